@@ -89,14 +89,14 @@ def test_the_scan_sees_every_kind_of_import() -> None:
         "from bertlite import config, BertModel\n"
         "from bertlite.models import heads\n"
         "from . import records\n"
-        "from .stack.masks import read_mask\n"
+        "from .stack.inputs import read_mask\n"
         "if TYPE_CHECKING:\n    import bertlite.hf\n"
         "class A:\n    from bertlite.stack.outputs import register\n    def f(self):\n        import bertlite.cli\n"
         "def g():\n    from bertlite.pruning.structure import densify\n"
         "command('bertlite.parity.command', 'bertlite', 'bertlite.nothing')\n"
     )
     names = ("models.base", "config", "models.heads", "hf", "stack.outputs", "cli", "pruning.structure")
-    near = ("support.records", "support.stack.masks")  # of relative imports
+    near = ("support.records", "support.stack.inputs")  # of relative imports
     wanted = {"bertlite", "bertlite.parity.command", *(f"bertlite.{name}" for name in (*names, *near))}
     assert imports(source, "bertlite.support.batching") == wanted
     relative = "from . import check\nfrom .. import models\nfrom ..config import BertConfig"

@@ -14,12 +14,11 @@ from bertlite.hf.compat import V5
 from bertlite.hf.masks import OURS, head_mask_of, is_own, mask_tensor, takes_inputs
 from bertlite.stack.attention import BACKENDS, Backend, LayerInputs
 from bertlite.stack.body import BertBody
-from bertlite.stack.inputs import Inputs
+from bertlite.stack.inputs import Inputs, values_readable
 from bertlite.stack.layouts import Layout, Packed
-from bertlite.stack.masks import values_readable
-from bertlite.stack.outputs import Encoded
 
 TABLES = {"word": "vocab_size", "token_type": "type_vocab_size", "position": "max_position_embeddings"}
+FIRST = ("last_hidden_state", "pooler_output", "past_key_values")  # of an output
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
 
 
@@ -55,41 +54,30 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         states = getattr(out, "hidden_states", None)
         return out[0], None if states is None else states[:-1]
 
-    def encode(self, inputs: Inputs, cache: Any) -> Encoded:
+    def encode(self, inputs: Inputs, cache: Any) -> tuple[dict[str, Any], Layout]:
         """Run the parts, and return what transformers' model would: see `BertBody.encode`."""
         ids, unmasked = inputs.input_ids, inputs.attention_mask is None and inputs.cu_seqlens is None
         if not V5 and unmasked and ids is not None and values_readable(ids):
             self.warn_if_padding_and_no_attention_mask(ids, None)
-        encoded = super().encode(inputs, cache)
+        parts, layout = super().encode(inputs, cache)
         named: Any = inputs.output_hidden_states
         if compat.INDEXES_STATES and isinstance(named, int) and not isinstance(named, bool):
             named = [named]
-        if isinstance(named, Sequence) and encoded.hidden_states is not None:
-            encoded.hidden_states = states_named(named, encoded.hidden_states)  # type: ignore[assignment]
-        if compat.RECORDS_CROSS and inputs.output_attentions and encoded.cross_attentions is None:
-            encoded.cross_attentions = ()
-        return encoded
+        if isinstance(named, Sequence) and parts["hidden_states"] is not None:
+            parts["hidden_states"] = states_named(named, parts["hidden_states"])
+        if compat.RECORDS_CROSS and inputs.output_attentions and parts["cross_attentions"] is None:
+            parts["cross_attentions"] = ()
+        return parts, layout
 
-    def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Any:
+    def output(self, parts: dict[str, Any], return_dict: bool) -> Any:
         """Return the output of `forward`; hidden states and attentions come last in 5, and in the tuples of 4."""
-        states, wants_dict = encoded.hidden_states, self.config.return_dict if return_dict is None else return_dict
-        recorded_last = V5 or not wants_dict
-        last = None if states is None else states[-1]
-        recorded = {
-            "hidden_states": states,
-            "attentions": encoded.attentions,
-            "cross_attentions": encoded.cross_attentions,
-        }
-        out = self.output_type(
-            last_hidden_state=encoded.layout.unpack(encoded.last_hidden_state) if last is None else last,
-            pooler_output=encoded.pooler_output,
-            past_key_values=encoded.past_key_values,
-            **({} if recorded_last else recorded),
-        )
-        for name, value in recorded.items():
-            if recorded_last and value is not None:
+        if return_dict and not V5:
+            return self.output_type(**parts)
+        out = self.output_type(**{name: parts[name] for name in FIRST})
+        for name, value in parts.items():
+            if name not in FIRST and value is not None:
                 out[name] = value
-        if wants_dict:
+        if return_dict:
             return out
         return out.to_tuple() if V5 or self.pooler is not None else (out[0], None, *out[1:])
 
@@ -138,8 +126,8 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
             states = x.new_empty(states.shape)  # only its shape is looked at
         return compat.registered_backend(name), compat.registered_mask(self.config, x, mask, past, states, causal)
 
-    def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
-        if past is None and not self.returns_cache(use_cache):
+    def cache_for(self, past: Any, keeps: bool, crossed: bool) -> Any:
+        if past is None and not keeps:
             return None
         past = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
         if not hasattr(past, "get_seq_length"):

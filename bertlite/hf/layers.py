@@ -224,7 +224,7 @@ class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
             last_hidden_state=x,
             past_key_values=past_of(inputs) if returns_past else None,
             hidden_states=None if kept is None else (*kept, x),
-            attentions=inputs.all_weights,
+            attentions=None if inputs.weights is None else tuple(inputs.weights.values()),
             cross_attentions=tuple(crossed.weights.values()) if crossed is not None and crossed.weights else None,
         )
         return out if return_dict else out.to_tuple()

@@ -17,8 +17,8 @@ from bertlite.config import kept_heads
 from bertlite.hf.cache import LayerCache
 from bertlite.hf.compat import registered_backend
 from bertlite.stack.attention import BACKENDS, LayerInputs, as_scores
+from bertlite.stack.inputs import Mask, causal_mask, masked
 from bertlite.stack.layouts import Padded
-from bertlite.stack.masks import Mask, causal_mask, masked
 
 OURS = ("auto", "packed", "varlen")  # names that transformers does not know
 

@@ -20,7 +20,7 @@ from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.inference.runtime import InferenceModel, raise_missing
 from bertlite.inference.support import kind_of, own_code
 from bertlite.models.base import BertModel
-from bertlite.stack.masks import values_readable
+from bertlite.stack.inputs import values_readable
 
 Thing = TypeVar("Thing")
 Optimise = Callable[[BertModel], InferenceModel]

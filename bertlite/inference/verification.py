@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.heads import MultipleChoiceBody
-from bertlite.stack.masks import values_readable
+from bertlite.stack.inputs import values_readable
 
 LENGTHS = (6, 4)  # of the sequences, so that one is padded
 RUNS = 4  # of the plain model: one without noise, the others with it, since large weights amplify it unevenly

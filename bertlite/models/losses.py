@@ -9,9 +9,8 @@ from math import prod
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.stack.inputs import check_tensor
+from bertlite.stack.inputs import check_tensor, values_readable
 from bertlite.stack.layouts import Layout, Padded
-from bertlite.stack.masks import values_readable
 
 IGNORED = -100
 Items = int | Tensor | None  # the number of labels to divide a loss by

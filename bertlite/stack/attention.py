@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.stack.cache import Cache
+from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Layout, Packed
-from bertlite.stack.masks import Mask
 
 ScoreBias = Callable[[Tensor, Tensor, bool], Tensor]  # (q, k, whether queries stand where the first keys do)
 
@@ -106,11 +106,6 @@ class LayerInputs:
             return self.cache.extend(self.layer, *project())
         known = self.cache.kept(self.layer)
         return self.cache.keep(self.layer, *project()) if known is None else known
-
-    @property
-    def all_weights(self) -> tuple[Tensor, ...] | None:
-        """The attention weights of every layer, if they are wanted."""
-        return None if self.weights is None else tuple(self.weights.values())
 
     def keep_weights(self, weights: Tensor) -> None:
         """Keep a layer's attention weights; those of a layer that is run again in the backward pass are known."""
@@ -286,11 +281,7 @@ BACKENDS = {
         Backend("varlen", varlen, packs=True, gives_weights=False, missing=missing_for_varlen),
     )
 }
-
-
-def packs(name: str) -> bool:
-    """Return whether a backend leaves padding out; "auto" and names of other libraries do not."""
-    return name in BACKENDS and BACKENDS[name].packs
+PACKING = frozenset(name for name, backend in BACKENDS.items() if backend.packs)  # those that leave padding out
 
 
 def check_backend(name: str) -> None:

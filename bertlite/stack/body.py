@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig
-from bertlite.stack.attention import Backend, LayerInputs, Needs, packs, select
+from bertlite.stack.attention import PACKING, Backend, LayerInputs, Needs, select
 from bertlite.stack.cache import KeyValueCache
-from bertlite.stack.inputs import Inputs, check_combination, check_devices, check_encoder_states, check_tokens
+from bertlite.stack.inputs import Inputs, check_encoder_states, check_inputs, read_gates, refuse_pruned
 from bertlite.stack.layouts import Layout, Packed, Padded, packing_of, packing_pays, read_rows
-from bertlite.stack.masks import read_gates, refuse_pruned
 from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
 from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
 
@@ -76,7 +75,7 @@ class BertBody(Body, Generic[Out]):
 
         Args:
             input_ids: (B, S), integers below vocab_size.
-            attention_mask: what may be looked at; see `bertlite.stack.masks.read_mask`.  None is everything.  It
+            attention_mask: what may be looked at; see `bertlite.stack.inputs.read_mask`.  None is everything.  It
                 covers the keys of `past_key_values` too.  A decoder never looks ahead, unless a 3-D or 4-D mask says
                 so.
             token_type_ids: (B, S), the segment of each token; zeros by default.
@@ -109,33 +108,38 @@ class BertBody(Body, Generic[Out]):
         inputs = Inputs(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, head_mask, encoder_hidden_states,
             encoder_attention_mask, cu_seqlens, first_token_only, attentions, states,
+            inputs_embeds if input_ids is None else input_ids,
         )  # fmt: skip
-        check_combination(inputs, config, past_key_values is not None, self.recomputes())
-        cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
-        check_tokens(inputs, self.limits, 0 if cache is None else cache.length)
-        check_devices(self.embeddings, inputs)
-        encoded = self.encode(inputs, cache)
-        encoded.past_key_values = self.cache_out(cache) if self.returns_cache(use_cache) else None
-        if self.pooler is not None:
-            encoded.pooler_output = self.pooler(encoded.layout.pooler_rows(encoded.last_hidden_state))
-        return encoded if return_encoded else self.unpacked(encoded, return_dict)  # type: ignore[return-value]  # of a head's own call
+        keeps = bool(config.is_decoder) and self.returns_cache(use_cache)  # an encoder has no next token to keep for
+        cache = self.cache_for(past_key_values, keeps, encoder_hidden_states is not None)
+        check_inputs(inputs, self, cache, past_key_values is not None)
+        parts, layout = self.encode(inputs, cache)
+        parts["past_key_values"] = self.cache_out(cache) if keeps else None
+        x, pooler = parts["last_hidden_state"], self.pooler
+        rows = None if pooler is None else layout.pooler_rows(x)
+        parts["last_hidden_state"] = x if return_encoded else layout.unpack(x)
+        parts["pooler_output"] = None if pooler is None else pooler(rows)
+        if return_encoded:  # a head's own call
+            return Encoded(**parts, layout=layout)  # type: ignore[return-value]
+        return self.output(parts, config.return_dict if return_dict is None else return_dict)
 
-    def encode(self, inputs: Inputs, cache: Any) -> Encoded:
-        """Run the embeddings and the layers; the pooler and the cache that is returned are left to `forward`."""
-        layout = self.choose(inputs, cache)
-        tokens = (inputs.input_ids, inputs.token_type_ids, inputs.inputs_embeds)
-        ids, types, embeds = (None if x is None else layout.pack(x) for x in tokens)
-        positions = layout.positions(inputs.positions(self.config, 0 if cache is None else cache.length))
-        x = self.embeddings(ids, types, positions, embeds)  # (B, S, D) or (T, D)
+    def encode(self, inputs: Inputs, cache: Any) -> tuple[dict[str, Any], Layout]:
+        """Run the embeddings and the layers; return parts of the output, tokens as the layers left them, and how."""
+        config, layout, positions = self.config, self.choose(inputs, cache), inputs.position_ids
+        if getattr(config, "positions_skip_padding", False):
+            positions = inputs.positions(config, 0 if cache is None else cache.length)
+        packed = layout.pack_inputs(inputs.input_ids, inputs.token_type_ids, positions, inputs.inputs_embeds)
+        x = self.embeddings(*packed)  # (B, S, D) or (T, D)
         given = self.layer_inputs(inputs, layout, x, cache)
         x, states = self.call(self.encoder, x, given)
-        return Encoded(
-            last_hidden_state=x,
-            hidden_states=None if states is None else tuple(map(layout.unpack, (*states, x))),
-            attentions=given.all_weights,
-            cross_attentions=None if given.encoder is None else given.encoder.all_weights,
-            layout=layout.of_firsts() if given.first_only else layout,
-        )
+        weights, crossed = given.weights, None if given.encoder is None else given.encoder.weights
+        parts = {
+            "last_hidden_state": x,
+            "hidden_states": None if states is None else tuple(map(layout.unpack, (*states, x))),
+            "attentions": None if weights is None else tuple(weights.values()),
+            "cross_attentions": None if crossed is None else tuple(crossed.values()),
+        }
+        return parts, layout.of_firsts() if given.first_only else layout
 
     def call(self, encoder: Any, x: Tensor, inputs: LayerInputs) -> Any:
         """Run the encoder; return its output and, if they are kept, the inputs of each layer."""
@@ -161,13 +165,10 @@ class BertBody(Body, Generic[Out]):
             keep_states=bool(inputs.output_hidden_states), returns_weights=weights, weights={} if weights else None,
         )  # fmt: skip
 
-    def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Out:
-        """Return what `forward` gives its caller: tokens lie as in the inputs."""
-        states, last = encoded.hidden_states, encoded.last_hidden_state
-        parts = {name: getattr(encoded, name) for name in BertModelOutput.__dataclass_fields__}  # type: ignore[attr-defined]
-        parts["last_hidden_state"] = encoded.layout.unpack(last) if states is None else states[-1]
+    def output(self, parts: dict[str, Any], return_dict: bool) -> Out:
+        """Return what `forward` gives its caller."""
         out = self.output_type(**parts)
-        return pick(out, self.config.return_dict if return_dict is None else return_dict)
+        return out if return_dict else out.to_tuple()
 
     def choose(self, inputs: Inputs, cache: Any) -> Layout:
         """Choose how the tokens lie: in rows, or packed if padding is to be left out.
@@ -180,13 +181,13 @@ class BertBody(Body, Generic[Out]):
         name, x, mask = self.attention_name(), inputs.tokens, inputs.attention_mask
         found: Packed | None = None
         if inputs.cu_seqlens is not None:
-            if name != "auto" and not packs(name):
+            if name != "auto" and name not in PACKING:
                 raise ValueError(f"backend {name!r} cannot take cu_seqlens; use 'packed' or 'auto'")
             if mask is not None:
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
             counts = inputs.cu_seqlens.to(x.device, non_blocking=True).diff()
             found = Packed(inputs.lengths, counts, (x.shape[0],))
-        elif packs(name):
+        elif name in PACKING:
             if cache is not None:
                 raise ValueError(
                     f"backend {name!r} supports neither a cache nor cross-attention; use 'sdpa' or 'auto'"
@@ -196,7 +197,7 @@ class BertBody(Body, Generic[Out]):
             real = read_rows(x, mask)
             found = Packed.of_mask(real) if bool(real[:, 0].all()) else None
         if found is not None and self.config.position_embedding_type != "absolute" and not found.is_contiguous:
-            if packs(name):
+            if name in PACKING:
                 raise ValueError(
                     "padding between the tokens of a sequence shifts relative positions, and packed it is gone;"
                     " use attn_implementation='sdpa' or 'eager'"
@@ -206,7 +207,7 @@ class BertBody(Body, Generic[Out]):
             past = 0 if cache is None else cache.length
             return Padded(x.shape[0], x.shape[1], past + x.shape[1], x.device)
         if self.config.is_decoder:
-            name = found.backend_name(name)
+            name = "packed" if name == "auto" else name
             raise ValueError(f"backend {name!r} cannot run a decoder, whose tokens do not see all others; use 'sdpa'")
         return found
 
@@ -238,11 +239,10 @@ class BertBody(Body, Generic[Out]):
             cache: of a decoder, for subclasses that look at it.
             states: the encoder's output.
         """
-        name = "attention_mask" if states is None else "encoder_attention_mask"
-        config = self.config
+        config, name = self.config, self.attention_name()
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
-            refuse_pruned(config, f"an {name} for each head")
-        backend = self.backend(layout.backend_name(self.attention_name()), x, weights)
+            refuse_pruned(config, f"an {'' if states is None else 'encoder_'}attention_mask for each head")
+        backend = self.backend("packed" if layout.packs and name == "auto" else name, x, weights)
         if states is not None and backend.packs:
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
         causal = states is None and bool(config.is_decoder)
@@ -268,16 +268,14 @@ class BertBody(Body, Generic[Out]):
         bit.
         """
         name = self.attention_name()
-        return name == "auto" or packs(name)
+        return name == "auto" or name in PACKING
 
     def attention_name(self) -> str:
         """Return the name of the backend, or "auto"."""
         return str(self.config.attn_implementation)
 
     def returns_cache(self, use_cache: bool | None) -> bool:
-        """Return whether the keys and values of this forward are given to the caller."""
-        if not self.config.is_decoder:
-            return False  # an encoder has no next token to keep keys for
+        """Return whether a decoder gives the keys and values of this forward to the caller."""
         if use_cache is None:
             return bool(self.config.use_cache and not self.recomputes())
         if use_cache and self.recomputes():
@@ -288,10 +286,10 @@ class BertBody(Body, Generic[Out]):
         """Return whether some layer is run again in the backward pass."""
         return any(layer.recomputes for layer in self.encoder.layer)
 
-    def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
+    def cache_for(self, past: Any, keeps: bool, crossed: bool) -> Any:
         """Return the cache of one forward, as the layers use it."""
         if past is None:
-            return KeyValueCache() if self.returns_cache(use_cache) else None
+            return KeyValueCache() if keeps else None
         if not isinstance(past, KeyValueCache):
             raise TypeError(
                 f"past_key_values is a {type(past).__name__}; pass the KeyValueCache that a model returned"

@@ -12,11 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bertlite.stack.masks import Mask, causal_mask, check_shape, read_mask, read_ones, values_readable
+from bertlite.stack.inputs import Mask, causal_mask, check_shape, read_mask, read_ones, values_readable
 from bertlite.support import torch_private
 
 # The fastest of those tried at bert-base's shape on an AMD EPYC with AVX-512.
@@ -40,22 +41,24 @@ class Padded:
     device: torch.device
     mask_name: str = "attention_mask"
 
+    packs: ClassVar[bool] = False
+
     @property
     def gate_shape(self) -> tuple[int, int]:
         return self.batch, self.length
-
-    def backend_name(self, asked: str) -> str:
-        return asked
 
     def read_mask(self, mask: Tensor | None, heads: int, causal: bool) -> Mask:
         """Read a user's mask; a causal one forbids later keys."""
         lower = causal_mask(self.length, self.keys, self.device) if causal else None
         return read_mask(mask, self.batch, self.length, self.keys, heads, lower, self.mask_name)
 
-    def positions(self, given: Tensor | None) -> Tensor | None:
-        """Return where each token stands; None is from 0 on."""
-        past = self.keys - self.length
-        return torch.arange(past, self.keys, device=self.device)[None] if given is None and past > 0 else given
+    def pack_inputs(
+        self, ids: Tensor | None, types: Tensor | None, positions: Tensor | None, embeds: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Return what the embeddings are given; positions that are None are from 0 on."""
+        if positions is None and self.keys > self.length:
+            positions = torch.arange(self.keys - self.length, self.keys, device=self.device)[None]
+        return ids, types, positions, embeds
 
     def gate(self, gate: Tensor) -> Tensor:
         return gate
@@ -123,6 +126,7 @@ class Packed:
     counts: Tensor
     shape: tuple[int, ...]
     indices: Tensor | None = None
+    packs: ClassVar[bool] = True
 
     @classmethod
     def of_mask(cls, real: Tensor) -> "Packed":
@@ -168,9 +172,6 @@ class Packed:
     def gate_shape(self) -> tuple[int, int]:
         """(B, S) that a gate for each position would have; (B, 1) where there are no rows."""
         return len(self.lengths), self.shape[1] if self.in_rows else 1
-
-    def backend_name(self, asked: str) -> str:
-        return "packed" if asked == "auto" else asked
 
     def read_mask(self, mask: Tensor | None, heads: int, causal: bool) -> Mask:
         """Return a mask that restricts nothing: which tokens are real has been read from it."""
@@ -219,10 +220,16 @@ class Packed:
             self.unpack(torch.ones(self.tokens, dtype=torch.bool, device=self.counts.device)) if self.in_rows else None
         )
 
-    def positions(self, given: Tensor | None = None) -> Tensor | None:
-        """Return (T,): where each token stands, by default in its row, or in its sequence if there are no rows."""
-        if given is not None:
-            return self.pack(given)
+    def pack_inputs(
+        self, ids: Tensor | None, types: Tensor | None, positions: Tensor | None, embeds: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Return what the embeddings are given; by default a token stands in its row, or in its sequence."""
+        given = [None if x is None else self.pack(x) for x in (ids, types, positions, embeds)]
+        given[2] = self.positions() if positions is None else given[2]
+        return tuple(given)
+
+    def positions(self) -> Tensor:
+        """Return (T,): where each token stands in its row, or in its sequence if there are no rows."""
         at = torch.arange(self.tokens, device=self.counts.device)
         if self.in_rows:
             return (at if self.indices is None else self.indices) % self.shape[1]

@@ -37,7 +37,7 @@ from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.experiments.statistics import mcnemar
 from bertlite.pruning.importance import distillation_loss
 from bertlite.stack.attention import BACKENDS, LayerInputs
-from bertlite.stack.masks import Mask
+from bertlite.stack.inputs import Mask
 from bertlite.support.records import Run, commit_of, lock_folder, read_runs
 
 ROOT = Path(__file__).resolve().parents[2]

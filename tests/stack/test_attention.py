@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bertlite import BertModel
 from bertlite.stack.attention import Needs, select
-from bertlite.stack.masks import read_mask
+from bertlite.stack.inputs import read_mask
 
 B, S, N, L = 2, 11, 4, 3
 BACKEND_NAMES = ["eager", "sdpa"]

@@ -12,8 +12,8 @@ from bertlite.inference.native.calls import Batch, Kernels
 from bertlite.inference.native.linear import TensorBytes
 from bertlite.inference.native.weights import NativeWeights, Shape
 from bertlite.stack.attention import LayerInputs
+from bertlite.stack.inputs import Mask, values_readable
 from bertlite.stack.layouts import Packed
-from bertlite.stack.masks import Mask, values_readable
 from bertlite.stack.modules import BertEncoder
 
 

@@ -13,11 +13,10 @@ from bertlite.inference.native.calls import ACTIVATIONS, Batch, Ids, Kernels, Mo
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.support import norm_fault
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.stack.attention import packs
+from bertlite.stack.attention import PACKING
 from bertlite.stack.body import has_hooks, has_hooks_within, pick
-from bertlite.stack.inputs import first_position
+from bertlite.stack.inputs import first_position, values_readable
 from bertlite.stack.layouts import Padded
-from bertlite.stack.masks import values_readable
 from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
 from bertlite.stack.outputs import BertModelOutput, Encoded
 
@@ -122,7 +121,7 @@ class NativeBertModel(BertModel):
         name = self.attention_name()
         return (
             len(self.encoder.weights.shape.layers) > 0
-            and (name == "auto" or packs(name) or (name in ("sdpa", "eager") and mask is None))
+            and (name == "auto" or name in PACKING or (name in ("sdpa", "eager") and mask is None))
             and values_readable(ids)
             and type(embeddings) is NativeEmbeddings
             and embeddings.is_intact()
