@@ -19,6 +19,7 @@ WEIGHT_FILES = (  # the first that is there is read
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def find_checkpoint(source: Source) -> CheckpointFiles:
         FileNotFoundError: one of them is missing.
         PermissionError: the repository is gated.
         ConnectionError: one of them was not completely received; the cache then does not have it.
-        ValueError: an index that is damaged or points outside its folder.
+        ValueError: an index that is damaged or points outside its folder; or an adapter lies beside the weights.
     """
     path = Path(source.name).expanduser()
     weights: Sequence[str] = WEIGHT_FILES
@@ -142,6 +143,11 @@ def find_checkpoint(source: Source) -> CheckpointFiles:
         weights = [path.name]
     place = locate(source)
     config, found = first_existing(place, CONFIG_FILES), first_existing(place, weights)
+    if not path.is_file() and (adapter := place.get(ADAPTER)):
+        raise ValueError(
+            f"{adapter} is an adapter of PEFT beside the whole model in {found.name}, which would be loaded without:"
+            " merge it with PEFT's merge_and_unload and save that, or name the weights file to load them alone"
+        )
     return CheckpointFiles(config, found, read_index(found, place) if found.suffix == ".json" else {})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertlite.checkpoint.checks import dtype_faults, implausible_sizes, pruning_faults
 from bertlite.checkpoint.faults import raise_faults
-from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint.files import ADAPTER, Source, find_checkpoint
 from bertlite.checkpoint.names import WRAPPER_PREFIXES, current_name
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.checkpoint.skeleton import make_skeleton
@@ -34,6 +34,8 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
         return
     if options.get("state_dict") is not None or options.get("gguf_file") is not None:
         return
+    if (Path(source) / ADAPTER).exists():
+        return  # transformers reads the model that the adapter names
     try:
         files = find_checkpoint(Source(source, subfolder=options.get("subfolder"), variant=options.get("variant")))
     except FileNotFoundError:

@@ -728,6 +728,16 @@ def test_a_disk_that_fails_is_no_damaged_file(number, tmp_path, monkeypatch):
     assert caught.value.errno == number
 
 
+def test_an_adapter_beside_a_whole_model_is_refused_by_name(tmp_path):
+    model = make()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"adapter_config\.json is an adapter of PEFT .*merge_and_unload"):
+        BertModel.from_pretrained(tmp_path)
+    alone = BertModel.from_pretrained(tmp_path / "model.safetensors")
+    assert_same(alone(**make_batch()), model(**make_batch()), atol=0)
+
+
 def test_other_files_are_no_weights(tmp_path):
     write(tmp_path, state_of(make()))
     shutil.copy(tmp_path / "model.safetensors", tmp_path / "model.h5")
@@ -892,7 +902,8 @@ def test_all_files_come_from_one_commit_of_the_hub_which_is_asked_unless_forbidd
     monkeypatch.setattr("huggingface_hub.hf_hub_download", record)
     for forbidden in (True, False):
         BertForMaskedLM.from_pretrained("org/name", cache_dir=cache, local_files_only=forbidden, token=False)
-        assert asked == [("config.json", None, False, forbidden), ("model.safetensors", SHA, False, forbidden)]
+        names = {"config.json": None, "model.safetensors": SHA, "adapter_config.json": SHA}
+        assert asked == [(name, revision, False, forbidden) for name, revision in names.items()]
         asked.clear()
 
 

@@ -66,3 +66,15 @@ def test_what_the_caller_brings_is_not_looked_for_in_the_folder(tmp_path: Path) 
     folder = hostile.write(tmp_path, "config without fields")
     assert hf.BertModel.from_pretrained(folder, config=config_of()).config.hidden_size == SIZES["hidden_size"]
     assert hf.BertModel.from_pretrained(folder, **SIZES).config.vocab_size == SIZES["vocab_size"]
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_an_adapter_beside_a_whole_model_is_loaded_as_transformers_does(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    ours_of("BertModel").save_pretrained(tmp_path / "base")
+    base = hf.BertModel.from_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(target_modules=["query"], init_lora_weights=False)
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "both")
+    base.save_pretrained(tmp_path / "both")
+    names = [name for name, _ in hf.BertModel.from_pretrained(tmp_path / "both").named_parameters()]
+    assert any("lora_A" in name for name in names)
