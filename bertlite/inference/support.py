@@ -41,7 +41,8 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
     """Raise TypeError if a conversion would not reproduce a module of the model, and name the module.
 
     Linear layers, and the modules of a layer of BERT, must have exactly their classes, without hooks or methods of
-    their own.  LayerNorm and activations may be anything: backends that replace them check them.
+    their own; embeddings and pooler may have hooks, which see what they saw.  LayerNorm and activations may be
+    anything: backends that replace them check them.
     """
     body = model.base_model
     prefix = "encoder" if body is model else f"{model.base_model_prefix}.encoder"
@@ -49,6 +50,7 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
     for i, layer in enumerate(body.encoder.layer):
         for name, kinds in LAYER_PARTS.items():
             check_kind(f"{prefix}.layer.{i}.{name}".rstrip("."), layer.get_submodule(name), kinds)
+    outside = tuple(f"{prefix.removesuffix('encoder')}{name}" for name in ("embeddings", "pooler"))
     for name, part in model.named_modules():
         if isinstance(part, nn.Linear) or name.endswith((".dense", ".query", ".key", ".value")):
             if type(part) is not nn.Linear:
@@ -56,9 +58,12 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
                     f"{name} is a {kind_of(part)}, not a plain nn.Linear: merge adapters first, and start from the"
                     " model that is not quantised"
                 )
-        elif not name.startswith(f"{prefix}."):
-            continue
-        if change := own_code(part):
+            change = own_code(part)
+        elif name.startswith(f"{prefix}."):
+            change = own_code(part)
+        else:
+            change = own_method(part) if name.startswith(outside) else None
+        if change:
             raise TypeError(
                 f"{name} has {change}, which an optimised model would not run: remove it first (a mask of"
                 " torch.nn.utils.prune by its remove), or run the model itself"
@@ -76,8 +81,11 @@ def check_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) -
 
 def own_code(part: nn.Module) -> str | None:
     """Return the code that a module runs beside its class: hooks, or a method of its own; None if none."""
-    if has_hooks(part):
-        return "hooks"
+    return "hooks" if has_hooks(part) else own_method(part)
+
+
+def own_method(part: nn.Module) -> str | None:
+    """Return the method that a module has in place of its class's; None if none."""
     own = (name for name, value in vars(part).items() if callable(value) and callable(getattr(type(part), name, None)))
     return next((f"a {name} of its own" for name in own), None)
 

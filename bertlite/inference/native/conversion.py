@@ -54,5 +54,5 @@ def run_natively_(model: BertPreTrainedModel, weights: NativeWeights, kernels: K
         for name, child in part.named_children():
             if isinstance(child, nn.Linear) and child.weight.numel():
                 setattr(part, name, NativeLinear(child, floats, kernels))
-    take_forward_(model, kernels)
+    take_forward_(model, kernels, floats)
     return model.to(floats).requires_grad_(False)

@@ -42,6 +42,13 @@ class NativeEncoder(BertEncoder):
         """Run the layers; arguments and results are those of BertEncoder."""
         if not values_readable(hidden_states):
             raise RuntimeError("native kernels cannot be traced, exported or mapped; use the model that was optimised")
+        floats, width = (torch.float32, torch.bfloat16), self.weights.shape.hidden_size
+        if hidden_states.dtype not in floats or hidden_states.shape[-1] != width or not hidden_states.is_cpu:
+            found = f"{hidden_states.shape[-1]} of {hidden_states.dtype} on {hidden_states.device}"
+            raise RuntimeError(
+                f"the native kernels take {width} numbers of float32 or bfloat16 on the CPU, not {found}: change the"
+                " model that was optimised, and optimise that"
+            )
         layers, x, first = self.weights.shape.layers, hidden_states.contiguous(), inputs.first_only
         lengths = sequence_lengths(x, inputs)
         out = torch.empty_like(inputs.first(x) if first else x)

@@ -51,6 +51,8 @@ class NativeLinear(nn.Module):
         self.struct = Linear(matrix, ACTIVATIONS[act])
 
     def forward(self, x: Tensor) -> Tensor:  # (…, I) -> (…, O)
+        if x.shape[-1] != self.inputs or not x.is_cpu:
+            raise RuntimeError(f"the layer takes {self.inputs} numbers on the CPU, not {x.shape[-1]} on {x.device}")
         x = x.to(self.dtype).contiguous()
         out = x.new_empty(*x.shape[:-1], self.outputs)
         rows = out.shape[:-1].numel()

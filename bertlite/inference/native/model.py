@@ -30,6 +30,8 @@ class NativeEmbeddings(BertEmbeddings):
     """The embeddings, computed by the kernels."""
 
     kernels: Kernels
+    floats: torch.dtype
+    width: int  # of a row
 
     def forward(
         self,
@@ -66,13 +68,22 @@ class NativeEmbeddings(BertEmbeddings):
             rows=rows, length=length, words=words.data_ptr(), segment_table=segments.weight.data_ptr(),
             position_table=positions.weight.data_ptr() if self.absolute else None,
             norm_weight=norm.weight.data_ptr(), norm_bias=norm.bias.data_ptr(), word_count=words.shape[0],
-            segment_count=segments.num_embeddings, position_count=positions.num_embeddings - padded,
+            segment_count=len(segments.weight), position_count=len(positions.weight) - padded,
             padding_has_position=padded,
         )  # fmt: skip
 
     def is_intact(self) -> bool:
-        """Return whether its modules are plain ones without hooks, whose place the kernels can take."""
-        return not any(part and (has_hooks(part) or type(part) not in PLAIN) for part in self._modules.values())
+        """Return whether the kernels can take the place of its modules: plain ones, whose tensors are as they were."""
+        floats, width = self.floats, self.width
+        for part in self._modules.values():
+            if part is None:
+                continue
+            if type(part) not in PLAIN or has_hooks(part):
+                return False
+            for x in part._parameters.values():
+                if x is None or x.dtype != floats or x.size(-1) != width or not (x.is_cpu and x.is_contiguous()):
+                    return False
+        return True
 
 
 class NativeBertModel(BertModel):
@@ -178,14 +189,17 @@ def address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def take_forward_(model: BertPreTrainedModel, kernels: Kernels) -> None:
+def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dtype) -> None:
     """Let the kernels compute the embeddings and the pooler too, where these are plain modules."""
     body, embeddings, pooler = model.base_model, model.base_model.embeddings, model.base_model.pooler
     config, is_known = model.config, type(embeddings) is BertEmbeddings and type(body) is BertModel
     fault = norm_fault(embeddings.LayerNorm, config.hidden_size, config.layer_norm_eps)  # another size is projected
-    if is_known and fault is None and embeddings.projection is None:
+    renormed = any(getattr(part, "max_norm", None) is not None for part in embeddings.children())
+    if is_known and fault is None and embeddings.projection is None and not renormed:
         embeddings.__class__, body.__class__ = NativeEmbeddings, NativeBertModel
-        vars(embeddings)["kernels"] = kernels
+        vars(embeddings).update(kernels=kernels, floats=floats, width=config.hidden_size)
+        for parameter in embeddings.parameters():  # a table may have come transposed
+            parameter.data = parameter.data.contiguous()
     act = "tanh" if type(getattr(pooler, "activation", None)) is nn.Tanh else config.pooler_act
     if type(pooler) is BertPooler and act in ACTIVATIONS and type(pooler.activation) in (nn.Tanh, Activation):
         dense: Any = pooler.dense

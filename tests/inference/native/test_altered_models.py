@@ -92,6 +92,10 @@ def doubled(part: nn.Module) -> None:
     part.forward = MethodType(lambda self, x, *rest: 2 * type(self).forward(self, x, *rest), part)  # type: ignore[method-assign]
 
 
+def transposed(table: Any) -> None:
+    table.weight = nn.Parameter(table.weight.detach().T.contiguous().T)
+
+
 def widen(model: BertModel) -> None:
     layer: Any = model.encoder.layer[1]
     layer.intermediate.dense, layer.output.dense = nn.Linear(WIDTH, 53), nn.Linear(53, WIDTH)
@@ -134,6 +138,17 @@ ALTERED = {
     "hooks on the pooler's matrix": Alteration(on("pooler.dense", hooked), NONE, "pooler.dense"),
     "backward hooks": Alteration(on(L, lambda x: x.register_full_backward_hook(print)), NONE, L),
     "a forward of its own": Alteration(on(f"{L}.output", doubled), NONE, f"{L}.output"),
+    **{
+        f"a forward of the {name}'s own": Alteration(on(name, doubled), NONE, name)
+        for name in ("embeddings", "embeddings.LayerNorm", "embeddings.position_embeddings", "pooler", "pooler.dense")
+    },
+    **{
+        f"transposed {name}": Alteration(on(f"embeddings.{name}_embeddings", transposed), ALL)
+        for name in ("word", "position", "token_type")
+    },
+    "embeddings of bounded norm": Alteration(
+        on("embeddings.word_embeddings", lambda x: setattr(x, "max_norm", 0.5)), ALL
+    ),
     "a mask of torch's pruning": Alteration(on(QUERY, masked), NONE, QUERY),
     "a parametrization": Alteration(on(QUERY, parametrized), NONE, QUERY),
     "ablated heads": Alteration(

@@ -233,6 +233,30 @@ def test_a_trace_is_refused():
         torch.export.export(quick, (ids,), strict=False)
 
 
+@dtypes
+@pytest.mark.parametrize("convert", ["half", "double", "bfloat16", "float"])
+def test_a_copy_whose_dtype_is_changed_runs_or_says_so(convert, dtype):
+    quick = natively(make_native(), dtype)
+    wanted = quick(**make_batch()).last_hidden_state
+    getattr(quick.model, convert)()
+    if convert in ("half", "double"):
+        with pytest.raises(RuntimeError, match=rf"float32 or bfloat16 on the CPU, not 80 of {quick.model.dtype}"):
+            quick(**make_batch())
+    else:
+        assert distance(quick(**make_batch()).last_hidden_state, wanted) < 0.2  # some steps of bfloat16
+
+
+def test_shorter_tables_are_read_to_their_end_alone():
+    quick = natively(make_native(), torch.float32)
+    table = quick.model.embeddings.position_embeddings
+    table.weight = nn.Parameter(table.weight[:5])
+    with pytest.raises(IndexError):
+        quick(**make_batch())
+    quick.model.pooler.dense.inputs = 81
+    with pytest.raises(RuntimeError, match="takes 81 numbers on the CPU, not 80"):
+        quick.model.pooler.dense(torch.ones(1, 80))
+
+
 def test_a_function_around_it_is_compiled():
     quick, ids = natively(make_native(), torch.float32), make_batch()["input_ids"]
     compiled = torch.compile(lambda ids: quick(ids).last_hidden_state + 1, backend="eager")
