@@ -63,6 +63,7 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # the kernels o
 }
 CPU_KERNELS = ("math", "flash")
 PACKED_FEATURES = (*GRADIENTS, *COPIES, "chunked", "relative_key", "relative_key_query")
+SLOWER = {"float64": 2.0, "float32": 1.0, "bfloat16": 3.0, "float16": 10.0}  # on a CPU, beside a float64 truth
 PAIRS = (("backend", "dtype"), ("backend", "batch"), ("backend", "feature"), ("backend", "mode"), ("dtype", "mode"))
 
 
@@ -218,4 +219,5 @@ def choose(cases: Sequence[Case], unsupported: Callable[[Case], object], pairs: 
 def seconds_of(case: Case) -> float:
     """Estimate the time of a case on one core, for MiniLM."""
     forwards = 1.0 if case.feature in GRADIENTS else 0.5 if case.feature in COPIES else 0.2
-    return forwards * (15.0 if case.batch == "long" else 1.0)
+    large = case.feature in GRADIENTS or case.batch == "long"
+    return forwards * (15.0 if case.batch == "long" else 1.0) * (SLOWER[case.dtype] if large else 1.0)

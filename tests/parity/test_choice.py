@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from bertlite.parity import Case, command, reference
-from bertlite.parity.cases import CASES, cases_for, choose, facets_of, seconds_of
+from bertlite.parity.cases import CASES, GRADIENTS, cases_for, choose, facets_of, seconds_of
 
 WHOLES = {(device, shape): cases_for(device, shape) for device in ("cpu", "cuda") for shape in (False, True)}
 EACH = pytest.mark.parametrize("whole", WHOLES.values(), ids=lambda cases: f"{len(cases)} cases")
@@ -53,9 +53,10 @@ def test_a_case_that_is_not_vouched_for_stands_for_its_facet_alone():
 def test_a_dear_case_is_chosen_only_where_nothing_cheaper_will_do():
     short, long = Case(batch="padded"), Case(batch="long")
     assert seconds_of(long) > seconds_of(short)
-    assert "long" in {case.batch for case in choose(CASES, reference.unsupported)}
+    assert {case.dtype for case in choose(CASES, reference.unsupported) if case.batch == "long"} == {"float32"}
     shape = choose(cases_for("cpu", True), reference.unsupported, pairs=False)
     assert "long" not in {case.batch for case in shape}, "of a large checkpoint it takes longer than all else"
+    assert {case.dtype for case in shape if case.feature in GRADIENTS} == {"float32"}, "of float16, 28 seconds"
 
 
 def test_a_large_checkpoint_has_fewer_cases(tmp_path, monkeypatch):
