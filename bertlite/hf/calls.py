@@ -69,15 +69,16 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
             parts["cross_attentions"] = ()
         return parts, layout
 
-    def output(self, parts: dict[str, Any], return_dict: bool) -> Any:
+    def output(self, parts: dict[str, Any], return_dict: bool | None) -> Any:
         """Return the output of `forward`; hidden states and attentions come last in 5, and in the tuples of 4."""
-        if return_dict and not V5:
+        wants_dict = self.config.return_dict if return_dict is None else return_dict
+        if wants_dict and not V5:
             return self.output_type(**parts)
         out = self.output_type(**{name: parts[name] for name in FIRST})
         for name, value in parts.items():
             if name not in FIRST and value is not None:
                 out[name] = value
-        if return_dict:
+        if wants_dict:
             return out
         return out.to_tuple() if V5 or self.pooler is not None else (out[0], None, *out[1:])
 
@@ -126,9 +127,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
             states = x.new_empty(states.shape)  # only its shape is looked at
         return compat.registered_backend(name), compat.registered_mask(self.config, x, mask, past, states, causal)
 
-    def cache_for(self, past: Any, keeps: bool, crossed: bool) -> Any:
-        if past is None and not keeps:
-            return None
+    def cache_for(self, past: Any, crossed: bool) -> Any:
         past = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
         if not hasattr(past, "get_seq_length"):
             raise TypeError(f"past_key_values is a {type(past).__name__}; pass a cache of transformers")

@@ -303,9 +303,10 @@ def select(name: str, needs: Needs) -> Backend:
     Raises:
         ValueError: the name is unknown, or its backend cannot give what is needed.
     """
-    check_backend(name)
     if name == "auto":
         return BACKENDS["eager" if needs.weights else "sdpa"]
+    if name not in BACKENDS:
+        check_backend(name)
     backend = BACKENDS[name]
     if needs.weights and not backend.gives_weights:
         raise ValueError(f"backend {name!r} cannot give attentions; use 'eager' or 'auto'")

@@ -14,7 +14,16 @@ from torch import Tensor
 from bertlite.config import BertConfig
 from bertlite.stack.attention import PACKING, Backend, LayerInputs, Needs, select
 from bertlite.stack.cache import KeyValueCache
-from bertlite.stack.inputs import Inputs, check_encoder_states, check_inputs, read_gates, refuse_pruned
+from bertlite.stack.inputs import (
+    Inputs,
+    Mask,
+    causal_mask,
+    check_encoder_states,
+    check_inputs,
+    read_gates,
+    read_mask,
+    refuse_pruned,
+)
 from bertlite.stack.layouts import Layout, Packed, Padded, packing_of, packing_pays, read_rows
 from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
 from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
@@ -111,17 +120,17 @@ class BertBody(Body, Generic[Out]):
             inputs_embeds if input_ids is None else input_ids,
         )  # fmt: skip
         keeps = bool(config.is_decoder) and self.returns_cache(use_cache)  # an encoder has no next token to keep for
-        cache = self.cache_for(past_key_values, keeps, encoder_hidden_states is not None)
-        check_inputs(inputs, self, cache, past_key_values is not None)
+        past = past_key_values
+        cache = self.cache_for(past, encoder_hidden_states is not None) if keeps or past is not None else None
+        recomputes = past is not None and self.recomputes()
+        check_inputs(inputs, config, self.limits, self.embeddings, None if past is None else cache, recomputes)
         parts, layout = self.encode(inputs, cache)
         parts["past_key_values"] = self.cache_out(cache) if keeps else None
         x, pooler = parts["last_hidden_state"], self.pooler
         rows = None if pooler is None else layout.pooler_rows(x)
         parts["last_hidden_state"] = x if return_encoded else layout.unpack(x)
         parts["pooler_output"] = None if pooler is None else pooler(rows)
-        if return_encoded:  # a head's own call
-            return Encoded(**parts, layout=layout)  # type: ignore[return-value]
-        return self.output(parts, config.return_dict if return_dict is None else return_dict)
+        return Encoded(**parts, layout=layout) if return_encoded else self.output(parts, return_dict)  # type: ignore[return-value]
 
     def encode(self, inputs: Inputs, cache: Any) -> tuple[dict[str, Any], Layout]:
         """Run the embeddings and the layers; return parts of the output, tokens as the layers left them, and how."""
@@ -165,10 +174,11 @@ class BertBody(Body, Generic[Out]):
             keep_states=bool(inputs.output_hidden_states), returns_weights=weights, weights={} if weights else None,
         )  # fmt: skip
 
-    def output(self, parts: dict[str, Any], return_dict: bool) -> Out:
+    def output(self, parts: dict[str, Any], return_dict: bool | None) -> Out:
         """Return what `forward` gives its caller."""
+        wants_dict = self.config.return_dict if return_dict is None else return_dict
         out = self.output_type(**parts)
-        return out if return_dict else out.to_tuple()
+        return out if wants_dict else out.to_tuple()
 
     def choose(self, inputs: Inputs, cache: Any) -> Layout:
         """Choose how the tokens lie: in rows, or packed if padding is to be left out.
@@ -246,7 +256,11 @@ class BertBody(Body, Generic[Out]):
         if states is not None and backend.packs:
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
         causal = states is None and bool(config.is_decoder)
-        return backend, layout.read_mask(mask, config.num_attention_heads, causal)
+        if isinstance(layout, Packed):
+            return backend, Mask()  # which tokens are real has been read from it
+        lower = causal_mask(layout.length, layout.keys, layout.device) if causal else None
+        shape = layout.batch, layout.length, layout.keys
+        return backend, read_mask(mask, *shape, config.num_attention_heads, lower, layout.mask_name)
 
     def backend(self, name: str, x: Tensor, weights: bool) -> Backend:
         """Select the backend for embeddings x."""
@@ -286,10 +300,10 @@ class BertBody(Body, Generic[Out]):
         """Return whether some layer is run again in the backward pass."""
         return any(layer.recomputes for layer in self.encoder.layer)
 
-    def cache_for(self, past: Any, keeps: bool, crossed: bool) -> Any:
-        """Return the cache of one forward, as the layers use it."""
+    def cache_for(self, past: Any, crossed: bool) -> Any:
+        """Return the cache of one forward, as the layers use it: a new one, or the caller's."""
         if past is None:
-            return KeyValueCache() if keeps else None
+            return KeyValueCache()
         if not isinstance(past, KeyValueCache):
             raise TypeError(
                 f"past_key_values is a {type(past).__name__}; pass the KeyValueCache that a model returned"

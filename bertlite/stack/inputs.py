@@ -11,7 +11,7 @@ dtype.  Its layer then gives it the output bias alone, as a layer does that has 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from operator import sub
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Inputs:
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """The lengths of sequences that come packed."""
-        return tuple(end - start for start, end in pairwise(self.ends))
+        return tuple(map(sub, self.ends[1:], self.ends))
 
     def positions(self, config: BertConfig, past: int) -> Tensor | None:
         """Return the positions of a model whose positions skip padding: as given, or counted; None: count from 0.
@@ -87,17 +87,19 @@ def check_tensor(name: str, given: Any) -> None:
         raise TypeError(f"{name} is a {kind}; make it a tensor, as in torch.tensor({name})")
 
 
-def check_inputs(inputs: Inputs, model: Any, cache: Any, given: bool) -> None:
-    """Refuse inputs that the model cannot take, before anything is computed.
+def check_inputs(
+    inputs: Inputs, config: BertConfig, limits: BertConfig, embeddings: Any, cache: Any, recomputes: bool
+) -> None:
+    """Refuse inputs that a model cannot take, before anything is computed.
 
     Args:
-        model: the body.
-        cache: the keys and values of the tokens before these, if they are kept.
-        given: whether it is the caller's.
+        limits: the sizes that bound ids, by the names of a config.
+        cache: the keys and values that the caller gave.
+        recomputes: whether layers are run again in the backward pass.
     """
-    check_combination(inputs, model.config, given, given and model.recomputes())
-    check_tokens(inputs, model.limits, 0 if cache is None else cache.length)
-    check_devices(model.embeddings, inputs)
+    check_combination(inputs, config, cache is not None, recomputes)
+    check_tokens(inputs, limits, 0 if cache is None else cache.length)
+    check_devices(embeddings, inputs)
 
 
 def check_combination(inputs: Inputs, config: BertConfig, cached: bool, recomputes: bool) -> None:
@@ -108,7 +110,7 @@ def check_combination(inputs: Inputs, config: BertConfig, cached: bool, recomput
         recomputes: whether layers are run again in the backward pass.
     """
     for name in TENSORS:
-        if (given := getattr(inputs, name)) is not None:
+        if (given := getattr(inputs, name)) is not None and not isinstance(given, Tensor):
             check_tensor(name, given)
     if inputs.first_token_only and (inputs.output_attentions or inputs.output_hidden_states):
         raise ValueError("first_token_only=True leaves no hidden states or attentions to return; ask for one of them")
@@ -157,13 +159,14 @@ def check_tokens(inputs: Inputs, config: BertConfig, past: int) -> None:
             f"{f', after {past} in the cache' if past else ''}; this model takes 1 to"
             f" {config.max_position_embeddings} (max_position_embeddings): truncate them"
         )
-    for name, ids, fits, field, first in (
-        ("token_type_ids", inputs.token_type_ids, segments, "type_vocab_size", 0),
-        ("position_ids", inputs.position_ids, positions, "max_position_embeddings", first_position(config)),
+    for name, ids, fits, field in (
+        ("token_type_ids", inputs.token_type_ids, segments, "type_vocab_size"),
+        ("position_ids", inputs.position_ids, positions, "max_position_embeddings"),
     ):
         if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins
             raise ValueError(f"{name} has shape {tuple(ids.shape)}; expected {' or '.join(map(str, fits))}")
         if ids is not None:
+            first = first_position(config) if ids is inputs.position_ids else 0
             check_ids(name, ids, getattr(config, field), field, first)
 
 
@@ -221,7 +224,7 @@ def check_ids(name: str, ids: Tensor, size: int, field: str, first: int = 0) -> 
     lowest, highest = max(first - 1, 0), first + size - 1
     known = f"this model has {lowest} to {highest} ({field} {size}{f', from {first} on' if first else ''})"
     if ids.device.type == "cpu" and ids.numel() and values_readable(ids):
-        low, high = (int(end) for end in ids.aminmax())
+        low, high = map(int, ids.aminmax())
         if low < lowest or high > highest:
             raise ValueError(f"{name} holds {low if low < lowest else high}; {known}")
     elif values_readable(ids) and ids.is_cuda:  # the message comes with the next call that waits for the device

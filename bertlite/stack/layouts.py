@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bertlite.stack.inputs import Mask, causal_mask, check_shape, read_mask, read_ones, values_readable
+from bertlite.stack.inputs import check_shape, read_ones, values_readable
 from bertlite.support import torch_private
 
 # The fastest of those tried at bert-base's shape on an AMD EPYC with AVX-512.
@@ -46,11 +46,6 @@ class Padded:
     @property
     def gate_shape(self) -> tuple[int, int]:
         return self.batch, self.length
-
-    def read_mask(self, mask: Tensor | None, heads: int, causal: bool) -> Mask:
-        """Read a user's mask; a causal one forbids later keys."""
-        lower = causal_mask(self.length, self.keys, self.device) if causal else None
-        return read_mask(mask, self.batch, self.length, self.keys, heads, lower, self.mask_name)
 
     def pack_inputs(
         self, ids: Tensor | None, types: Tensor | None, positions: Tensor | None, embeds: Tensor | None
@@ -173,10 +168,6 @@ class Packed:
         """(B, S) that a gate for each position would have; (B, 1) where there are no rows."""
         return len(self.lengths), self.shape[1] if self.in_rows else 1
 
-    def read_mask(self, mask: Tensor | None, heads: int, causal: bool) -> Mask:
-        """Return a mask that restricts nothing: which tokens are real has been read from it."""
-        return Mask()
-
     def gate(self, gate: Tensor) -> Tensor:
         """Lay out a gate, (B or 1, S or 1, N, 1), as the tokens are: (T or 1, N, 1)."""
         if gate.shape[:2] == (1, 1):
@@ -291,8 +282,9 @@ def group_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """
     groups: list[list[int]] = []
     longest = wasted = 0
-    for i in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i]):  # stable
-        n = lengths[i]
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):  # stable
+        if not (n := lengths[i]):
+            break
         wasted += longest * longest - n * n
         if not groups or wasted > CALL_COST:
             groups.append([])
@@ -307,7 +299,7 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
     Raises:
         ValueError: the mask is not (B, S), of 0 and 1; it names the backend.
     """
-    if any(is_mapped(tensor) for tensor in (x, mask)):
+    if is_mapped(x) or is_mapped(mask):
         raise ValueError(f"backend {name!r} cannot run in torch.func.vmap, which cannot count tokens; use 'auto'")
     if mask is None:
         batch, length = x.shape[:2]

@@ -21,9 +21,10 @@ class ModelOutput(Mapping[str, Any]):
     def __init__(self, values: Mapping[str, Any] | None = None, /, **parts: Any) -> None:
         parts = {**(values or {}), **parts}
         names = self.__dataclass_fields__  # type: ignore[attr-defined]  # every subclass is a dataclass
-        unknown = [name for name in parts if name not in names]
-        if unknown:
-            raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}; have: {', '.join(names)}")
+        if unknown := parts.keys() - names.keys():
+            raise TypeError(
+                f"{type(self).__name__} has no field {', '.join(sorted(unknown))}; have: {', '.join(names)}"
+            )
         for name in names:
             setattr(self, name, parts.get(name))
 
