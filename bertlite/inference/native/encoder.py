@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bertlite.inference.native.calls import Batch, Kernels
 from bertlite.inference.native.linear import TensorBytes
 from bertlite.inference.native.weights import NativeWeights, Shape
-from bertlite.stack.attention import LayerInputs
+from bertlite.stack.attention import LayerInputs, as_scores
 from bertlite.stack.inputs import Mask, values_readable
 from bertlite.stack.layouts import Packed
 from bertlite.stack.modules import BertEncoder
@@ -107,7 +107,9 @@ def add_mask(batch: Batch, mask: Mask) -> list[object]:
     """Set the mask of a batch: what each query may attend to; return the tensors that the batch then points at."""
     held: list[object] = []
     if mask.allowed is not None or mask.bias is not None:
-        bias = torch.zeros((), dtype=torch.float32, device="cpu") if mask.bias is None else mask.bias.float()
+        bias = torch.zeros((), dtype=torch.float32, device="cpu")
+        if mask.bias is not None:
+            bias = as_scores(mask.bias, torch.float32)
         if mask.allowed is not None:
             bias = torch.where(mask.allowed, bias, -torch.inf)
         keys = batch.tokens // batch.sequences

@@ -68,6 +68,13 @@ def test_every_mask(mask, dtype):
         check(model, dtype, **inputs, output_attentions=True)
 
 
+def test_scores_below_the_range_of_float32_are_never_nan():
+    model = make_native().float()
+    inputs = {**make_batch(), "attention_mask": torch.full((1, 1, 1, 11), -1e300, dtype=torch.float64)}
+    ours, wanted = natively(model, torch.float32)(**inputs), model(**inputs)
+    torch.testing.assert_close(ours.last_hidden_state, wanted.last_hidden_state, rtol=0, atol=1e-4)
+
+
 def gates_of(*shape: int) -> torch.Tensor:
     return random_of(*shape) - 0.2
 
