@@ -150,6 +150,7 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
         ("electra", "MultipleChoice", {"summary_last_dropout": 0.4}),
         ("mpnet", "SequenceClassification", {}),
         ("distilbert", "SequenceClassification", {"dropout": 0.0, "seq_classif_dropout": 0.4}),
+        ("distilbert", "MultipleChoice", {"dropout": 0.0, "seq_classif_dropout": 0.4}),
     ],
 )
 def test_classifiers_in_training_drop_what_transformers_drops(

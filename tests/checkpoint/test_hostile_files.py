@@ -86,11 +86,12 @@ def test_what_has_no_numbers_holds_no_nan(tmp_path):
     model = prune_heads(make(), {1: range(4)})  # whose query, key and value are empty
     model.save_pretrained(tmp_path)
     assert BertModel.from_pretrained(tmp_path, device="meta").pooler.dense.weight.is_meta
-    with torch.no_grad():
-        model.pooler.dense.bias[1] = torch.inf
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"since\n  pooler\.dense\.bias holds nan or inf in float64$"):
-        BertModel.from_pretrained(tmp_path)
+    for lone in (torch.inf, -torch.inf):
+        with torch.no_grad():
+            model.pooler.dense.bias[1] = lone
+        model.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=r"since\n  pooler\.dense\.bias holds nan or inf in float64$"):
+            BertModel.from_pretrained(tmp_path)
 
 
 def test_only_the_tensors_of_the_model_are_looked_at(tmp_path):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import bertlite
 from bertlite import BertModel, causal, drop_layers, optimize_for_inference
-from bertlite.inference.verification import verify
+from bertlite.inference.verification import RUNS, random_inputs, shaken_copy, verify
 from bertlite.parity.command import demo_checkpoint
 from bertlite.pruning.importance import head_importance
 from bertlite.stack.modules import BertOutput
@@ -61,6 +61,34 @@ def test_every_class_is_verified_by_its_head_too(cls):
         verify(model, wrong, quick.backend, torch.float32)
 
 
+def test_weights_of_another_precision_are_another_model():
+    model = make(**NATIVE).float()
+    with pytest.raises(RuntimeError, match="does not compute this model"):
+        verify(model, copy.deepcopy(model).bfloat16().float(), "eager", torch.float32)
+
+
+def test_only_the_runs_after_the_first_have_noise():
+    model = make(**NATIVE).float()
+    inputs = {name: torch.cat([x] * RUNS) for name, x in random_inputs(model).items()}
+    wanted = model(**inputs).last_hidden_state.chunk(RUNS)
+    first, *shaken = shaken_copy(model, torch.bfloat16)(**inputs).last_hidden_state.chunk(RUNS)
+    torch.testing.assert_close(first, wanted[0])
+    assert all((x - first).abs().max() > 1e-3 for x in shaken)
+
+
+def test_the_noise_of_two_numbers_may_be_small_by_chance():
+    kernels_or_skip()
+    torch.manual_seed(7)  # of 60 seeds the one by which it is
+    model = make(bertlite.BertForSequenceClassification, **NATIVE, num_labels=1).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.1)
+        for part in model.modules():
+            if isinstance(part, torch.nn.LayerNorm):
+                part.weight.fill_(1)
+    assert optimize_for_inference(model, dtype=torch.int8, backend="native").compute_dtype == torch.int8
+
+
 @pytest.mark.parametrize("scale", [0, 30])
 def test_weights_of_any_size_pass(scale):
     """With large ones rounding errors reach the size of the outputs."""
@@ -86,6 +114,8 @@ def test_numbers_that_are_not_finite_are_refused():
         optimize_for_inference(model)
     quick = optimize_for_inference(model, verify=False)
     assert quick(**make_batch()).last_hidden_state.isnan().any()
+    with pytest.raises(RuntimeError, match=r"does not compute this model: .* differs by up to nan"):
+        verify(make(**NATIVE).float(), quick.model, quick.backend, torch.float32)
 
 
 def test_a_model_that_takes_other_inputs_says_how_to_go_on():

@@ -259,7 +259,7 @@ BOTH_WAYS = pytest.mark.parametrize(
 def test_dtype_requires_grad_and_modes_survive_part_by_part(
     change: Callable[..., Any], batch: dict[str, Tensor]
 ) -> None:
-    model = make().bfloat16()
+    model = make(position_embedding_type="bucketed").bfloat16()  # with a column of an embedding for each head
     for i, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(i % 3 == 0)
     model.encoder.layer[0].attention.self.query.train()

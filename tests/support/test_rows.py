@@ -100,6 +100,7 @@ FAULTS: list[tuple[str, Any, str]] = [  # suffix, contents, and the error behind
         ", row 2 (line 2): character 2 of the line is a carriage return, and lines end with \\n or",
     ),
     ("txt", b"a\n\n\xe9\n", f", row 3 (line 3): byte 1 of the line, 0xe9, {LATIN}"),
+    ("jsonl", '{"text": "a", "n": true}\n', ", row 1 (line 1): column 'n' holds True, of type bool; it must be a num"),
 ]
 
 
