@@ -5,6 +5,7 @@ runtime       InferenceModel, which only runs that copy
 support       checks of what a model is made of
 verification  the comparison of the copy with the model
 optimize      optimize_for_inference
+bodies        the same for encoders inside the objects of other libraries
 pooling       one vector for the tokens of a sequence
 """
 
