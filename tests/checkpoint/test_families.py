@@ -167,6 +167,20 @@ def test_classifiers_in_training_drop_what_transformers_drops(
     assert not torch.equal(model(**batch).logits, logits[1])
 
 
+def test_rates_of_dropout_that_a_config_leaves_out_are_transformers_defaults(folders: Any, tmp_path: Path) -> None:
+    for kind, left_out, rates in (
+        ("distilbert", ("seq_classif_dropout", "dropout"), (0.2, 0.1)),
+        ("roberta", ("classifier_dropout", "hidden_dropout_prob"), (0.1, 0.1)),
+    ):
+        _, folder = folders(kind, "SequenceClassification")
+        config = json.loads((folder / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in left_out}))
+        shutil.copy(folder / "model.safetensors", tmp_path)
+        model = ours_of(tmp_path, "SequenceClassification")
+        assert (model.dropout.p, model.bert.embeddings.dropout.p) == rates
+        assert model.bert.pooler.dropout is None if kind == "distilbert" else model.bert.pooler.dropout.p == 0.1
+
+
 @pytest.mark.parametrize("kind", ["roberta", "ernie", "mpnet"])
 def test_a_pooler_is_the_same(kind: str, folders: Any) -> None:
     theirs, folder = folders(kind)
@@ -267,6 +281,8 @@ def test_faults_have_berts_names_and_say_so(folders: Any, tmp_path: Path) -> Non
         ("roberta", "", {"pad_token_id": None}, "has pad_token_id None"),
         ("mpnet", "", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets 16, not 32"),
         ("electra", "", {"summary_type": "last"}, "summary_type 'last', not 'first'"),
+        ("electra", "", {"summary_activation": "relu"}, "summary_activation 'relu', not 'gelu'"),
+        ("electra", "", {"summary_use_proj": False}, "summary_use_proj False, not True"),
         (
             "distilbert",
             "",

@@ -24,6 +24,7 @@ from bertlite.experiments.experiment import warn_of_overlap
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.inference.pooling import POOLINGS, read_pooling
+from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.budget.distil import CHECKS, Distillation
 from bertlite.pruning.budget.judge import Quality, judge
 from bertlite.pruning.budget.search import SETTINGS as SETTINGS_FILE
@@ -270,8 +271,15 @@ def pooling_of(checkpoint: str) -> str:
 def read_model(
     args: argparse.Namespace, config: BertConfig, texts: Examples, dev: Examples | None
 ) -> tuple[Any, BertTokenizer, dict[str, Any]]:
-    """Return the model and its tokenizer, with --vocabulary those with fewer tokens, and facts for the report."""
-    model = class_for(Source(args.checkpoint)).from_pretrained(args.checkpoint, device=args.device)
+    """Return the model and its tokenizer, with --vocabulary those with fewer tokens, and facts for the report.
+
+    Raises:
+        ValueError: the model chooses between texts, which files of texts do not group.
+    """
+    cls = class_for(Source(args.checkpoint))
+    if issubclass(cls, MultipleChoiceBody):
+        raise ValueError(f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs")
+    model = cls.from_pretrained(args.checkpoint, device=args.device)
     tokenizer, given = BertTokenizer.from_pretrained(args.checkpoint), {"dense_bytes": file_size(model)}
     if not args.vocabulary:
         return model, tokenizer, given

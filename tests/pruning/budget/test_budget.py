@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -516,6 +517,17 @@ def test_what_cannot_be_done_is_refused_at_once(
     assert prune(world, tmp_path / "x", target, *([] if "--at" in others else ["--at", "1x16"]), *others) == 2
     assert message in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == []
+
+
+def test_a_head_that_reads_groups_of_texts_is_refused_at_once(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(world / "model", tmp_path / "choice")
+    config = json.loads((tmp_path / "choice" / "config.json").read_text(encoding="utf-8"))
+    changed = {**config, "architectures": ["BertForMultipleChoice"]}
+    (tmp_path / "choice" / "config.json").write_text(json.dumps(changed), encoding="utf-8")
+    assert prune(world, tmp_path / "x", "40%", "--at", "1x16", model=str(tmp_path / "choice")) == 2
+    assert "BertForMultipleChoice reads groups of texts" in capsys.readouterr().err
 
 
 def test_a_target_that_no_pruning_meets_is_refused_with_what_can_be_met(
