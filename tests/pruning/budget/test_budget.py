@@ -193,7 +193,8 @@ def test_pairs_are_two_segments(world: Path) -> None:
 # Times
 
 
-def test_times_are_those_of_all_sizes(world: Path) -> None:
+def test_times_are_those_of_all_sizes(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "WIDE", 1e9)  # however busy the machine is
     model = BertForSequenceClassification.from_pretrained(world / "model")
     table = times.time_table(model, full(2, 8), [9, 20])
     assert sorted(table.inner[0]) == [*range(N + 1)]
@@ -218,9 +219,8 @@ def test_times_of_a_wide_spread_are_measured_again_and_not_used(
     assert report_of(tmp_path / "fast")["sizes_by"] == "macs"
 
 
-def test_the_times_of_a_model_pruned_before_are_by_what_is_kept(
-    world: Path,
-) -> None:
+def test_the_times_of_a_model_pruned_before_are_by_what_is_kept(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "WIDE", 1e9)
     model = BertForSequenceClassification.from_pretrained(world / "model")
     model = prune_neurons(prune_heads(model, {0: [1], 2: range(N)}), {1: range(9)})
     table = times.time_table(model, full(2, 8), [20])
