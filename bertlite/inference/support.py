@@ -1,6 +1,7 @@
 """Checks of a model before it is optimised: of its modules, and of what the native kernels can run."""
 
 from collections.abc import Iterator
+from types import MethodType
 
 import torch
 from torch import nn
@@ -85,9 +86,15 @@ def own_code(part: nn.Module) -> str | None:
 
 
 def own_method(part: nn.Module) -> str | None:
-    """Return the method that a module has in place of its class's; None if none."""
-    own = (name for name, value in vars(part).items() if callable(value) and callable(getattr(type(part), name, None)))
-    return next((f"a {name} of its own" for name in own), None)
+    """Return the method that a module has in place of its class's; None if none.
+
+    The class's own, bound to the module, is none: transformers 5.0 leaves it there after it has recorded a call.
+    """
+    cls = type(part)
+    own = [name for name, value in vars(part).items() if callable(value) and callable(getattr(cls, name, None))]
+    return next(
+        (f"a {name} of its own" for name in own if vars(part)[name] != MethodType(getattr(cls, name), part)), None
+    )
 
 
 def kind_of(value: object) -> str:

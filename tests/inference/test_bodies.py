@@ -168,6 +168,17 @@ def test_what_would_not_be_run_is_refused_by_name(change: Any, message: str) -> 
         optimize_for_inference(model, backend="plain")
 
 
+def test_the_forward_of_its_class_on_a_module_is_no_other_and_anything_else_is() -> None:
+    model = model_of("Bert")
+    first, second = model.bert.encoder.layer[:2]
+    first.forward = first.forward  # as transformers 5.0 leaves it after it has recorded hidden states
+    optimize_for_inference(model, backend="plain")
+    for other in (second.forward, lambda *args, **kwargs: type(first).forward(first, *args, **kwargs)):
+        first.forward = other
+        with pytest.raises(TypeError, match=r"layer\.0 has a forward of its own"):
+            optimize_for_inference(model, backend="plain")
+
+
 def test_a_body_that_is_not_the_BERT_of_its_config_is_refused() -> None:
     model = model_of("Bert")
     model.config.layer_norm_eps = 0.5
