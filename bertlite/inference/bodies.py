@@ -44,6 +44,7 @@ def optimize_bodies(thing: Thing, optimise: Optimise, compare: Callable[[BertMod
         TypeError: the object holds no such encoder, or one with a part that would not be run; it names the part.
         ValueError: an encoder is a decoder, or in training mode.
     """
+    check_around(thing)
     bodies = list(find_bodies(thing))
     if not bodies:
         raise TypeError(
@@ -59,6 +60,21 @@ def optimize_bodies(thing: Thing, optimise: Optimise, compare: Callable[[BertMod
             compare(model, Like(body))
         made[id(body)] = OptimizedBody(body, optimise(model))
     return copy_with(thing, made)
+
+
+def check_around(thing: object) -> None:
+    """Raise TypeError or ValueError, which name the module, for what would not be run as it is around the bodies."""
+    for prefix, module in modules_of(thing):
+        for name, part in module.named_modules(prefix=prefix):
+            where = name or type(part).__name__
+            if isinstance(part, OptimizedBody):
+                raise TypeError(f"{where} is optimised already: optimise the original again")
+            if type(part).__module__.startswith("torch._dynamo") or part._compiled_call_impl is not None:  # type: ignore[attr-defined]
+                raise TypeError(f"{where} is compiled: optimise what it was compiled from")
+            if type(part).__module__.startswith("peft."):
+                raise TypeError(f"{where} is a {kind_of(part)}, an adapter that would not be run: merge it first")
+            if isinstance(part, nn.Dropout) and part.training and part.p:
+                raise ValueError(f"{where} is in training mode; call .eval() on what you optimise first")
 
 
 def find_bodies(thing: object) -> Iterator[tuple[str, nn.Module]]:

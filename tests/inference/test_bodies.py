@@ -128,7 +128,7 @@ def test_what_changes_nothing_works_and_what_would_says_how_to_go_on() -> None:
         quick.bert(batch["input_ids"], encoder_hidden_states=before)
     with pytest.raises(TypeError, match="output_hidden_states is"):
         quick.bert(batch["input_ids"], output_hidden_states=[1])
-    with pytest.raises(TypeError, match="no encoder to optimise in a"):
+    with pytest.raises(TypeError, match="bert is optimised already"):
         optimize_for_inference(quick)
 
 
@@ -150,7 +150,7 @@ def attend(model: Any) -> None:
     [
         (
             lambda model: model.bert.encoder.layer[2].train(),
-            r"bert\.encoder\.layer\.2 is in training mode; call \.eval",
+            r"bert\.encoder\.layer\.2.* is in training mode; call \.eval",
         ),
         (scale, r"bert\.encoder\.layer\.1\.output\.dense is a .*Scaled, which would not be run: merge adapters"),
         (attend, "bert has attention 'mine', which would not be run; set it to 'sdpa'"),
@@ -159,6 +159,8 @@ def attend(model: Any) -> None:
             r"bert\.encoder\.layer\.0 has hooks, which would not be run: remove it first",
         ),
         (lambda model: setattr(model.config, "is_decoder", True), "bert is a decoder"),
+        (lambda model: model.bert.compile(), "bert is compiled: optimise what it was compiled from"),
+        (lambda model: model.dropout.train(), "dropout is in training mode; call"),
     ],
 )
 def test_what_would_not_be_run_is_refused_by_name(change: Any, message: str) -> None:
@@ -177,6 +179,15 @@ def test_the_forward_of_its_class_on_a_module_is_no_other_and_anything_else_is()
         first.forward = other
         with pytest.raises(TypeError, match=r"layer\.0 has a forward of its own"):
             optimize_for_inference(model, backend="plain")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PEFT's own code
+def test_an_adapter_around_a_model_is_refused_by_name() -> None:
+    peft = pytest.importorskip("peft")
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZE))
+    config = peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3)
+    with pytest.raises(TypeError, match=r"is a peft\..*an adapter that would not be run: merge it first"):
+        optimize_for_inference(peft.get_peft_model(model, config).eval())
 
 
 def test_a_body_that_is_not_the_BERT_of_its_config_is_refused() -> None:
