@@ -69,7 +69,7 @@ def check_around(thing: object) -> None:
             where = name or type(part).__name__
             if isinstance(part, OptimizedBody):
                 raise TypeError(f"{where} is optimised already: optimise the original again")
-            if type(part).__module__.startswith("torch._dynamo") or part._compiled_call_impl is not None:  # type: ignore[attr-defined]
+            if type(part).__module__.startswith("torch._dynamo") or part._compiled_call_impl is not None:
                 raise TypeError(f"{where} is compiled: optimise what it was compiled from")
             if type(part).__module__.startswith("peft."):
                 raise TypeError(f"{where} is a {kind_of(part)}, an adapter that would not be run: merge it first")
