@@ -21,6 +21,7 @@ from bertlite.inference.runtime import InferenceModel, raise_missing
 from bertlite.inference.support import kind_of, own_code
 from bertlite.models.base import BertModel
 from bertlite.stack.inputs import values_readable
+from bertlite.support import torch_private
 
 Thing = TypeVar("Thing")
 Optimise = Callable[[BertModel], InferenceModel]
@@ -69,7 +70,7 @@ def check_around(thing: object) -> None:
             where = name or type(part).__name__
             if isinstance(part, OptimizedBody):
                 raise TypeError(f"{where} is optimised already: optimise the original again")
-            if type(part).__module__.startswith("torch._dynamo") or part._compiled_call_impl is not None:
+            if torch_private.is_compiled(part):
                 raise TypeError(f"{where} is compiled: optimise what it was compiled from")
             if type(part).__module__.startswith("peft."):
                 raise TypeError(f"{where} is a {kind_of(part)}, an adapter that would not be run: merge it first")

@@ -46,6 +46,13 @@ is_wrapped = lookup("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: 
 is_batched = lookup("_C._functorch.is_batchedtensor", lambda tensor: False)
 unwrapped = lookup("_C._functorch.get_unwrapped", lambda tensor: None)
 
+
+def is_compiled(module: Any) -> bool:
+    """Return whether torch.compile made a module, or the module's own `compile` was called."""
+    made = type(module).__module__.startswith("torch._dynamo")
+    return made or getattr(module, "_compiled_call_impl", None) is not None
+
+
 # where torch.export, DDP and vmap look for tensors
 register_pytree = lookup("utils._pytree.register_pytree_node", lambda *args, **options: None)
 MappingKey = lookup("utils._pytree.MappingKey", str)
