@@ -30,7 +30,7 @@ ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_a
 INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_seqlens")
 FOR_HEADS = ("first_token_only", "return_encoded")  # as heads of bertlite.hf ask
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
-UNREAD = ("use_cache", "cache_position", "is_causal")  # by an encoder; None, False or a default
+UNREAD = ("use_cache", "cache_position")  # by an encoder of transformers too
 HOMES = ("torch.nn.", "transformers.", "bertlite.")  # of the classes that compute what they say
 
 
@@ -208,7 +208,7 @@ class OptimizedBody(nn.Module):
         if not isinstance(states := asked["output_hidden_states"], bool):
             raise TypeError(f"output_hidden_states is {states!r}; an optimised encoder gives all (True) or none")
         flags = {name: bool(given.pop(name, False)) for name in FOR_HEADS}
-        unknown = [name for name, x in given.items() if x is not None and name not in UNREAD]
+        unknown = [name for name, x in given.items() if x is not None and x is not False and name not in UNREAD]
         if unknown:
             raise TypeError(f"an optimised encoder does not support {unknown[0]}: leave it None, or keep the original")
         model: Any = self.model
