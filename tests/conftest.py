@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
 from bertlite.models import heads
-from bertlite.stack.attention import BACKENDS, Needs
+from bertlite.stack.attention import BACKENDS, Requirements
 from bertlite.support import timing
 
 F64 = torch.float64
-ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Needs()) is None]  # backends that run here
+# Backends that run here.
+ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Requirements()) is None]
 HEADED: list[Any] = [getattr(heads, name) for name in heads.__all__ if name != "BertLMHeadModel"]  # encoders
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # the first words of a vocabulary
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from bertlite.config import kept_heads
-from bertlite.stack.attention import LayerInputs
+from bertlite.stack.attention import LayerContext
 
 
 class LayerCache:
@@ -57,6 +57,6 @@ class LayerCache:
         return known.keys.transpose(1, 2), known.values.transpose(1, 2)
 
 
-def past_of(inputs: LayerInputs) -> Any:
+def past_of(inputs: LayerContext) -> Any:
     """Return the cache of transformers that a layer is given, if it is."""
     return inputs.cache.cache if isinstance(inputs.cache, LayerCache) else None

@@ -12,9 +12,9 @@ from bertlite.hf import compat
 from bertlite.hf.cache import LayerCache, past_of
 from bertlite.hf.compat import V5
 from bertlite.hf.masks import OURS, head_mask_of, is_own, mask_tensor, takes_inputs
-from bertlite.stack.attention import BACKENDS, Backend, LayerInputs
+from bertlite.stack.attention import BACKENDS, Backend, LayerContext
 from bertlite.stack.body import BertBody
-from bertlite.stack.inputs import Inputs, values_readable
+from bertlite.stack.inputs import ForwardArgs, values_readable
 from bertlite.stack.layouts import Layout, Packed
 
 TABLES = {"word": "vocab_size", "token_type": "type_vocab_size", "position": "max_position_embeddings"}
@@ -31,7 +31,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         name = self.config._attn_implementation
         return NAMES.get(name, name)
 
-    def call(self, encoder: Any, x: Tensor, inputs: LayerInputs) -> Any:
+    def call(self, encoder: Any, x: Tensor, inputs: LayerContext) -> Any:
         """Run the encoder, whoever made it; return its output and, if they are kept, the inputs of each layer."""
         if takes_inputs(encoder, inputs, x):
             out = encoder(x, inputs)
@@ -54,7 +54,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         states = getattr(out, "hidden_states", None)
         return out[0], None if states is None else states[:-1]
 
-    def encode(self, inputs: Inputs, cache: Any) -> tuple[dict[str, Any], Layout]:
+    def encode(self, inputs: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
         """Run the parts, and return what transformers' model would: see `BertBody.encode`."""
         ids, unmasked = inputs.input_ids, inputs.attention_mask is None and inputs.cu_seqlens is None
         if not V5 and unmasked and ids is not None and values_readable(ids):
@@ -93,7 +93,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
             return self.config
         return SimpleNamespace(**{**vars(self.config), **sizes})
 
-    def layer_inputs(self, inputs: Inputs, layout: Layout, x: Tensor, cache: Any) -> LayerInputs:
+    def layer_inputs(self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
         given = super().layer_inputs(inputs, layout, x, cache)
         if self.attention_name() != "eager":
             return given

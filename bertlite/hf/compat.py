@@ -18,7 +18,7 @@ except ImportError:  # before 5.2
     capturing = None
 
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
-from bertlite.stack.attention import Backend, LayerInputs, apply_gate
+from bertlite.stack.attention import Backend, LayerContext, apply_gate
 from bertlite.stack.modules import linear
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
@@ -99,7 +99,7 @@ def registered_mask(
 
 
 def attend_registered(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
+    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention, (…, N·H), by a function registered with transformers, called as transformers calls it."""
     name, wanted = inputs.backend.name, inputs.returns_weights

@@ -23,10 +23,10 @@ from bertlite.hf.masks import gate_of, read_inputs, takes_inputs
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.pruning import structure as pruning
 from bertlite.stack import modules
-from bertlite.stack.attention import LayerInputs
+from bertlite.stack.attention import LayerContext
 
 
-def with_own_weights(inputs: LayerInputs) -> LayerInputs:
+def with_own_weights(inputs: LayerContext) -> LayerContext:
     """Return inputs with room of their own for attention weights, of cross-attention too."""
     encoder = None if inputs.encoder is None else with_own_weights(inputs.encoder)
     return replace(inputs, weights={}, encoder=encoder)
@@ -45,7 +45,7 @@ class Attends:
         inputs = read_inputs(x, mask, self.config, self.layer_idx, states=states, causal=causal, **options)
         return self.compute(x, inputs)
 
-    def compute(self, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
+    def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
         raise NotImplementedError
 
 
@@ -63,7 +63,7 @@ class SelfAttention(Attends, modules.BertSelfAttention):
         self.scaling = self.attention_head_size**-0.5
         self.is_decoder, self.is_causal = config.is_decoder, config.is_decoder and not cross
 
-    def compute(self, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
+    def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
         if inputs.backend.kernel is attend_registered:
             return attend_registered(self, *self.project(x, inputs), inputs)
         return modules.BertSelfAttention.forward(self, x, inputs)
@@ -80,11 +80,11 @@ class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttentio
         self.config, self.layer_idx = config, layer_idx
         self.is_cross_attention, self.is_causal = cross, bool(config.is_decoder) and not cross
 
-    def compute(self, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
+    def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
         context, weights = self.call(self.self, x, inputs)
         return self.output(context, x), weights
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         """Run attention without its output projection, whoever made it."""
         raise NotImplementedError
 
@@ -115,15 +115,15 @@ class ReadsCalls:
     config: Any
     layer_idx: Any = 0
 
-    def read(self, x: Tensor, mask: Any, states: Tensor | None, encoder_mask: Any, **options: Any) -> LayerInputs:
-        """Return the arguments of a call as transformers makes it, or the `LayerInputs` that stand for them.
+    def read(self, x: Tensor, mask: Any, states: Tensor | None, encoder_mask: Any, **options: Any) -> LayerContext:
+        """Return the arguments of a call as transformers makes it, or the `LayerContext` that stand for them.
 
         Raises:
             ValueError: there is an encoder's output, and no cross-attention to look at it.
         """
         config, layer, decodes = self.config, self.layer_idx, bool(self.config.is_decoder)
         inputs = read_inputs(x, mask, config, layer, causal=decodes, **options)
-        if states is None or isinstance(mask, LayerInputs) or not decodes:
+        if states is None or isinstance(mask, LayerContext) or not decodes:
             return inputs
         if not config.add_cross_attention:
             raise ValueError(
@@ -154,13 +154,13 @@ class Layer(ReadsCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         raise NotImplementedError
 
-    def attend(self, attention: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
+    def attend(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         x, weights = self.call(attention, x, inputs)
         if weights is not None:
             inputs.keep_weights(weights)
         return x
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         """Run attention, whoever made it."""
         raise NotImplementedError
 
@@ -181,7 +181,7 @@ class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
         self.config, self.gradient_checkpointing = config, False
         self.layer = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
 
-    def run_layer(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
+    def run_layer(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         """Run a layer; return its output, and keep the attention weights that it gives."""
         out = part(x, inputs) if takes_inputs(part, inputs, x) else self.call_other(part, x, inputs)
         out, *weights = out if isinstance(out, tuple | list) else (out,)
@@ -192,7 +192,7 @@ class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
             raise ValueError(f"layer {inputs.layer} is a {type(part).__name__} and gave no attention weights")
         return out
 
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         """Run a layer that is not ours as transformers does."""
         raise NotImplementedError
 
@@ -206,17 +206,17 @@ class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
         head_mask: Any = None,
         output_hidden_states: bool | None = False,
         **options: Any,
-    ) -> LayerInputs:
+    ) -> LayerContext:
         """Return the arguments of a call; attention weights, if they are wanted, are those of all layers."""
         inputs = super().read(x, mask, states, encoder_mask, **options)
-        if isinstance(mask, LayerInputs):
+        if isinstance(mask, LayerContext):
             return inputs
         if head_mask is not None:
             inputs = replace(inputs, gates=[gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))])
         inputs = replace(inputs, keep_states=bool(output_hidden_states))
         return with_own_weights(inputs) if options["output_attentions"] else inputs
 
-    def run(self, x: Tensor, inputs: LayerInputs, returns_past: bool, return_dict: bool) -> Any:
+    def run(self, x: Tensor, inputs: LayerContext, returns_past: bool, return_dict: bool) -> Any:
         """Run the layers on hidden states and return transformers' output, or the tuple of what it holds."""
         x, kept = modules.BertEncoder.forward(self, x, inputs)
         crossed = inputs.encoder

@@ -11,10 +11,10 @@ from bertlite.hf.layers import Attends, Attention, Encoder, Layer, SelfAttention
 from bertlite.hf.masks import head_mask_of, mask_tensor, own, takes_inputs
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
-from bertlite.stack.attention import LayerInputs
+from bertlite.stack.attention import LayerContext
 
 
-def call_attention(part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
     """Run attention of whatever kind, ours or another's; return the context or output, and the weights."""
     if takes_inputs(part, inputs, x):
         return part(x, inputs)
@@ -75,7 +75,7 @@ class BertAttention(Called, Attention):
         )
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         return call_attention(part, x, inputs)
 
 
@@ -83,7 +83,7 @@ class BertLayer(Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, layer_idx=layer_idx, is_cross_attention=cross)
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         return call_attention(part, x, inputs)
 
     @own
@@ -111,7 +111,7 @@ class BertLayer(Layer):
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
 
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         crossed = inputs.encoder
         out = part(
             x,

@@ -14,7 +14,7 @@ from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention
 from bertlite.hf.masks import head_mask_of, mask_tensor, own, takes_inputs
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
-from bertlite.stack.attention import LayerInputs
+from bertlite.stack.attention import LayerContext
 
 READ = {"head_mask", "output_attentions"}
 
@@ -31,7 +31,7 @@ def options_of(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in READ & options.keys()}
 
 
-def options_for(inputs: LayerInputs) -> dict[str, Any]:
+def options_for(inputs: LayerContext) -> dict[str, Any]:
     """Return what another's part is handed by name, beside what transformers 5 always hands it."""
     gate = head_mask_of(inputs)
     options: dict[str, Any] = {} if gate is None else {"head_mask": gate}
@@ -53,7 +53,7 @@ class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
         encoder_hidden_states: None = None,  # handed to both kinds of attention
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if isinstance(attention_mask, LayerInputs):
+        if isinstance(attention_mask, LayerContext):
             return self.compute(hidden_states, attention_mask)
         return self.run(hidden_states, attention_mask, past=past_key_values, **options_of(options))
 
@@ -72,7 +72,7 @@ class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossA
         past_key_values: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if isinstance(attention_mask, LayerInputs):
+        if isinstance(attention_mask, LayerContext):
             return self.compute(hidden_states, attention_mask)
         if encoder_hidden_states is None:
             raise ValueError("cross-attention needs encoder_hidden_states, and they are None")
@@ -89,7 +89,7 @@ class BertAttention(Attention):
         attention = (BertCrossAttention if is_cross_attention else BertSelfAttention)(config, is_causal, layer_idx)
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         if takes_inputs(part, inputs, x):
             return part(x, attention_mask=inputs)
         return part(
@@ -110,7 +110,7 @@ class BertAttention(Attention):
         past_key_values: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if isinstance(attention_mask, LayerInputs):
+        if isinstance(attention_mask, LayerContext):
             return self.compute(hidden_states, attention_mask)
         crosses = self.is_cross_attention
         mask = encoder_attention_mask if crosses else attention_mask
@@ -122,7 +122,7 @@ class BertLayer(Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, config.is_decoder and not cross, layer_idx, cross)
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         if takes_inputs(part, inputs, x):
             return part(x, inputs)
         mask, past, options = mask_tensor(inputs, x), past_of(inputs), options_for(inputs)
@@ -140,7 +140,7 @@ class BertLayer(Layer):
         past_key_values: Any = None,
         **options: Any,
     ) -> Tensor:
-        if isinstance(attention_mask, LayerInputs):
+        if isinstance(attention_mask, LayerContext):
             return self.run(hidden_states, attention_mask)
         inputs = self.read(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, past=past_key_values,
@@ -152,7 +152,7 @@ class BertLayer(Layer):
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
 
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         crossed = inputs.encoder
         return part(
             x,
@@ -179,7 +179,7 @@ class BertEncoder(Encoder):
         return_dict: bool | None = True,
         **others: Any,
     ) -> Any:
-        if isinstance(attention_mask, LayerInputs):
+        if isinstance(attention_mask, LayerContext):
             return self.run(hidden_states, attention_mask, bool(use_cache), True)
         options_of(others)
         inputs = self.read(

@@ -1,8 +1,8 @@
 """Translate between transformers' calls of a part and bertlite's: arguments and masks.
 
 Parts are called as transformers calls them, with an `attention_mask` that is added to the scores.  A model that runs
-its own parts hands them `LayerInputs` in the mask's place.  A part that is not ours, and a `forward` that somebody has
-put in the place of ours, is given the tensor that transformers 4 would give it; the tensor remembers the inputs.
+its own parts hands them `LayerContext` in the mask's place.  A part that is not ours, and a `forward` that somebody
+has put in the place of ours, is given the tensor that transformers 4 would give it; the tensor remembers the inputs.
 
 Shapes:  B sequences · S queries · K keys · N heads
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bertlite.config import kept_heads
 from bertlite.hf.cache import LayerCache
 from bertlite.hf.compat import registered_backend
-from bertlite.stack.attention import BACKENDS, LayerInputs, as_scores
+from bertlite.stack.attention import BACKENDS, LayerContext, as_scores
 from bertlite.stack.inputs import Mask, causal_mask, masked
 from bertlite.stack.layouts import Padded
 
@@ -24,7 +24,7 @@ OURS = ("auto", "packed", "varlen")  # names that transformers does not know
 
 
 def own(function: Any) -> Any:
-    """Mark a `forward` that takes `LayerInputs` in the place of a mask."""
+    """Mark a `forward` that takes `LayerContext` in the place of a mask."""
     function.takes_layer_inputs = True
     return function
 
@@ -34,7 +34,7 @@ def is_own(module: nn.Module) -> bool:
     return getattr(module.forward, "takes_layer_inputs", False)
 
 
-def takes_inputs(module: nn.Module, inputs: LayerInputs, x: Tensor) -> bool:
+def takes_inputs(module: nn.Module, inputs: LayerContext, x: Tensor) -> bool:
     """Return whether a module is given the inputs themselves, or arguments of transformers."""
     tracer = getattr(x, "tracer", None)
     if tracer is not None:  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
@@ -45,7 +45,7 @@ def takes_inputs(module: nn.Module, inputs: LayerInputs, x: Tensor) -> bool:
     return wrapped and (inputs.first_only or inputs.backend.packs)
 
 
-def mask_tensor(inputs: LayerInputs | None, x: Tensor) -> Any:
+def mask_tensor(inputs: LayerContext | None, x: Tensor) -> Any:
     """Return the mask for a part that is not ours: scores to add, (B, 1, 1 or S, K), or what its function wants.
 
     Raises:
@@ -65,14 +65,14 @@ def mask_tensor(inputs: LayerInputs | None, x: Tensor) -> Any:
     if mask.bias is not None:
         scores = scores + as_scores(mask.bias, x.dtype)
     if mask.allowed is not None:
-        allowed = mask.allowed if mask.has_keys is None else mask.allowed & mask.has_keys
+        allowed = mask.allowed if mask.attends_anything is None else mask.allowed & mask.attends_anything
         scores = torch.where(allowed, scores, torch.finfo(x.dtype).min)
     if not torch.compiler.is_compiling():
         scores.layer_inputs = inputs  # type: ignore[attr-defined]
     return scores
 
 
-def head_mask_of(inputs: LayerInputs) -> Tensor | None:
+def head_mask_of(inputs: LayerContext) -> Tensor | None:
     """Return the gate of a layer as transformers 4 has it, (B or 1, N, S or 1, 1)."""
     gate = inputs.gate
     return gate if gate is None or gate.dim() == 3 else gate.transpose(1, 2)
@@ -102,18 +102,18 @@ def read_inputs(
     past: Any = None,
     output_attentions: bool | None = False,
     causal: bool = False,
-) -> LayerInputs:
-    """Return the arguments of a part as transformers gives them, as `LayerInputs`.
+) -> LayerContext:
+    """Return the arguments of a part as transformers gives them, as `LayerContext`.
 
     Args:
         x: the hidden states, (B, S, …).
-        mask: `LayerInputs`; or None, scores to add or, bool, what may be attended to, broadcasting to (B, N, S, K).
+        mask: `LayerContext`; or None, scores to add or, bool, what may be attended to, broadcasting to (B, N, S, K).
         config: it names the attention.  "eager", or none, gives attention weights; "sdpa" only if they are wanted.
         layer: the number of the layer.
         states: an encoder's output, for cross-attention.
         causal: of a decoder's self-attention, which transformers makes causal under "sdpa" if there is no mask.
     """
-    if isinstance(mask, LayerInputs):
+    if isinstance(mask, LayerContext):
         return mask
     cache = None if past is None else LayerCache(past, config)
     if cache is not None and layer is None:
@@ -121,20 +121,24 @@ def read_inputs(
     known = vars(mask).get("layer_inputs") if isinstance(mask, Tensor) else None
     if known is None:
         cached = 0 if cache is None or states is not None else cache.length
-        known = settle(mask, config, x, (x if states is None else states).shape[1] + cached, output_attentions, causal)
+        known = context_from_config(
+            mask, config, x, (x if states is None else states).shape[1] + cached, output_attentions, causal
+        )
     gate, number = gate_of(head_mask, config, layer), layer or 0
     return replace(known, gates=None if gate is None else {number: gate}, cache=cache, source=states, layer=number)
 
 
-def settle(mask: Any, config: Any, x: Tensor, keys: int, output_attentions: bool | None, causal: bool) -> LayerInputs:
+def context_from_config(
+    mask: Any, config: Any, x: Tensor, keys: int, output_attentions: bool | None, causal: bool
+) -> LayerContext:
     """Choose the backend that a config names, and read the mask of a caller as transformers does."""
     name = config._attn_implementation
     layout = Padded(x.shape[0], x.shape[1], keys, x.device)
     if name is not None and name not in ("eager", "sdpa", *OURS):
-        return LayerInputs(registered_backend(name), layout, mask, returns_weights=bool(output_attentions))
+        return LayerContext(registered_backend(name), layout, mask, returns_weights=bool(output_attentions))
     eager = name in (None, "eager") or bool(output_attentions)
     if mask is None:
         read = Mask(causal_mask(x.shape[1], keys, x.device) if causal and not eager else None)
     else:
         read = masked(mask) if mask.dtype == torch.bool else Mask(bias=mask)
-    return LayerInputs(BACKENDS["eager" if eager else "sdpa"], layout, read, returns_weights=eager)
+    return LayerContext(BACKENDS["eager" if eager else "sdpa"], layout, read, returns_weights=eager)

@@ -16,7 +16,7 @@ from bertlite.models.layers import BertLMPredictionHead
 from bertlite.models.losses import Items, check_labels, cross_entropy, pack_labels
 from bertlite.models.outputs import LogitsOutput
 from bertlite.stack.body import BertBody, Body, has_hooks, has_hooks_within, pick
-from bertlite.stack.outputs import Encoded
+from bertlite.stack.outputs import EncoderOutput
 
 Out = TypeVar("Out")
 LabelKind = Literal["class", "flags", "number"]
@@ -86,10 +86,10 @@ class HeadBody(Body, Generic[Out]):
     def build_head(self, config: BertConfig) -> None:
         self.cls = self.head_class(config)
 
-    def logits(self, encoded: Encoded) -> Tensor:
+    def logits(self, encoded: EncoderOutput) -> Tensor:
         raise NotImplementedError
 
-    def encode(self, **inputs: Any) -> Encoded:
+    def encode(self, **inputs: Any) -> EncoderOutput:
         """Run BERT; if the head reads only the pooler, the last layer may compute only first tokens."""
         if not self.needs_tokens:
             inputs["first_token_only"] = self.first_token_suffices(
@@ -184,7 +184,7 @@ class HeadBody(Body, Generic[Out]):
         logits = encoded.layout.unpack(logits) if self.needs_tokens else logits
         return self.finish(encoded, loss, logits=logits)
 
-    def finish(self, encoded: Encoded, loss: Tensor | None, **parts: Any) -> Any:
+    def finish(self, encoded: EncoderOutput, loss: Tensor | None, **parts: Any) -> Any:
         """Return the output of this head."""
         states, attentions = encoded.hidden_states, encoded.attentions
         return self.output_type(loss=loss, **parts, hidden_states=states, attentions=attentions)
@@ -225,6 +225,6 @@ class ClassifierBody(HeadBody[Out]):
         """Return the number of outputs of the linear layer."""
         return config.num_labels
 
-    def logits(self, encoded: Encoded) -> Tensor:
+    def logits(self, encoded: EncoderOutput) -> Tensor:
         x = encoded.last_hidden_state if self.needs_tokens else encoded.pooler_output
         return self.classifier(self.dropout(x))

@@ -26,7 +26,7 @@ from bertlite.models.losses import (
 )
 from bertlite.models.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 from bertlite.stack.inputs import check_tensor
-from bertlite.stack.outputs import Encoded
+from bertlite.stack.outputs import EncoderOutput
 
 __all__ = [
     "BertForMaskedLM",
@@ -46,7 +46,7 @@ class MaskedLMBody(LanguageModelBody[Out]):
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         return self.loss(out.logits[rows], without_padding(labels["labels"][rows], real[rows]))
 
-    def logits(self, encoded: Encoded) -> Tensor:
+    def logits(self, encoded: EncoderOutput) -> Tensor:
         return self.cls(encoded.last_hidden_state)
 
 
@@ -138,7 +138,7 @@ class NextSentencePredictionBody(HeadBody[Out]):
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"labels": (shape[0], 2)}
 
-    def logits(self, encoded: Encoded) -> Tensor:
+    def logits(self, encoded: EncoderOutput) -> Tensor:
         return self.cls(encoded.pooler_output)
 
 

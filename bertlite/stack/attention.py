@@ -20,7 +20,7 @@ ScoreBias = Callable[[Tensor, Tensor, bool], Tensor]  # (q, k, whether queries s
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """The requirements that one forward has of a backend."""
 
     weights: bool = False
@@ -40,11 +40,11 @@ class Backend:
     packs: bool = False  # padding is left out
     gives_weights: bool = True
     gives_dropped_weights: bool = False  # the weights after dropout, which is what the context was made from
-    missing: Callable[[Needs], str | None] = lambda needs: None  # what else it needs and does not find
+    missing: Callable[[Requirements], str | None] = lambda needs: None  # what else it needs and does not find
 
 
 @dataclass(frozen=True, eq=False)
-class LayerInputs:
+class LayerContext:
     """What the layers of one forward are given beside hidden states.
 
     Args:
@@ -69,22 +69,22 @@ class LayerInputs:
     gates: Sequence[Tensor | None] | Mapping[int, Tensor] | None = None
     cache: Cache | None = None
     source: Tensor | None = None
-    encoder: "LayerInputs | None" = None
+    encoder: "LayerContext | None" = None
     first_only: bool = False
     keep_states: bool = False
     returns_weights: bool = False
     weights: dict[int, Tensor] | None = None
     layer: int = 0
 
-    def at(self, layer: int) -> "LayerInputs":
+    def at(self, layer: int) -> "LayerContext":
         """Return the inputs of a layer that computes every token."""
         encoder = None if self.encoder is None else self.encoder.at(layer)
-        return LayerInputs(  # `replace` takes four times as long, which short texts feel
+        return LayerContext(  # `replace` takes four times as long, which short texts feel
             self.backend, self.layout, self.mask, self.gates, self.cache, self.source, encoder, False,
             self.keep_states, self.returns_weights, self.weights, layer,
         )  # fmt: skip
 
-    def at_firsts(self, layer: int, x: Tensor) -> "LayerInputs":
+    def at_firsts(self, layer: int, x: Tensor) -> "LayerContext":
         """Return the inputs of a layer that computes first tokens alone, which attend to all of x."""
         return replace(self, layer=layer, first_only=True, source=x)
 
@@ -155,7 +155,7 @@ def sdpa(
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs, score_bias: ScoreBias | None, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext, score_bias: ScoreBias | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:  # (…, N, H) each -> (…, N·H), (B, N, S, K)
     """Compute the context, each head multiplied by its gate, and the attention weights if they are wanted.
 
@@ -173,7 +173,7 @@ def attend(
     return context.flatten(-2), weights
 
 
-def apply_gate(context: Tensor, weights: Tensor | None, inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
+def apply_gate(context: Tensor, weights: Tensor | None, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
     """Multiply the context of each head, and its weights, by the gate of the layer."""
     if (gate := inputs.gate) is None:
         return context, weights
@@ -182,7 +182,7 @@ def apply_gate(context: Tensor, weights: Tensor | None, inputs: LayerInputs) -> 
 
 
 def attend_rows(
-    q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs, score_bias: ScoreBias | None, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext, score_bias: ScoreBias | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:  # (B, S, N, H), (B, K, N, H) twice -> (B, S, N, H), (B, N, S, K)
     """Compute the context of rows, and their attention weights if they are wanted.
 
@@ -190,21 +190,23 @@ def attend_rows(
     """
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     mask = inputs.mask.first() if inputs.first_only else inputs.mask  # moved to q: layers may be on several devices
-    allowed, bias, has_keys = (None if x is None else x.to(q.device) for x in (mask.allowed, mask.bias, mask.has_keys))
+    allowed, bias, attends_anything = (
+        None if x is None else x.to(q.device) for x in (mask.allowed, mask.bias, mask.attends_anything)
+    )
     if score_bias is not None:
         shift = score_bias(q, k, inputs.first_only)
         bias = shift if bias is None else shift + as_scores(bias, shift.dtype)
     context, weights = inputs.backend.kernel(q, k, v, allowed, bias, dropout)
     if inputs.returns_weights and weights is None:
         weights = probabilities(q, k, allowed, bias)
-    if has_keys is not None:
-        context = context.masked_fill(~has_keys, 0)
-        weights = weights.masked_fill(~has_keys, 0) if weights is not None else None
+    if attends_anything is not None:
+        context = context.masked_fill(~attends_anything, 0)
+        weights = weights.masked_fill(~attends_anything, 0) if weights is not None else None
     return context.transpose(1, 2), weights if inputs.returns_weights else None
 
 
 def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs, score_bias: ScoreBias | None, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext, score_bias: ScoreBias | None, dropout: float
 ) -> Tensor:  # (T, N, H) -> (T, N, H)
     """Compute the context of packed tokens; where only first tokens are computed, of these."""
     packing: Any = inputs.layout
@@ -253,7 +255,7 @@ def varlen(
     return context
 
 
-def missing_for_varlen(needs: Needs) -> str | None:
+def missing_for_varlen(needs: Requirements) -> str | None:
     """Say what keeps `torch.nn.attention.varlen.varlen_attn` from computing this attention; None if nothing does."""
     if needs.device != "cuda":
         return f"varlen_attn runs on CUDA, not on {needs.device}"
@@ -294,7 +296,7 @@ def check_backend(name: str) -> None:
         raise ValueError(f"attn_implementation {name!r} is unknown; have: auto, {', '.join(BACKENDS)}")
 
 
-def select(name: str, needs: Needs) -> Backend:
+def select(name: str, needs: Requirements) -> Backend:
     """Pick the backend for one forward.
 
     "auto" chooses between "eager" and "sdpa".  "packed" is computed by "varlen" where that can do it; on CUDA, where

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig
-from bertlite.stack.attention import PACKING, Backend, LayerInputs, Needs, select
+from bertlite.stack.attention import PACKING, Backend, LayerContext, Requirements, select
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.inputs import (
-    Inputs,
+    ForwardArgs,
     Mask,
     causal_mask,
     check_encoder_states,
@@ -26,7 +26,7 @@ from bertlite.stack.inputs import (
 )
 from bertlite.stack.layouts import Layout, Packed, Padded, packing_of, packing_pays, read_rows
 from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
-from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
+from bertlite.stack.outputs import BertModelOutput, EncoderOutput, ModelOutput
 
 Out = TypeVar("Out")
 
@@ -103,7 +103,7 @@ class BertBody(Body, Generic[Out]):
             first_token_only: the last layer computes the first token of each sequence alone, [CLS]: last_hidden_state
                 is (B, 1, D), of packed sequences (B, D).
             output_attentions, output_hidden_states, return_dict: by default what the config says.
-            return_encoded: return `Encoded`, for a head, which reads tokens as the layers left them.
+            return_encoded: return `EncoderOutput`, for a head, which reads tokens as the layers left them.
 
         Returns:
             BertModelOutput, or with return_dict=False the tuple of what it holds.
@@ -114,7 +114,7 @@ class BertBody(Body, Generic[Out]):
         config = self.config
         attentions = config.output_attentions if output_attentions is None else output_attentions
         states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        inputs = Inputs(
+        inputs = ForwardArgs(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, head_mask, encoder_hidden_states,
             encoder_attention_mask, cu_seqlens, first_token_only, attentions, states,
             inputs_embeds if input_ids is None else input_ids,
@@ -130,9 +130,9 @@ class BertBody(Body, Generic[Out]):
         rows = None if pooler is None else layout.pooler_rows(x)
         parts["last_hidden_state"] = x if return_encoded else layout.unpack(x)
         parts["pooler_output"] = None if pooler is None else pooler(rows)
-        return Encoded(**parts, layout=layout) if return_encoded else self.output(parts, return_dict)  # type: ignore[return-value]
+        return EncoderOutput(**parts, layout=layout) if return_encoded else self.output(parts, return_dict)  # type: ignore[return-value]
 
-    def encode(self, inputs: Inputs, cache: Any) -> tuple[dict[str, Any], Layout]:
+    def encode(self, inputs: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
         """Run the embeddings and the layers; return parts of the output, tokens as the layers left them, and how."""
         config, layout, positions = self.config, self.choose(inputs, cache), inputs.position_ids
         if getattr(config, "positions_skip_padding", False):
@@ -148,13 +148,13 @@ class BertBody(Body, Generic[Out]):
             "attentions": None if weights is None else tuple(weights.values()),
             "cross_attentions": None if crossed is None else tuple(crossed.values()),
         }
-        return parts, layout.of_firsts() if given.first_only else layout
+        return parts, layout.first_token_layout() if given.first_only else layout
 
-    def call(self, encoder: Any, x: Tensor, inputs: LayerInputs) -> Any:
+    def call(self, encoder: Any, x: Tensor, inputs: LayerContext) -> Any:
         """Run the encoder; return its output and, if they are kept, the inputs of each layer."""
         return encoder(x, inputs)
 
-    def layer_inputs(self, inputs: Inputs, layout: Layout, x: Tensor, cache: Any) -> LayerInputs:
+    def layer_inputs(self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
         """Return what the layers are given beside the embeddings x."""
         weights, states = inputs.output_attentions, inputs.encoder_hidden_states
         backend, mask = self.attention(layout, inputs.attention_mask, x, weights, cache)
@@ -165,11 +165,11 @@ class BertBody(Body, Generic[Out]):
             check_encoder_states(self.config, states, x.shape[0])
             keys = Padded(x.shape[0], x.shape[1], states.shape[1], x.device, "encoder_attention_mask")
             crossed, other = self.attention(keys, inputs.encoder_attention_mask, x, weights, cache, states)
-            encoder = LayerInputs(
+            encoder = LayerContext(
                 crossed, keys, other, cache=cache, source=states, returns_weights=weights,
                 weights={} if weights else None,
             )  # fmt: skip
-        return LayerInputs(
+        return LayerContext(
             backend, layout, mask, gates, cache, encoder=encoder, first_only=inputs.first_token_only,
             keep_states=bool(inputs.output_hidden_states), returns_weights=weights, weights={} if weights else None,
         )  # fmt: skip
@@ -180,7 +180,7 @@ class BertBody(Body, Generic[Out]):
         out = self.output_type(**parts)
         return out if wants_dict else out.to_tuple()
 
-    def choose(self, inputs: Inputs, cache: Any) -> Layout:
+    def choose(self, inputs: ForwardArgs, cache: Any) -> Layout:
         """Choose how the tokens lie: in rows, or packed if padding is to be left out.
 
         "packed" always leaves it out, and `cu_seqlens` says that it is; `may_pack` has the rules of the others.
@@ -221,7 +221,7 @@ class BertBody(Body, Generic[Out]):
             raise ValueError(f"backend {name!r} cannot run a decoder, whose tokens do not see all others; use 'sdpa'")
         return found
 
-    def may_pack(self, inputs: Inputs, mask: Tensor, cached: bool) -> bool:
+    def may_pack(self, inputs: ForwardArgs, mask: Tensor, cached: bool) -> bool:
         """Return whether padding is left out if every sequence begins with a token, by a backend that does not pack.
 
         An encoder with `leaves_padding_out`, as that of the native kernels, has it left out under "auto" and "sdpa"
@@ -265,7 +265,7 @@ class BertBody(Body, Generic[Out]):
     def backend(self, name: str, x: Tensor, weights: bool) -> Backend:
         """Select the backend for embeddings x."""
         config = self.config
-        needs = Needs(
+        needs = Requirements(
             weights=weights,
             dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
             relative=config.position_embedding_type != "absolute",

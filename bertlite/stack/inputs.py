@@ -28,7 +28,7 @@ TENSORS = (
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ForwardArgs:
     """The arguments of one forward, under the names of `BertBody.forward`."""
 
     input_ids: Tensor | None
@@ -88,7 +88,7 @@ def check_tensor(name: str, given: Any) -> None:
 
 
 def check_inputs(
-    inputs: Inputs, config: BertConfig, limits: BertConfig, embeddings: Any, cache: Any, recomputes: bool
+    inputs: ForwardArgs, config: BertConfig, limits: BertConfig, embeddings: Any, cache: Any, recomputes: bool
 ) -> None:
     """Refuse inputs that a model cannot take, before anything is computed.
 
@@ -102,7 +102,7 @@ def check_inputs(
     check_devices(embeddings, inputs)
 
 
-def check_combination(inputs: Inputs, config: BertConfig, cached: bool, recomputes: bool) -> None:
+def check_combination(inputs: ForwardArgs, config: BertConfig, cached: bool, recomputes: bool) -> None:
     """Refuse inputs that are no tensors, or that exclude each other.
 
     Args:
@@ -124,7 +124,7 @@ def check_combination(inputs: Inputs, config: BertConfig, cached: bool, recomput
         raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
 
 
-def check_tokens(inputs: Inputs, config: BertConfig, past: int) -> None:
+def check_tokens(inputs: ForwardArgs, config: BertConfig, past: int) -> None:
     """Refuse tokens, in rows or packed, that would fail later and less clearly, or not at all.
 
     Args:
@@ -170,7 +170,7 @@ def check_tokens(inputs: Inputs, config: BertConfig, past: int) -> None:
             check_ids(name, ids, getattr(config, field), field, first)
 
 
-def check_ends(inputs: Inputs, name: str) -> int:
+def check_ends(inputs: ForwardArgs, name: str) -> int:
     """Refuse ends of sequences that are not those of the tokens given; return the longest sequence's length."""
     cu_seqlens = inputs.cu_seqlens
     assert cu_seqlens is not None  # or the tokens are in rows
@@ -189,7 +189,7 @@ def check_ends(inputs: Inputs, name: str) -> int:
     return max(lengths, default=0)
 
 
-def check_devices(embeddings: Any, inputs: Inputs) -> None:
+def check_devices(embeddings: Any, inputs: ForwardArgs) -> None:
     """Refuse inputs on several devices, or where the embeddings are not, unless accelerate's hooks move them there."""
     words = embeddings.word_embeddings
     weight = getattr(words, "weight", None)
@@ -235,13 +235,13 @@ def check_ids(name: str, ids: Tensor, size: int, field: str, first: int = 0) -> 
 class Mask:
     """A mask as kernels take it.  Every field broadcasts to (B, N, S, K), and None restricts nothing."""
 
-    allowed: Tensor | None = None  # bool; never a row of False, see `has_keys`
+    allowed: Tensor | None = None  # bool; never a row of False, see `attends_anything`
     bias: Tensor | None = None  # float, added to the scores
-    has_keys: Tensor | None = None  # bool, (…, S, 1): False for a query with nothing to attend to
+    attends_anything: Tensor | None = None  # bool, (…, S, 1): False for a query with nothing to attend to
 
     def first(self) -> "Mask":
         """Return the mask of the first query alone."""
-        parts = (self.allowed, self.bias, self.has_keys)
+        parts = (self.allowed, self.bias, self.attends_anything)
         return Mask(*(None if part is None else part[..., :1, :] for part in parts))
 
 
@@ -271,7 +271,7 @@ def read_mask(
         check_shape(mask, (batch, heads, queries, keys), name)
     if mask.dim() == 4:
         return read_scores(mask, name)
-    allowed = read_ones(mask, name)
+    allowed = to_bool_mask(mask, name)
     if mask.dim() == 3:
         return masked(allowed[:, None])
     return masked(allowed[:, None, None] if causal is None else allowed[:, None, None] & causal)
@@ -292,7 +292,7 @@ def check_shape(mask: Tensor, full: tuple[int, int, int, int], name: str) -> Non
         raise ValueError(f"{name} has shape {shape}; expected {' or '.join(map(str, fits))}")
 
 
-def read_ones(mask: Tensor, name: str) -> Tensor:
+def to_bool_mask(mask: Tensor, name: str) -> Tensor:
     """Return a mask of 1 (attend) and 0 (do not), in any dtype, as bool."""
     if mask.dtype == torch.bool:
         return mask
@@ -329,16 +329,18 @@ def read_scores(mask: Tensor, name: str) -> Mask:
 def masked(allowed: Tensor, bias: Tensor | None = None, faults: dict[str, Tensor] | None = None) -> Mask:
     """Set apart the queries that may look at nothing, and drop what restricts nothing; `faults`: {message: bool}."""
     faults = faults or {}
-    has_keys = allowed.any(-1, keepdim=True)
+    attends_anything = allowed.any(-1, keepdim=True)
     if values_readable(allowed):
-        flags = [allowed.all(), has_keys.all(), *faults.values()]
+        flags = [allowed.all(), attends_anything.all(), *faults.values()]
         everything, everyone, *wrong = torch.stack(flags).tolist()  # a GPU is waited for once
         if any(wrong):
             raise ValueError(list(faults)[wrong.index(True)])
         if everyone:
             return Mask(None if everything else allowed, bias)
-    sees_all = torch.logical_or(allowed, ~has_keys)  # a query without a key sees all, for now: no kernel sees -inf
-    return Mask(sees_all, bias, has_keys)
+    sees_all = torch.logical_or(
+        allowed, ~attends_anything
+    )  # a query without a key sees all, for now: no kernel sees -inf
+    return Mask(sees_all, bias, attends_anything)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor | None:

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bertlite.stack.inputs import check_shape, read_ones, values_readable
+from bertlite.stack.inputs import check_shape, to_bool_mask, values_readable
 from bertlite.support import torch_private
 
 # The fastest of those tried at bert-base's shape on an AMD EPYC with AVX-512.
@@ -68,7 +68,7 @@ class Padded:
         """Take the first token of each sequence."""
         return x[:, :1]
 
-    def of_firsts(self) -> "Padded":
+    def first_token_layout(self) -> "Padded":
         """Return the layout of what `first` gives."""
         return self
 
@@ -195,14 +195,14 @@ class Packed:
             return x[:: max(self.shape[1], 1)]  # a view
         return x.index_select(0, self.filled_ends[:-1])
 
-    def of_firsts(self) -> "Packed":
+    def first_token_layout(self) -> "Packed":
         """Return the layout of what `first` gives: rows with one position, or a token for each sequence."""
         lengths, counts = tuple(min(n, 1) for n in self.lengths), self.counts.clamp(max=1)
         return Packed(lengths, counts, (len(lengths), 1)[: len(self.shape)], self.filled)
 
     def pooler_rows(self, x: Tensor) -> Tensor:
         """Return rows, (B, 1, D), that begin with the first token of each sequence."""
-        rows = self.of_firsts().unpack(self.first(x))
+        rows = self.first_token_layout().unpack(self.first(x))
         return rows if self.in_rows else rows[:, None]
 
     def real(self) -> Tensor | None:
@@ -323,7 +323,7 @@ def packing_pays(x: Tensor, mask: Tensor) -> bool:
 def read_rows(x: Tensor, mask: Tensor) -> Tensor:
     """Return which positions of x, (B, S, …), hold tokens, by a mask of 0 and 1."""
     check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
-    return read_ones(mask, "attention_mask")
+    return to_bool_mask(mask, "attention_mask")
 
 
 def is_mapped(tensor: Tensor | None) -> bool:

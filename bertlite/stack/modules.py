@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
 from bertlite.stack.activations import ACTIVATIONS
-from bertlite.stack.attention import LayerInputs, attend
+from bertlite.stack.attention import LayerContext, attend
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
 
@@ -79,13 +79,13 @@ class BertSelfAttention(nn.Module):
             self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
 
     def forward(
-        self, hidden_states: Tensor, inputs: LayerInputs
+        self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, N·H), (B, N, S, K)
         q, k, v = self.project(hidden_states, inputs)
         score_bias = None if self.position_embedding_type == "absolute" else self.score_bias
         return attend(q, k, v, inputs, score_bias, self.dropout.p if self.training else 0.0)
 
-    def project(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, (…, N, H)."""
         q = self.split(self.query(hidden_states))
         x = hidden_states if inputs.source is None else inputs.source.to(hidden_states.device)
@@ -140,7 +140,7 @@ class BertAttention(nn.Module):
         self.pruned_heads = set() if cross else set(config.pruned_heads.get(layer, ()))  # third-party pruners read it
 
     def forward(
-        self, hidden_states: Tensor, inputs: LayerInputs
+        self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
         context, weights = self.self(hidden_states, inputs)
         return self.output(context, hidden_states), weights
@@ -200,7 +200,7 @@ class BertLayer(nn.Module):
         self.chunk_size_feed_forward = config.chunk_size_feed_forward
         self.checkpointing: Callable[..., Tensor] | None = None  # a `bertlite.models.base.Checkpointing`
 
-    def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> Tensor:  # (…, D) -> (…, D)
+    def forward(self, hidden_states: Tensor, inputs: LayerContext) -> Tensor:  # (…, D) -> (…, D)
         if self.checkpointing is not None and self.recomputes:
             return self.checkpointing(self.run, hidden_states, inputs)
         return self.run(hidden_states, inputs)
@@ -210,7 +210,7 @@ class BertLayer(nn.Module):
         """True if a forward now would be run again in the backward pass."""
         return self.checkpointing is not None and torch.is_grad_enabled()
 
-    def run(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+    def run(self, x: Tensor, inputs: LayerContext) -> Tensor:
         x = self.attend(self.attention, x, inputs)
         if inputs.encoder is not None:
             x = self.attend(self.crossattention, x, inputs.encoder)
@@ -219,7 +219,7 @@ class BertLayer(nn.Module):
             return self.feed_forward(x)
         return torch.cat([self.feed_forward(part) for part in x.split(size, -2)], -2)
 
-    def attend(self, attention: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
+    def attend(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         x, weights = attention(x, inputs)
         if weights is not None:
             inputs.keep_weights(weights)
@@ -240,7 +240,7 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
 
-    def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, list[Tensor] | None]:
+    def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers on (…, D); return the last one's output and, if they are kept, the inputs of each layer."""
         x, last = hidden_states, len(self.layer) - 1
         states: list[Tensor] | None = [] if inputs.keep_states else None
@@ -253,7 +253,7 @@ class BertEncoder(nn.Module):
                 x = self.run_layer(layer, x, inputs.at(i))
         return (inputs.first(x) if inputs.first_only and last < 0 else x), states
 
-    def run_layer(self, layer: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
+    def run_layer(self, layer: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         out: Tensor = layer(x, inputs)
         return out
 

@@ -87,7 +87,7 @@ class BertModelOutput(ModelOutput):
 
 
 @register
-class Encoded(BertModelOutput):
+class EncoderOutput(BertModelOutput):
     """BERT's output as its head receives it: last_hidden_state as the layers left it, (B, S, D) or packed (T, D)."""
 
     layout: Any = None  # the `Layout` that knows where its tokens stand

@@ -36,7 +36,7 @@ from bertlite.experiments.files import class_names, model_sha256, pruned_heads
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.experiments.statistics import mcnemar
 from bertlite.pruning.importance import distillation_loss
-from bertlite.stack.attention import BACKENDS, LayerInputs
+from bertlite.stack.attention import BACKENDS, LayerContext
 from bertlite.stack.inputs import Mask
 from bertlite.support.records import Run, commit_of, lock_folder, read_runs
 
@@ -779,7 +779,7 @@ def test_macs_are_what_torch_counts():
         bertlite.prune_heads(make(attn_implementation="eager"), {0: [1], 2: range(4)}), {1: [3, 5]}
     )
     with FlopCounterMode(display=False) as counter:
-        model.encoder(torch.randn(2, 11, 48, dtype=torch.float64), LayerInputs(BACKENDS["eager"], None, Mask()))
+        model.encoder(torch.randn(2, 11, 48, dtype=torch.float64), LayerContext(BACKENDS["eager"], None, Mask()))
     assert counter.get_total_flops() == 2 * 2 * macs(model.config, 11)
 
 

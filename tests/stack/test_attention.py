@@ -13,7 +13,7 @@ from conftest import F64, ON_CPU, OnCuda, assert_same, distance, full_outputs, g
 from torch import Tensor
 
 from bertlite import BertModel
-from bertlite.stack.attention import Needs, select
+from bertlite.stack.attention import Requirements, select
 from bertlite.stack.inputs import read_mask
 
 B, S, N, L = 2, 11, 4, 3
@@ -266,7 +266,7 @@ def test_a_named_backend_is_the_one_that_runs(batch: dict[str, Tensor], kernels_
     with pytest.raises(ValueError, match="'flash' is unknown"):
         make(attn_implementation="flash")
     with pytest.raises(ValueError, match="'flash' is unknown"):
-        select("flash", Needs())
+        select("flash", Requirements())
     assert model.config.attn_implementation == ON_CPU[-1]
 
 
@@ -341,19 +341,19 @@ def test_what_restricts_nothing_is_dropped() -> None:
     """So that SDPA may take its fastest kernel."""
     for ones in (torch.ones(B, S), torch.ones(B, S, S), torch.ones(B, 1, S, S).bool()):
         mask = read_mask(ones, B, S, S, N)
-        assert (mask.allowed, mask.bias, mask.has_keys) == (None, None, None)
+        assert (mask.allowed, mask.bias, mask.attends_anything) == (None, None, None)
     padded = read_mask(keep(), B, S, S, N)
     assert padded.allowed is not None
     assert padded.allowed.shape == (B, 1, 1, S)
-    assert padded.has_keys is None
+    assert padded.attends_anything is None
 
 
 def test_no_kernel_is_given_a_row_of_False() -> None:
     mask = read_mask(blocked(), B, S, S, N)
     assert mask.allowed is not None
-    assert mask.has_keys is not None
+    assert mask.attends_anything is not None
     assert mask.allowed.any(-1).all()
-    assert mask.has_keys[:, 0, :, 0].equal(blocked().any(-1))
+    assert mask.attends_anything[:, 0, :, 0].equal(blocked().any(-1))
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf])

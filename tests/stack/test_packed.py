@@ -31,7 +31,7 @@ from bertlite import (
 )
 from bertlite.stack import body as body_module
 from bertlite.stack import layouts as layouts_module
-from bertlite.stack.attention import BACKENDS, Needs, grouped, missing_for_varlen, select, varlen
+from bertlite.stack.attention import BACKENDS, Requirements, grouped, missing_for_varlen, select, varlen
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.layouts import Packed, group_lengths
 
@@ -568,7 +568,7 @@ def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows: int, tokens: int,
 # CUDA
 
 
-HALF = Needs(device="cuda", dtype=torch.float16)
+HALF = Requirements(device="cuda", dtype=torch.float16)
 
 
 def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,14 +613,14 @@ def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: 
 def test_on_cuda_packed_is_varlen_attention_or_why_not_is_said() -> None:
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     with warnings.catch_warnings(action="error"):
-        assert select("packed", Needs()).name == "packed"
+        assert select("packed", Requirements()).name == "packed"
         assert select("packed", HALF).name == select("varlen", HALF).name == "varlen"
     with pytest.warns(UserWarning, match="runs as groups of padded sequences: .* not float32") as said:
         assert select("packed", replace(HALF, dtype=torch.float32)).name == "packed"
     assert [each.filename for each in said] == [__file__]
     with pytest.raises(ValueError, match="'varlen' cannot give attentions"):
         select("varlen", replace(HALF, weights=True))
-    for needs, reason in ((Needs(), "on CUDA, not on cpu"), (replace(HALF, dropout=True), "has no dropout")):
+    for needs, reason in ((Requirements(), "on CUDA, not on cpu"), (replace(HALF, dropout=True), "has no dropout")):
         with pytest.raises(ValueError, match=f"backend 'varlen' cannot run here: .*{reason}.*; use 'packed'"):
             select("varlen", needs)
 
@@ -643,8 +643,8 @@ def test_varlen_is_a_backend_like_every_other(
 
 
 def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model: BertModel, monkeypatch) -> None:
-    asked: list[Needs] = []
-    monkeypatch.setattr(body_module, "select", lambda name, needs: asked.append(needs) or select(name, Needs()))
+    asked: list[Requirements] = []
+    monkeypatch.setattr(body_module, "select", lambda name, needs: asked.append(needs) or select(name, Requirements()))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: {"cuda": torch.bfloat16}[device])
     model.backend("packed", torch.zeros(1).as_subclass(OnCuda), weights=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bertlite.inference.native.calls import Batch, Kernels
 from bertlite.inference.native.linear import TensorBytes
 from bertlite.inference.native.weights import NativeWeights, Shape
-from bertlite.stack.attention import LayerInputs, as_scores
+from bertlite.stack.attention import LayerContext, as_scores
 from bertlite.stack.inputs import Mask, values_readable
 from bertlite.stack.layouts import Packed
 from bertlite.stack.modules import BertEncoder
@@ -38,7 +38,7 @@ class NativeEncoder(BertEncoder):
         shape, data = cast(tuple[Shape, TensorBytes], state["weights"])
         super().__setstate__({**state, "weights": NativeWeights(shape, data.tensor())})  # type: ignore[no-untyped-call]
 
-    def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, list[Tensor] | None]:
+    def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers; arguments and results are those of BertEncoder."""
         if not values_readable(hidden_states):
             raise RuntimeError("native kernels cannot be traced, exported or mapped; use the model that was optimised")
@@ -88,14 +88,14 @@ class NativeEncoder(BertEncoder):
         return self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
 
 
-def sequence_lengths(x: Tensor, inputs: LayerInputs) -> list[int]:
+def sequence_lengths(x: Tensor, inputs: LayerContext) -> list[int]:
     """Return how many tokens each sequence has that has any."""
     if isinstance(inputs.layout, Packed):
         return [length for length in inputs.layout.lengths if length]
     return [x.shape[1]] * x.shape[0]
 
 
-def attention_weights(x: Tensor, inputs: LayerInputs, heads: list[int]) -> list[Tensor]:
+def attention_weights(x: Tensor, inputs: LayerContext, heads: list[int]) -> list[Tensor]:
     """Return tensors for the attention weights that are to be returned, (B, N, S, S) for each layer."""
     if not inputs.returns_weights:
         return []
@@ -116,8 +116,8 @@ def add_mask(batch: Batch, mask: Mask) -> list[object]:
         bias = bias.expand(*bias.shape[:-1], keys).contiguous()
         batch.bias, batch.bias_strides[:] = bias.data_ptr(), broadcast_strides(bias)
         held.append(bias)
-    if mask.has_keys is not None:
-        has_keys = mask.has_keys.to(torch.uint8).contiguous()
+    if mask.attends_anything is not None:
+        has_keys = mask.attends_anything.to(torch.uint8).contiguous()
         batch.has_keys, batch.has_keys_strides[:] = has_keys.data_ptr(), broadcast_strides(has_keys)
         held.append(has_keys)
     return held

@@ -18,7 +18,7 @@ from bertlite.stack.body import has_hooks, has_hooks_within, pick
 from bertlite.stack.inputs import first_position, values_readable
 from bertlite.stack.layouts import Padded
 from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
-from bertlite.stack.outputs import BertModelOutput, Encoded
+from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
 INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}
 # arguments of a forward that is left to BertBody, unless they ask for nothing
@@ -176,7 +176,7 @@ class NativeBertModel(BertModel):
             return None
         if encoded:
             layout = Padded(shape[0], shape[1], shape[1], input_ids.device)
-            return Encoded(last_hidden_state=out, pooler_output=pooled, layout=layout)
+            return EncoderOutput(last_hidden_state=out, pooler_output=pooled, layout=layout)
         return BertModelOutput(last_hidden_state=out, pooler_output=pooled)
 
 
