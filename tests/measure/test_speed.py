@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from bertlite.parity import reference
 from bertlite.pruning.budget.work import Work, full
@@ -17,6 +18,7 @@ from scripts.measure.speed.accuracy import ERRORS, Accuracy, accuracies, accurac
 from scripts.measure.speed.batches import LENGTHS, lengths_like, ragged, works
 from scripts.measure.speed.bench import BASELINE, Bench, ratio_pairs, section_lines
 from scripts.measure.speed.engines import ENGINES
+from scripts.measure.speed.roof import operations
 
 
 def test_lengths_are_quantiles_of_the_data():
@@ -169,6 +171,18 @@ def test_the_command_measures_and_records(kept, few_rounds, tmp_path):
     assert 0 < spread["low"] <= spread["median"] <= spread["high"]
     assert 0 < section["errors"][BASELINE] < 1e-5 < section["errors"]["bertlite native int8"]
     assert (section["model"], section["threads"]) == ("bert-base", torch.get_num_threads())
+    assert set(section["roof"]) == {"float32", "bfloat16", "int8", "copy"}
+    assert section["roof"]["float32"] > 1e9
+    assert set(section["shares"]) == set(ours)
+    assert all(0 < share < 1 for each in section["shares"].values() for share in each.values())
+
+
+def test_operations_are_those_that_torch_counts(kept):
+    work, it = Work("2 x 11", (11, 11), 11), Bench(3, kept)
+    model = reference.load(it.folder, "BertModel", {}, torch.float32, "eager", "cpu").encoder
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(2, 11, it.config.hidden_size))
+    assert operations(it.config, work.lengths) == counter.get_total_flops()
 
 
 def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch):
@@ -231,7 +245,7 @@ def test_training_by_autocast_computes_in_bfloat16(kept, few_rounds):
     assert seen == {torch.bfloat16}
     assert "bfloat16 by autocast" in found["what"]
     assert set(found["ratios"]) == {f"transformers sdpa / bertlite {name}" for name in ("sdpa", "packed")}
-    assert "training by autocast" in sections.sections("cuda")
+    assert "training by autocast" in sections.sections("cuda", 512)
 
 
 def test_the_script_adds_to_a_record_and_draws(kept, few_rounds, tmp_path):

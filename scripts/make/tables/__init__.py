@@ -67,6 +67,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "smallspeed": partial(speed.peers, "speed-small"),
     "familiesspeed": partial(speed.peers, "speed-families"),
     "avxtwo": speed.limited,
+    "roof": speed.roof,
     "checkpointing": partial(speed.checkpointing, "checkpointing"),
     "embed": speed.embed,
     "batches": speed.batches,

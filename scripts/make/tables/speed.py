@@ -146,6 +146,22 @@ def peers(name: str) -> str:
     return table(["model", "threads", "batch", *DTYPES], body, note) + halves(found)
 
 
+def roof() -> str:
+    """Table of the share of the processor's own limits that the native kernels reach, on one thread."""
+    found, body = record("speed"), []
+    for (model, threads), forward in grouped(found, "forward").items():
+        for batch, section in forward.items():
+            shares = section.get("shares", {})
+            cells = [shares.get(f"bertlite native {each}", {}) for each in DTYPES]
+            if threads == 1 and any(cells):
+                short = section["tokens"] < 64  # so few that reading the weights is the limit
+                what = "copy" if short else "multiply"
+                limit = "bandwidth of a copy" if short else "multiply instructions"
+                body.append([model, batch, limit, *(f"{each[what]:.0%}" if each else "" for each in cells)])
+    note = f"Limits are measured between the rounds of the same run; one thread, {measured_on(found)}."
+    return table(["model", "batch", "share of", *DTYPES], body, note)
+
+
 def halves(record: Record) -> str:
     """Table of the speed-up of optimised models without half of their heads and neurons; empty if none was timed."""
     body = []

@@ -29,7 +29,7 @@ from bertlite.cli.parts import FOLDER, RECORD, add_device, count, names, option,
 from bertlite.support.progress import Progress
 from bertlite.support.records import environment, version_of, write_json
 from bertlite.support.timing import check_rounds
-from scripts.measure.speed.bench import MODELS, Bench, Section, section_lines, suffix
+from scripts.measure.speed.bench import MODELS, Bench, longest_of, section_lines, suffix
 from scripts.measure.speed.engines import ENGINES
 from scripts.measure.speed.sections import sections
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_rounds(args.rounds, name="--rounds")
     args.record, args.folder = args.out.get(RECORD), args.out.get(FOLDER)
     record = open_record(args.record, new_record(args.device))
-    run_sections(args, sections(args.device), record)
+    run_sections(args, record)
     if PICTURE in args.out:
         plot(record, args.out[PICTURE])
     return 0
@@ -101,7 +101,7 @@ def open_record(path: Path | None, new: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-def run_sections(args: argparse.Namespace, known: Mapping[str, Section], record: dict[str, Any]) -> None:
+def run_sections(args: argparse.Namespace, record: dict[str, Any]) -> None:
     """Run sections for each model and number of threads, print the lines of each, and write the record after each.
 
     Raises:
@@ -115,7 +115,10 @@ def run_sections(args: argparse.Namespace, known: Mapping[str, Section], record:
     if unknown := [name for name in args.models if name not in MODELS]:
         raise ValueError(f"there is no model {unknown[0]!r}; have: {', '.join(MODELS)}")
     named = {
-        (model, number): {f"{name}{suffix(model, number)}": section for name, section in known.items()}
+        (model, number): {
+            f"{name}{suffix(model, number)}": section
+            for name, section in sections(args.device, longest_of(model)).items()
+        }
         for model, number in itertools.product(args.models, args.threads)
     }
     chosen = select("section", args.only, [name for group in named.values() for name in group])

@@ -52,6 +52,9 @@ def works(device: str = "cpu") -> Sequence[Work]:
         full(32, 128),
         ragged("SST-2", 32, 128, fixed=True),
         ragged("WikiText-2", 8, 512, fixed=True),
+        full(1, 512),
+        full(8, 512),
+        full(1, 2048),  # for models that have so many positions
     )
     large = (
         full(64, 128),

@@ -21,6 +21,7 @@ from bertlite.support.timing import Timings, alternate, summary, with_spread
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
 from scripts.measure.speed.batches import works
 from scripts.measure.speed.engines import ENGINES
+from scripts.measure.speed.roof import Roof, shares
 
 BASELINE = "transformers sdpa float32"
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # shape: folder, and what differs from bert-base
@@ -111,30 +112,45 @@ class Bench:
 Section = Callable[[Bench], dict[str, Any]]
 
 
-def forward_sections(device: str) -> dict[str, Section]:
-    """Return the section of each batch for a device, by name."""
-    return {f"forward {work.name}": partial(forward, work) for work in works(device)}
+def forward_sections(device: str, longest: int) -> dict[str, Section]:
+    """Return the section of each batch that is not longer than the longest, by name."""
+    return {f"forward {work.name}": partial(forward, work) for work in works(device) if work.width <= longest}
+
+
+def longest_of(model: str) -> int:
+    """Return how many positions a model of MODELS has; two of 514 are not used."""
+    return int(MODELS[model][1].get("max_position_embeddings", 512)) // 16 * 16
 
 
 def forward(work: Work, bench: Bench) -> dict[str, Any]:
-    """Time one batch in every engine that is right."""
+    """Time one batch in every engine that is right; between the rounds the roof of the native kernels is measured."""
     batch = work.inputs(bench.config.vocab_size, bench.device, bench.config.pad_token_id or 0)
     runs = {name: run for name, run in bench.runs.items() if work.filled < 1 or "packed" not in name}
     truth = reference.load(bench.folder, "BertModel", {}, torch.float64, "eager", bench.device)
     found = accuracies(truth, runs, batch)
-    times = time_right_runs(runs, batch, found, bench)
+    roof = Roof()
+    native = any(name.startswith("bertlite native") for name in runs)
+    times = time_right_runs(runs, batch, found, bench, roof.measure if native else lambda: None)
     if BASELINE not in times:
         raise RuntimeError(f"{BASELINE} differs from itself in float64: {found[BASELINE]}; nothing can be compared")
     what = f"forward, {work.name}, {work.filled:.0%} filled"
     section = section_of(what, bench, times, ratio_pairs(times), found)
     section |= {"work": work.name, "tokens": work.tokens, "filled": work.filled, "padding": work.padding}
+    section["roof"] = roof.rates
+    section["shares"] = shares(section, bench.config, work.lengths)
     return section | {"cosines": {name: each.cosine for name, each in found.items()}}
 
 
 def time_right_runs(
-    runs: Mapping[str, Forward], batch: Mapping[str, Any], found: Mapping[str, Accuracy], bench: Bench
+    runs: Mapping[str, Forward],
+    batch: Mapping[str, Any],
+    found: Mapping[str, Accuracy],
+    bench: Bench,
+    between: Callable[[], object] = lambda: None,
 ) -> Timings:
-    """Time those of these runs that are right by their accuracy; all have run once."""
+    """Time those of these runs that are right by their accuracy; all have run once.  `between` is called between
+    rounds.
+    """
     on_cpu = bench.device == "cpu"
     return alternate(
         {name: partial(run, batch) for name, run in runs.items() if found[name].is_right(name.split()[-1])},
@@ -143,7 +159,7 @@ def time_right_runs(
         seconds=bench.seconds,
         burst=BURST if on_cpu else 0.0,
         warm=1 if on_cpu else 2,
-        after_round=bench.after_round,
+        after_round=lambda: (between(), bench.after_round()),
     )
 
 
@@ -179,6 +195,8 @@ def section_lines(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         low, median, high = (1e3 * row[which] for which in ("low", "median", "high"))
         error = found.get("errors", {}).get(candidate)
         rounding = "" if error is None else f"   error {error:.1e}"
+        for what, share in found.get("shares", {}).get(candidate, {}).items():
+            rounding += f"   {share:.0%} of {what}"
         yield f"  {candidate:<{width}} {median:9.2f} ms   ({low:.2f} to {high:.2f}){rounding}"
     for candidate in found.get("wrong", ()):
         yield f"  WRONG  {candidate}: error {found['errors'][candidate]:.1e}, so it is not timed"

@@ -21,9 +21,9 @@ from scripts.measure.speed.engines import ALL, FLOATS, forward_of
 WHOLE = "whole"
 
 
-def sections(device: str) -> dict[str, Section]:
-    """Return the sections by name, in the order of running."""
-    running = {**forward_sections(device), "pruned": pruned, "training": training}
+def sections(device: str, longest: int) -> dict[str, Section]:
+    """Return the sections by name, in the order of running; no batch is longer than the longest."""
+    running = {**forward_sections(device, longest), "pruned": pruned, "training": training}
     if device != "cpu":
         return running | {"training by autocast": partial(training, autocast=True)}
     return {"import": startup.imports, "loading": startup.loading, "cold start": startup.cold} | running

@@ -1,0 +1,70 @@
+"""The most that this processor can do, beside which the kernels' speed is set."""
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bertlite import BertConfig
+from bertlite.inference.native.library import FLAGS, SOURCES, find_compiler, usable_sets
+
+SOURCE = Path(__file__).with_name("roof.cpp")
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+COPIED = 128 << 20  # bytes, of which no cache holds many
+
+
+@cache
+def program() -> ctypes.CDLL:
+    """Return the compiled program, for the instructions that the kernels use here."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "roof.so"
+        flags = next(each for each in usable_sets() if not each.uses_torch).flags
+        subprocess.run([*find_compiler(), *FLAGS, *flags, f"-I{SOURCES}", str(SOURCE), "-o", str(built)], check=True)
+        return ctypes.CDLL(str(built))
+
+
+class Roof:
+    """The highest rates of one thread that were seen: operations a second by dtype, and bytes a second of a copy."""
+
+    def __init__(self) -> None:
+        self.rates: dict[str, float] = {}
+
+    def measure(self) -> None:
+        """Measure the rates once more, a fifth of a second."""
+        for name in ("multiply_float32", "multiply_bfloat16", "multiply_int8", "copy"):
+            function = getattr(program(), name)
+            function.restype = ctypes.c_double
+            rate = function(ctypes.c_long(COPIED)) if name == "copy" else function()
+            key = name.removeprefix("multiply_")
+            self.rates[key] = max(rate, self.rates.get(key, 0.0))
+
+
+def operations(config: BertConfig, lengths: Sequence[int]) -> int:
+    """Return the operations of a forward's matmuls, without those of padding; a product and a sum are two."""
+    attention = sum(4 * length * length * config.hidden_size for length in lengths)
+    return 2 * sum(lengths) * weights(config) + config.num_hidden_layers * attention
+
+
+def weights(config: BertConfig) -> int:
+    """Return how many weights the matmuls of the layers have."""
+    width = config.hidden_size
+    return config.num_hidden_layers * (4 * width * width + 2 * width * config.intermediate_size)
+
+
+def shares(section: Mapping[str, Any], config: BertConfig, lengths: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Return the shares of the roof that bertlite's kernels reach in a section, by engine.
+
+    Returns:
+        {engine: {"multiply": of its operations, "copy": of the bandwidth, for reading each weight once}}
+    """
+    found, roof = {}, section["roof"]
+    for name, row in section["seconds"].items():
+        dtype = name.split()[-1]
+        if name.startswith("bertlite native") and dtype in roof:
+            rate = operations(config, lengths) / row["median"]
+            read = weights(config) * BYTES[dtype] / row["median"]
+            found[name] = {"multiply": rate / (section["threads"] * roof[dtype]), "copy": read / roof["copy"]}
+    return found
