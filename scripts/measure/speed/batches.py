@@ -38,7 +38,7 @@ def ragged(dataset: str, batch: int, limit: int, fixed: bool = False) -> Work:
 
 
 def works(device: str = "cpu") -> Sequence[Work]:
-    """Return the batches for a device; a GPU also gets some that are large enough to keep it busy.
+    """Return the batches for a device: the CPU also gets long ones, a GPU some that keep it busy.
 
     Texts are padded to the longest of their batch, as tokenizers do with `padding=True`, and once more to a fixed
     length, as engines need that are compiled for one shape.
@@ -52,10 +52,8 @@ def works(device: str = "cpu") -> Sequence[Work]:
         full(32, 128),
         ragged("SST-2", 32, 128, fixed=True),
         ragged("WikiText-2", 8, 512, fixed=True),
-        full(1, 512),
-        full(8, 512),
-        full(1, 2048),  # for models that have so many positions
     )
+    long = (full(1, 512), full(8, 512), full(1, 2048))  # the last for models that have so many positions
     large = (
         full(64, 128),
         full(16, 512),
@@ -64,4 +62,4 @@ def works(device: str = "cpu") -> Sequence[Work]:
         ragged("SST-2", 512, 128, fixed=True),  # 65,536 positions
         ragged("WikiText-2", 128, 512, fixed=True),
     )
-    return small if device == "cpu" else (*small, *large)
+    return (*small, *(long if device == "cpu" else large))
