@@ -23,7 +23,7 @@ from bertlite.support import timing
 
 F64 = torch.float64
 # Backends that run here.
-ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Requirements()) is None]
+ON_CPU = [name for name, backend in BACKENDS.items() if not (backend.missing and backend.missing(Requirements()))]
 HEADED: list[Any] = [getattr(heads, name) for name in heads.__all__ if name != "BertLMHeadModel"]  # encoders
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # the first words of a vocabulary
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

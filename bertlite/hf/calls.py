@@ -31,8 +31,9 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         name = self.config._attn_implementation
         return NAMES.get(name, name)
 
-    def call(self, encoder: Any, x: Tensor, inputs: LayerContext) -> Any:
+    def run_encoder(self, x: Tensor, inputs: LayerContext) -> Any:
         """Run the encoder, whoever made it; return its output and, if they are kept, the inputs of each layer."""
+        encoder = self.encoder
         if takes_inputs(encoder, inputs, x):
             out = encoder(x, inputs)
         else:
@@ -85,21 +86,15 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
     @property
     def limits(self) -> Any:
         """The config with the sizes of the tables that the embeddings have: others may have replaced them."""
-        tables = {field: getattr(self.embeddings, f"{name}_embeddings", None) for name, field in TABLES.items()}
-        sizes = {field: table.num_embeddings for field, table in tables.items() if isinstance(table, nn.Embedding)}
-        if getattr(self.embeddings, "padding_row", None) is not None:
-            sizes["max_position_embeddings"] -= 1
-        if all(size == getattr(self.config, field) for field, size in sizes.items()):
-            return self.config
-        return SimpleNamespace(**{**vars(self.config), **sizes})
-
-    def layer_inputs(self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
-        given = super().layer_inputs(inputs, layout, x, cache)
-        if self.attention_name() != "eager":
-            return given
-        crossed = given.encoder  # transformers' eager attention always returns its weights
-        crossed = None if crossed is None else replace(crossed, returns_weights=True)
-        return replace(given, returns_weights=True, encoder=crossed)
+        config, embeddings, sizes = self.config, self.embeddings, {}
+        for name, field in TABLES.items():
+            table = getattr(embeddings, f"{name}_embeddings", None)
+            if isinstance(table, nn.Embedding):
+                has_padding = name == "position" and getattr(embeddings, "padding_row", None) is not None
+                size = table.num_embeddings - has_padding
+                if size != getattr(config, field):
+                    sizes[field] = size
+        return SimpleNamespace(**{**vars(config), **sizes}) if sizes else config
 
     def recomputes(self) -> bool:
         return any(getattr(layer, "recomputes", False) for layer in getattr(self.encoder, "layer", ()))
@@ -112,20 +107,22 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
             return False
         return all(is_own(layer.attention) and is_own(layer.attention.self) for layer in layers)
 
-    def attention(
-        self, layout: Layout, mask: Tensor | None, x: Tensor, weights: bool, cache: Any, states: Tensor | None = None
+    def select_backend_and_mask(
+        self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any, crosses: bool = False
     ) -> tuple[Backend, Any]:
-        name, past = self.attention_name(), None
-        if states is None and cache is not None:
+        mask, past = inputs.encoder_attention_mask if crosses else inputs.attention_mask, None
+        if cache is not None and not crosses:
             past = cache.cache
             if mask is not None and mask.dim() == 4 and cache.self_attention.is_compileable:
                 mask = mask[..., : cache.length + x.shape[1]]  # generate masks all the room in a cache of fixed size
-        if isinstance(layout, Packed) or name == "auto" or name in BACKENDS:
-            return super().attention(layout, mask, x, weights, cache, states)
-        causal = states is None and bool(self.config.is_decoder)
-        if states is not None:
-            states = x.new_empty(states.shape)  # only its shape is looked at
-        return compat.registered_backend(name), compat.registered_mask(self.config, x, mask, past, states, causal)
+                inputs = replace(inputs, attention_mask=mask)
+        if isinstance(layout, Packed) or inputs.attention == "auto" or inputs.attention in BACKENDS:
+            return super().select_backend_and_mask(inputs, layout, x, cache, crosses)
+        causal = bool(self.config.is_decoder) and not crosses
+        states = inputs.encoder_hidden_states if crosses else None
+        states = None if states is None else x.new_empty(states.shape)  # only its shape is looked at
+        backend = compat.registered_backend(inputs.attention)
+        return backend, compat.registered_mask(self.config, x, mask, past, states, causal)
 
     def cache_for(self, past: Any, crossed: bool) -> Any:
         past = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)

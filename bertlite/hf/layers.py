@@ -40,7 +40,7 @@ class Attends:
     is_causal: bool
 
     def run(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> tuple[Any, ...]:
-        """Return the context or the output, and the attention weights where there are some."""
+        """Compute with arguments of transformers; return the context or output, and weights where there are some."""
         causal = self.is_causal and states is None
         inputs = read_inputs(x, mask, self.config, self.layer_idx, states=states, causal=causal, **options)
         return self.compute(x, inputs)
@@ -81,11 +81,14 @@ class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttentio
         self.is_cross_attention, self.is_causal = cross, bool(config.is_decoder) and not cross
 
     def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-        context, weights = self.call(self.self, x, inputs)
+        if takes_inputs(self.self, inputs, x):
+            context, weights = self.self(x, attention_mask=inputs)
+        else:
+            context, weights = self.call_other(self.self, x, inputs)
         return self.output(context, x), weights
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        """Run attention without its output projection, whoever made it."""
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+        """Run attention that is not ours, without its output projection, as transformers does."""
         raise NotImplementedError
 
     def prune_heads(self, heads: Iterable[int]) -> None:
@@ -116,14 +119,14 @@ class ReadsCalls:
     layer_idx: Any = 0
 
     def read(self, x: Tensor, mask: Any, states: Tensor | None, encoder_mask: Any, **options: Any) -> LayerContext:
-        """Return the arguments of a call as transformers makes it, or the `LayerContext` that stand for them.
+        """Return the arguments of a call as transformers makes it as the layer's context.
 
         Raises:
             ValueError: there is an encoder's output, and no cross-attention to look at it.
         """
         config, layer, decodes = self.config, self.layer_idx, bool(self.config.is_decoder)
         inputs = read_inputs(x, mask, config, layer, causal=decodes, **options)
-        if states is None or isinstance(mask, LayerContext) or not decodes:
+        if states is None or not decodes:
             return inputs
         if not config.add_cross_attention:
             raise ValueError(
@@ -154,14 +157,16 @@ class Layer(ReadsCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         raise NotImplementedError
 
-    def attend(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
-        x, weights = self.call(attention, x, inputs)
+    def run_attention(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
+        if takes_inputs(attention, inputs, x):
+            return modules.BertLayer.run_attention(self, attention, x, inputs)
+        x, weights = self.call_other(attention, x, inputs)
         if weights is not None:
             inputs.keep_weights(weights)
         return x
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        """Run attention, whoever made it."""
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+        """Run attention that is not ours as transformers does."""
         raise NotImplementedError
 
     @property
@@ -209,8 +214,6 @@ class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
     ) -> LayerContext:
         """Return the arguments of a call; attention weights, if they are wanted, are those of all layers."""
         inputs = super().read(x, mask, states, encoder_mask, **options)
-        if isinstance(mask, LayerContext):
-            return inputs
         if head_mask is not None:
             inputs = replace(inputs, gates=[gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))])
         inputs = replace(inputs, keep_states=bool(output_hidden_states))

@@ -8,16 +8,14 @@ from transformers.models.bert import modeling_bert as stock
 from bertlite.hf import compat
 from bertlite.hf.cache import past_of
 from bertlite.hf.layers import Attends, Attention, Encoder, Layer, SelfAttention, with_own_weights
-from bertlite.hf.masks import head_mask_of, mask_tensor, own, takes_inputs
+from bertlite.hf.masks import head_mask_of, mask_tensor, own
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
 
 
 def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-    """Run attention of whatever kind, ours or another's; return the context or output, and the weights."""
-    if takes_inputs(part, inputs, x):
-        return part(x, inputs)
+    """Run another's attention, of whatever kind; return the context or output, and the weights."""
     out = part(
         x,
         attention_mask=mask_tensor(inputs, x),
@@ -43,6 +41,8 @@ class Called(Attends):
         output_attentions: bool | None = False,
         cache_position: Tensor | None = None,
     ) -> tuple[Any, ...]:
+        if isinstance(attention_mask, LayerContext):
+            return self.compute(hidden_states, attention_mask)
         return self.run(
             hidden_states, attention_mask, encoder_hidden_states, head_mask=head_mask, past=past_key_values,
             output_attentions=output_attentions,
@@ -75,7 +75,7 @@ class BertAttention(Called, Attention):
         )
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         return call_attention(part, x, inputs)
 
 
@@ -83,7 +83,7 @@ class BertLayer(Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, layer_idx=layer_idx, is_cross_attention=cross)
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         return call_attention(part, x, inputs)
 
     @own
@@ -98,10 +98,13 @@ class BertLayer(Layer):
         output_attentions: bool | None = False,
         cache_position: Tensor | None = None,
     ) -> tuple[Any, ...]:
-        inputs = self.read(
-            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
-            past=past_key_values, output_attentions=output_attentions,
-        )  # fmt: skip
+        if isinstance(attention_mask, LayerContext):
+            inputs = attention_mask
+        else:
+            inputs = self.read(
+                hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
+                past=past_key_values, output_attentions=output_attentions,
+            )  # fmt: skip
         inputs = with_own_weights(inputs)
         x = self.run(hidden_states, inputs)
         kept = (inputs,) if inputs.encoder is None else (inputs, inputs.encoder)
@@ -139,6 +142,8 @@ class BertEncoder(Encoder):
         return_dict: bool | None = True,
         cache_position: Tensor | None = None,
     ) -> Any:
+        if isinstance(attention_mask, LayerContext):
+            return self.run(hidden_states, attention_mask, True, True)
         if use_cache and self.config.is_decoder:
             crossed = encoder_hidden_states is not None
             past = past_key_values

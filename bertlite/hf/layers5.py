@@ -11,7 +11,7 @@ from transformers.models.bert import modeling_bert as stock
 from bertlite.hf import compat
 from bertlite.hf.cache import past_of
 from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention
-from bertlite.hf.masks import head_mask_of, mask_tensor, own, takes_inputs
+from bertlite.hf.masks import head_mask_of, mask_tensor, own
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
@@ -89,9 +89,7 @@ class BertAttention(Attention):
         attention = (BertCrossAttention if is_cross_attention else BertSelfAttention)(config, is_causal, layer_idx)
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        if takes_inputs(part, inputs, x):
-            return part(x, attention_mask=inputs)
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         return part(
             x,
             encoder_hidden_states=inputs.source,
@@ -122,9 +120,7 @@ class BertLayer(Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, config.is_decoder and not cross, layer_idx, cross)
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        if takes_inputs(part, inputs, x):
-            return part(x, inputs)
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         mask, past, options = mask_tensor(inputs, x), past_of(inputs), options_for(inputs)
         if inputs.source is None:
             return part(x, mask, past_key_values=past, **options)

@@ -107,14 +107,12 @@ def read_inputs(
 
     Args:
         x: the hidden states, (B, S, …).
-        mask: `LayerContext`; or None, scores to add or, bool, what may be attended to, broadcasting to (B, N, S, K).
+        mask: None, scores to add or, bool, what may be attended to, broadcasting to (B, N, S, K).
         config: it names the attention.  "eager", or none, gives attention weights; "sdpa" only if they are wanted.
         layer: the number of the layer.
         states: an encoder's output, for cross-attention.
         causal: of a decoder's self-attention, which transformers makes causal under "sdpa" if there is no mask.
     """
-    if isinstance(mask, LayerContext):
-        return mask
     cache = None if past is None else LayerCache(past, config)
     if cache is not None and layer is None:
         raise ValueError("this layer was built without layer_idx, under which a cache keeps its keys; give one")

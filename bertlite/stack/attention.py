@@ -1,8 +1,11 @@
 """Attention: what a layer is given beside hidden states, the kernels, and the table of backends that run them.
 
+A kernel is given tensors and functions of tensors, never a module.
+
 Shapes:  B sequences · S queries · K keys · T tokens · N heads · H head dim · D hidden;  … is (B, S) or, packed, (T,)
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +19,7 @@ from bertlite.stack.cache import Cache
 from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Layout, Packed
 
-ScoreBias = Callable[[Tensor, Tensor, bool], Tensor]  # (q, k, whether queries stand where the first keys do)
+ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> what is added to (B, N, S, K)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Backend:
     packs: bool = False  # padding is left out
     gives_weights: bool = True
     gives_dropped_weights: bool = False  # the weights after dropout, which is what the context was made from
-    missing: Callable[[Requirements], str | None] = lambda needs: None  # what else it needs and does not find
+    missing: Callable[[Requirements], str | None] | None = None  # says what else it needs and does not find
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +61,7 @@ class LayerContext:
         encoder: the inputs of cross-attention.
         first_only: the last layer computes the first token of each sequence alone.
         keep_states: return what each layer was given.
-        returns_weights: attention returns its weights.
+        returns_weights: attention returns its weights, also where the kernel gives none.
         weights: where layers put their attention weights, (B, N, S, K), by number, if they are wanted.
         layer: the number of the layer that is given this.
     """
@@ -98,6 +101,17 @@ class LayerContext:
         gate = None if self.gates is None else self.gates[self.layer]
         return self.first(gate) if gate is not None and self.first_only else gate
 
+    def distances(self, q: Tensor, k: Tensor) -> Tensor:  # (…, N, H) each -> (S, K)
+        """Return how far each query stands behind each key: queries are the last of the keys, or the first of them.
+
+        Of packed tokens in the longest sequence; in another, the first rows and columns.
+        """
+        queries, keys = q.shape[1], k.shape[1]
+        if isinstance(self.layout, Packed):
+            queries = keys = max(self.layout.lengths, default=0)
+        position = torch.arange(keys, device=q.device)
+        return (position[:1, None] if self.first_only else position[keys - queries :, None]) - position[None, :]
+
     def through_cache(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Return keys and values, (…, N, H), with those in the cache; an encoder's are computed once and kept."""
         if self.cache is None:
@@ -119,6 +133,20 @@ def as_scores(bias: Tensor, dtype: torch.dtype) -> Tensor:
         return bias
     limit = torch.finfo(dtype).max / 2
     return bias.to(dtype).clamp(-limit, limit)
+
+
+def relative_scores(q: Tensor, k: Tensor, table: Tensor, with_keys: bool) -> Tensor:
+    """Return what the distance from query to key adds to the scaled scores, (B, N, S, K).
+
+    Args:
+        table: (S, K, H), of the longest sequence; the vector of the distance between each two tokens.
+        with_keys: keys are multiplied by it too (Huang et al. 2020), and not queries alone (Shaw et al. 2018).
+    """
+    table = table[: q.shape[-2], : k.shape[-2]]
+    scores = torch.einsum("bnsh,skh->bnsk", q, table)
+    if with_keys:
+        scores = scores + torch.einsum("bnkh,skh->bnsk", k, table)
+    return scores / math.sqrt(q.shape[-1])
 
 
 def probabilities(q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -157,17 +185,18 @@ def sdpa(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext, score_bias: ScoreBias | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:  # (…, N, H) each -> (…, N·H), (B, N, S, K)
-    """Compute the context, each head multiplied by its gate, and the attention weights if they are wanted.
+    """Compute the context, each head multiplied by its gate, and the attention weights if they are there or wanted.
 
     Args:
-        score_bias: what is added to the scores of q, (B, N, S, H), and k, (B, N, K, H); None is nothing.  Sequences
-            that are packed are given to it in groups.
+        score_bias: gives what is added to the scores; None is nothing.  Packed sequences are given to it in groups.
     """
     weights: Tensor | None = None
-    if inputs.backend.packs:
-        context = attend_packed(q, k, v, inputs, score_bias, dropout)
-    else:
+    if not inputs.backend.packs:
         context, weights = attend_rows(q, k, v, inputs, score_bias, dropout)
+    elif q.shape[0]:
+        context = inputs.backend.kernel(q, k, v, inputs.layout, score_bias, dropout, inputs.first_only)
+    else:
+        context = torch.cat([q, k, v])  # of no tokens, with the gradients of all three
     if inputs.gates is not None:
         context, weights = apply_gate(context, weights, inputs)
     return context.flatten(-2), weights
@@ -184,7 +213,7 @@ def apply_gate(context: Tensor, weights: Tensor | None, inputs: LayerContext) ->
 def attend_rows(
     q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext, score_bias: ScoreBias | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:  # (B, S, N, H), (B, K, N, H) twice -> (B, S, N, H), (B, N, S, K)
-    """Compute the context of rows, and their attention weights if they are wanted.
+    """Compute the context of rows, and their attention weights if the kernel gives them or they are wanted.
 
     Where only first tokens are computed, they are the queries: S is 1.
     """
@@ -194,7 +223,7 @@ def attend_rows(
         None if x is None else x.to(q.device) for x in (mask.allowed, mask.bias, mask.attends_anything)
     )
     if score_bias is not None:
-        shift = score_bias(q, k, inputs.first_only)
+        shift = score_bias(q, k)
         bias = shift if bias is None else shift + as_scores(bias, shift.dtype)
     context, weights = inputs.backend.kernel(q, k, v, allowed, bias, dropout)
     if inputs.returns_weights and weights is None:
@@ -202,24 +231,16 @@ def attend_rows(
     if attends_anything is not None:
         context = context.masked_fill(~attends_anything, 0)
         weights = weights.masked_fill(~attends_anything, 0) if weights is not None else None
-    return context.transpose(1, 2), weights if inputs.returns_weights else None
-
-
-def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext, score_bias: ScoreBias | None, dropout: float
-) -> Tensor:  # (T, N, H) -> (T, N, H)
-    """Compute the context of packed tokens; where only first tokens are computed, of these."""
-    packing: Any = inputs.layout
-    if not q.shape[0]:
-        return torch.cat([q, k, v])  # of no tokens, with the gradients of all three
-    context: Tensor = inputs.backend.kernel(q, k, v, packing, score_bias, dropout, inputs.first_only)
-    return context
+    return context.transpose(1, 2), weights
 
 
 def grouped(
     q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
-) -> Tensor:
-    """Compute attention of packed sequences by SDPA, padded in the groups of `Packed.groups`."""
+) -> Tensor:  # (T, N, H) each -> (T, N, H)
+    """Compute attention of packed sequences by SDPA, padded in the groups of `Packed.groups`.
+
+    Where only first tokens are computed, they are the queries.
+    """
     groups = packing.groups
     k, v = groups.spread(k), groups.spread(v)
     if not first:
@@ -233,7 +254,7 @@ def grouped(
         heads = [
             x.unflatten(0, (group.sequences, -1)).transpose(1, 2) for x in (q[queries], k[group.slots], v[group.slots])
         ]
-        bias = None if score_bias is None else score_bias(heads[0], heads[1], True)
+        bias = None if score_bias is None else score_bias(heads[0], heads[1])
         context, _ = sdpa(heads[0], heads[1], heads[2], group.real, bias, dropout)  # (sequences, N, S, H)
         contexts.append(context.transpose(1, 2).flatten(0, 1))
     context = torch.cat(contexts) if len(contexts) > 1 else contexts[0]
@@ -316,10 +337,10 @@ def select(name: str, needs: Requirements) -> Backend:
         raise ValueError(
             f"backend {name!r} cannot give attentions while attention dropout is on; use 'eager' or 'auto'"
         )
-    if (missing := backend.missing(needs)) is not None:
+    if backend.missing is not None and (missing := backend.missing(needs)) is not None:
         raise ValueError(f"backend {name!r} cannot run here: {missing}; use 'packed'")
     if name == "packed" and needs.device == "cuda":
-        missing = BACKENDS["varlen"].missing(needs)
+        missing = missing_for_varlen(needs)
         if missing is None:
             return BACKENDS["varlen"]
         warnings.warn(f"packed attention runs as groups of padded sequences: {missing}", stacklevel=2)

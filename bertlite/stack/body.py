@@ -45,7 +45,7 @@ class BertBody(Body, Generic[Out]):
     pooler: BertPooler | None
     output_type: ClassVar[type[Any]] = BertModelOutput
     encoder_class: ClassVar[type[BertEncoder]] = BertEncoder
-    limits: Any = property(lambda self: self.config)  # the sizes by which inputs are checked
+    limits: Any = None  # the sizes by which inputs are checked; None: those of the config
 
     if TYPE_CHECKING:
 
@@ -80,7 +80,8 @@ class BertBody(Body, Generic[Out]):
         """Run BERT.
 
         With attn_implementation="packed" padding is left out: the outputs at padded positions are zeros, and the
-        pooler reads the first token that is not padding.  "auto" and "sdpa" leave it out by the rules of `choose`.
+        pooler reads the first token that is not padding.  "auto" and "sdpa" leave it out by the rules of
+        `choose_layout`.
 
         Args:
             input_ids: (B, S), integers below vocab_size.
@@ -116,31 +117,31 @@ class BertBody(Body, Generic[Out]):
         states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         inputs = ForwardArgs(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, head_mask, encoder_hidden_states,
-            encoder_attention_mask, cu_seqlens, first_token_only, attentions, states,
+            encoder_attention_mask, cu_seqlens, first_token_only, attentions, states, self.attention_name(),
             inputs_embeds if input_ids is None else input_ids,
         )  # fmt: skip
         keeps = bool(config.is_decoder) and self.returns_cache(use_cache)  # an encoder has no next token to keep for
         past = past_key_values
         cache = self.cache_for(past, encoder_hidden_states is not None) if keeps or past is not None else None
         recomputes = past is not None and self.recomputes()
-        check_inputs(inputs, config, self.limits, self.embeddings, None if past is None else cache, recomputes)
+        checked = None if past is None else cache
+        check_inputs(inputs, config, self.limits or config, self.embeddings, checked, recomputes)
         parts, layout = self.encode(inputs, cache)
         parts["past_key_values"] = self.cache_out(cache) if keeps else None
         x, pooler = parts["last_hidden_state"], self.pooler
-        rows = None if pooler is None else layout.pooler_rows(x)
         parts["last_hidden_state"] = x if return_encoded else layout.unpack(x)
-        parts["pooler_output"] = None if pooler is None else pooler(rows)
+        parts["pooler_output"] = None if pooler is None else pooler(layout.pooler_rows(x))
         return EncoderOutput(**parts, layout=layout) if return_encoded else self.output(parts, return_dict)  # type: ignore[return-value]
 
     def encode(self, inputs: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
         """Run the embeddings and the layers; return parts of the output, tokens as the layers left them, and how."""
-        config, layout, positions = self.config, self.choose(inputs, cache), inputs.position_ids
+        config, layout, positions = self.config, self.choose_layout(inputs, cache), inputs.position_ids
         if getattr(config, "positions_skip_padding", False):
             positions = inputs.positions(config, 0 if cache is None else cache.length)
         packed = layout.pack_inputs(inputs.input_ids, inputs.token_type_ids, positions, inputs.inputs_embeds)
         x = self.embeddings(*packed)  # (B, S, D) or (T, D)
-        given = self.layer_inputs(inputs, layout, x, cache)
-        x, states = self.call(self.encoder, x, given)
+        given = self.layer_context(inputs, layout, x, cache)
+        x, states = self.run_encoder(x, given)
         weights, crossed = given.weights, None if given.encoder is None else given.encoder.weights
         parts = {
             "last_hidden_state": x,
@@ -150,21 +151,21 @@ class BertBody(Body, Generic[Out]):
         }
         return parts, layout.first_token_layout() if given.first_only else layout
 
-    def call(self, encoder: Any, x: Tensor, inputs: LayerContext) -> Any:
+    def run_encoder(self, x: Tensor, inputs: LayerContext) -> Any:
         """Run the encoder; return its output and, if they are kept, the inputs of each layer."""
-        return encoder(x, inputs)
+        return self.encoder(x, inputs)
 
-    def layer_inputs(self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
+    def layer_context(self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
         """Return what the layers are given beside the embeddings x."""
         weights, states = inputs.output_attentions, inputs.encoder_hidden_states
-        backend, mask = self.attention(layout, inputs.attention_mask, x, weights, cache)
+        backend, mask = self.select_backend_and_mask(inputs, layout, x, cache)
         gates, encoder = None, None
         if inputs.head_mask is not None:
             gates = [layout.gate(g) for g in read_gates(inputs.head_mask, self.config, *layout.gate_shape, x.dtype)]
         if states is not None:
             check_encoder_states(self.config, states, x.shape[0])
             keys = Padded(x.shape[0], x.shape[1], states.shape[1], x.device, "encoder_attention_mask")
-            crossed, other = self.attention(keys, inputs.encoder_attention_mask, x, weights, cache, states)
+            crossed, other = self.select_backend_and_mask(inputs, keys, x, cache, crosses=True)
             encoder = LayerContext(
                 crossed, keys, other, cache=cache, source=states, returns_weights=weights,
                 weights={} if weights else None,
@@ -180,7 +181,7 @@ class BertBody(Body, Generic[Out]):
         out = self.output_type(**parts)
         return out if wants_dict else out.to_tuple()
 
-    def choose(self, inputs: ForwardArgs, cache: Any) -> Layout:
+    def choose_layout(self, inputs: ForwardArgs, cache: Any) -> Layout:
         """Choose how the tokens lie: in rows, or packed if padding is to be left out.
 
         "packed" always leaves it out, and `cu_seqlens` says that it is; `may_pack` has the rules of the others.
@@ -188,7 +189,7 @@ class BertBody(Body, Generic[Out]):
         Raises:
             ValueError: it is to be left out, and the model or the mask cannot do without it.
         """
-        name, x, mask = self.attention_name(), inputs.tokens, inputs.attention_mask
+        name, x, mask = inputs.attention, inputs.tokens, inputs.attention_mask
         found: Packed | None = None
         if inputs.cu_seqlens is not None:
             if name != "auto" and name not in PACKING:
@@ -230,50 +231,46 @@ class BertBody(Body, Generic[Out]):
         an encoder, as by a head of the pooler; no hook sees the modules; and nothing is compiled, exported, traced or
         mapped, as a graph must not depend on the values of one mask.
         """
-        name = self.attention_name()
+        name = inputs.attention
         if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not inputs.output_attentions:
             return True
-        seen = not inputs.first_token_only or cached or self.config.is_decoder or self.embeddings.training
-        if name != "auto" or seen:
+        cannot_pack = cached or self.config.is_decoder or self.embeddings.training
+        if name != "auto" or cannot_pack or not inputs.first_token_only:
             return False
         return self.may_skip_padding() and packing_pays(inputs.tokens, mask) and not has_hooks_within(self)
 
-    def attention(
-        self, layout: Layout, mask: Tensor | None, x: Tensor, weights: bool, cache: Any, states: Tensor | None = None
+    def select_backend_and_mask(
+        self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any, crosses: bool = False
     ) -> tuple[Backend, Any]:
-        """Choose the backend of attention, to oneself or to an encoder's output, and read the mask.
+        """Select the backend of attention, and read the mask.
 
         Args:
+            layout: where queries and keys stand.
             x: the embeddings.
-            weights: whether attention weights are returned.
             cache: of a decoder, for subclasses that look at it.
-            states: the encoder's output.
+            crosses: whether keys are an encoder's output.
         """
-        config, name = self.config, self.attention_name()
+        config, name = self.config, inputs.attention
+        mask = inputs.encoder_attention_mask if crosses else inputs.attention_mask
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
-            refuse_pruned(config, f"an {'' if states is None else 'encoder_'}attention_mask for each head")
-        backend = self.backend("packed" if layout.packs and name == "auto" else name, x, weights)
-        if states is not None and backend.packs:
-            raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
-        causal = states is None and bool(config.is_decoder)
-        if isinstance(layout, Packed):
-            return backend, Mask()  # which tokens are real has been read from it
-        lower = causal_mask(layout.length, layout.keys, layout.device) if causal else None
-        shape = layout.batch, layout.length, layout.keys
-        return backend, read_mask(mask, *shape, config.num_attention_heads, lower, layout.mask_name)
-
-    def backend(self, name: str, x: Tensor, weights: bool) -> Backend:
-        """Select the backend for embeddings x."""
-        config = self.config
-        needs = Requirements(
-            weights=weights,
+            refuse_pruned(config, f"an {'encoder_' if crosses else ''}attention_mask for each head")
+        requirements = Requirements(
+            weights=inputs.output_attentions,
             dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
             relative=config.position_embedding_type != "absolute",
             device=x.device.type,
             dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
             head_dim=config.hidden_size // config.num_attention_heads,
         )
-        return select(name, needs)
+        backend = select("packed" if layout.packs and name == "auto" else name, requirements)
+        if crosses and backend.packs:
+            raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
+        if isinstance(layout, Packed):
+            return backend, Mask()  # which tokens are real has been read from it
+        ahead = config.is_decoder and not crosses
+        causal = causal_mask(layout.length, layout.keys, layout.device) if ahead else None
+        shape = layout.batch, layout.length, layout.keys
+        return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name)
 
     def may_skip_padding(self) -> bool:
         """Return whether work may be left out that no result shows, which rounds results differently in float32.

@@ -43,6 +43,7 @@ class ForwardArgs:
     first_token_only: bool
     output_attentions: bool
     output_hidden_states: bool
+    attention: str  # the name of the backend, or "auto"
     tokens: Any  # input_ids, or inputs_embeds in their place; None until it is refused
 
     @cached_property
@@ -97,18 +98,7 @@ def check_inputs(
         cache: the keys and values that the caller gave.
         recomputes: whether layers are run again in the backward pass.
     """
-    check_combination(inputs, config, cache is not None, recomputes)
-    check_tokens(inputs, limits, 0 if cache is None else cache.length)
-    check_devices(embeddings, inputs)
-
-
-def check_combination(inputs: ForwardArgs, config: BertConfig, cached: bool, recomputes: bool) -> None:
-    """Refuse inputs that are no tensors, or that exclude each other.
-
-    Args:
-        cached: whether the caller gave a cache.
-        recomputes: whether layers are run again in the backward pass.
-    """
+    cached = cache is not None
     for name in TENSORS:
         if (given := getattr(inputs, name)) is not None and not isinstance(given, Tensor):
             check_tensor(name, given)
@@ -122,6 +112,8 @@ def check_combination(inputs: ForwardArgs, config: BertConfig, cached: bool, rec
         raise ValueError("first_token_only=True is for encoders: a decoder's first token sees no other")
     if inputs.encoder_hidden_states is None and inputs.encoder_attention_mask is not None:
         raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
+    check_tokens(inputs, limits, cache.length if cached else 0)
+    check_devices(embeddings, inputs)
 
 
 def check_tokens(inputs: ForwardArgs, config: BertConfig, past: int) -> None:

@@ -243,23 +243,25 @@ class Packed:
     def groups(self) -> Groups:
         """Group the sequences for attention by `group_lengths`."""
         groups: list[Group] = []
-        start, members = 0, group_lengths(self.lengths)
-        for sequences in members:
-            lengths = [self.lengths[i] for i in sequences]  # from the longest to the shortest
+        order: list[int] = []  # of the sequences
+        row_lengths: list[int] = []
+        slots = 0
+        for sequences in group_lengths(self.lengths):
+            rows, longest, shortest = len(sequences), self.lengths[sequences[0]], self.lengths[sequences[-1]]
             real = None
-            if lengths[-1] < lengths[0]:
-                real = torch.arange(lengths[0], device=self.counts.device) < self.tensor(lengths)[:, None, None, None]
-            slots = slice(start, start + len(lengths) * lengths[0])
-            groups.append(Group(slots, len(lengths), real))
-            start = slots.stop
-        order = [i for sequences in members for i in sequences]
-        if all(group.real is None for group in groups) and order == sorted(order):
+            if shortest < longest:
+                lengths = self.counts[self.tensor(sequences)]
+                real = torch.arange(longest, device=self.counts.device) < lengths[:, None, None, None]
+            groups.append(Group(slice(slots, slots + rows * longest), rows, real))
+            order += sequences
+            row_lengths += [longest] * rows
+            slots += rows * longest
+        if slots == self.tokens and order == sorted(order):
             return Groups(tuple(groups))  # nothing to move: each group is a view
-        turn = self.tensor(order)
-        widths = self.tensor([self.lengths[sequences[0]] for sequences in members for _ in sequences])
+        turn, widths = self.tensor(order), self.tensor(row_lengths)
         begin, slots_begin = self.cu_seqlens.long()[turn], widths.cumsum(0) - widths
-        row_of = torch.arange(len(order), device=self.counts.device).repeat_interleave(widths, output_size=start)
-        within = torch.arange(start, device=self.counts.device) - slots_begin[row_of]
+        row_of = torch.arange(len(order), device=self.counts.device).repeat_interleave(widths, output_size=slots)
+        within = torch.arange(slots, device=self.counts.device) - slots_begin[row_of]
         token_at = begin[row_of] + within.minimum(self.counts[turn][row_of] - 1)
         moves = torch.zeros_like(self.counts, dtype=torch.long).index_copy(0, turn, slots_begin - begin)
         slot_of = torch.arange(self.tokens, device=self.counts.device) + self.repeat(moves)

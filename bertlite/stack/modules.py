@@ -7,13 +7,14 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
 from bertlite.stack.activations import ACTIVATIONS
-from bertlite.stack.attention import LayerContext, attend
+from bertlite.stack.attention import LayerContext, ScoreBias, attend, relative_scores
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
 
@@ -82,7 +83,7 @@ class BertSelfAttention(nn.Module):
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, N·H), (B, N, S, K)
         q, k, v = self.project(hidden_states, inputs)
-        score_bias = None if self.position_embedding_type == "absolute" else self.score_bias
+        score_bias = None if self.position_embedding_type == "absolute" else self.score_bias(q, k, inputs)
         return attend(q, k, v, inputs, score_bias, self.dropout.p if self.training else 0.0)
 
     def project(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,24 +97,14 @@ class BertSelfAttention(nn.Module):
     def split(self, x: Tensor) -> Tensor:  # (…, N·H) -> (…, N, H)
         return x.unflatten(-1, (x.shape[-1] // self.attention_head_size, self.attention_head_size))
 
-    def score_bias(
-        self, q: Tensor, k: Tensor, first: bool = False
-    ) -> Tensor:  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K)
-        """Return what the distance from query to key adds to the scaled scores (Shaw et al. 2018; Huang et al. 2020).
-
-        The queries stand where the last of the keys do, or the first.
-        """
-        queries, keys = q.shape[-2], k.shape[-2]
-        position = torch.arange(keys, device=q.device)
-        distance = (position[:queries, None] if first else position[keys - queries :, None]) - position[None, :]
+    def score_bias(self, q: Tensor, k: Tensor, inputs: LayerContext) -> ScoreBias:  # (…, N, H) each
+        """Return the function that gives what relative positions add to the scores."""
+        distances = inputs.distances(q, k)
         if self.position_embedding_type == "bucketed":
-            buckets: Tensor = self.distance_embedding(distance_buckets(distance))
-            return buckets.permute(2, 0, 1)[None].to(q.dtype)
-        table = self.distance_embedding(distance + self.max_position_embeddings - 1).to(q.dtype)  # (S, K, H)
-        scores = torch.einsum("bnsh,skh->bnsk", q, table)
-        if self.position_embedding_type == "relative_key_query":
-            scores = scores + torch.einsum("bnkh,skh->bnsk", k, table)
-        return scores / math.sqrt(self.attention_head_size)
+            buckets = self.distance_embedding(distance_buckets(distances)).permute(2, 0, 1)[None].to(q.dtype)
+            return lambda q, k: buckets[..., : q.shape[-2], : k.shape[-2]]
+        table = self.distance_embedding(distances + self.max_position_embeddings - 1).to(q.dtype)  # (S, K, H)
+        return partial(relative_scores, table=table, with_keys=self.position_embedding_type == "relative_key_query")
 
 
 class BertSelfOutput(nn.Module):
@@ -211,15 +202,15 @@ class BertLayer(nn.Module):
         return self.checkpointing is not None and torch.is_grad_enabled()
 
     def run(self, x: Tensor, inputs: LayerContext) -> Tensor:
-        x = self.attend(self.attention, x, inputs)
+        x = self.run_attention(self.attention, x, inputs)
         if inputs.encoder is not None:
-            x = self.attend(self.crossattention, x, inputs.encoder)
+            x = self.run_attention(self.crossattention, x, inputs.encoder)
         size = self.chunk_size_feed_forward  # the same sums on fewer rows at a time
         if not size:
             return self.feed_forward(x)
         return torch.cat([self.feed_forward(part) for part in x.split(size, -2)], -2)
 
-    def attend(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
+    def run_attention(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         x, weights = attention(x, inputs)
         if weights is not None:
             inputs.keep_weights(weights)

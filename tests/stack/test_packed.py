@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from bertlite import (
 )
 from bertlite.stack import body as body_module
 from bertlite.stack import layouts as layouts_module
-from bertlite.stack.attention import BACKENDS, Requirements, grouped, missing_for_varlen, select, varlen
+from bertlite.stack.attention import BACKENDS, Backend, Requirements, grouped, missing_for_varlen, select, varlen
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.layouts import Packed, group_lengths
 
@@ -642,13 +643,19 @@ def test_varlen_is_a_backend_like_every_other(
     assert kernels_run == ["varlen"] * L
 
 
+def backend_for(model: BertModel, x: Tensor) -> Backend:
+    """Return the backend that computes packed attention on embeddings x."""
+    args: Any = SimpleNamespace(attention="packed", attention_mask=None, output_attentions=False)
+    return model.select_backend_and_mask(args, packed(LENGTHS), x, None)[0]
+
+
 def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model: BertModel, monkeypatch) -> None:
     asked: list[Requirements] = []
     monkeypatch.setattr(body_module, "select", lambda name, needs: asked.append(needs) or select(name, Requirements()))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: {"cuda": torch.bfloat16}[device])
-    model.backend("packed", torch.zeros(1).as_subclass(OnCuda), weights=False)
-    model.backend("packed", torch.zeros(1), weights=False)
+    backend_for(model, torch.zeros(1).as_subclass(OnCuda))
+    backend_for(model, torch.zeros(1))
     assert [needs.dtype for needs in asked] == [torch.bfloat16, torch.float32]
 
 
@@ -658,7 +665,7 @@ def test_a_packed_model_on_a_gpu_takes_varlen_attention_in_16_bits(dtype: torch.
     with FakeTensorMode():
         x = torch.empty(5, 64, dtype=dtype, device="cuda")
     with warnings.catch_warnings(action="ignore"):  # that float32 runs as groups
-        assert make(hidden_size=64).backend("packed", x, weights=False).name == name
+        assert backend_for(make(hidden_size=64), x).name == name
 
 
 @pytest.mark.slow
