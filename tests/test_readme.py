@@ -155,7 +155,7 @@ def test_the_tables_of_a_gpu_need_only_its_records(with_records) -> None:
 
 
 def spread_around(median: float) -> dict[str, float]:
-    return {"low": 0.9 * median, "median": median, "high": 1.1 * median}
+    return {"low": 0.8 * median, "median": median, "high": 1.2 * median}
 
 
 def speed_record() -> Record:
@@ -185,13 +185,18 @@ def speed_record() -> Record:
 def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with_records) -> None:
     lines = with_records("speedbrief", speed=speed_record()).splitlines()
     assert lines[0] == "|  | 8 x 128 | 32 x 49 SST-2 (48%) | 32 x 128 SST-2 (18%), fixed |"
-    assert lines[2] == "| bertlite native int8 | 5.00 (4.50–5.50) | 5.00 (4.50–5.50) | 5.00 (4.50–5.50) |"
+    assert lines[2] == "| bertlite native int8 | 5.00 (4.00–6.00) | 5.00 (4.00–6.00) | 5.00 (4.00–6.00) |"
     for note in ("The percentage is the share of positions that hold tokens", "the longest of their batch. Fixed:"):
         assert note in lines[-1]
     lines = with_records("peers").splitlines()
     for model in ("bert-base", "MiniLM"):
-        assert [line.split(" | ")[2] for line in lines if line.startswith(f"| {model} | 2 |")] == [
+        assert [line.split(" | ")[1] for line in lines if line.startswith(f"| {model} |")] == [
             *("8 x 128", "32 x 49 SST-2 (48%)", "32 x 128 SST-2 (18%), fixed")
         ]
-    assert "| MiniLM | 2 | 8 x 128 |  |  | 3.00 (2.70–3.30) |" in lines
-    assert "| MiniLM | 1 | bertlite native int8 | 250.0 (225.0–275.0) ms |  |  | 1.75 (1.57–1.93) |" in lines
+    assert "| MiniLM | 8 x 128 |  |  | ≈ 5.00 |  |  | ≈ 3.00 |" in lines
+    assert "| MiniLM, 1 thread | int8 | 250.0 (200.0–300.0) ms |  |  | 1.75 (1.40–2.10) |" in with_records("halves")
+
+
+def test_quartiles_stand_in_a_table_where_they_are_more_than_a_tenth_away() -> None:
+    assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.09}) == "1.00"
+    assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.12}) == "1.00 (0.95–1.12)"

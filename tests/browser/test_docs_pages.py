@@ -1,4 +1,4 @@
-"""The documentation's pages in a browser: a button copies code, and pictures follow the dark mode."""
+"""The documentation's pages in a browser: a button copies code; pictures open, and follow the dark mode."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ PAGE = """<link rel="stylesheet" href="pages.css"><script src="pages.js"></scrip
 <body data-theme="auto"><div class="content">
 <div class="highlight"><pre>first <b>line</b>
 second</pre></div>
-<img alt="a picture">
+<img alt="a picture" src="picture.png">
 </div></body>"""
 
 
@@ -25,6 +25,7 @@ def test_a_button_copies_code_and_pictures_follow_the_dark_mode(browser: Any, tm
             opened.hover(".highlight")
             opened.click("button")
             opened.wait_for_selector("text=Copied")
+            assert opened.locator("a > img").evaluate("image => image.parentElement.href == image.src")
             assert opened.evaluate("navigator.clipboard.readText()") == "first line\nsecond"
             filters[scheme] = opened.locator("img").evaluate("image => getComputedStyle(image).filter")
     assert filters == {"light": "none", "dark": "invert(0.93) hue-rotate(180deg)"}

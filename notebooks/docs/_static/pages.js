@@ -1,5 +1,11 @@
-// A button at every block of code that copies its text.
+// Pictures open in full size; a button at every block of code copies its text.
 addEventListener("DOMContentLoaded", () => {
+  for (const picture of document.querySelectorAll(".content img:not(a img)")) {
+    const link = document.createElement("a");
+    link.href = picture.src;
+    picture.replaceWith(link);
+    link.append(picture);
+  }
   for (const block of document.querySelectorAll(".highlight")) {
     const button = document.createElement("button");
     button.type = "button";

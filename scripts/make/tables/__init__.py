@@ -51,7 +51,7 @@ def filled(text: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "proofbrief": proof.brief,
-    "speedbrief": speed.brief,
+    "speedbrief": partial(speed.brief, "speed"),
     "pruningbrief": pruning.budgets_brief,
     "budgets": pruning.budgets,
     "budgettasks": pruning.budget_tasks,
@@ -62,8 +62,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "families": proof.families,
     "trust": proof.trust,
     "startup": speed.startup,
-    "speed": partial(speed.speed, "speed"),
     "peers": partial(speed.peers, "speed"),
+    "halves": speed.halves,
     "smallspeed": partial(speed.peers, "speed-small"),
     "familiesspeed": partial(speed.peers, "speed-families"),
     "avxtwo": speed.limited,
@@ -71,8 +71,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "checkpointing": partial(speed.checkpointing, "checkpointing"),
     "embed": speed.embed,
     "batches": speed.batches,
-    "nativesteps": partial(speed.native_steps, "native_steps"),
-    "nativestepsavxtwo": partial(speed.native_steps, "native_steps-avx2"),
     "nativeaccuracy": speed.native_accuracy,
     "criteria": library.criteria,
     "commands": library.commands,

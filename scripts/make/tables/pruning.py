@@ -6,8 +6,7 @@ from typing import Any
 from bertlite.experiments.compare import describe_way, show_interval
 from bertlite.experiments.experiment import REPAIRS
 from bertlite.pruning.criteria import CRITERIA
-from bertlite.support.timing import with_spread
-from scripts.make.tables.read import Record, measured_on, record, records, table
+from scripts.make.tables.read import Record, measured_on, record, records, table, with_spread
 
 OURS = "prune to"
 NAMES = {OURS: "`bertlite prune to`"}  # of the comparison of budgets: what a reader calls them

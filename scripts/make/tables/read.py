@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertlite.support.timing import with_spread
+from bertlite.support import timing
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "scripts" / "results"
-SPREAD = "Medians, with quartiles in brackets."
+SPREAD = "Medians; quartiles in brackets where one is more than 10 % away."
 
 Record = dict[str, Any]
 
@@ -28,13 +28,19 @@ def record(name: str) -> Record:
     return records(f"{name}.json")[0]
 
 
+def with_spread(found: Mapping[str, float], form: str = ".2f") -> str:
+    """Write a median, with its quartiles if one is more than 10 % away."""
+    wide = max(found["high"] - found["median"], found["median"] - found["low"]) > 0.1 * found["median"]
+    return timing.with_spread(found, form) if wide else f"{found['median']:{form}}"
+
+
 def cell(found: Mapping[str, Any], name: str, form: str = ".2f") -> str:
-    """Write a ratio, or another quantity of a record, with its quartiles; nothing if the record lacks it."""
+    """Write a ratio, or another quantity of a record; nothing if the record lacks it."""
     return with_spread(found[name], form) if name in found else ""
 
 
 def milliseconds(seconds: Mapping[str, float], form: str = ".0f") -> str:
-    """Write a time with its quartiles in milliseconds."""
+    """Write a time in milliseconds."""
     return with_spread({end: 1e3 * seconds[end] for end in ("low", "median", "high")}, form) + " ms"
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertlite.support.timing import with_spread
+from bertlite.support.progress import count_of
 from scripts.make.tables import read
-from scripts.make.tables.read import SPREAD, Record, cell, measured_on, milliseconds, record, table
+from scripts.make.tables.read import SPREAD, Record, cell, measured_on, milliseconds, record, table, with_spread
 
 DTYPES = ("float32", "bfloat16", "int8")
 ENGINES = ("OpenVINO", "CTranslate2", "bertlite native")  # of the short table
 HEADLINES = ("1 x 16", "8 x 128")  # and the texts of a data set: the batches of the short tables
+BASE = "transformers sdpa float32"
 WHOLE = "whole"
 HALVES = ("half the heads", "half the neurons", "half of both")
 
@@ -18,27 +19,30 @@ Sections = Mapping[str, dict[str, Any]]
 
 def startup() -> str:
     """Table of the times to import, to load and to start cold."""
-    found, body = record("startup"), []
+    found, body, others = record("startup"), [], []
     for section in found["sections"].values():
-        times = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in section["seconds"].items())
-        ratios = [f"{name} = {with_spread(ratio)}" for name, ratio in section["ratios"].items()]
-        body.append([section["what"], times, ", ".join(ratios)])
+        times = {name: milliseconds(seconds) for name, seconds in section["seconds"].items()}
+        body.append([section["what"], times.pop("bertlite"), times.pop("transformers")])
+        body[-1].append(with_spread(section["ratios"]["transformers / bertlite"]))
+        others += [f"{name} {time}" for name, time in times.items()]
     version = found["environment"]["versions"]["transformers"]
-    note = f"{SPREAD} Measured against transformers {version} on {measured_on(found)}."
-    return table(["", "time", "ratio"], body, note)
+    note = f"Beside these: {', '.join(others)}. {SPREAD} transformers {version}, {measured_on(found)}."
+    return table(["", "bertlite", "transformers", "ratio"], body, note)
 
 
 def forward_sections(record: Record) -> Sections:
     """Return the sections that time a forward pass of bert-base with torch's threads, by the name of their batch."""
-    return grouped(record, "forward").get(("bert-base", record["environment"]["threads"]), {})
+    return grouped(record, "forward").get("bert-base", {})
 
 
-def grouped(record: Record, prefix: str) -> dict[tuple[str, int], dict[str, dict[str, Any]]]:
-    """Return the sections whose name begins so, {(model, threads): {batch: section}}."""
-    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+def grouped(record: Record, prefix: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the sections whose name begins so, {model: {batch: section}}; with the model other threads than usual."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for name, section in record["sections"].items():
         if name.startswith(prefix):
-            found.setdefault((section["model"], section["threads"]), {})[section.get("work", name)] = section
+            usual = section["threads"] == record["environment"]["threads"]
+            model = section["model"] + ("" if usual else f", {count_of(section['threads'], 'thread')}")
+            found.setdefault(model, {})[section.get("work", name)] = section
     return found
 
 
@@ -75,21 +79,25 @@ def padding_note(forward: Sections) -> str:
     return share + "".join(note for kind, note in notes.items() if kind in kinds) if kinds - {"none"} else ""
 
 
-def brief() -> str:
+def note(what: str, forward: Sections, found: Record) -> str:
+    """Say below a table what its figures are, and where they were measured."""
+    return " ".join(filter(None, (what, padding_note(forward), SPREAD, f"{measured_on(found)}.")))
+
+
+def brief(name: str) -> str:
     """Table of the speed of the optimised models and of their peers, on short batches, full ones and texts."""
-    found = record("speed")
+    found = record(name)
     every = headlines(forward_sections(found))
     forward = {name: section for name, section in every.items() if "WikiText-2" not in name}
-    base, body = "transformers sdpa float32", []
+    body = []
     for dtype in DTYPES:
         lines = [
-            [engine, *(cell(section["ratios"], f"{base} / {engine}") for section in forward.values())]
+            [engine, *(cell(section["ratios"], f"{BASE} / {engine}") for section in forward.values())]
             for engine in (f"{name} {dtype}" for name in ENGINES)
         ]
         lines = [line for line in lines if any(line[1:])]
         body += lines if any(line[0].startswith("bertlite") for line in lines) else []
-    note = f"Times faster than {base}. {padding_note(forward)} {SPREAD} bert-base's shape, {measured_on(found)}."
-    return table(["", *heads_of(forward)], body, note)
+    return table(["", *heads_of(forward)], body, note(f"Times faster than {BASE}, bert-base's shape.", forward, found))
 
 
 def speed(name: str) -> str:
@@ -126,55 +134,63 @@ def limited() -> str:
     if not (read.RESULTS / "speed-avx2.json").exists():
         return ""
     note = "On the same processor, limited to AVX2. OpenVINO's kernels that are not oneDNN's may go beyond it."
-    return f"{note}\n\n{speed('speed-avx2')}"
+    return f"{note}\n\n{brief('speed-avx2')}"
 
 
 def peers(name: str) -> str:
-    """Table of the speed of the native kernels over OpenVINO in the same dtype, for every model; below it that of
-    pruned models, if the record has any.
-    """
+    """Table of the speed of the native kernels over transformers' sdpa in float32 and over OpenVINO in their dtype."""
     found, body, shown = record(name), [], {}
-    for (model, threads), forward in grouped(found, "forward").items():
+    for model, forward in grouped(found, "forward").items():
         for batch, section in headlines(forward).items():
-            cells = [cell(section["ratios"], f"OpenVINO {each} / bertlite native {each}") for each in DTYPES]
-            if any(cells):
-                body.append([model, threads, *heads_of({batch: section}), *cells])
+            cells = [
+                cell(section["ratios"], f"{over} / bertlite native {dtype}").partition(" (")
+                for over, dtype in [(BASE, each) for each in DTYPES] + [(f"OpenVINO {each}", each) for each in DTYPES]
+            ]
+            if any(median for median, *_ in cells):
+                body.append(
+                    [
+                        model,
+                        *heads_of({batch: section}),
+                        *(f"≈ {median}" if far else median for median, far, _ in cells),
+                    ]
+                )
                 shown[batch] = section
-    what = "bertlite native, times faster than OpenVINO in the same dtype."
-    more = f"`scripts/results/{name}.json` has more engines and batches."
-    note = " ".join(filter(None, (what, padding_note(shown), SPREAD, more)))
-    return table(["model", "threads", "batch", *DTYPES], body, note) + halves(found)
+    head = ["model", "batch", *DTYPES, *(f"{each} over OpenVINO" for each in DTYPES)]
+    what = (
+        f"Medians, times faster than {BASE}, and than OpenVINO in that dtype; ≈: a quartile is more than 10 % away."
+        f" {padding_note(shown)} {measured_on(found)}; `scripts/results/{name}.json` has more."
+    )
+    return table(head, body, what)
 
 
 def roof() -> str:
-    """Table of the share of the processor's own limits that the native kernels reach, on one thread."""
+    """Table of the share of the processor's own limits the kernels reach on one thread; empty without a record."""
     found, body = record("speed"), []
-    for (model, threads), forward in grouped(found, "forward").items():
+    for forward in grouped(found, "forward").values():
         for batch, section in forward.items():
             shares = section.get("shares", {})
             cells = [shares.get(f"bertlite native {each}", {}) for each in DTYPES]
-            if threads == 1 and any(cells):
+            if section["threads"] == 1 and any(cells):
                 short = section["tokens"] < 64  # so few that reading the weights is the limit
                 what = "copy" if short else "multiply"
                 limit = "bandwidth of a copy" if short else "multiply instructions"
-                body.append([model, batch, limit, *(f"{each[what]:.0%}" if each else "" for each in cells)])
+                body.append([section["model"], batch, limit, *(f"{each[what]:.0%}" if each else "" for each in cells)])
     note = f"Limits are measured between the rounds of the same run; one thread, {measured_on(found)}."
-    return table(["model", "batch", "share of", *DTYPES], body, note)
+    return table(["model", "batch", "share of", *DTYPES], body, note) if body else ""
 
 
-def halves(record: Record) -> str:
-    """Table of the speed-up of optimised models without half of their heads and neurons; empty if none was timed."""
-    body = []
-    for (model, threads), sections in grouped(record, "pruned").items():
+def halves() -> str:
+    """Table of the speed-up of optimised models without half of their heads and neurons."""
+    found, body = record("speed"), []
+    for model, sections in grouped(found, "pruned").items():
         (section,) = sections.values()
-        engines = dict.fromkeys(tuple(name.split(f" {WHOLE} ")) for name in section["seconds"] if f" {WHOLE} " in name)
-        for backend, dtype in engines:
-            dense = f"{backend} {WHOLE} {dtype}"
-            cells = [cell(section["ratios"], f"{dense} / {backend} {half} {dtype}") for half in HALVES]
-            body.append([model, threads, f"{backend} {dtype}", milliseconds(section["seconds"][dense], ".1f"), *cells])
-    head = ["model", "threads", "engine", WHOLE, *HALVES]
-    title = f"The same models pruned, 8 x 128, times faster than the {WHOLE} one:"
-    return f"\n\n{title}\n\n{table(head, body)}" if body else ""
+        for dtype in DTYPES:
+            dense = f"bertlite native {WHOLE} {dtype}"
+            if dense in section["seconds"]:
+                cells = [cell(section["ratios"], f"{dense} / bertlite native {half} {dtype}") for half in HALVES]
+                body.append([model, dtype, milliseconds(section["seconds"][dense], ".1f"), *cells])
+    head = ["model", "dtype", WHOLE, *HALVES]
+    return table(head, body, note(f"8 x 128, times faster than the {WHOLE} model.", {}, found))
 
 
 def checkpointing(name: str) -> str:
@@ -241,25 +257,13 @@ def batches() -> str:
     )
 
 
-def native_steps(name: str) -> str:
-    """Table of the time without each step over the time with it."""
-    found = record(name)
-    sections = found["sections"]
-    steps = dict.fromkeys(pair.partition(" / ")[0] for each in sections.values() for pair in each["ratios"])
-    return table(
-        ["time over that of the kernels as they are", *sections],
-        [[step, *(cell(each["ratios"], f"{step} / as it is") for each in sections.values())] for step in steps],
-        f"{SPREAD} {found['layers']} layers of bert-base's shape, instructions {found['set']}, {measured_on(found)}.",
-    )
-
-
 def native_accuracy() -> str:
     """Table of each task's metric in each dtype."""
     found = record("native_accuracy")
     tasks = found["results"]
     head = ["", *(f"{name}: {each['metric']}, {each['examples']:,} examples" for name, each in tasks.items())]
     body = [["as it is, float32", *(f"{each['plain']:.2f}" for each in tasks.values())]]
-    for way in next(iter(tasks.values()))["points"]:
+    for way in (way for way in next(iter(tasks.values()))["points"] if way.startswith("native")):  # others are gone
         points = [(each["points"][way], each["plain"]) for each in tasks.values()]
         body.append([way, *(f"{point:.2f} ({point - plain:+.2f})" for point, plain in points)])
     return table(head, body, f"MiniLM, {measured_on(found)}.")

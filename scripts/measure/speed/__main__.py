@@ -15,7 +15,6 @@ record is written after each section.  Other sections in the file stay, if they 
 import argparse
 import itertools
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -172,9 +171,9 @@ def select(kind: str, wanted: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def plot(record: Mapping[str, Any], path: Path) -> None:
-    """Draw how many times faster than transformers' sdpa in float32 each engine is, batch by batch.
+    """Draw how many times faster than transformers' sdpa in float32 each engine is.
 
-    Batches of the first model and number of threads of the record are shown, two beside each other.
+    It is drawn for one batch of the record: texts padded to their longest, or the first batch if there is none.
     """
     import matplotlib
 
@@ -182,25 +181,21 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     found = [each for name, each in record["sections"].items() if name.startswith("forward")]
-    found = [each for each in found if all(each[key] == found[0][key] for key in ("model", "threads"))]
-    lines = math.ceil(len(found) / 2)
-    fig, axes = plt.subplots(lines, 2, figsize=(10, 3.5 * lines), squeeze=False)
-    for ax in axes.flat[len(found) :]:
-        ax.remove()
-    for ax, each in zip(axes.flat, found, strict=False):
-        pairs = [pair.partition(" / ") for pair in each["ratios"] if pair.startswith("transformers")]
-        ratios = sorted(((name, each["ratios"][f"{base} / {name}"]) for base, _, name in pairs), key=median_of)
-        engines, medians = [name for name, _ in ratios], [found["median"] for _, found in ratios]
-        spread = [[abs(found[end] - found["median"]) for _, found in ratios] for end in ("low", "high")]
-        colours = ["C0" if engine.startswith("bertlite") else "0.6" for engine in engines]
+    shown = next((each for each in found if each["padding"] == "longest"), found[0])
+    pairs = [pair.partition(" / ") for pair in shown["ratios"] if pair.startswith("transformers")]
+    ratios = sorted(((name, shown["ratios"][f"{base} / {name}"]) for base, _, name in pairs), key=median_of)
+    engines, medians = [name for name, _ in ratios], [found["median"] for _, found in ratios]
+    spread = [[abs(found[end] - found["median"]) for _, found in ratios] for end in ("low", "high")]
+    colours = ["C0" if engine.startswith("bertlite") else "0.6" for engine in engines]
+    with plt.rc_context({"font.size": 13}):  # to be read on a phone
+        fig, ax = plt.subplots(figsize=(6.6, 4.4), layout="constrained")
         bars = ax.barh(engines, medians, xerr=spread, color=colours, error_kw={"elinewidth": 0.8})
-        ax.bar_label(bars, fmt="%.2f", padding=4)
+        ax.bar_label(bars, fmt="%.2f", padding=5)
         ax.axvline(1, color="black", linewidth=0.8)
-        ax.set(title=each["work"], xlabel="times transformers sdpa float32")
+        ax.set(title=f"{shown['model']}, {shown['work']}", xlabel="times faster than transformers in float32")
         ax.margins(x=0.15)  # room for the numbers
         ax.spines[["top", "right"]].set_visible(False)
-    fig.tight_layout()
-    fig.savefig(path, dpi=120)
+        fig.savefig(path, dpi=120)
     plt.close(fig)
 
 
