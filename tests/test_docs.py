@@ -10,7 +10,7 @@ import blocks
 import pytest
 
 from bertlite.cli import parser
-from bertlite.cli.words import subcommands
+from bertlite.cli.parts import subcommands
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "notebooks" / "docs"

@@ -13,8 +13,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from bertlite import __version__
-from bertlite.cli import commands, prune, words
-from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser, check_writable
+from bertlite.cli import commands, prune
+from bertlite.cli.parts import FOLDER, RECORD, Parser, add_completion, check_writable
 from bertlite.support.extras import install_hint
 
 COMMANDS = (
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "bertlite"
     try:
         try:
-            args = parse(sys.argv[1:] if argv is None else argv)
+            args = parser().parse_args(argv)
             name = " ".join(filter(None, ("bertlite", args.command, getattr(args, "action", None))))
             return run(args)
         finally:
@@ -61,23 +61,6 @@ def format_warning(message: Warning | str, *_: object, **__: object) -> str:
     return f"{erase}warning: {message}\n"
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the words of a command line.
-
-    Raises:
-        SystemExit: with status 2 and a message if they are wrong; with 0 after help.
-    """
-    top = parser()
-    words.check_spelling(top, argv)
-    args = top.parse_args(argv)
-    for action in words.leaf(top, argv)[0]._actions:  # shells expand a tilde only at the start of a word
-        if action.metavar in PATHS:
-            found = getattr(args, action.dest)
-            expanded = [os.path.expanduser(each) for each in found] if isinstance(found, list) else found
-            setattr(args, action.dest, os.path.expanduser(found) if isinstance(found, str) else expanded)
-    return args
-
-
 def parser() -> Parser:
     """Make the parser of all commands."""
     top = Parser(
@@ -88,7 +71,7 @@ def parser() -> Parser:
     below = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(below)
-    words.add_completion(top)
+    add_completion(top)
     return top
 
 

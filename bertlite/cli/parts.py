@@ -5,7 +5,9 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -13,14 +15,14 @@ Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has
 
 FOLDER = "FOLDER"  # a kind of output: a path with any other suffix
 RECORD = ".json"
-PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "RUN", "SOURCE")  # metavars of arguments that may be paths
+PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]")  # metavars that a shell completes by files
 FOOT = """\
 Exit status: 0 for success; 1 for a negative result: something differs, is worse, or cannot be loaded; 2
 if the command could not run, with the reason on standard error; 130 if interrupted; 141 if its output was closed."""
 
 
-class HelpFormatter(argparse.HelpFormatter):
-    """Wrap each paragraph at the terminal's width, except indented lines, such as examples."""
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Wrap each paragraph at the terminal's width, except indented lines, such as examples; show defaults."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         blocks = [
@@ -29,9 +31,13 @@ class HelpFormatter(argparse.HelpFormatter):
         ]
         return "\n\n".join(blocks)
 
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        says_it = action.nargs == 0 or action.default in (None, (), {})  # then the text has what holds without it
+        return action.help if says_it else super()._get_help_string(action)
+
 
 class Parser(argparse.ArgumentParser):
-    """A parser with errors of one line and without abbreviations of options."""
+    """A parser with errors of one line, which name the nearest word, and without abbreviations of options."""
 
     def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
         shown = "".join(f"  {options['prog']} {example}\n" for example in examples)
@@ -43,9 +49,44 @@ class Parser(argparse.ArgumentParser):
         )
         self.examples = tuple(f"{self.prog.removeprefix('bertlite ')} {example}" for example in examples)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse, and refuse unknown options here: the parser of a command knows what is near, the top one does not."""
+        found, others = super().parse_known_args(args, namespace)
+        if others:
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return found, others
+
     def error(self, message: str) -> NoReturn:
-        """Print a message that names --help, and exit with status 2."""
-        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+        """Print a message, with the command or option nearest to an unknown one, and exit with status 2."""
+        unknown = re.search(r"(?:unrecognized arguments: |invalid choice: ')([\w-]+)", message)
+        known = [*subcommands(self), *self._option_string_actions]
+        near = get_close_matches(unknown[1], known, n=1) if unknown else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self.exit(2, f"{self.prog}: {message}{hint} (see `{self.prog} --help`)\n")
+
+
+def subcommands(parser: Parser) -> dict[str, Parser]:
+    """Return the commands of a parser by name; empty if it is a command itself."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def add_completion(top: Parser) -> None:
+    """Add --print-completion to the parser of all commands, where shtab is installed."""
+    if find_spec("shtab") is None:
+        return
+    import shtab
+
+    shtab.add_argument_to(top, "--print-completion", help="print a script that completes commands in a shell")
+    todo = [top]
+    while todo:
+        parser = todo.pop()
+        todo += subcommands(parser).values()
+        for action in parser._actions:
+            if action.metavar in PATHS:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # where shtab looks for it
 
 
 def command(
@@ -103,25 +144,6 @@ def command(
     return added
 
 
-def option(
-    group: Any, name: str, kind: Callable[[str], Any], default: Any, text: str, *, otherwise: str = "", **more: Any
-) -> None:
-    """Add an option, whose help ends with its default.
-
-    Args:
-        kind: parses the value.
-        otherwise: what holds without the option, where the default does not say it.
-        more: for argparse.
-    """
-    shown = otherwise or "%(default)s"
-    group.add_argument(name, type=kind, default=default, help=f"{text} (default: {shown})", **more)
-
-
-def choice(group: Any, name: str, known: Sequence[str], default: str | None, text: str, **more: Any) -> None:
-    """Add an option whose value is one of these names."""
-    option(group, name, str, default, text, choices=known, **more)
-
-
 def add_checkpoint(action: Any, text: str = "a hub id or a folder, with its tokenizer", **more: Any) -> None:
     """Add CHECKPOINT."""
     action.add_argument("checkpoint", metavar="CHECKPOINT", help=text, **more)
@@ -129,7 +151,7 @@ def add_checkpoint(action: Any, text: str = "a hub id or a folder, with its toke
 
 def add_device(action: Any) -> None:
     """Add --device."""
-    option(action, "--device", str, "cpu", "cpu or cuda")
+    action.add_argument("--device", default="cpu", help="cpu or cuda")
 
 
 def check_writable(path: Path) -> None:

@@ -10,7 +10,6 @@ from bertlite.cli.parts import (
     Parser,
     add_checkpoint,
     add_device,
-    choice,
     command,
     count,
     integer,
@@ -18,7 +17,6 @@ from bertlite.cli.parts import (
     names,
     number,
     numbers,
-    option,
     shapes,
 )
 from bertlite.pruning.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
@@ -80,35 +78,33 @@ def add_data(action: Any, train: bool = True, task: str | None = "classification
     group = action.add_argument_group(
         "data", ".csv, .tsv, .jsonl or .parquet files, or hub data sets (NAME or NAME:CONFIGURATION)"
     )
-    parts = {"train": ("calibration and training", "training"), "dev": ("evaluation", "evaluation")}
+    uses = {"train": "calibration and training", "dev": "evaluation"}
     for name in ("train", "dev") if train else ("dev",):
-        use, split = parts[name]
-        group.add_argument(f"--{name}", required=True, metavar="DATA", help=f"examples for {use}")
-        text = f"split for {split}, which a hub data set needs"
-        option(group, f"--{name}-split", str, None, text, otherwise="none", metavar="NAME")
-    known, usual = (TASKS, "") if task else ((*TASKS, "masked"), "that of its class")
-    text = "what the checkpoint does with the data: %(choices)s"
-    choice(group, "--task", known, task, text, otherwise=usual, metavar="TASK")
+        group.add_argument(f"--{name}", required=True, metavar="DATA", help=f"examples for {uses[name]}")
+        text = "its split, which a hub data set needs (default: none)"
+        group.add_argument(f"--{name}-split", metavar="NAME", help=text)
+    known, usual = (TASKS, "") if task else ((*TASKS, "masked"), " (default: that of its class)")
+    text = f"what the checkpoint does with the data: %(choices)s{usual}"
+    group.add_argument("--task", choices=known, default=task, metavar="TASK", help=text)
     add_columns(group)
-    option(group, "--label", str, "label", "name of the column with the label", metavar="NAME")
-    classes = "names of the labels 0, 1, … in the data"
-    usual = "the model's names of its classes, or numbers"
-    option(group, "--classes", names, (), classes, otherwise=usual, metavar="A,B,…")
+    group.add_argument("--label", default="label", metavar="NAME", help="name of the column with the label")
+    text = "names of the labels 0, 1, … in the data (default: the model's names of its classes, or numbers)"
+    group.add_argument("--classes", type=names, default=(), metavar="A,B,…", help=text)
     add_device(group)
 
 
 def add_columns(group: Any) -> None:
     """Add the arguments that say how texts are read from a file."""
     text = "name of the column with the text, or of both columns of pairs"
-    option(group, "--text", names, "text", text, metavar="A[,B]")
+    group.add_argument("--text", type=names, default="text", metavar="A[,B]", help=text)
     add_header(group)
-    option(group, "--max-length", count, 128, "truncate longer texts", metavar="TOKENS")
+    group.add_argument("--max-length", type=count, default=128, metavar="TOKENS", help="truncate longer texts")
 
 
 def add_header(group: Any) -> None:
     """Add --columns."""
-    text = "names of all columns, for .csv and .tsv files without a header"
-    option(group, "--columns", names, (), text, otherwise="those of the header", metavar="A,B,…")
+    text = "names of all columns, for .csv and .tsv files without a header (default: those of the header)"
+    group.add_argument("--columns", type=names, default=(), metavar="A,B,…", help=text)
 
 
 def add_texts(action: Parser) -> Any:
@@ -117,8 +113,7 @@ def add_texts(action: Parser) -> Any:
     text = ".txt with a text on each line, .csv, .tsv, .jsonl or .parquet"
     group.add_argument("--texts", required=True, metavar="FILE", help=text)
     text = "texts that the model was not trained on, with the same columns; the report is measured on them"
-    usual = "a fifth of the texts, which is held out"
-    option(group, "--dev", str, None, text, otherwise=usual, metavar="FILE")
+    group.add_argument("--dev", metavar="FILE", help=f"{text} (default: a fifth of the texts, which is held out)")
     add_columns(group)
     return group
 
@@ -126,21 +121,23 @@ def add_texts(action: Parser) -> Any:
 def add_training(action: Parser) -> None:
     """Add the arguments of training, except --epochs."""
     group = action.add_argument_group("training")
-    option(group, "--lr", number, 5e-5, "peak learning rate")
-    option(group, "--batch-size", count, 32, "examples in a batch")
-    option(group, "--train-examples", count, None, "size of a random sample", otherwise="all", metavar="N")
+    group.add_argument("--lr", type=number, default=5e-5, help="peak learning rate")
+    group.add_argument("--batch-size", type=count, default=32, help="examples in a batch")
+    text = "size of a random sample (default: all)"
+    group.add_argument("--train-examples", type=count, metavar="N", help=text)
 
 
 def add_metric(action: Parser) -> None:
     """Add --metric."""
     text = "metric of the table: %(choices)s; f1 is that of class 1 of two, or of all classes of words but the first"
-    usual = "accuracy, f1 of tokens, or spearman"
-    choice(action, "--metric", METRICS, None, text, otherwise=usual, metavar="METRIC")
+    usual = " (default: accuracy, f1 of tokens, or spearman)"
+    action.add_argument("--metric", choices=METRICS, metavar="METRIC", help=text + usual)
 
 
 def add_calibration(action: Any) -> None:
     """Add --calibration."""
-    option(action, "--calibration", count, 512, "training examples for criteria and repair", metavar="N")
+    text = "training examples for criteria and repair"
+    action.add_argument("--calibration", type=count, default=512, metavar="N", help=text)
 
 
 # The actions ---------------------------------------------------------------------------------------------------------
@@ -172,38 +169,37 @@ def add_to(actions: Commands) -> None:
     action.add_argument("target", nargs="+", metavar="TARGET", help=text)
     add_checkpoint(action)
     group = add_texts(action)
-    option(group, "--label", str, None, "name of the column with the label", otherwise="none", metavar="NAME")
-    option(group, "--calibration", count, 1024, "texts to fit to", metavar="N")
+    group.add_argument("--label", metavar="NAME", help="name of the column with the label (default: none)")
+    group.add_argument("--calibration", type=count, default=1024, metavar="N", help="texts to fit to")
     work = action.add_argument_group("work that the target is for")
-    text, usual = "a batch of B sequences of S tokens", "8x128 without --lengths"
-    option(work, "--at", shapes, None, text, otherwise=usual, metavar="BxS")
-    text = "a length in tokens on each line; the batch has --batch-size of their quantiles"
-    option(work, "--lengths", str, None, text, otherwise="none", metavar="FILE")
-    option(work, "--batch-size", count, 32, "sequences of --lengths")
+    text = "a batch of B sequences of S tokens (default: 8x128 without --lengths)"
+    work.add_argument("--at", type=shapes, metavar="BxS", help=text)
+    text = "a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)"
+    work.add_argument("--lengths", metavar="FILE", help=text)
+    work.add_argument("--batch-size", type=count, default=32, help="sequences of --lengths")
     text = "what runs the timed models: a backend of optimize_for_inference, or plain, none"
-    option(work, "--backend", str, "plain", text)
-    text = "of these models: float32, bfloat16, float16 or, with a backend, int8"
-    option(work, "--dtype", str, None, text, otherwise="the checkpoint's")
+    work.add_argument("--backend", default="plain", help=text)
+    text = "of these models: float32, bfloat16, float16 or, with a backend, int8 (default: the checkpoint's)"
+    work.add_argument("--dtype", help=text)
     add_device(work)
     text = (
         "the cost of a size: latency, its measured time on this machine, or macs; auto is latency for a speed or a"
         " time of plain models, else macs"
     )
-    choice(action, "--allocate", WAYS, "auto", text)
+    action.add_argument("--allocate", choices=WAYS, default="auto", help=text)
     text = "after pruning, train what is left for so long, to compute what the given model does"
-    option(action, "--distil", number, None, text, otherwise="nothing is trained", metavar="MINUTES")
+    action.add_argument("--distil", type=number, metavar="MINUTES", help=f"{text} (default: nothing is trained)")
     text = (
         "the most points of the metric, of predictions with the same class or of the rank correlation that the model"
+        " may lose; the exit status is 1 if it loses more (default: what is normal, with --dev)"
     )
-    text += " may lose; the exit status is 1 if it loses more"
-    usual = "what is normal, with --dev"
-    option(action, "--lose-at-most", number, None, text, otherwise=usual, metavar="POINTS")
+    action.add_argument("--lose-at-most", type=number, metavar="POINTS", help=text)
     text = "keep gradients, curves and times of layers here, for other targets of the same model and texts"
-    option(action, "--keep", Path, None, text, otherwise="deleted at the end", metavar="FOLDER")
+    action.add_argument("--keep", type=Path, metavar="FOLDER", help=f"{text} (default: deleted at the end)")
     action.add_argument("--size", action="store_true", help="a share is one of the file's bytes, not of the MACs")
     text = "keep only the tokens that the texts use, as `prune vocabulary` does"
     action.add_argument("--vocabulary", action="store_true", help=text)
-    option(action, "--seed", integer, 0, "seed of the texts drawn")
+    action.add_argument("--seed", type=integer, default=0, help="seed of the texts drawn")
 
 
 def add_vocabulary(actions: Commands) -> None:
@@ -226,8 +222,8 @@ those are, and how far predictions move there, is measured.  Give all texts that
     )
     add_checkpoint(action)
     group = add_texts(action)
-    text = "keep so many tokens or more, by adding the most frequent ones"
-    option(group, "--tokens", count, None, text, otherwise="those that the texts need", metavar="N")
+    text = "keep so many tokens or more, by adding the most frequent ones (default: those that the texts need)"
+    group.add_argument("--tokens", type=count, metavar="N", help=text)
     add_device(action)
 
 
@@ -241,23 +237,14 @@ def add_finetune(actions: Commands) -> None:
         record="the run",
         out={FOLDER: "the run; `model` in it is the model"},
         needs=(FOLDER,),
-        examples=(
-            f"google-bert/bert-base-uncased {DATA} --num-labels 2 --out runs/dense",
-            f"pruned {DATA} --teacher runs/dense/model --epochs 1 --out runs/distilled",
-        ),
+        examples=(f"google-bert/bert-base-uncased {DATA} --num-labels 2 --out runs/dense",),
     )
     add_data(action)
     add_training(action)
-    option(action, "--epochs", number, 3.0, "passes over the data")
-    usual = "the classes of the data; 1 for regression"
-    option(action, "--num-labels", count, None, "outputs of the head", otherwise=usual)
-    text = "leave out the head that the checkpoint has, and draw one at random"
-    action.add_argument("--new-head", action="store_true", help=text)
-    option(action, "--seed", integer, 0, "seed of training")
-    text = "model with the same classes whose predictions are also learnt"
-    option(action, "--teacher", str, None, text, otherwise="none", metavar="CHECKPOINT")
-    text = "weight of the distance to the teacher's predictions in the loss"
-    option(action, "--distil", number, None, text, otherwise="0.5 with --teacher", metavar="SHARE")
+    action.add_argument("--epochs", type=number, default=3.0, help="passes over the data")
+    text = "outputs of the head (default: the classes of the data; 1 for regression)"
+    action.add_argument("--num-labels", type=count, help=text)
+    action.add_argument("--seed", type=integer, default=0, help="seed of training")
 
 
 def add_run(actions: Commands) -> None:
@@ -279,18 +266,16 @@ def add_run(actions: Commands) -> None:
     add_data(action)
     add_training(action)
     add_calibration(action)
-    option(action, "--criteria", names, "michel,random", criterion_help(), metavar="A,B,…")
     for name, kind, default, text in (
+        ("--criteria", names, "michel,random", criterion_help()),
         ("--fractions", numbers, "0.3,0.5,0.6,0.7,0.8,0.9", "shares of the heads to remove"),
         ("--repairs", names, "refit", "of none, mean, refit"),
         ("--epochs", numbers, "0", "epochs of retraining"),
         ("--seeds", integers, "0", "seeds of calibration and retraining"),
         ("--random-seeds", integers, "0,1,2,3,4", "seeds of the random criterion"),
     ):
-        option(action, name, kind, default, text, metavar="A,B,…")
-    option(action, "--at-least", integer, 1, "heads that every layer keeps", metavar="N")
-    text = "weight of the distance to the dense model's predictions in retraining's loss"
-    option(action, "--distil", number, 0.0, text, metavar="SHARE")
+        action.add_argument(name, type=kind, default=default, metavar="A,B,…", help=text)
+    action.add_argument("--at-least", type=integer, default=1, metavar="N", help="heads that every layer keeps")
     action.add_argument("--save-model", action="store_true", help="save the pruned models")
     add_metric(action)
 
@@ -311,5 +296,5 @@ def add_compare(actions: Commands) -> None:
     )
     action.add_argument("roots", nargs="+", metavar="FOLDER", help="folders with runs, at any depth")
     text = "test every other criterion against this one, or each against the dense models with `dense`"
-    option(action, "--against", str, None, text, otherwise="no tests", metavar="CRITERION")
+    action.add_argument("--against", metavar="CRITERION", help=f"{text} (default: no tests)")
     add_metric(action)

@@ -3,8 +3,8 @@
 import argparse
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import bertlite
-from bertlite.checkpoint.families import Origin, read_config
-from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint.families import read_config
+from bertlite.checkpoint.files import Source
 from bertlite.config import LARGEST
 from bertlite.experiments import plots
 from bertlite.experiments.compare import (
@@ -63,14 +62,12 @@ def finetune(args: argparse.Namespace) -> int:
     task = TASKS[args.task]
     if task.apart:
         raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
-    distil = read_distil(args)
-    recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed, distil=distil)
+    recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed)
     train = read_training_data(args, task)
     changes = head_changes(train, task, args.num_labels)
     dev = read_examples(data_source(args, args.dev, args.dev_split), words=task.words, classes=train.classes)
     torch.manual_seed(args.seed)  # the head may be drawn
-    model = load_to_train(args, task, changes)
-    teacher = None if args.teacher is None else read_teacher(args.teacher, task, model.config.num_labels)
+    model = task.load(args.checkpoint, **changes)
     for examples in (train, dev):
         task.check(examples, model.config)
     warn_of_overlap(train, dev)
@@ -78,7 +75,7 @@ def finetune(args: argparse.Namespace) -> int:
     train = train.sample(args.train_examples, args.seed)
     data, held_out = task.encode(train, tokenizer), task.encode(dev, tokenizer)
     if not is_main_process(args.device):  # another process writes
-        finetune_(model, data, task, recipe, teacher=teacher, device=args.device, state=args.folder / STATE)
+        finetune_(model, data, task, recipe, device=args.device, state=args.folder / STATE)
         return 0
     config = {
         "recipe": asdict(recipe),
@@ -87,15 +84,13 @@ def finetune(args: argparse.Namespace) -> int:
         "checkpoint": args.checkpoint,
     }
     hashes, before = {"train": train.sha256, "dev": dev.sha256}, {"before": model_sha256(model)}
-    if teacher is not None:
-        config["teacher"], before["teacher"] = args.teacher, model_sha256(teacher)
     facts = {"data": hashes, "model": before, "device": args.device, "kept": (STATE, METRICS)}
     with lock_folder(args.folder), Run("finetune", config, folder=args.folder, seed=args.seed, **facts) as run:
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
         describe = partial(describe_metrics, model, held_out, task, dev.name)
         how = {"log": run.log, "describe": describe, "device": args.device, "progress": True, "state": state}
-        finetune_(model, data, task, recipe, teacher=teacher, **how)
+        finetune_(model, data, task, recipe, **how)
         outputs, truth = predict(model, held_out, task), held_out.targets()
         run.results = {**evaluate(outputs, truth, task), "sha256": model_sha256(model)}
         run.save_predictions(prediction_lines(truth, outputs=outputs))
@@ -105,7 +100,7 @@ def finetune(args: argparse.Namespace) -> int:
             args.checkpoint,
             class_names=class_names(model.config),
             figures=figures_of(outputs, truth, task, dev.name, run.results, {}),
-            how=describe_finetuning(recipe, train.name, args.teacher),
+            how=describe_finetuning(recipe, train.name),
             report=report_of(run.facts, run.results),
         )
         shutil.rmtree(state, ignore_errors=True)
@@ -115,47 +110,10 @@ def finetune(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_to_train(args: argparse.Namespace, task: Task, changes: Mapping[str, Any]) -> Any:
-    """Load the model to train, with --new-head its encoder alone; the head is then drawn at random, which is said."""
-    if not args.new_head:
-        try:
-            return task.load(args.checkpoint, **changes)
-        except ValueError as error:
-            if "num_labels" not in str(error):
-                raise
-            raise ValueError(f"{error}; --new-head leaves out the checkpoint's head and draws one at random") from None
-    cls = getattr(bertlite, task.model)
-    base = bertlite.BertModel.from_pretrained(args.checkpoint, add_pooling_layer=cls.needs_pooler)
-    config = Origin.read(find_checkpoint(Source(args.checkpoint)).config).config(cls.__name__, **changes)
-    model = cls(replace(config, padding_has_position=base.config.padding_has_position)).to(base.dtype)
-    model.bert.load_state_dict(base.state_dict())
-    drawn = [name for name in model.state_dict() if not name.startswith("bert.")]
-    print(f"a new head, drawn at random by --seed {args.seed}: {', '.join(drawn)}")
-    return model.eval()
-
-
 def describe_metrics(model: Any, data: EncodedExamples, task: Task, name: str) -> str:
     """Return the scores of a model on examples, in words."""
     scores = evaluate(predict(model, data, task), data.targets(), task)
     return f"{name}: {', '.join(f'{metric} {score:.4f}' for metric, score in scores.items())}"
-
-
-def read_distil(args: argparse.Namespace) -> float:
-    """Return the weight of a teacher's predictions."""
-    share = 0.5 if args.distil is None and args.teacher is not None else args.distil or 0.0
-    if (share > 0) != (args.teacher is not None) or share > 1:
-        raise ValueError(
-            f"--distil is {share:g}; with --teacher give a number above 0 and up to 1; without it, leave it out"
-        )
-    return share
-
-
-def read_teacher(checkpoint: str, task: Task, labels: int) -> Any:
-    """Load a teacher whose head has as many outputs as the model that it teaches."""
-    teacher = task.load(checkpoint)
-    if teacher.config.num_labels != labels:
-        raise ValueError(f"the teacher {checkpoint} has {teacher.config.num_labels} outputs, the model {labels}")
-    return teacher
 
 
 def read_training_data(args: argparse.Namespace, task: Task) -> Examples:
@@ -208,7 +166,7 @@ def data_source(args: argparse.Namespace, path: str, split: str | None) -> DataS
 
 def read_setting(args: argparse.Namespace) -> Setting:
     """Return the setting of `run` that the arguments describe."""
-    recipe = Recipe(lr=args.lr, batch_size=args.batch_size, distil=args.distil)
+    recipe = Recipe(lr=args.lr, batch_size=args.batch_size)
     return Setting(
         args.checkpoint,
         args.task,

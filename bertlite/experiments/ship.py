@@ -41,18 +41,13 @@ def describe_pruning(cell: Mapping[str, Any], setting: Mapping[str, Any]) -> lis
     if cell["repair"] != "none":
         found.append(f"The remaining weights were repaired ({cell['repair']}).")
     if cell["epochs"]:
-        distil = setting["recipe"]["distil"]
-        found.append(
-            f"It was retrained for {cell['epochs']:g} epochs"
-            + (f", with distillation from the dense model at weight {distil:g}." if distil else ".")
-        )
+        found.append(f"It was retrained for {cell['epochs']:g} epochs.")
     return found
 
 
-def describe_finetuning(recipe: Recipe, data: str, teacher: str | None = None) -> list[str]:
+def describe_finetuning(recipe: Recipe, data: str) -> list[str]:
     """Return a sentence on how a model was fine-tuned."""
-    how = f"It was fine-tuned on {data} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}"
-    return [how + (f", with distillation from {teacher} at weight {recipe.distil:g}." if teacher else ".")]
+    return [f"It was fine-tuned on {data} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
 
 
 def report_of(facts: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
 from bertlite.pruning.structure import densify
 from bertlite.shipping.card import is_pruned, needs_code
-from bertlite.shipping.export import choose_class
+from bertlite.shipping.carried import class_for
 from bertlite.shipping.folder import write_model
 from bertlite.support.records import write_json
 
@@ -57,7 +57,7 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
     files = find_checkpoint(source)
     if out.exists() and out.samefile(files.config.parent):
         raise FileExistsError(f"{out} is the checkpoint's own folder: name another")
-    origin, cls = Origin.read(files.config), choose_class(source, None)
+    origin, cls = Origin.read(files.config), class_for(source)
     absent, _ = bertlite_faults(cls, origin, read_tensors(files))
     options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel and "pooler" in absent else {}
     model = cls.from_pretrained(checkpoint, **options)

@@ -20,7 +20,6 @@ from bertlite.checkpoint.folders import carry, replacing
 from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import read_json_object
 from bertlite.models.base import BertPreTrainedModel
-from bertlite.models.heads import CLASSES
 from bertlite.parity.compare import distance, largest, rms
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for
 from bertlite.shipping.graphs import Graph
@@ -41,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
             progress.bar.set_description_str(f"export: {text}", refresh=False)
             progress.advance()
 
-        record = export(args.checkpoint, args.folder, cls=args.class_name, progress=step)
+        record = export(args.checkpoint, args.folder, progress=step)
         rows = [row for shape in record["shapes"] for row in shape["outputs"].values()]
         worst = max(rows, key=lambda row: row["error"] / row["allowed"])
         progress.print(
@@ -59,7 +58,6 @@ def export(
     checkpoint: str | PathLike[str],
     folder: str | PathLike[str],
     *,
-    cls: str | None = None,
     progress: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Write a checkpoint as ONNX, for batches and lengths of any size, in float32.
@@ -70,7 +68,6 @@ def export(
 
     Args:
         checkpoint: a folder or a hub id.
-        cls: name of the class; by default that of config.json, or BertModel where sentence-transformers pools.
         progress: called with a sentence at each step.
 
     Returns:
@@ -80,14 +77,14 @@ def export(
     Raises:
         ModuleNotFoundError: a package of the extra `onnx` is not installed.
         FileExistsError: the folder holds neither this checkpoint nor an export of it.
-        ValueError: the graph computes other outputs than the model, in which case nothing is written; or there is no
-            such class, or the checkpoint cannot be read.
+        ValueError: the graph computes other outputs than the model, in which case nothing is written; or the
+            checkpoint cannot be read.
     """
     require_packages()
     source, out = Source(checkpoint), Path(folder).expanduser()
     hashes = fingerprint(source)
     own = check_target(source, out, hashes)
-    model_class = choose_class(source, cls)
+    model_class = class_for(source)
     progress(f"loading {model_class.__name__}")
     model = model_class.from_pretrained(checkpoint, dtype=torch.float32)
     graph = Graph(model)
@@ -139,19 +136,6 @@ def check_target(source: Source, folder: Path, sha256: str) -> bool:
     if (folder / RECORD).is_file() and read_json_object(folder / RECORD).get("sha256") == sha256:
         return False
     raise FileExistsError(f"{folder} does not hold an export of this checkpoint: name another folder")
-
-
-def choose_class(source: Source, name: str | None) -> type[BertPreTrainedModel]:
-    """Return the class to load a checkpoint with.
-
-    Raises:
-        ValueError: bertlite has no class of that name.
-    """
-    if name is None:
-        return class_for(source)
-    if name not in CLASSES:
-        raise ValueError(f"there is no class {name!r}; have: {', '.join(CLASSES)}")
-    return CLASSES[name]
 
 
 def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> None:

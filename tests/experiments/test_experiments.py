@@ -740,19 +740,6 @@ def test_what_diverges_fails_at_once_and_is_left_out(world, tmp_path, capsys):
         assert main(["prune", "compare", str(tmp_path / "runs")]) == 0
 
 
-def test_a_new_head_is_drawn_when_it_is_asked_for(world, tmp_path, capsys):
-    six = bertlite.BertForSequenceClassification(replace(dense_of(world).config, num_labels=6, id2label=None))
-    six.save_pretrained(tmp_path / "six")
-    shutil.copy(world / "model" / "tokenizer.json", tmp_path / "six")
-    command = ["prune", "finetune", str(tmp_path / "six"), *data_arguments(world)[1:], "--epochs", "1"]
-    assert main([*command, "--out", str(tmp_path / "run")]) == 2
-    assert "--new-head leaves out the checkpoint's head and draws one" in capsys.readouterr().err
-    assert main([*command, "--new-head", "--out", str(tmp_path / "run")]) == 0
-    assert "a new head, drawn at random by --seed 0: classifier.weight, classifier.bias" in capsys.readouterr().out
-    made = bertlite.BertForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
-    assert made.config.num_labels == 2
-
-
 def test_labels_lengths_and_cells_out_of_range_are_refused_by_row(world, tmp_path, capsys):
     rows = {"label": "good film\t1000000000\n", "empty": " \t1\n"}
     for name, said in (
@@ -996,17 +983,11 @@ def test_the_heat_map_crosses_the_pruned_heads():
 
 
 def test_what_cannot_be_finetuned_is_refused_before_any_work(world, tmp_path, capsys):
-    three = bertlite.BertForSequenceClassification(replace(dense_of(world).config, num_labels=3, id2label=None))
-    three.save_pretrained(tmp_path / "three")
     one, two = (write_labels(tmp_path / f"{len(names)}.csv", names) for names in (["good"], ["good", "bad"]))
-    teacher = ["--teacher", str(world / "model")]
     for words, message in (
         (["--task", "similarity"], "similarity has no head to train; sentence-transformers trains"),
         (["--train", two, "--num-labels", "3"], "2.csv has 2 classes, bad, good: leave --num-labels 3 out"),
         (["--train", one], "1.csv has 1 examples of one class, good; name two or more"),
-        (["--distil", "0.5"], "leave it out"),
-        ([*teacher, "--distil", "2"], "up to 1"),
-        (["--teacher", str(tmp_path / "three")], "has 3 outputs, the model 2"),
         (["--epochs", "0"], "40 examples, 0 epochs and 1 processes make no step"),
     ):
         assert not (tmp_path / "no").exists()
@@ -1040,19 +1021,6 @@ def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys
     model = bertlite.BertForSequenceClassification.from_pretrained(out / "model")
     assert run.results["sha256"] == model_sha256(model)
     assert run.facts["model"]["before"] == model_sha256(dense_of(world))
-
-
-def test_finetune_learns_a_teachers_predictions(world, tmp_path):
-    command, found = ["prune", "finetune", *data_arguments(world), "--epochs", "1"], {}
-    for name, words in {"alone": [], "half": [], "all": ["--distil", "1"]}.items():
-        teacher = [] if name == "alone" else ["--teacher", str(world / "model"), *words]
-        assert main([*command, *teacher, "--seed", "1", "--out", str(tmp_path / name)]) == 0
-        (run,) = read_runs(tmp_path / name)
-        found[name] = run.results["sha256"], run.facts["config"]["recipe"]["distil"]
-        card = (tmp_path / name / "model" / "README.md").read_text()
-        assert ("with distillation from" in card) == bool(teacher)
-    assert [share for _, share in found.values()] == [0.0, 0.5, 1.0]
-    assert len({sha for sha, _ in found.values()}) == 3
 
 
 def dense_of(world):

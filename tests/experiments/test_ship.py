@@ -8,7 +8,7 @@ pytest.importorskip("accelerate")
 import bertlite
 from bertlite.cli import main
 from bertlite.experiments.evaluate import TASKS
-from bertlite.experiments.ship import describe_pruning, figures_of
+from bertlite.experiments.ship import figures_of
 from bertlite.experiments.statistics import bootstrap, wilson
 from bertlite.support.records import read_runs
 from tests.shipping.worlds import read, save
@@ -84,10 +84,3 @@ def test_the_headline_has_its_interval_whatever_it_is():
     wanted = bootstrap(task.metrics["spearman"], outputs, labels)
     assert (first.name, first.low, first.high, first.dense) == ("spearman", wanted.low, wanted.high, None)
     assert [other.low for other in others] == [None] * len(others)
-
-
-def test_distillation_is_named_where_it_was_used(kept):
-    cell, setting = {**kept.config["cell"], "epochs": 2.0}, kept.config["setting"]
-    assert "distillation" not in " ".join(describe_pruning(cell, setting))
-    setting = {**setting, "recipe": {**setting["recipe"], "distil": 0.5}}
-    assert "with distillation from the dense model at weight 0.5" in " ".join(describe_pruning(cell, setting))

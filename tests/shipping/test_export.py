@@ -16,10 +16,11 @@ import bertlite
 import bertlite.embed
 from bertlite import BertForSequenceClassification, BertModel
 from bertlite.cli import main, parser
-from bertlite.cli.words import subcommands
+from bertlite.cli.parts import subcommands
 from bertlite.models import heads
 from bertlite.shipping import onnx
-from bertlite.shipping.export import SHAPES, choose_class, export
+from bertlite.shipping.carried import class_for
+from bertlite.shipping.export import SHAPES, export
 from bertlite.shipping.graphs import INPUTS, Graph
 from bertlite.support.extras import install_hint
 
@@ -143,9 +144,6 @@ def test_a_folder_of_something_else_is_left_alone(source, tmp_path, monkeypatch)
     export(source, tmp_path / "graphs")
     with pytest.raises(FileExistsError, match="name another folder"):
         export(other, tmp_path / "graphs")
-    with pytest.raises(ValueError, match="there is no class 'BertForPoetry'; have: BertModel, BertForMaskedLM"):
-        export(source, tmp_path / "new", cls="BertForPoetry")
-    assert not (tmp_path / "new").exists()
 
 
 def test_the_folder_has_the_record_and_what_loaders_need(source, tmp_path, monkeypatch, capsys):
@@ -185,10 +183,9 @@ def test_the_checkpoints_own_folder_gets_the_graph_alone(source, tmp_path, monke
 def test_the_class_is_that_of_the_config_or_of_sentence_transformers(source, tmp_path, monkeypatch):
     from bertlite.checkpoint.files import Source
 
-    assert choose_class(Source(source), None) is BertForSequenceClassification
-    assert choose_class(Source(source), "BertModel") is BertModel
+    assert class_for(Source(source)) is BertForSequenceClassification
     pooled = add_pooling(save(tmp_path / "pooled", heads.BertForMaskedLM))
-    assert choose_class(Source(pooled), None) is BertModel
+    assert class_for(Source(pooled)) is BertModel
     pretend(monkeypatch)
     export(pooled, tmp_path / "out")
     assert read(tmp_path / "out" / "modules.json") == read(pooled / "modules.json")

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from bertlite.cli import parser
-from bertlite.cli.parts import FOLDER, Parser
-from bertlite.cli.words import subcommands
+from bertlite.cli.parts import FOLDER, Parser, subcommands
 from bertlite.pruning.criteria import CRITERIA, Criterion
 
 

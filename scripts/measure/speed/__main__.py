@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bertlite.cli.parts import FOLDER, RECORD, add_device, count, names, option, paths
+from bertlite.cli.parts import FOLDER, RECORD, add_device, count, names, paths
 from bertlite.support.progress import Progress
 from bertlite.support.records import environment, version_of, write_json
 from bertlite.support.timing import check_rounds
@@ -50,15 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    option(parser, "--only", names, (), "sections whose name contains one of these", otherwise="all", metavar="A,B")
-    baseline = "engines whose name contains one of these; the baseline always runs"
-    option(parser, "--engines", names, (), baseline, otherwise="all", metavar="A,B")
-    option(parser, "--models", names, ("bert-base",), f"of {', '.join(MODELS)}, with random weights", metavar="A,B")
-    threads = "threads of all engines, a section for each number"
-    option(parser, "--threads", counts, (None,), threads, otherwise="as many as torch has", metavar="N,M")
-    limit = "time limit of a section in seconds, which then ends with fewer rounds, but at least 7"
-    option(parser, "--seconds", float, 60.0, limit)
-    option(parser, "--rounds", count, 15, "runs of each candidate, 7 or more")
+    text = "sections whose name contains one of these (default: all)"
+    parser.add_argument("--only", type=names, default=(), metavar="A,B", help=text)
+    text = "engines whose name contains one of these; the baseline always runs (default: all)"
+    parser.add_argument("--engines", type=names, default=(), metavar="A,B", help=text)
+    text = f"of {', '.join(MODELS)}, with random weights (default: bert-base)"
+    parser.add_argument("--models", type=names, default=("bert-base",), metavar="A,B", help=text)
+    text = "threads of all engines, a section for each number (default: as many as torch has)"
+    parser.add_argument("--threads", type=counts, default=(None,), metavar="N,M", help=text)
+    text = "time limit of a section in seconds, which then ends with fewer rounds, but at least 7 (default: 60)"
+    parser.add_argument("--seconds", type=float, default=60.0, help=text)
+    parser.add_argument("--rounds", type=count, default=15, help="runs of each candidate, 7 or more (default: 15)")
     parser.add_argument(
         "--out",
         type=paths((RECORD, PICTURE, FOLDER)),
