@@ -36,11 +36,23 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if says_it else super()._get_help_string(action)
 
 
+def fold(line: str, indent: str = "  ") -> str:
+    """Return a command in lines of at most 76 characters, which a shell takes for one; a break is before an option."""
+    lines: list[str] = []
+    for part in re.split(r" (?=-)", line):
+        if lines and len(f"{lines[-1]} {part}") <= 74:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"{indent}{part}" if lines else part)
+    return " \\\n".join(lines)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser with errors of one line, which name the nearest word, and without abbreviations of options."""
 
     def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
-        shown = "".join(f"  {options['prog']} {example}\n" for example in examples)
+        prog = options["prog"]
+        shown = "".join(f"{fold(f'  {prog} {example}', '    ')}\n" for example in examples)
         super().__init__(
             **options,
             epilog=f"examples:\n{shown}\n{FOOT}" if examples else FOOT,

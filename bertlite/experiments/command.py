@@ -106,6 +106,7 @@ def finetune(args: argparse.Namespace) -> int:
         shutil.rmtree(state, ignore_errors=True)
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
     print(f"model: {run.folder / 'model'}")
+    print(f"next: bertlite prune to 2x {run.folder / 'model'} --texts FILE --out FOLDER")
     write_answer(args, read_runs(run.folder))
     return 0
 

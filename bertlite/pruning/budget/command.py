@@ -127,7 +127,7 @@ class Job:
                 target=target, by=settings["allocate"], shared=state, state=own, progress=progress
             ).run()
             trained = self.distillation and self.distillation.train_(found.model, own, progress)
-            shown = progress.over("comparing predictions", self.judged, "batches")
+            shown = progress.over("comparing", self.judged, "batches")
             results = judge(found.model, self.model, shown, self.pooling)
         results["lost"] |= self.limit(results["lost"])
         report = {
@@ -482,3 +482,5 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print("".join(f"\n{line}" for line in [report["texts"]["note"]] if line))
     print(f"target {report['target']}: {report['verdict']}")
     print(f"model: {folder}")
+    print(f"next: bertlite evaluate {folder} --dev FILE --against {report['checkpoint']}")
+    print(f"  or: bertlite export {folder} --out FOLDER")

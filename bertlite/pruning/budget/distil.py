@@ -10,6 +10,7 @@ is continued ends with the same weights.
 import copy
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -88,12 +89,16 @@ class Distillation:
         """
         recipe = replace(RECIPE, lr=LR / model.config.hidden_size, distil=1 - LABELS * self.labelled, seed=self.seed)
         model.base_model.embeddings.requires_grad_(False)
-        outputs = f"its outputs for all texts would take {self.output_bytes / 1e9:.2g} GB"
-        how = "runs once on each text" if self.output_bytes <= MEMORY else f"runs in every step: {outputs}"
-        progress.stage(f"timing steps of training; the given model {how}")
+        if self.output_bytes > MEMORY:
+            warnings.warn(
+                "the given model runs in every step of training, not once: its outputs for all texts would take"
+                f" {self.output_bytes / 1e9:.2g} GB",
+                stacklevel=2,
+            )
+        progress.stage("trial steps")
         kept = state.once("distillation", lambda: self.plan(model, recipe))
         epochs = kept["steps"] / len(batch_indices(self.data, recipe.batch_size))
-        progress.stage(f"training for {in_words(60 * self.minutes)}, {kept['steps']:,} steps")
+        progress.stage("training", kept["steps"], "steps")
         progress.bar.close()  # the training has its own
         began = self.clock()
         best = self.finetune_(

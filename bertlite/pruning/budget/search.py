@@ -179,7 +179,7 @@ class Search:
 
     def metrics(self) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers."""
-        shown = partial(self.progress.over, "gradients at the outputs of all layers", unit="batches")
+        shown = partial(self.progress.over, "gradients", unit="batches")
         found = self.shared.once(
             "metrics", lambda: output_metrics(self.model, self.fit, target=self.gradients, seed=self.seed, shown=shown)
         )
@@ -190,7 +190,7 @@ class Search:
         layers = self.model.config.num_hidden_layers
         if not all(self.shared.has(f"curves-{layer}") for layer in range(layers)):
             metrics = self.metrics()
-            self.progress.stage("losses by heads and neurons", layers, "layers")
+            self.progress.stage("loss curves", layers, "layers")
 
             def keep(layer: int, pair: tuple[Elimination, Elimination]) -> None:
                 self.shared.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
@@ -341,7 +341,7 @@ class Search:
         while self.state.has(f"layer-{attempt}-{start}"):
             put_layer_(model, start, self.state.once(f"layer-{attempt}-{start}", dict))
             start += 1
-        self.progress.stage("pruning and fitting", model.config.num_hidden_layers, "layers", done=start)
+        self.progress.stage("fitting", model.config.num_hidden_layers, "layers", done=start)
         if start == model.config.num_hidden_layers:
             return model
 
@@ -358,11 +358,11 @@ class Search:
         table = self.table(losses)
         for attempt in range(REFINEMENTS + 1):
             choices: Any = (ATTEMPTS, "choices at most") if self.target.is_timed else ()
-            self.progress.stage("choosing sizes", *choices)
+            self.progress.stage("sizes", *choices)
             kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table)))
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             model = self.pruned(plan.sizes, curves, attempt)
-            self.progress.stage("timing the finished model")
+            self.progress.stage("clock")
             times, pace = self.time(model)
             verdict = pace.verdict if self.target.is_timed and not self.target.is_met_by_all else "right"
             if verdict == "fast" and plan.sizes == self.own_sizes():

@@ -43,7 +43,7 @@ class Target:
         if found is None:
             raise ValueError(
                 f"the target {text!r} is not valid: write a speed (2x), a share of the MACs (40%), a time (15ms) or a"
-                " size (30MB)"
+                " size (30MB), and the checkpoint after it"
             )
         number, unit = float(found[1]), found[2].lower()
         if unit == "x":

@@ -79,7 +79,7 @@ def measure_table(model: Any, work: Work, neurons: list[int], device: str, progr
         whole = partial(model, **inputs)
         with called_with(model, 0) as first_call, called_with(model, last) as last_call:
             whole()
-        progress.stage("times of layers of each size", ROUNDS * (2 + (last > 0)), "rounds")
+        progress.stage("layer times", ROUNDS * (2 + (last > 0)), "rounds")
         timings = alternate({"whole": whole}, ROUNDS, device, after_round=progress.advance)["whole"]
         if (wide := relative_spread(quartiles(timings))) > WIDE:
             return TimeTable(({}, {}), ({}, {}), 0.0, wide)

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from bertlite.cli import parser
-from bertlite.cli.parts import FOLDER, Parser, subcommands
+from bertlite.cli.parts import FOLDER, Parser, fold, subcommands
 from bertlite.pruning.criteria import CRITERIA, Criterion
 
 
@@ -16,7 +16,7 @@ def commands() -> str:
 
 def examples() -> str:
     """Return the first example of every --help as one block."""
-    lines = [f"bertlite {example}" for each, _ in commands_below(parser()) for example in each.examples[:1]]
+    lines = [fold(f"bertlite {example}") for each, _ in commands_below(parser()) for example in each.examples[:1]]
     return "\n".join(["```", *lines, "```"])
 
 
