@@ -2,8 +2,7 @@
 
 import argparse
 import shutil
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,6 @@ from bertlite.experiments.experiment import Experiment, Setting, grid, sweep, wa
 from bertlite.experiments.files import (
     SCORES,
     class_names,
-    diverged,
     labels,
     model_sha256,
     prediction_lines,
@@ -218,7 +216,7 @@ def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric
 
 def compare(args: argparse.Namespace) -> int:
     """Compare finished runs: print a table and tests, write rows, draw figures."""
-    records = with_numbers(record for root in args.roots for record in read_runs(root, name="prune"))
+    records = [record for root in args.roots for record in read_runs(root, name="prune")]
     rows = summarise(records, args.against, args.metric)
     task = task_of(records)
     metric = task.metric(args.metric)
@@ -256,17 +254,6 @@ def compare(args: argparse.Namespace) -> int:
         draw_figures(records, rows, args.folder, metric)
         print(f"figures: {args.folder}")
     return 0
-
-
-def with_numbers(records: Iterable[Record]) -> list[Record]:
-    """Return the records whose outputs are numbers; warn of those that have nan among them, as after divergence."""
-    found = []
-    for record in records:
-        if diverged(record):
-            warnings.warn(f"{record.folder} is left out: its outputs are nan, its training diverged", stacklevel=2)
-        else:
-            found.append(record)
-    return found
 
 
 def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: Path, metric: str) -> None:

@@ -7,23 +7,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertlite.experiments.data import NO_LABEL
-from bertlite.experiments.evaluate import RANGES, TASKS, Task, interval_over_examples
+from bertlite.experiments.evaluate import RANGES, SHARE, TASKS, Task, interval_over_examples
 from bertlite.experiments.experiment import REPAIRS, Setting
 from bertlite.experiments.files import DENSE, labels, outputs
 from bertlite.experiments.finetune import Recipe
-from bertlite.experiments.statistics import (
-    Array,
-    Interval,
-    crossed_estimate,
-    mcnemar,
-    paired_bootstrap,
-)
+from bertlite.experiments.statistics import Array, Interval, crossed_estimate, mcnemar
 from bertlite.support.records import Record, commit_of
 
 Key = TypeVar("Key", bound=Hashable)
 Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting
 UNBALANCED = 0.6  # share of one label above which accuracy is misleading
-NO_DIFFERENCE = {"difference_low": None, "difference_high": None}
 TRAINING = ("distil", "lr", "batch_size", "warmup", "weight_decay", "clip")  # fields of a recipe that cells share
 
 
@@ -89,7 +82,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
                 for name in task.metrics
                 if name in group[0].results
             },
-            "kl": float(np.mean(np.array([run.results["kl"] for run in group], float))),  # null, of nan, is nan
+            "kl": float(np.mean([run.results["kl"] for run in group])),
             "low": interval and interval.low,
             "high": interval and interval.high,
             "over": over,
@@ -151,7 +144,7 @@ def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) 
     - "models and examples": the runs began with several fine-tuned models, each the mean of its seeds
       (`statistics.crossed_estimate`).
     - "seeds and examples": there are several runs of one model; the interval does not cover other models.
-    - "examples": there is one run (Wilson's interval of an accuracy, the bootstrap of others).
+    - "examples": there is one run.
     """
     metric = metric or task.headline
     found, truth, figure = by_model(group), labels(group[0]), task.metrics[metric]
@@ -163,9 +156,8 @@ def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) 
         values = [[figure(x[chosen], truth[chosen]) for x in runs] for runs in found.values()]
         return [np.array([np.mean(each) for each in values]) if len(values) > 1 else np.array(values[0])]
 
-    low, high = RANGES.get(metric, (0.0, 1.0))
     over = "models and examples" if len(found) > 1 else "seeds and examples"
-    return crossed_estimate(figures, len(truth)).interval(low, high), over
+    return crossed_estimate(figures, len(truth)).interval(*RANGES.get(metric, SHARE)), over
 
 
 def comparison(
@@ -173,10 +165,12 @@ def comparison(
 ) -> dict[str, Any]:
     """Return the difference of some runs from others on the same examples, with a paired test.
 
-    Both sides are {dense model: outputs of its runs}.  If they share several models, these are compared in pairs:
-    the interval and p are over models and examples (`statistics.crossed_estimate`).  For one model they are over the
-    seeds of both sides and the examples; for one run against one, over the examples (paired bootstrap; p of
-    an accuracy is that of McNemar's exact test, which no order of the examples changes).
+    Both sides are {dense model: outputs of its runs}.  If they share several models, these are compared in pairs: the
+    interval and p are over models and examples (`statistics.crossed_estimate`).  For one model they are over the seeds
+    of both sides and the examples; the p of two single runs' accuracies is that of McNemar's exact test.
+
+    Returns:
+        "difference", "p", and "difference_low" and "difference_high", None where nothing varies.
 
     Raises:
         ValueError: the two sides share no model.
@@ -185,14 +179,6 @@ def comparison(
     if not shared:
         raise ValueError("the runs that are compared began with other models: run both sides on the same ones")
     a, b = ([side[model] for model in shared] for side in (ours, theirs))
-    if len(shared) == len(a[0]) == len(b[0]) == 1:
-        found = paired_bootstrap(figure, a[0], b[0], truth)
-        varies = found.high > found.low
-        result: dict[str, Any] = {"difference": found.difference, "p": found.p}
-        result |= {"difference_low": found.low, "difference_high": found.high} if varies else NO_DIFFERENCE
-        if metric == "accuracy" and truth.ndim == 1:
-            result["p"] = mcnemar(a[0][0].argmax(1) == truth, b[0][0].argmax(1) == truth)
-        return result
 
     def figures(chosen: Array) -> list[Array]:
         values = [[[figure(x[chosen], truth[chosen]) for x in runs] for runs in side] for side in (a, b)]
@@ -200,13 +186,13 @@ def comparison(
             return [np.array(side[0]) for side in values]
         return [np.array([np.mean(x) - np.mean(y) for x, y in zip(*values, strict=True)])]
 
-    low, high = RANGES.get(metric, (0.0, 1.0))
+    low, high = RANGES.get(metric, SHARE)
     estimate = crossed_estimate(figures, len(truth))
-    interval = estimate.interval(low - high, high - low)
-    result = {"difference": estimate.value, "p": estimate.p}
-    return result | (
-        NO_DIFFERENCE if interval is None else {"difference_low": interval.low, "difference_high": interval.high}
-    )
+    interval, p = estimate.interval(low - high, high - low), estimate.p
+    if metric == "accuracy" and truth.ndim == 1 and len(shared) == len(a[0]) == len(b[0]) == 1:
+        p = mcnemar(a[0][0].argmax(1) == truth, b[0][0].argmax(1) == truth)
+    ends = {"difference_low": interval and interval.low, "difference_high": interval and interval.high}
+    return {"difference": estimate.value, "p": p, **ends}
 
 
 def markdown_table(rows: Sequence[dict[str, Any]], headline: str) -> str:

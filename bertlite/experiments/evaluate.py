@@ -24,11 +24,12 @@ from bertlite.experiments.data import (
     encode_examples,
     pad_rows,
 )
-from bertlite.experiments.statistics import Array, Interval, Metric, bootstrap, wilson
+from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate, wilson
 from bertlite.inference.pooling import POOLINGS, pool, read_settings
 from bertlite.pruning.importance.batches import eval_mode
 
-RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}  # of metrics; of others 0 to 1
+RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}
+SHARE = (0.0, 1.0)  # the range of every other metric
 
 
 @dataclass(frozen=True)
@@ -276,5 +277,6 @@ def interval_over_examples(found: Array, truth: Array, task: Task, metric: str) 
     """Return the 95 % interval of one model's metric over the examples, None where nothing varies."""
     if metric == "accuracy" and truth.ndim == 1:
         return wilson(int(np.sum(found.argmax(1) == truth)), len(truth))
-    interval = bootstrap(task.metrics[metric], found, truth)
-    return interval if interval.high > interval.low else None
+    figure = task.metrics[metric]
+    estimate = crossed_estimate(lambda chosen: [np.array([figure(found[chosen], truth[chosen])])], len(truth))
+    return estimate.interval(*RANGES.get(metric, SHARE))

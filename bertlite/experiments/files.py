@@ -1,6 +1,5 @@
 """The files in a run's folder: predictions of its model and of the dense one, scores, and the heads removed."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from bertlite import kept_heads, kept_neurons
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
-from bertlite.support.records import Record, sha256_of, to_json
+from bertlite.support.records import Record, sha256_of
 
 MASKS, SCORES = "masks.json", "scores.json"
 DENSE = "dense"  # the outputs of the dense model that a run pruned, in its predictions
@@ -45,16 +44,10 @@ def labels(run: Record) -> Array:
     return as_array([line["label"] for line in run.predictions], NO_LABEL)
 
 
-def diverged(run: Record) -> bool:
-    """Return whether an output of a run is nan or infinite, which is written as null."""
-    return any("null" in to_json([line["outputs"], line[DENSE]]) for line in run.predictions)
-
-
 def as_array(rows: Sequence[Any], padding: float) -> Array:
     """Return rows of numbers as an array; those of words, of several lengths, filled up."""
-    nested = [isinstance(row, list) and (padding == NO_LABEL or not row or isinstance(row[0], list)) for row in rows]
-    if not any(nested):
-        return np.array(rows, float if math.isnan(padding) else None)  # null, as which nan is written, is nan again
+    if not any(isinstance(row, list) and (padding == NO_LABEL or not row or isinstance(row[0], list)) for row in rows):
+        return np.array(rows)
     width = next(np.shape(row)[1:] for row in rows if row)
     return pad_rows([np.array(row, float).reshape(len(row), *width) for row in rows], padding)
 

@@ -22,47 +22,12 @@ class Interval:
     high: float
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The difference a - b of two systems on the same examples."""
-
-    difference: float
-    low: float
-    high: float
-    p: float  # two-sided, of no difference
-
-
 def wilson(right: int, total: int, level: float = 0.95) -> Interval:
     """Return the interval of a proportion, such as an accuracy (Wilson 1927)."""
     from scipy.stats import binomtest
 
     found = binomtest(right, total).proportion_ci(level, method="wilson")
     return Interval(float(found.low), float(found.high))
-
-
-def bootstrap(metric: Metric, predictions: Array, labels: Array, level: float = 0.95, seed: int = 0) -> Interval:
-    """Return the percentile interval of a metric over resampled examples."""
-    values = np.array([metric(predictions[i], labels[i]) for i in resampled_indices(len(labels), seed)])
-    return percentile_interval(values, level)
-
-
-def paired_bootstrap(
-    metric: Metric, a: Sequence[Array], b: Sequence[Array], labels: Array, level: float = 0.95, seed: int = 0
-) -> Comparison:
-    """Compare the mean metric of the runs a with that of the runs b, on examples resampled for all of them alike.
-
-    p counts the resamples on the other side of 0, twice (Efron and Tibshirani 1993, section 16.2).
-    """
-
-    def difference(chosen: Any) -> float:
-        ours, theirs = ([metric(x[chosen], labels[chosen]) for x in runs] for runs in (a, b))
-        return float(np.mean(ours) - np.mean(theirs))
-
-    values = np.array([difference(chosen) for chosen in resampled_indices(len(labels), seed)])
-    beyond = min(np.sum(values <= 0), np.sum(values >= 0))
-    interval = percentile_interval(values, level)
-    p = min(1.0, 2 * float(beyond + 1) / (len(values) + 1))
-    return Comparison(difference(slice(None)), interval.low, interval.high, p)
 
 
 @dataclass(frozen=True)
@@ -114,12 +79,13 @@ def crossed_estimate(figures: Figures, count: int, seed: int = 0) -> Estimate:
 
     Args:
         figures: (indices of examples) -> samples of clusters; the estimate is the mean of the first, minus that of the
-            second if there are two.
+            second if there are two.  Samples of one cluster leave the examples as the only source of variance.
         count: number of examples.
     """
     whole = figures(np.arange(count))
     parts = [(float(np.var(each, ddof=1)) / len(each), len(each) - 1) for each in whole if len(each) > 1]
-    resampled = [difference_of_means(figures(chosen)) for chosen in resampled_indices(count, seed)]
+    drawn = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))  # with replacement
+    resampled = [difference_of_means(figures(chosen)) for chosen in drawn]
     parts.append((float(np.var(resampled, ddof=1)), count - 1))
     return Estimate(difference_of_means(whole), tuple(part for part in parts if part[0] > ROUNDING**2))
 
@@ -150,22 +116,6 @@ def rank_correlations(scores: Mapping[str, Array]) -> tuple[list[str], Array]:
     """Return Spearman's correlation of every pair of score tables, over the units that both have scores for."""
     from scipy.stats import spearmanr
 
-    names = list(scores)
-    found = np.ones((len(names), len(names)))
-    for i, a in enumerate(names):
-        for j, b in enumerate(names[:i]):
-            x, y = scores[a].ravel(), scores[b].ravel()
-            known = ~(np.isnan(x) | np.isnan(y))
-            found[i, j] = found[j, i] = spearmanr(x[known], y[known]).statistic
-    return names, found
-
-
-def resampled_indices(count: int, seed: int) -> Array:
-    """Return RESAMPLES samples of examples with replacement, (RESAMPLES, count)."""
-    return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
-
-
-def percentile_interval(values: Array, level: float) -> Interval:
-    """Return the interval that holds this share of the values, cut equally at both ends."""
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high))
+    tables = [each.ravel() for each in scores.values()]
+    found = [[float(spearmanr(x, y, nan_policy="omit").statistic) for y in tables] for x in tables]
+    return list(scores), np.array(found)
