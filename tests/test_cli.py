@@ -194,6 +194,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ),
         ("inspect", "bertlite inspect: the following arguments are required: CHECKPOINT ("),
         ("inspect a b", "bertlite inspect: unrecognized arguments: b ("),
+        ("attention a b text", "unrecognized arguments: text; write a text with spaces in quotes, and a second "),
         ("evaluate a --dev d --metric acc", "argument --metric: invalid choice: 'acc' (choose from "),
         (
             "prune run a --train t --calibration 0",

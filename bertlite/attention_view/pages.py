@@ -31,8 +31,22 @@ STEPS = 4_095  # a page stores each weight as a number of steps from 0 to 1
 MOST_WEIGHTS = 10_000_000  # on one page, which then has about 8 MB
 
 
-def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> bytes:
-    """Write an HTML page: choose a head in the map of all heads, and a token to see what it attends to.
+class Page(bytes):
+    """An HTML page; a notebook shows it where a cell ends with it."""
+
+    def __repr__(self) -> str:
+        return f"<an HTML page of {len(self):,} bytes>"
+
+    def _repr_html_(self) -> str:
+        """Return a frame with the page, which cannot reach the notebook."""
+        style = "width: 100%; height: 760px; border: 0"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.decode())}"></iframe>'
+
+
+def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:
+    """Write an HTML page: choose heads in the map of all heads, and a token to see what it attends to.
+
+    At the end of a notebook's cell, the page is shown; `Path("maps.html").write_bytes(page(maps))` writes a file.
 
     Args:
         against: maps of another checkpoint for the same tokens; the page then compares the two.
@@ -73,7 +87,7 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> bytes:
         "script_hash": content_hash(script),
         "data": to_json(data).replace("<", "\\u003c"),  # or else a token could end the script element
     }
-    return re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], read("page.html")).encode()
+    return Page(re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], read("page.html")).encode())
 
 
 def title_of(maps: AttentionMaps) -> str:

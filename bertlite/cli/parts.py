@@ -65,7 +65,9 @@ class Parser(argparse.ArgumentParser):
         """Parse, and refuse unknown options here: the parser of a command knows what is near, the top one does not."""
         found, others = super().parse_known_args(args, namespace)
         if others:
-            self.error(f"unrecognized arguments: {' '.join(others)}")
+            takes_two = "--against" in self._option_string_actions and not others[0].startswith("-")
+            hint = "; write a text with spaces in quotes, and a second checkpoint after --against" if takes_two else ""
+            self.error(f"unrecognized arguments: {' '.join(others)}{hint}")
         return found, others
 
     def error(self, message: str) -> NoReturn:
@@ -147,7 +149,7 @@ def command(
         required=bool(needs) and RECORD not in needs,  # --json may print a record instead
         metavar="PATH[,PATH]",
         help=f"write {'; '.join(f'{kind}: {content}' for kind, content in kinds.items())}"
-        + ("" if needs else " (default: nothing is written)"),
+        + ("; required without --json" if RECORD in needs else "" if needs else " (default: nothing is written)"),
     )
     added.add_argument(
         "--json", action="store_true", help="print the record on standard output, and all else on standard error"

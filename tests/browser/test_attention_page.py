@@ -63,6 +63,7 @@ def random_maps(tokens: tuple[str, ...], layers: int, heads: int, special: tuple
     return AttentionMaps(tokens, tuple(range(layers)), tuple(range(heads)), weights, special, name="<b>model</b>")
 
 
+WORDY = random_maps(("[CLS]", "the", "breakfast", "thanked", "her", "nurse", ".", "[SEP]"), 2, 3, (0, 7))
 LONG = random_maps(("[CLS]", *(f"word{i % 90}" for i in range(198)), "[SEP]"), 12, 12, (0, 199))
 
 
@@ -77,7 +78,7 @@ def visit(browser, tabs) -> Iterator[Callable[..., Any]]:
     """Load a page; at the end, nothing may have been printed, asked, raised or fetched."""
     noise: list[str] = []
 
-    def open_page(path: Path, width: int = 1280, height: int = 900, **options: Any) -> Any:
+    def open_page(path: Path, width: int = 1280, height: int = 900, ready: bool = True, **options: Any) -> Any:
         opened = tabs.get(str(options))
         if opened is None:
             opened = tabs[str(options)] = browser.new_context(**options).new_page()
@@ -92,7 +93,7 @@ def visit(browser, tabs) -> Iterator[Callable[..., Any]]:
         opened.goto(path.as_uri())
         assert noise == [f"request: {path.as_uri()[:80]}"]  # the file itself
         noise.clear()
-        if options.get("java_script_enabled", True):
+        if ready and options.get("java_script_enabled", True):
             opened.wait_for_selector("html[data-ready]")
             opened.wait_for_selector("#grid[data-drawn]")
         return opened
@@ -119,12 +120,13 @@ def pruned(dense) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(dense, pruned, tmp_path_factory) -> Path:
-    """A folder with both checkpoints, a page of the pruned one, one that compares them, and one of many tokens."""
+    """Both checkpoints; pages of the pruned one, of the two compared, of many tokens, and of longer words."""
     root = tmp_path_factory.mktemp("pages")
     small, large = save(root / "pruned", pruned), save(root / "dense", dense)
     assert main(["attention", small, TEXT, "--out", str(root / "one.html")]) == 0
     assert main(["attention", large, TEXT, "--against", small, "--out", str(root / "two.html")]) == 0
     (root / "long.html").write_bytes(page(LONG))
+    (root / "words.html").write_bytes(page(WORDY, WORDY))
     return root
 
 
@@ -236,6 +238,54 @@ def test_a_pruned_head_is_blank_and_says_so(visit, folder) -> None:
     assert opened.locator(".tokens").is_visible()
 
 
+def test_several_heads_are_shown_at_once_each_in_its_colour(visit, folder, pruned) -> None:
+    opened, weights = visit(folder / "one.html"), weights_of(pruned)
+    colours = "all => all.map(node => getComputedStyle(node)[node.localName === 'path' ? 'stroke' : 'borderColor'])"
+    cell(opened, 2, 1).click()
+    (one,) = {*opened.locator("svg.curves path:not(.to-special)").evaluate_all(colours)}
+    opened.get_by_role("button", name="Several heads").click()
+    cell(opened, 0, 0).click()
+    cell(opened, 2, 2).click(modifiers=["Control"])
+    heads = [(2, 1), (0, 0), (2, 2)]
+    mean = torch.stack([weights[head] for head in heads]).mean(0)
+    assert opened.locator("#chosen").text_content() == "3 heads"
+    assert_near(shown_weights(opened), mean.mean(0))
+    assert lines(opened) == sum(int((weights[head] >= 0.04).sum()) for head in heads)
+    drawn = {*opened.locator("svg.curves path").evaluate_all(colours)}
+    assert drawn == {*opened.locator("#legend button").evaluate_all(colours)} > {one}
+    assert len(drawn) == 3
+    option(opened, 4).hover()
+    assert_near(shown_weights(opened), mean[4])
+    opened.get_by_role("button", name="Remove layer 0, head 0").click()
+    assert opened.locator("#chosen").text_content() == "2 heads"
+    cell(opened, 0, 0).focus()
+    for key, count in (
+        ("ArrowDown", 2),
+        ("ArrowLeft", 2),
+        ("Space", 3),
+        ("Space", 2),
+    ):  # arrows only move
+        opened.keyboard.press(key)
+        assert opened.locator(".cell[aria-selected=true]").count() == count
+    cell(opened, 1, 2).click()
+    assert "averages over these heads, but for pruned ones." in opened.locator("#why").text_content()
+    for head in ((0, 0), (0, 1), (0, 2), (2, 0), (2, 3), (0, 3)):
+        cell(opened, *head).click()
+    assert opened.locator("#chosen").text_content() == "8 heads"
+    assert opened.locator("#why").text_content().startswith("No more than 8 at once. ")
+    opened.get_by_role("button", name="Several heads").click()
+    assert opened.locator("#legend button").count() == 0
+    assert opened.locator(".cell[aria-selected=true]").count() == 1
+
+
+def test_a_notebook_shows_it_in_a_frame_of_its_own(visit, tmp_path) -> None:
+    (tmp_path / "notebook.html").write_text(page(random_maps(("<b>", "&amp;"), 1, 2))._repr_html_())
+    opened = visit(tmp_path / "notebook.html", ready=False)
+    frame = opened.frame_locator("iframe")
+    frame.locator("#grid[data-drawn]").wait_for()
+    assert frame.locator(".from bdi").all_text_contents() == ["<b>", "&amp;"]
+
+
 # Pointer, keyboard, touch --------------------------------------------------------------------------------------------
 
 
@@ -303,7 +353,7 @@ def test_the_arrow_keys_choose_heads(visit, folder) -> None:
 def test_everything_is_reached_by_tab_in_the_order_of_the_page(visit, folder) -> None:
     opened = visit(folder / "one.html")
     order = []
-    for _ in range(3):
+    for _ in range(4):
         opened.keyboard.press("Tab")
         order.append(
             opened.evaluate(
@@ -311,7 +361,7 @@ def test_everything_is_reached_by_tab_in_the_order_of_the_page(visit, folder) ->
                 " getComputedStyle(document.activeElement).outlineStyle]"
             )
         )
-    kinds = [("SUMMARY", None), ("SPAN", "option"), ("DIV", "gridcell")]
+    kinds = [("SUMMARY", None), ("SPAN", "option"), ("BUTTON", None), ("DIV", "gridcell")]
     assert [tuple(each) for each in order] == [(*kind, "solid") for kind in kinds]
 
 
@@ -319,7 +369,8 @@ def test_tokens_are_chosen_by_keys(visit, folder, pruned) -> None:
     opened = visit(folder / "one.html")
     cell(opened, 2, 1).click()
     weights, every = weights_of(pruned)[2, 1], lines(opened)
-    opened.keyboard.press("Shift+Tab")
+    for _ in range(2):  # past the button for several heads
+        opened.keyboard.press("Shift+Tab")
     for key, token in (("ArrowDown", 1), ("End", 9), ("ArrowRight", 9), ("ArrowUp", 8), ("Home", 0), ("ArrowDown", 1)):
         opened.keyboard.press(key)
         assert option(opened, token).evaluate("node => node === document.activeElement"), key
@@ -345,7 +396,7 @@ def test_a_tap_shows_the_lines_of_a_token(visit, folder, pruned) -> None:
 # Screens, colours, media ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize("name", ["one", "two", "words"])
 def test_it_fills_every_screen_and_never_scrolls_sideways(visit, folder, name) -> None:
     opened = visit(folder / f"{name}.html")
     for width in (320, 360, 768, 1000, 1440, 1920):
@@ -357,6 +408,8 @@ def test_it_fills_every_screen_and_never_scrolls_sideways(visit, folder, name) -
         assert (boxes[0]["y"] == boxes[1]["y"]) == (width >= 1000)  # the sentence and the heads, side by side
         grid = opened.locator("#grid").bounding_box()
         assert grid["x"] + grid["width"] <= width
+        cut = "all => all.filter(node => node.scrollWidth > node.clientWidth).map(node => node.textContent)"
+        assert opened.locator(".lines .token").evaluate_all(cut) == []
 
 
 def test_nothing_moves_under_the_pointer(visit, folder) -> None:

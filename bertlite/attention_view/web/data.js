@@ -63,6 +63,11 @@ async function load(layer, head) { // the steps of a head in each model; undefin
 
 const weightOf = (map, from, to) => map[from * size + to] / data.steps;
 
+function meanOf(maps) { // of one head it is its own map
+  if (maps.length < 2) return maps[0];
+  return Float32Array.from(maps[0], (_, i) => maps.reduce((sum, map) => sum + map[i], 0) / maps.length);
+}
+
 function received(map) { // by each token, on average over all tokens
   const sums = new Float64Array(size);
   for (let i = 0; i < map.length; i++) sums[i % size] += map[i];

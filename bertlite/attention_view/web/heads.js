@@ -23,7 +23,10 @@ function addGrid() {
     for (const head of data.heads) {
       const label = labelOf(layer, head);
       const cell = add(row, "div", { class: "cell", role: "gridcell", tabindex: -1, "aria-selected": "false", "aria-label": label });
-      cell.addEventListener("click", () => choose(layer, head, true));
+      cell.addEventListener("click", event => {
+        if (event.ctrlKey || event.metaKey || event.shiftKey) setSeveral(true);
+        choose(layer, head, true);
+      });
       cell.addEventListener("pointerenter", () => { element("pointed").textContent = sentenceOf(label); });
       cells.set(keyOf(layer, head), cell);
     }
@@ -41,10 +44,11 @@ function moveInGrid(event) {
     ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1],
     Home: [event.ctrlKey ? 0 : row, 0], End: [event.ctrlKey ? lastRow : row, lastColumn],
   };
-  if (!(event.key in moves)) return;
+  if (!(event.key in moves) && event.key !== " " && event.key !== "Enter") return;
   event.preventDefault();
+  if (!(event.key in moves)) return choose(state.layer, state.head, true);
   const [y, x] = moves[event.key];
-  if (y >= 0 && x >= 0 && y <= lastRow && x <= lastColumn) choose(data.layers[y], data.heads[x], true);
+  if (y >= 0 && x >= 0 && y <= lastRow && x <= lastColumn) (state.several ? moveTo : choose)(data.layers[y], data.heads[x], true);
 }
 
 let drawing = 0; // the number of the newest drawing of the grid; an older one stops
@@ -72,11 +76,33 @@ function drawCell(cell, value, maps, shown) {
   else add(add(cell, "span", { "aria-hidden": "true" }), "b", { text: "pruned" });
 }
 
-function markCell() {
+function markCells() { // the chosen ones, and the current one, from which the arrow keys go on
   for (const [key, cell] of cells) {
-    const chosen = key === keyOf(state.layer, state.head);
-    if (chosen === (cell.tabIndex === 0)) continue;
-    cell.tabIndex = chosen ? 0 : -1;
-    cell.setAttribute("aria-selected", chosen);
+    const chosen = state.heads.find(each => keyOf(each.layer, each.head) === key);
+    cell.tabIndex = key === keyOf(state.layer, state.head) ? 0 : -1;
+    cell.setAttribute("aria-selected", Boolean(chosen));
+    if (chosen && isSeveral()) cell.dataset.slot = chosen.slot;
+    else delete cell.dataset.slot;
+  }
+}
+
+function moveTo(layer, head) { // the focus, while several heads are chosen
+  Object.assign(state, { layer, head });
+  markCells();
+  cells.get(keyOf(layer, head)).focus();
+  element("pointed").textContent = sentenceOf(labelOf(layer, head));
+}
+
+function setSeveral(several) {
+  state.several = several;
+  element("several").setAttribute("aria-pressed", several);
+  element("grid").setAttribute("aria-multiselectable", several);
+}
+
+function drawLegend() { // a button for each of several heads, in its colour, that takes it away
+  element("legend").replaceChildren();
+  if (isSeveral()) for (const { layer, head, slot } of state.heads) {
+    const button = add(element("legend"), "button", { type: "button", "data-slot": slot, "aria-label": `Remove layer ${layer}, head ${head}`, text: `Layer ${layer}, head ${head}` });
+    button.addEventListener("click", () => choose(layer, head));
   }
 }

@@ -3,7 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const FEWEST = 0.005; // lines of a chosen token with less are left out
 const FEWEST_OF_ALL = 0.04; // and those of all tokens
-const views = []; // of each model: its nodes
+const views = []; // of each model: its nodes, and what it shows of the chosen heads
 
 function addView(model, m) {
   const box = add(element("views"), "div", { class: m ? "view second" : "view" });
@@ -31,37 +31,43 @@ function addView(model, m) {
     addToken(row, i);
     return { row, bar, amount: add(row, "span", { class: "amount" }) };
   });
-  views.push({ model, gone, body, end, tokens, from, options, svg, targets, map: undefined });
+  views.push({ model, gone, body, end, tokens, from, options, svg, targets, shown: [], map: undefined });
 }
 
-function drawLines({ map, svg }) { // the heaviest last, so that it lies on top
+function drawLines({ shown, svg }) { // the heaviest last, so that it lies on top
   svg.replaceChildren();
-  if (!map || long) return;
+  if (long) return;
   const { token } = state, fewest = token === null ? FEWEST_OF_ALL : FEWEST, found = [];
   const [first, end] = token === null ? [0, size] : [token, token + 1];
-  for (let i = first * size; i < end * size; i++)
-    if (map[i] >= fewest * data.steps) found.push([Math.floor(i / size), i % size, map[i] / data.steps]);
+  shown.forEach(({ map, slot }, n) => {
+    const beside = 0.5 + 0.08 * (n - (shown.length - 1) / 2); // so that no head's line hides another's
+    for (let i = first * size; i < end * size; i++)
+      if (map[i] >= fewest * data.steps) found.push([Math.floor(i / size), i % size, map[i] / data.steps, slot, beside]);
+  });
   svg.setAttribute("viewBox", `0 0 100 ${size}`);
   svg.setAttribute("preserveAspectRatio", "none");
   const base = token === null ? 0.16 : 0.36, drawn = document.createDocumentFragment();
-  for (const [from, to, weight] of found.sort((a, b) => a[2] - b[2])) {
-    const path = drawn.appendChild(document.createElementNS(SVG, "path")), [a, b] = [from + 0.5, to + 0.5];
+  for (const [from, to, weight, slot, beside] of found.sort((a, b) => a[2] - b[2])) {
+    const path = drawn.appendChild(document.createElementNS(SVG, "path")), [a, b] = [from + beside, to + beside];
     path.setAttribute("d", `M0 ${a} C45 ${a} 55 ${b} 100 ${b}`);
     path.setAttribute("stroke-width", (0.8 + (token === null ? 6 : 9) * weight).toFixed(2));
     path.setAttribute("stroke-opacity", Math.min(0.95, base + 0.9 * weight).toFixed(2));
-    if (special.has(to)) path.setAttribute("class", "to-special");
+    if (isSeveral()) path.dataset.slot = slot;
+    else if (special.has(to)) path.setAttribute("class", "to-special");
   }
   svg.append(drawn);
 }
 
 function drawAmounts(view) { // bars, shades and numbers: the weights of the chosen token, or what each receives on average
-  const { map, options, targets, end } = view, token = state.token;
+  const { map, shown, options, targets, end } = view, token = state.token;
   if (!map) return;
   end.textContent = token === null ? "to, on average" : "attends to";
-  const amounts = token === null ? received(map) : Float64Array.from({ length: size }, (_, to) => weightOf(map, token, to));
+  const amountsOf = map => token === null ? received(map) : Float64Array.from({ length: size }, (_, to) => weightOf(map, token, to));
+  const amounts = amountsOf(map), parts = shown.map(({ map, slot }) => [amountsOf(map), slot]);
   const strong = new Set(Array.from(amounts.keys()).sort((a, b) => amounts[b] - amounts[a]).slice(0, 5));
   targets.forEach(({ row, bar, amount }, to) => {
     bar.style.width = `${100 * amounts[to]}%`;
+    bar.style.background = isSeveral() ? stripes(parts.map(([each, slot]) => [each[to], slot])) : "";
     amount.textContent = amounts[to] >= 0.0005 ? percent(amounts[to]) : "";
     row.classList.toggle("strong", token !== null && strong.has(to) && amounts[to] >= 0.05);
   });
@@ -72,12 +78,20 @@ function drawAmounts(view) { // bars, shades and numbers: the weights of the cho
   });
 }
 
-function showSentence() { // everything that depends on the chosen head and token
+function stripes(amounts) { // a bar's background: of each [amount, slot] a stripe in the colour of its head
+  const total = amounts.reduce((sum, [amount]) => sum + amount, 0) || 1;
+  let end = 0;
+  const stops = amounts.map(([amount, slot]) => `color-mix(in srgb, var(--slot-${slot}) 30%, transparent) ${100 * end / total}% ${100 * (end += amount) / total}%`);
+  return `linear-gradient(to right, ${stops.join(", ")})`;
+}
+
+function showSentence() { // everything that depends on the chosen heads and token
   views.forEach((view, m) => {
-    view.map = state.maps[m];
+    view.shown = state.maps.map((maps, i) => ({ map: maps[m], slot: state.heads[i].slot })).filter(({ map }) => map);
+    view.map = meanOf(view.shown.map(({ map }) => map));
     view.gone.hidden = Boolean(view.map);
     view.body.hidden = !view.map;
-    view.gone.textContent = `Layer ${state.layer}, head ${state.head} is pruned: ${view.model.name} does not have it.`;
+    view.gone.textContent = `${nameOfHeads()} pruned: ${view.model.name} does not have ${isSeveral() ? "them" : "it"}.`;
     drawLines(view);
     drawAmounts(view);
   });
@@ -86,16 +100,16 @@ function showSentence() { // everything that depends on the chosen head and toke
 }
 
 function describeToken() { // what the chosen token attends to, in words
-  const { token, maps } = state, has = maps.map(Boolean);
-  if (!has.includes(true)) return [`Layer ${state.layer}, head ${state.head} is pruned.`];
+  const { token } = state;
+  if (views.every(({ map }) => !map)) return [`${nameOfHeads()} pruned.`];
   if (token === null) {
     const shown = long ? "darker where more attention goes" : `lines below ${100 * FEWEST_OF_ALL}\u00a0% are left out`;
     return [`Every token; ${shown}. Point at one for its own.`];
   }
   const parts = [Object.assign(document.createElement("b"), { textContent: `\u2068${shortened(token)}\u2069` }), ` (token ${token}) attends to `];
-  maps.forEach((map, m) => {
+  views.forEach(({ map }, m) => {
     if (comparing && m) parts.push("; ");
-    if (!map) return parts.push(`nothing in ${models[m].name}, where this head is pruned`);
+    if (!map) return parts.push(`nothing in ${models[m].name}, where ${isSeveral() ? "these heads are" : "this head is"} pruned`);
     parts.push(largest(map, token, comparing ? 3 : 5).filter(([, weight]) => weight >= 0.0005)
       .map(([to, weight]) => `${nameOf(to)} ${percent(weight)}`).join(", ") + (comparing ? ` in ${models[m].name}` : ""));
   });

@@ -1,7 +1,9 @@
 // What is chosen, and the start.
 
 const state = {
-  layer: null, head: null, maps: models.map(() => undefined), // the chosen head, and its maps
+  layer: null, head: null, // the current head: chosen last, or reached by the arrow keys
+  heads: [], maps: [], // the chosen heads, {layer, head, slot}; of each, its map in each model
+  several: false, // whether a click adds a head to the others, or takes it away
   token: null, // whose lines are shown; null for every token
   kept: null, // which token is shown when none is pointed at
   shown: comparing ? "change" : 0, // in the map of all heads
@@ -9,19 +11,34 @@ const state = {
 
 let asked = 0; // the number of the newest choice; an older one that is still loading is dropped
 
+const MOST_HEADS = 8; // at once: as many as there are colours, --slot-0 to --slot-7
+const isSeveral = () => state.heads.length > 1;
+const nameOfHeads = () => isSeveral() ? "These heads are" : `Layer ${state.heads[0].layer}, head ${state.heads[0].head} is`;
+
+function chosenWith(layer, head) { // the heads that a choice leaves chosen; each keeps the slot of its colour
+  if (!state.several) return [{ layer, head, slot: 0 }];
+  const others = state.heads.filter(each => each.layer !== layer || each.head !== head);
+  if (others.length < state.heads.length) return others.length ? others : state.heads;
+  if (others.length === MOST_HEADS) return others;
+  const free = [...Array(MOST_HEADS).keys()].find(slot => others.every(each => each.slot !== slot));
+  return [...others, { layer, head, slot: free }];
+}
+
 async function choose(layer, head, focus = false) {
-  const mine = ++asked;
-  Object.assign(state, { layer, head });
-  markCell();
-  const cell = cells.get(keyOf(layer, head));
-  if (focus) cell.focus({ preventScroll: false });
-  const maps = await load(layer, head);
+  const mine = ++asked, heads = chosenWith(layer, head), full = heads.length === MOST_HEADS && heads.length === state.heads.length;
+  Object.assign(state, { layer, head, heads });
+  markCells();
+  if (focus) cells.get(keyOf(layer, head)).focus({ preventScroll: false });
+  const maps = await Promise.all(heads.map(each => load(each.layer, each.head)));
   if (mine !== asked) return;
   state.maps = maps;
-  const isFirst = layer === data.first.head[0] && head === data.first.head[1];
-  element("chosen").textContent = `Layer ${layer}, head ${head}`;
-  element("why").textContent = isFirst ? data.first.why : sentenceOf(labelOf(layer, head));
+  const [one] = heads, isFirst = one.layer === data.first.head[0] && one.head === data.first.head[1];
+  element("chosen").textContent = isSeveral() ? `${heads.length} heads` : `Layer ${one.layer}, head ${one.head}`;
+  const lost = maps.some(each => each.includes(undefined)) ? ", but for pruned ones" : "";
+  element("why").textContent = isSeveral() ? `${full ? `No more than ${MOST_HEADS} at once. ` : ""}Numbers are averages over these heads${lost}.`
+    : isFirst ? data.first.why : sentenceOf(labelOf(one.layer, one.head));
   element("pointed").textContent = sentenceOf(labelOf(layer, head));
+  drawLegend();
   showSentence();
 }
 
@@ -62,6 +79,10 @@ function listenToPage() {
   for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) addEventListener(event, () => {
     document.documentElement.toggleAttribute("data-print", printing);
     if (matchMedia("(prefers-color-scheme: dark)").matches) redraw();
+  });
+  element("several").addEventListener("click", () => {
+    setSeveral(!state.several);
+    if (!state.several) choose(state.layer, state.head);
   });
   element("every").addEventListener("click", () => {
     state.kept = null;
