@@ -78,7 +78,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "oneshot": partial(pruning.pruning, "sst2"),
     "similarity": partial(pruning.pruning, "stsb"),
     "subnetworks": pruning.subnetworks,
-    "textpruner": pruning.beside_textpruner,
     # of the records that scripts/measure/gpu_checks.py writes
     "gpuparity": partial(proof.parity, "parity-cuda.json"),
     "gpuspeed": partial(speed.speed, "speed-cuda"),

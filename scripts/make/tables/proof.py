@@ -8,10 +8,7 @@ from bertlite.checkpoint.families import FAMILIES
 from scripts.make.tables.read import Record, measured_on, record, records, table
 
 Claims = list[dict[str, Any]]
-CLIENTS = (
-    *("accelerate", "sentence-transformers", "peft", "datasets", "optimum-onnx"),
-    *("torchao", "captum", "bertviz", "textpruner"),
-)
+CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "optimum-onnx", "torchao", "captum", "bertviz")
 
 
 def parity_records(pattern: str) -> list[Record]:

@@ -64,21 +64,6 @@ def subnetworks() -> str:
     return table(head, body, f"{share:g} % of the heads removed. {intervals_of(found)}")
 
 
-def beside_textpruner() -> str:
-    """Table of accuracy beside TextPruner."""
-    found = record("pruning/textpruner")
-    fractions = sorted({row["fraction"] for row in found["rows"]})
-    cells = {(row["system"], row["fraction"]): within(row, "accuracy") for row in found["rows"]}
-    systems = dict.fromkeys(row["system"] for row in found["rows"])
-    return table(
-        ["", *(f"{100 * fraction:.0f} %" for fraction in fractions)],
-        [[system, *(cells[system, fraction] for fraction in fractions)] for system in systems],
-        f"100 × accuracy, dense {100 * found['dense']:.1f}, {found['calibration']} calibration examples, ± half of a"
-        f" 95 % interval over {len(found['rows'][0]['values'])} samples of them. TextPruner {found['textpruner']},"
-        f" transformers {found['environment']['versions']['transformers']}.",
-    )
-
-
 # Budgets -------------------------------------------------------------------------------------------------------------
 
 
