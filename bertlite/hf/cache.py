@@ -39,8 +39,8 @@ class LayerCache:
         for known in getattr(self.self_attention, "layers", ())[layer : layer + 1]:
             kept = list(kept_heads(self.config, layer))
             if known.keys is not None and known.keys.dim() == 4 and known.keys.shape[1] == heads > len(kept):
-                places = kept or [0]  # see `extend`
-                known.keys, known.values = known.keys[:, places], known.values[:, places]
+                heads_left = kept or [0]  # see `extend`
+                known.keys, known.values = known.keys[:, heads_left], known.values[:, heads_left]
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.cross_attention is not None:

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from bertlite.hf import compat
 from bertlite.hf.cache import LayerCache, past_of
 from bertlite.hf.compat import V5
-from bertlite.hf.masks import OURS, head_mask_of, is_own, mask_tensor, takes_inputs
+from bertlite.hf.masks import OURS, gets_context, head_mask_of, is_ours, mask_tensor
 from bertlite.stack.attention import BACKENDS, Backend, LayerContext
 from bertlite.stack.body import BertBody
 from bertlite.stack.inputs import ForwardArgs, values_readable
@@ -34,7 +34,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
     def run_encoder(self, x: Tensor, inputs: LayerContext) -> Any:
         """Run the encoder, whoever made it; return its output and, if they are kept, the inputs of each layer."""
         encoder = self.encoder
-        if takes_inputs(encoder, inputs, x):
+        if gets_context(encoder, inputs, x):
             out = encoder(x, inputs)
         else:
             options: dict[str, Any] = {"output_attentions": True} if inputs.weights is not None else {}
@@ -55,18 +55,18 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         states = getattr(out, "hidden_states", None)
         return out[0], None if states is None else states[:-1]
 
-    def encode(self, inputs: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
+    def encode(self, args: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
         """Run the parts, and return what transformers' model would: see `BertBody.encode`."""
-        ids, unmasked = inputs.input_ids, inputs.attention_mask is None and inputs.cu_seqlens is None
+        ids, unmasked = args.input_ids, args.attention_mask is None and args.cu_seqlens is None
         if not V5 and unmasked and ids is not None and values_readable(ids):
             self.warn_if_padding_and_no_attention_mask(ids, None)
-        parts, layout = super().encode(inputs, cache)
-        named: Any = inputs.output_hidden_states
+        parts, layout = super().encode(args, cache)
+        named: Any = args.output_hidden_states
         if compat.INDEXES_STATES and isinstance(named, int) and not isinstance(named, bool):
             named = [named]
         if isinstance(named, Sequence) and parts["hidden_states"] is not None:
             parts["hidden_states"] = states_named(named, parts["hidden_states"])
-        if compat.RECORDS_CROSS and inputs.output_attentions and parts["cross_attentions"] is None:
+        if compat.RECORDS_CROSS and args.output_attentions and parts["cross_attentions"] is None:
             parts["cross_attentions"] = ()
         return parts, layout
 
@@ -103,25 +103,25 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         if self.config._attn_implementation not in OURS:
             return False  # "sdpa", the default, computes what it computes there
         layers = getattr(self.encoder, "layer", ())
-        if not (getattr(type(self.encoder).forward, "takes_layer_inputs", False) and all(map(is_own, layers))):
+        if not (getattr(type(self.encoder).forward, "takes_layer_context", False) and all(map(is_ours, layers))):
             return False
-        return all(is_own(layer.attention) and is_own(layer.attention.self) for layer in layers)
+        return all(is_ours(layer.attention) and is_ours(layer.attention.self) for layer in layers)
 
     def select_backend_and_mask(
-        self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any, crosses: bool = False
+        self, args: ForwardArgs, layout: Layout, x: Tensor, cache: Any, crosses: bool = False
     ) -> tuple[Backend, Any]:
-        mask, past = inputs.encoder_attention_mask if crosses else inputs.attention_mask, None
+        mask, past = args.encoder_attention_mask if crosses else args.attention_mask, None
         if cache is not None and not crosses:
             past = cache.cache
             if mask is not None and mask.dim() == 4 and cache.self_attention.is_compileable:
                 mask = mask[..., : cache.length + x.shape[1]]  # generate masks all the room in a cache of fixed size
-                inputs = replace(inputs, attention_mask=mask)
-        if isinstance(layout, Packed) or inputs.attention == "auto" or inputs.attention in BACKENDS:
-            return super().select_backend_and_mask(inputs, layout, x, cache, crosses)
+                args = replace(args, attention_mask=mask)
+        if isinstance(layout, Packed) or args.attention == "auto" or args.attention in BACKENDS:
+            return super().select_backend_and_mask(args, layout, x, cache, crosses)
         causal = bool(self.config.is_decoder) and not crosses
-        states = inputs.encoder_hidden_states if crosses else None
+        states = args.encoder_hidden_states if crosses else None
         states = None if states is None else x.new_empty(states.shape)  # only its shape is looked at
-        backend = compat.registered_backend(inputs.attention)
+        backend = compat.registered_backend(args.attention)
         return backend, compat.registered_mask(self.config, x, mask, past, states, causal)
 
     def cache_for(self, past: Any, crossed: bool) -> Any:

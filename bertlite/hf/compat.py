@@ -98,9 +98,7 @@ def registered_mask(
     return getattr(masking_utils, maker)(**{name: known[name] for name in TAKEN[maker] if name in known})
 
 
-def attend_registered(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext
-) -> tuple[Tensor, Tensor | None]:
+def run_registered(module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
     """Compute attention, (…, N·H), by a function registered with transformers, called as transformers calls it."""
     name, wanted = inputs.backend.name, inputs.returns_weights
     if inputs.first_only:
@@ -121,7 +119,7 @@ def attend_registered(
 
 def registered_backend(name: str) -> Backend:
     """Return the backend of a function registered with transformers; the mask is in the form that it wants."""
-    return Backend(name, attend_registered)
+    return Backend(name, run_registered)
 
 
 def auto_classes() -> list[Any]:

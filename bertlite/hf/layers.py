@@ -18,8 +18,8 @@ from transformers.models.bert import modeling_bert as stock
 
 from bertlite.config import kept_neurons, normalise_heads
 from bertlite.hf.cache import past_of
-from bertlite.hf.compat import attend_registered, complete_config_
-from bertlite.hf.masks import gate_of, read_inputs, takes_inputs
+from bertlite.hf.compat import complete_config_, run_registered
+from bertlite.hf.masks import gate_of, gets_context, read_call
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.pruning import structure as pruning
 from bertlite.stack import modules
@@ -32,7 +32,7 @@ def with_own_weights(inputs: LayerContext) -> LayerContext:
     return replace(inputs, weights={}, encoder=encoder)
 
 
-class Attends:
+class StockAttentionCalls:
     """First base of attention: it computes with arguments of transformers."""
 
     config: Any
@@ -42,34 +42,34 @@ class Attends:
     def run(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> tuple[Any, ...]:
         """Compute with arguments of transformers; return the context or output, and weights where there are some."""
         causal = self.is_causal and states is None
-        inputs = read_inputs(x, mask, self.config, self.layer_idx, states=states, causal=causal, **options)
+        inputs = read_call(x, mask, self.config, self.layer_idx, states=states, causal=causal, **options)
         return self.compute(x, inputs)
 
     def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
         raise NotImplementedError
 
 
-class SelfAttention(Attends, modules.BertSelfAttention):
+class SelfAttention(StockAttentionCalls, modules.BertSelfAttention):
     """Attention to oneself, or in a decoder's other attention to an encoder's output."""
 
     def __init__(self, config: Any, layer_idx: int | None, cross: bool, positions: str | None = None) -> None:
         complete_config_(config)
-        own = config
+        changed = config
         if positions not in (None, config.position_embedding_type):
-            own = copy.copy(config)
-            own.position_embedding_type = positions
-        super().__init__(own, layer_idx, cross)  # type: ignore[arg-type]  # without a number it has all its heads
+            changed = copy.copy(config)
+            changed.position_embedding_type = positions
+        super().__init__(changed, layer_idx, cross)  # type: ignore[arg-type]  # without a number it has all its heads
         self.config, self.layer_idx = config, layer_idx
         self.scaling = self.attention_head_size**-0.5
         self.is_decoder, self.is_causal = config.is_decoder, config.is_decoder and not cross
 
     def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-        if inputs.backend.kernel is attend_registered:
-            return attend_registered(self, *self.project(x, inputs), inputs)
+        if inputs.backend.kernel is run_registered:
+            return run_registered(self, *self.project(x, inputs), inputs)
         return modules.BertSelfAttention.forward(self, x, inputs)
 
 
-class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttention):
+class Attention(StockAttentionCalls, modules.BertAttention, WithoutStock, stock.BertAttention):
     """Attention and its output projection."""
 
     def __init__(self, attention: SelfAttention, config: Any, layer_idx: int | None, cross: bool) -> None:
@@ -81,7 +81,7 @@ class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttentio
         self.is_cross_attention, self.is_causal = cross, bool(config.is_decoder) and not cross
 
     def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-        if takes_inputs(self.self, inputs, x):
+        if gets_context(self.self, inputs, x):
             context, weights = self.self(x, attention_mask=inputs)
         else:
             context, weights = self.call_other(self.self, x, inputs)
@@ -112,20 +112,22 @@ class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttentio
             config.pruned_heads = {**config.pruned_heads, layer: sorted(gone)}
 
 
-class ReadsCalls:
+class StockLayerCalls:
     """A layer or the encoder, whose arguments may be those of transformers."""
 
     config: Any
     layer_idx: Any = 0
 
-    def read(self, x: Tensor, mask: Any, states: Tensor | None, encoder_mask: Any, **options: Any) -> LayerContext:
-        """Return the arguments of a call as transformers makes it as the layer's context.
+    def read_call(
+        self, x: Tensor, mask: Any, states: Tensor | None, encoder_mask: Any, **options: Any
+    ) -> LayerContext:
+        """Return the arguments of a call of transformers as one value.
 
         Raises:
-            ValueError: there is an encoder's output, and no cross-attention to look at it.
+            ValueError: there is an encoder's output, and no cross-attention that attends to it.
         """
         config, layer, decodes = self.config, self.layer_idx, bool(self.config.is_decoder)
-        inputs = read_inputs(x, mask, config, layer, causal=decodes, **options)
+        inputs = read_call(x, mask, config, layer, causal=decodes, **options)
         if states is None or not decodes:
             return inputs
         if not config.add_cross_attention:
@@ -133,10 +135,10 @@ class ReadsCalls:
                 "encoder_hidden_states are given to a layer without cross-attention; set add_cross_attention"
             )
         options.pop("head_mask", None)
-        return replace(inputs, encoder=read_inputs(x, encoder_mask, config, layer, states=states, **options))
+        return replace(inputs, encoder=read_call(x, encoder_mask, config, layer, states=states, **options))
 
 
-class Layer(ReadsCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
+class Layer(StockLayerCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
     """A layer that transformers turns checkpointing on and off for, in the way of its version."""
 
     feed_forward_chunk: Any  # of transformers' class, for code that replaces it
@@ -158,7 +160,7 @@ class Layer(ReadsCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
         raise NotImplementedError
 
     def run_attention(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
-        if takes_inputs(attention, inputs, x):
+        if gets_context(attention, inputs, x):
             return modules.BertLayer.run_attention(self, attention, x, inputs)
         x, weights = self.call_other(attention, x, inputs)
         if weights is not None:
@@ -177,7 +179,7 @@ class Layer(ReadsCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
         return self.feed_forward_chunk(x)
 
 
-class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
+class Encoder(StockLayerCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
     """The layers, one after the other."""
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
@@ -188,7 +190,7 @@ class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
 
     def run_layer(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         """Run a layer; return its output, and keep the attention weights that it gives."""
-        out = part(x, inputs) if takes_inputs(part, inputs, x) else self.call_other(part, x, inputs)
+        out = part(x, inputs) if gets_context(part, inputs, x) else self.call_other(part, x, inputs)
         out, *weights = out if isinstance(out, tuple | list) else (out,)
         for each, found in zip((inputs, inputs.encoder), weights, strict=False):
             if each is not None and each.weights is not None and found is not None:
@@ -201,7 +203,7 @@ class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
         """Run a layer that is not ours as transformers does."""
         raise NotImplementedError
 
-    def read(
+    def read_call(
         self,
         x: Tensor,
         mask: Any,
@@ -213,7 +215,7 @@ class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
         **options: Any,
     ) -> LayerContext:
         """Return the arguments of a call; attention weights, if they are wanted, are those of all layers."""
-        inputs = super().read(x, mask, states, encoder_mask, **options)
+        inputs = super().read_call(x, mask, states, encoder_mask, **options)
         if head_mask is not None:
             inputs = replace(inputs, gates=[gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))])
         inputs = replace(inputs, keep_states=bool(output_hidden_states))

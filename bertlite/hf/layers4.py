@@ -7,8 +7,8 @@ from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import compat
 from bertlite.hf.cache import past_of
-from bertlite.hf.layers import Attends, Attention, Encoder, Layer, SelfAttention, with_own_weights
-from bertlite.hf.masks import head_mask_of, mask_tensor, own
+from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention, StockAttentionCalls, with_own_weights
+from bertlite.hf.masks import head_mask_of, mask_tensor, takes_layer_context
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
@@ -27,10 +27,10 @@ def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
     return out[0], out[1] if len(out) > 1 else None
 
 
-class Called(Attends):
+class AttentionSignature(StockAttentionCalls):
     """The signature of attention, with its output projection and without."""
 
-    @own
+    @takes_layer_context
     def forward(
         self,
         hidden_states: Tensor,
@@ -49,7 +49,7 @@ class Called(Attends):
         )  # fmt: skip
 
 
-class BertSelfAttention(Called, SelfAttention, WithoutStock, stock.BertSelfAttention):
+class BertSelfAttention(AttentionSignature, SelfAttention, WithoutStock, stock.BertSelfAttention):
     def __init__(
         self,
         config: Any,
@@ -61,7 +61,7 @@ class BertSelfAttention(Called, SelfAttention, WithoutStock, stock.BertSelfAtten
         super().__init__(config, layer_idx, is_cross_attention, position_embedding_type)
 
 
-class BertAttention(Called, Attention):
+class BertAttention(AttentionSignature, Attention):
     def __init__(
         self,
         config: Any,
@@ -86,7 +86,7 @@ class BertLayer(Layer):
     def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         return call_attention(part, x, inputs)
 
-    @own
+    @takes_layer_context
     def forward(
         self,
         hidden_states: Tensor,
@@ -101,7 +101,7 @@ class BertLayer(Layer):
         if isinstance(attention_mask, LayerContext):
             inputs = attention_mask
         else:
-            inputs = self.read(
+            inputs = self.read_call(
                 hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
                 past=past_key_values, output_attentions=output_attentions,
             )  # fmt: skip
@@ -127,7 +127,7 @@ class BertEncoder(Encoder):
         )
         return out if isinstance(out, Tensor | tuple | list) else (out[0],)  # torch.fx gives a stand-in for a tuple
 
-    @own
+    @takes_layer_context
     def forward(
         self,
         hidden_states: Tensor,
@@ -148,7 +148,7 @@ class BertEncoder(Encoder):
             crossed = encoder_hidden_states is not None
             past = past_key_values
             past_key_values = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
-        inputs = self.read(
+        inputs = self.read_call(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
             past=past_key_values, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from transformers.models.bert import modeling_bert as stock
 from bertlite.hf import compat
 from bertlite.hf.cache import past_of
 from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention
-from bertlite.hf.masks import head_mask_of, mask_tensor, own
+from bertlite.hf.masks import head_mask_of, mask_tensor, takes_layer_context
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
@@ -43,7 +43,7 @@ class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
         super().__init__(config, layer_idx, False)
         self.is_causal = is_causal
 
-    @own
+    @takes_layer_context
     def forward(
         self,
         hidden_states: Tensor,
@@ -63,7 +63,7 @@ class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossA
         super().__init__(config, layer_idx, True)
         self.is_causal = is_causal
 
-    @own
+    @takes_layer_context
     def forward(
         self,
         hidden_states: Tensor,
@@ -98,7 +98,7 @@ class BertAttention(Attention):
             **options_for(inputs),
         )
 
-    @own
+    @takes_layer_context
     def forward(
         self,
         hidden_states: Tensor,
@@ -126,7 +126,7 @@ class BertLayer(Layer):
             return part(x, mask, past_key_values=past, **options)
         return part(x, None, inputs.source, mask, past_key_values=past, **options)
 
-    @own
+    @takes_layer_context
     def forward(
         self,
         hidden_states: Tensor,
@@ -138,7 +138,7 @@ class BertLayer(Layer):
     ) -> Tensor:
         if isinstance(attention_mask, LayerContext):
             return self.run(hidden_states, attention_mask)
-        inputs = self.read(
+        inputs = self.read_call(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, past=past_key_values,
             **options_of(options),
         )  # fmt: skip
@@ -159,7 +159,7 @@ class BertEncoder(Encoder):
             **options_for(inputs),
         )
 
-    @own
+    @takes_layer_context
     def forward(
         self,
         hidden_states: Tensor,
@@ -178,7 +178,7 @@ class BertEncoder(Encoder):
         if isinstance(attention_mask, LayerContext):
             return self.run(hidden_states, attention_mask, bool(use_cache), True)
         options_of(others)
-        inputs = self.read(
+        inputs = self.read_call(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
             past=past_key_values, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip

@@ -17,31 +17,31 @@ from bertlite.config import kept_heads
 from bertlite.hf.cache import LayerCache
 from bertlite.hf.compat import registered_backend
 from bertlite.stack.attention import BACKENDS, LayerContext, as_scores
-from bertlite.stack.inputs import Mask, causal_mask, masked
+from bertlite.stack.inputs import Mask, causal_mask, to_mask
 from bertlite.stack.layouts import Padded
 
 OURS = ("auto", "packed", "varlen")  # names that transformers does not know
 
 
-def own(function: Any) -> Any:
+def takes_layer_context(function: Any) -> Any:
     """Mark a `forward` that takes `LayerContext` in the place of a mask."""
-    function.takes_layer_inputs = True
+    function.takes_layer_context = True
     return function
 
 
-def is_own(module: nn.Module) -> bool:
+def is_ours(module: nn.Module) -> bool:
     """Return whether a module runs a `forward` of ours: not one of its own class, nor one that replaced ours."""
-    return getattr(module.forward, "takes_layer_inputs", False)
+    return getattr(module.forward, "takes_layer_context", False)
 
 
-def takes_inputs(module: nn.Module, inputs: LayerContext, x: Tensor) -> bool:
+def gets_context(module: nn.Module, inputs: LayerContext, x: Tensor) -> bool:
     """Return whether a module is given the inputs themselves, or arguments of transformers."""
     tracer = getattr(x, "tracer", None)
     if tracer is not None:  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
         return not tracer.is_leaf_module(module, "")
-    if getattr(module.forward, "takes_layer_inputs", False):
+    if getattr(module.forward, "takes_layer_context", False):
         return True
-    wrapped = getattr(type(module).forward, "takes_layer_inputs", False)  # a function around ours, which hands it on
+    wrapped = getattr(type(module).forward, "takes_layer_context", False)  # a function around ours, which hands it on
     return wrapped and (inputs.first_only or inputs.backend.packs)
 
 
@@ -68,7 +68,7 @@ def mask_tensor(inputs: LayerContext | None, x: Tensor) -> Any:
         allowed = mask.allowed if mask.attends_anything is None else mask.allowed & mask.attends_anything
         scores = torch.where(allowed, scores, torch.finfo(x.dtype).min)
     if not torch.compiler.is_compiling():
-        scores.layer_inputs = inputs  # type: ignore[attr-defined]
+        scores.layer_context = inputs  # type: ignore[attr-defined]
     return scores
 
 
@@ -91,7 +91,7 @@ def gate_of(head_mask: Tensor | None, config: Any, layer: int | None) -> Tensor 
     return head_mask.transpose(1, 2)
 
 
-def read_inputs(
+def read_call(
     x: Tensor,
     mask: Any,
     config: Any,
@@ -116,7 +116,7 @@ def read_inputs(
     cache = None if past is None else LayerCache(past, config)
     if cache is not None and layer is None:
         raise ValueError("this layer was built without layer_idx, under which a cache keeps its keys; give one")
-    known = vars(mask).get("layer_inputs") if isinstance(mask, Tensor) else None
+    known = vars(mask).get("layer_context") if isinstance(mask, Tensor) else None
     if known is None:
         cached = 0 if cache is None or states is not None else cache.length
         known = context_from_config(
@@ -138,5 +138,5 @@ def context_from_config(
     if mask is None:
         read = Mask(causal_mask(x.shape[1], keys, x.device) if causal and not eager else None)
     else:
-        read = masked(mask) if mask.dtype == torch.bool else Mask(bias=mask)
+        read = to_mask(mask) if mask.dtype == torch.bool else Mask(bias=mask)
     return LayerContext(BACKENDS["eager" if eager else "sdpa"], layout, read, returns_weights=eager)

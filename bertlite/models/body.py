@@ -40,13 +40,12 @@ def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
 
     def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
-        own = [each for each in inspect.signature(run).parameters.values() if each.kind is each.KEYWORD_ONLY]
-        parameters = []
+        mine, parameters = inspect.signature(run).parameters.values(), []
         for name, each in inspect.signature(BertBody.forward).parameters.items():
             if name in ("self", *FIRST, *COMMON, *names):
                 parameters.append(each)
             if name == "use_cache":  # inputs come before, and what is to be returned after
-                parameters += own
+                parameters += [each for each in mine if each.kind is each.KEYWORD_ONLY]
         known = [each.name for each in parameters[1:]]
 
         @functools.wraps(run)

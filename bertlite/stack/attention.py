@@ -87,7 +87,7 @@ class LayerContext:
             self.keep_states, self.returns_weights, self.weights, layer,
         )  # fmt: skip
 
-    def at_firsts(self, layer: int, x: Tensor) -> "LayerContext":
+    def at_first_tokens(self, layer: int, x: Tensor) -> "LayerContext":
         """Return the inputs of a layer that computes first tokens alone, which attend to all of x."""
         return replace(self, layer=layer, first_only=True, source=x)
 
@@ -308,11 +308,7 @@ PACKING = frozenset(name for name, backend in BACKENDS.items() if backend.packs)
 
 
 def check_backend(name: str) -> None:
-    """Refuse a name that is neither "auto" nor in the table.
-
-    Raises:
-        ValueError: it names those that are.
-    """
+    """Raise ValueError for a name that is neither "auto" nor in the table; it names those that are."""
     if name != "auto" and name not in BACKENDS:
         raise ValueError(f"attn_implementation {name!r} is unknown; have: auto, {', '.join(BACKENDS)}")
 

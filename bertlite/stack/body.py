@@ -85,9 +85,9 @@ class BertBody(Body, Generic[Out]):
 
         Args:
             input_ids: (B, S), integers below vocab_size.
-            attention_mask: what may be looked at; see `bertlite.stack.inputs.read_mask`.  None is everything.  It
-                covers the keys of `past_key_values` too.  A decoder never looks ahead, unless a 3-D or 4-D mask says
-                so.
+            attention_mask: what may be attended to; see `bertlite.stack.inputs.read_mask`.  None is everything.  It
+                covers the keys of `past_key_values` too.  A decoder attends to no later token, unless a 3-D or
+                4-D mask says so.
             token_type_ids: (B, S), the segment of each token; zeros by default.
             position_ids: (B, S), (1, S) or (S,); by default counted from 0, or from the length of `past_key_values`.
                 A model of RoBERTa's kind takes RoBERTa's numbers: `pad_token_id` for padding, and from the next on.
@@ -95,7 +95,7 @@ class BertBody(Body, Generic[Out]):
             head_mask: what each head's context is multiplied by: (N,), (L, N), (L, B, N) or transformers'
                 (L, B, N, 1, 1), heads in the numbering of the unpruned model.  Cross-attention has none.
             encoder_hidden_states: (B, K, D), for a model with cross-attention.
-            encoder_attention_mask: which of them may be looked at; as attention_mask.
+            encoder_attention_mask: which of them may be attended to; as attention_mask.
             past_key_values: the keys and values of the tokens before these; extended in place.
             use_cache: whether to return them; by default a decoder does, unless its layers are checkpointed.
             cu_seqlens: (B + 1,) int32, for sequences that come packed, one after another without padding: where each
@@ -115,7 +115,7 @@ class BertBody(Body, Generic[Out]):
         config = self.config
         attentions = config.output_attentions if output_attentions is None else output_attentions
         states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        inputs = ForwardArgs(
+        args = ForwardArgs(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, head_mask, encoder_hidden_states,
             encoder_attention_mask, cu_seqlens, first_token_only, attentions, states, self.attention_name(),
             inputs_embeds if input_ids is None else input_ids,
@@ -125,54 +125,54 @@ class BertBody(Body, Generic[Out]):
         cache = self.cache_for(past, encoder_hidden_states is not None) if keeps or past is not None else None
         recomputes = past is not None and self.recomputes()
         checked = None if past is None else cache
-        check_inputs(inputs, config, self.limits or config, self.embeddings, checked, recomputes)
-        parts, layout = self.encode(inputs, cache)
+        check_inputs(args, config, self.limits or config, self.embeddings, checked, recomputes)
+        parts, layout = self.encode(args, cache)
         parts["past_key_values"] = self.cache_out(cache) if keeps else None
         x, pooler = parts["last_hidden_state"], self.pooler
         parts["last_hidden_state"] = x if return_encoded else layout.unpack(x)
         parts["pooler_output"] = None if pooler is None else pooler(layout.pooler_rows(x))
         return EncoderOutput(**parts, layout=layout) if return_encoded else self.output(parts, return_dict)  # type: ignore[return-value]
 
-    def encode(self, inputs: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
+    def encode(self, args: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
         """Run the embeddings and the layers; return parts of the output, tokens as the layers left them, and how."""
-        config, layout, positions = self.config, self.choose_layout(inputs, cache), inputs.position_ids
+        config, layout, positions = self.config, self.choose_layout(args, cache), args.position_ids
         if getattr(config, "positions_skip_padding", False):
-            positions = inputs.positions(config, 0 if cache is None else cache.length)
-        packed = layout.pack_inputs(inputs.input_ids, inputs.token_type_ids, positions, inputs.inputs_embeds)
+            positions = args.positions(config, 0 if cache is None else cache.length)
+        packed = layout.pack_inputs(args.input_ids, args.token_type_ids, positions, args.inputs_embeds)
         x = self.embeddings(*packed)  # (B, S, D) or (T, D)
-        given = self.layer_context(inputs, layout, x, cache)
-        x, states = self.run_encoder(x, given)
-        weights, crossed = given.weights, None if given.encoder is None else given.encoder.weights
+        inputs = self.layer_context(args, layout, x, cache)
+        x, states = self.run_encoder(x, inputs)
+        weights, cross_weights = inputs.weights, None if inputs.encoder is None else inputs.encoder.weights
         parts = {
             "last_hidden_state": x,
             "hidden_states": None if states is None else tuple(map(layout.unpack, (*states, x))),
             "attentions": None if weights is None else tuple(weights.values()),
-            "cross_attentions": None if crossed is None else tuple(crossed.values()),
+            "cross_attentions": None if cross_weights is None else tuple(cross_weights.values()),
         }
-        return parts, layout.first_token_layout() if given.first_only else layout
+        return parts, layout.first_token_layout() if inputs.first_only else layout
 
     def run_encoder(self, x: Tensor, inputs: LayerContext) -> Any:
         """Run the encoder; return its output and, if they are kept, the inputs of each layer."""
         return self.encoder(x, inputs)
 
-    def layer_context(self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
+    def layer_context(self, args: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
         """Return what the layers are given beside the embeddings x."""
-        weights, states = inputs.output_attentions, inputs.encoder_hidden_states
-        backend, mask = self.select_backend_and_mask(inputs, layout, x, cache)
+        weights, states = args.output_attentions, args.encoder_hidden_states
+        backend, mask = self.select_backend_and_mask(args, layout, x, cache)
         gates, encoder = None, None
-        if inputs.head_mask is not None:
-            gates = [layout.gate(g) for g in read_gates(inputs.head_mask, self.config, *layout.gate_shape, x.dtype)]
+        if args.head_mask is not None:
+            gates = [layout.gate(g) for g in read_gates(args.head_mask, self.config, *layout.gate_shape, x.dtype)]
         if states is not None:
             check_encoder_states(self.config, states, x.shape[0])
-            keys = Padded(x.shape[0], x.shape[1], states.shape[1], x.device, "encoder_attention_mask")
-            crossed, other = self.select_backend_and_mask(inputs, keys, x, cache, crosses=True)
+            cross_layout = Padded(x.shape[0], x.shape[1], states.shape[1], x.device, "encoder_attention_mask")
+            cross_backend, cross_mask = self.select_backend_and_mask(args, cross_layout, x, cache, crosses=True)
             encoder = LayerContext(
-                crossed, keys, other, cache=cache, source=states, returns_weights=weights,
+                cross_backend, cross_layout, cross_mask, cache=cache, source=states, returns_weights=weights,
                 weights={} if weights else None,
             )  # fmt: skip
         return LayerContext(
-            backend, layout, mask, gates, cache, encoder=encoder, first_only=inputs.first_token_only,
-            keep_states=bool(inputs.output_hidden_states), returns_weights=weights, weights={} if weights else None,
+            backend, layout, mask, gates, cache, encoder=encoder, first_only=args.first_token_only,
+            keep_states=bool(args.output_hidden_states), returns_weights=weights, weights={} if weights else None,
         )  # fmt: skip
 
     def output(self, parts: dict[str, Any], return_dict: bool | None) -> Out:
@@ -181,7 +181,7 @@ class BertBody(Body, Generic[Out]):
         out = self.output_type(**parts)
         return out if wants_dict else out.to_tuple()
 
-    def choose_layout(self, inputs: ForwardArgs, cache: Any) -> Layout:
+    def choose_layout(self, args: ForwardArgs, cache: Any) -> Layout:
         """Choose how the tokens lie: in rows, or packed if padding is to be left out.
 
         "packed" always leaves it out, and `cu_seqlens` says that it is; `may_pack` has the rules of the others.
@@ -189,22 +189,22 @@ class BertBody(Body, Generic[Out]):
         Raises:
             ValueError: it is to be left out, and the model or the mask cannot do without it.
         """
-        name, x, mask = inputs.attention, inputs.tokens, inputs.attention_mask
+        name, x, mask = args.attention, args.tokens, args.attention_mask
         found: Packed | None = None
-        if inputs.cu_seqlens is not None:
+        if args.cu_seqlens is not None:
             if name != "auto" and name not in PACKING:
                 raise ValueError(f"backend {name!r} cannot take cu_seqlens; use 'packed' or 'auto'")
             if mask is not None:
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
-            counts = inputs.cu_seqlens.to(x.device, non_blocking=True).diff()
-            found = Packed(inputs.lengths, counts, (x.shape[0],))
+            counts = args.cu_seqlens.to(x.device, non_blocking=True).diff()
+            found = Packed(args.lengths, counts, (x.shape[0],))
         elif name in PACKING:
             if cache is not None:
                 raise ValueError(
                     f"backend {name!r} supports neither a cache nor cross-attention; use 'sdpa' or 'auto'"
                 )
             found = packing_of(x, mask, name)
-        elif mask is not None and mask.dim() == 2 and self.may_pack(inputs, mask, cache is not None):
+        elif mask is not None and mask.dim() == 2 and self.may_pack(args, mask, cache is not None):
             real = read_rows(x, mask)
             found = Packed.of_mask(real) if bool(real[:, 0].all()) else None
         if found is not None and self.config.position_embedding_type != "absolute" and not found.is_contiguous:
@@ -219,43 +219,43 @@ class BertBody(Body, Generic[Out]):
             return Padded(x.shape[0], x.shape[1], past + x.shape[1], x.device)
         if self.config.is_decoder:
             name = "packed" if name == "auto" else name
-            raise ValueError(f"backend {name!r} cannot run a decoder, whose tokens do not see all others; use 'sdpa'")
+            raise ValueError(f"backend {name!r} does not support decoders; use 'sdpa' or 'auto'")
         return found
 
-    def may_pack(self, inputs: ForwardArgs, mask: Tensor, cached: bool) -> bool:
+    def may_pack(self, args: ForwardArgs, mask: Tensor, cached: bool) -> bool:
         """Return whether padding is left out if every sequence begins with a token, by a backend that does not pack.
 
         An encoder with `leaves_padding_out`, as that of the native kernels, has it left out under "auto" and "sdpa"
         wherever no attentions are returned.  Otherwise "auto" leaves it out in eval mode if that pays, by the rule of
         `packing_pays`, and changes the result by rounding alone: only the first token of each sequence is wanted from
-        an encoder, as by a head of the pooler; no hook sees the modules; and nothing is compiled, exported, traced or
+        an encoder, as by a head of the pooler; the modules have no hooks; and nothing is compiled, exported, traced or
         mapped, as a graph must not depend on the values of one mask.
         """
-        name = inputs.attention
-        if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not inputs.output_attentions:
+        name = args.attention
+        if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not args.output_attentions:
             return True
         cannot_pack = cached or self.config.is_decoder or self.embeddings.training
-        if name != "auto" or cannot_pack or not inputs.first_token_only:
+        if name != "auto" or cannot_pack or not args.first_token_only:
             return False
-        return self.may_skip_padding() and packing_pays(inputs.tokens, mask) and not has_hooks_within(self)
+        return self.may_skip_padding() and packing_pays(args.tokens, mask) and not has_hooks_within(self)
 
     def select_backend_and_mask(
-        self, inputs: ForwardArgs, layout: Layout, x: Tensor, cache: Any, crosses: bool = False
+        self, args: ForwardArgs, layout: Layout, x: Tensor, cache: Any, crosses: bool = False
     ) -> tuple[Backend, Any]:
         """Select the backend of attention, and read the mask.
 
         Args:
             layout: where queries and keys stand.
             x: the embeddings.
-            cache: of a decoder, for subclasses that look at it.
+            cache: of a decoder, for subclasses that read it.
             crosses: whether keys are an encoder's output.
         """
-        config, name = self.config, inputs.attention
-        mask = inputs.encoder_attention_mask if crosses else inputs.attention_mask
+        config, name = self.config, args.attention
+        mask = args.encoder_attention_mask if crosses else args.attention_mask
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
             refuse_pruned(config, f"an {'encoder_' if crosses else ''}attention_mask for each head")
         requirements = Requirements(
-            weights=inputs.output_attentions,
+            weights=args.output_attentions,
             dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
             relative=config.position_embedding_type != "absolute",
             device=x.device.type,
@@ -267,8 +267,8 @@ class BertBody(Body, Generic[Out]):
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
         if isinstance(layout, Packed):
             return backend, Mask()  # which tokens are real has been read from it
-        ahead = config.is_decoder and not crosses
-        causal = causal_mask(layout.length, layout.keys, layout.device) if ahead else None
+        is_causal = config.is_decoder and not crosses
+        causal = causal_mask(layout.length, layout.keys, layout.device) if is_causal else None
         shape = layout.batch, layout.length, layout.keys
         return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name)
 

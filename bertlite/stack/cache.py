@@ -26,23 +26,23 @@ class KeyValueCache:
     """The keys and values of the tokens so far, (B, K, N, H), for every layer; grows as a decoder runs."""
 
     def __init__(self) -> None:
-        self.own: dict[int, tuple[Tensor, Tensor]] = {}
-        self.cross: dict[int, tuple[Tensor, Tensor]] = {}
+        self.self_attention: dict[int, tuple[Tensor, Tensor]] = {}
+        self.cross_attention: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def length(self) -> int:
         """The number of tokens so far."""
-        return next(iter(self.own.values()))[0].shape[1] if self.own else 0
+        return next(iter(self.self_attention.values()))[0].shape[1] if self.self_attention else 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if layer in self.own:
-            k, v = (torch.cat([old, new], 1) for old, new in zip(self.own[layer], (k, v), strict=True))
-        self.own[layer] = k, v
+        if layer in self.self_attention:
+            k, v = (torch.cat([old, new], 1) for old, new in zip(self.self_attention[layer], (k, v), strict=True))
+        self.self_attention[layer] = k, v
         return k, v
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        self.cross[layer] = k, v
+        self.cross_attention[layer] = k, v
         return k, v
 
     def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        return self.cross.get(layer)
+        return self.cross_attention.get(layer)

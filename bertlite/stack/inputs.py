@@ -76,7 +76,10 @@ def first_position(config: Any) -> int:
 
 
 def check_tensor(name: str, given: Any) -> None:
-    """Refuse a whole batch, a text, a list or an array where a tensor belongs; torch.fx traces with stand-ins."""
+    """Raise TypeError for a whole batch, a text, a list or an array in the place of a tensor.
+
+    Others pass: torch.fx traces with stand-ins.
+    """
     if isinstance(given, (Tensor, type(None))):
         return
     kind = type(given).__name__
@@ -89,9 +92,9 @@ def check_tensor(name: str, given: Any) -> None:
 
 
 def check_inputs(
-    inputs: ForwardArgs, config: BertConfig, limits: BertConfig, embeddings: Any, cache: Any, recomputes: bool
+    args: ForwardArgs, config: BertConfig, limits: BertConfig, embeddings: Any, cache: Any, recomputes: bool
 ) -> None:
-    """Refuse inputs that a model cannot take, before anything is computed.
+    """Raise ValueError or TypeError for inputs that a model cannot take, before anything is computed.
 
     Args:
         limits: the sizes that bound ids, by the names of a config.
@@ -100,33 +103,33 @@ def check_inputs(
     """
     cached = cache is not None
     for name in TENSORS:
-        if (given := getattr(inputs, name)) is not None and not isinstance(given, Tensor):
+        if (given := getattr(args, name)) is not None and not isinstance(given, Tensor):
             check_tensor(name, given)
-    if inputs.first_token_only and (inputs.output_attentions or inputs.output_hidden_states):
+    if args.first_token_only and (args.output_attentions or args.output_hidden_states):
         raise ValueError("first_token_only=True leaves no hidden states or attentions to return; ask for one of them")
     if cached and recomputes:
         raise ValueError("past_key_values with gradient checkpointing would be extended twice; turn one off")
-    if cached and inputs.cu_seqlens is not None:
+    if cached and args.cu_seqlens is not None:
         raise ValueError("give past_key_values or cu_seqlens, not both: packed attention keeps no keys")
-    if inputs.first_token_only and config.is_decoder:
-        raise ValueError("first_token_only=True is for encoders: a decoder's first token sees no other")
-    if inputs.encoder_hidden_states is None and inputs.encoder_attention_mask is not None:
+    if args.first_token_only and config.is_decoder:
+        raise ValueError("first_token_only=True is for encoders: a decoder's first token attends to no other")
+    if args.encoder_hidden_states is None and args.encoder_attention_mask is not None:
         raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
-    check_tokens(inputs, limits, cache.length if cached else 0)
-    check_devices(embeddings, inputs)
+    check_tokens(args, limits, cache.length if cached else 0)
+    check_devices(embeddings, args)
 
 
-def check_tokens(inputs: ForwardArgs, config: BertConfig, past: int) -> None:
-    """Refuse tokens, in rows or packed, that would fail later and less clearly, or not at all.
+def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
+    """Raise ValueError for tokens, in rows or packed, that would fail later and less clearly, or not at all.
 
     Args:
         past: how many tokens are in the cache.
     """
-    ids, embeds, in_rows = inputs.input_ids, inputs.inputs_embeds, inputs.cu_seqlens is None
+    ids, embeds, in_rows = args.input_ids, args.inputs_embeds, args.cu_seqlens is None
     if (ids is None) == (embeds is None):
-        few, many = ("either", "both") if ids is not None else ("one of", "neither")
-        raise ValueError(f"give {few} input_ids or inputs_embeds, not {many}")
-    name, given = ("input_ids" if embeds is None else "inputs_embeds"), inputs.tokens
+        which, given = ("either", "both") if ids is not None else ("one of", "neither")
+        raise ValueError(f"give {which} input_ids or inputs_embeds, not {given}")
+    name, given = ("input_ids" if embeds is None else "inputs_embeds"), args.tokens
     axes: list[str | int] = ["batch", "length"] if in_rows else ["tokens"]
     if embeds is not None:
         axes.append(embeds_size(config))
@@ -142,9 +145,9 @@ def check_tokens(inputs: ForwardArgs, config: BertConfig, past: int) -> None:
         segments: Shapes = ((batch, longest), (batch, 1))  # one segment for a whole sequence
         positions: Shapes = ((batch, longest), (1, longest), (longest,))
     else:
-        longest, segments = check_ends(inputs, name), ((given.shape[0],),)
+        longest, segments = check_ends(args, name), ((given.shape[0],),)
         positions = segments
-    counted = inputs.position_ids is None or config.position_embedding_type != "absolute"
+    counted = args.position_ids is None or config.position_embedding_type != "absolute"
     if (in_rows and longest < 1) or (counted and past + longest > config.max_position_embeddings):
         raise ValueError(
             f"{'the sequences are' if in_rows else 'the longest sequence is'} {longest} tokens long"
@@ -152,28 +155,28 @@ def check_tokens(inputs: ForwardArgs, config: BertConfig, past: int) -> None:
             f" {config.max_position_embeddings} (max_position_embeddings): truncate them"
         )
     for name, ids, fits, field in (
-        ("token_type_ids", inputs.token_type_ids, segments, "type_vocab_size"),
-        ("position_ids", inputs.position_ids, positions, "max_position_embeddings"),
+        ("token_type_ids", args.token_type_ids, segments, "type_vocab_size"),
+        ("position_ids", args.position_ids, positions, "max_position_embeddings"),
     ):
         if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins
             raise ValueError(f"{name} has shape {tuple(ids.shape)}; expected {' or '.join(map(str, fits))}")
         if ids is not None:
-            first = first_position(config) if ids is inputs.position_ids else 0
+            first = first_position(config) if ids is args.position_ids else 0
             check_ids(name, ids, getattr(config, field), field, first)
 
 
-def check_ends(inputs: ForwardArgs, name: str) -> int:
-    """Refuse ends of sequences that are not those of the tokens given; return the longest sequence's length."""
-    cu_seqlens = inputs.cu_seqlens
+def check_ends(args: ForwardArgs, name: str) -> int:
+    """Return the longest sequence's length; raise ValueError if the ends of sequences do not fit the tokens."""
+    cu_seqlens = args.cu_seqlens
     assert cu_seqlens is not None  # or the tokens are in rows
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not len(cu_seqlens):
         raise ValueError(
             f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; expected torch.int32, (batch + 1,)"
         )
-    device, tokens = inputs.tokens.device, inputs.tokens.shape[0]
+    device, tokens = args.tokens.device, args.tokens.shape[0]
     if cu_seqlens.device not in (device, torch.device("cpu")):
         raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and {name} on {device}; move one of them")
-    ends, lengths = inputs.ends, inputs.lengths
+    ends, lengths = args.ends, args.lengths
     if ends[0] or ends[-1] != tokens or min(lengths, default=0) < 0:
         raise ValueError(
             f"cu_seqlens goes from {ends[0]} to {ends[-1]}; it must rise from 0 to the {tokens} tokens there are"
@@ -181,15 +184,15 @@ def check_ends(inputs: ForwardArgs, name: str) -> int:
     return max(lengths, default=0)
 
 
-def check_devices(embeddings: Any, inputs: ForwardArgs) -> None:
-    """Refuse inputs on several devices, or where the embeddings are not, unless accelerate's hooks move them there."""
+def check_devices(embeddings: Any, args: ForwardArgs) -> None:
+    """Raise ValueError for inputs on another device than the embeddings, unless accelerate's hooks move them there."""
     words = embeddings.word_embeddings
     weight = getattr(words, "weight", None)
     has_hook = hasattr(embeddings, "_hf_hook") or hasattr(words, "_hf_hook")
-    given = inputs.tokens
+    given = args.tokens
     if has_hook or not isinstance(given, Tensor) or not isinstance(weight, Tensor) or weight.is_meta:
         return
-    for name, ids in (("token_type_ids", inputs.token_type_ids), ("position_ids", inputs.position_ids)):
+    for name, ids in (("token_type_ids", args.token_type_ids), ("position_ids", args.position_ids)):
         if ids is not None and ids.device != given.device:
             raise ValueError(f"{name} is on {ids.device}, the input on {given.device}: move one of them")
     if given.device != weight.device:
@@ -197,7 +200,7 @@ def check_devices(embeddings: Any, inputs: ForwardArgs) -> None:
 
 
 def check_encoder_states(config: BertConfig, states: Tensor, batch: int) -> None:
-    """Refuse an encoder's output that this model cannot attend to."""
+    """Raise ValueError for an encoder's output that this model cannot attend to."""
     if not config.add_cross_attention:
         raise ValueError(
             "encoder_hidden_states were given to a model without cross-attention;"
@@ -210,7 +213,11 @@ def check_encoder_states(config: BertConfig, states: Tensor, batch: int) -> None
 
 
 def check_ids(name: str, ids: Tensor, size: int, field: str, first: int = 0) -> None:
-    """Refuse indices of another dtype, or outside a table; `first` is of its first row, padding's the one before."""
+    """Raise ValueError for indices of another dtype, or outside a table.
+
+    Args:
+        first: the index of the table's first row; padding has the one before.
+    """
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} is {ids.dtype}; indices are torch.long or torch.int")
     lowest, highest = max(first - 1, 0), first + size - 1
@@ -251,8 +258,8 @@ def read_mask(
     Args:
         mask: (B, K), or (B, S, K), of 0 and 1 in any dtype; or 4-D, broadcasting to (B, heads, S, K), either bool or
             floats to add to the scores, where -inf and the dtype's lowest number forbid.
-        causal: (S, K), what a decoder's queries may look at; joined to a 2-D mask or none.  A mask for every query
-            says itself what it may look at.
+        causal: (S, K), what a decoder's queries may attend to; joined to a 2-D mask or none.  A mask for every query
+            says itself what it may attend to.
 
     Raises:
         ValueError: any other rank, shape, dtype or value.
@@ -265,12 +272,12 @@ def read_mask(
         return read_scores(mask, name)
     allowed = to_bool_mask(mask, name)
     if mask.dim() == 3:
-        return masked(allowed[:, None])
-    return masked(allowed[:, None, None] if causal is None else allowed[:, None, None] & causal)
+        return to_mask(allowed[:, None])
+    return to_mask(allowed[:, None, None] if causal is None else allowed[:, None, None] & causal)
 
 
 def check_shape(mask: Tensor, full: tuple[int, int, int, int], name: str) -> None:
-    """Refuse a mask that fits neither (B, K) nor (B, S, K) nor, an axis of 1 serving for any, (B, heads, S, K)."""
+    """Raise ValueError unless a mask is (B, K), (B, S or 1, K) or, an axis of 1 serving for any, (B, heads, S, K)."""
     batch, _, queries, keys = full
     shape = tuple(mask.shape)
     if mask.dim() == 4:
@@ -304,7 +311,7 @@ def to_bool_mask(mask: Tensor, name: str) -> Tensor:
 def read_scores(mask: Tensor, name: str) -> Mask:
     """Read a 4-D mask, bool or added to the scores."""
     if mask.dtype == torch.bool:
-        return masked(mask)
+        return to_mask(mask)
     if not mask.is_floating_point():
         raise ValueError(f"a 4-D {name} is bool or additive floats, not {mask.dtype}; use mask.bool()")
     faults: dict[str, Tensor] = {}
@@ -315,30 +322,28 @@ def read_scores(mask: Tensor, name: str) -> Mask:
             f"{name} holds nan or +inf; scores are finite, or -inf to forbid": (mask.isnan() | mask.isposinf()).any(),
         }
     allowed = mask > torch.finfo(mask.dtype).min
-    return masked(allowed, mask.masked_fill(~allowed, 0), faults)
+    return to_mask(allowed, mask.masked_fill(~allowed, 0), faults)
 
 
-def masked(allowed: Tensor, bias: Tensor | None = None, faults: dict[str, Tensor] | None = None) -> Mask:
-    """Set apart the queries that may look at nothing, and drop what restricts nothing; `faults`: {message: bool}."""
+def to_mask(allowed: Tensor, bias: Tensor | None = None, faults: dict[str, Tensor] | None = None) -> Mask:
+    """Make a mask, without what restricts nothing; `faults`: {message: bool}, of which none may be True."""
     faults = faults or {}
     attends_anything = allowed.any(-1, keepdim=True)
     if values_readable(allowed):
         flags = [allowed.all(), attends_anything.all(), *faults.values()]
-        everything, everyone, *wrong = torch.stack(flags).tolist()  # a GPU is waited for once
+        all_allowed, all_attend, *wrong = torch.stack(flags).tolist()  # a GPU is waited for once
         if any(wrong):
             raise ValueError(list(faults)[wrong.index(True)])
-        if everyone:
-            return Mask(None if everything else allowed, bias)
-    sees_all = torch.logical_or(
-        allowed, ~attends_anything
-    )  # a query without a key sees all, for now: no kernel sees -inf
-    return Mask(sees_all, bias, attends_anything)
+        if all_attend:
+            return Mask(None if all_allowed else allowed, bias)
+    allowed = torch.logical_or(allowed, ~attends_anything)  # or a row of -inf would be nan; the context becomes 0
+    return Mask(allowed, bias, attends_anything)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor | None:
     """Return (S, K), True where a query, one of the last S of K positions, is not before the key.
 
-    None for a lone query, which is the last and sees all.
+    None for a lone query, which is the last and attends to all.
     """
     if queries == 1:
         return None
@@ -392,6 +397,6 @@ def keep_heads(gate: Tensor, heads: Sequence[int]) -> Tensor:
 
 
 def refuse_pruned(config: BertConfig, what: str) -> None:
-    """Refuse an input for each head of all layers if layers have different heads."""
+    """Raise ValueError for an input for each head of all layers if layers have different heads."""
     if any(config.pruned_heads.values()):
         raise ValueError(f"a pruned model cannot take {what}: its layers have different heads")

@@ -54,8 +54,10 @@ class BertEmbeddings(nn.Module):
                 position_ids = position_ids.expand(x.shape[:-1])
             skips, row = self.skips_padding, self.padding_row
             rows = position_ids.masked_fill(position_ids < 0, row or 0) if skips else position_ids
-            places = self.position_embeddings(rows)
-            x = x + (places * (position_ids >= 0)[..., None] if skips and row is None else places)
+            position_embeds = self.position_embeddings(rows)
+            if skips and row is None:
+                position_embeds = position_embeds * (position_ids >= 0)[..., None]
+            x = x + position_embeds
         x = self.dropout(self.LayerNorm(x))
         return x if self.projection is None else self.projection(x)
 
@@ -239,7 +241,7 @@ class BertEncoder(nn.Module):
             if states is not None:
                 states.append(x)
             if inputs.first_only and i == last:
-                x = self.run_layer(layer, inputs.first(x), inputs.at_firsts(i, x))
+                x = self.run_layer(layer, inputs.first(x), inputs.at_first_tokens(i, x))
             else:
                 x = self.run_layer(layer, x, inputs.at(i))
         return (inputs.first(x) if inputs.first_only and last < 0 else x), states

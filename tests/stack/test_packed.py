@@ -693,7 +693,7 @@ def test_what_packed_cannot_do_is_refused(model: BertModel) -> None:
         model(**{**inputs, "attention_mask": torch.ones(B, S - 1)})
     with pytest.raises(ValueError, match=r"holds 0\.5"):
         model(**{**inputs, "attention_mask": torch.full((B, S), 0.5)})
-    with pytest.raises(ValueError, match="'packed' cannot run a decoder"):
+    with pytest.raises(ValueError, match="'packed' does not support decoders"):
         make(is_decoder=True, attn_implementation="packed")(**inputs, use_cache=False)
 
 
@@ -721,7 +721,7 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
     ):
         with pytest.raises(ValueError, match=says):
             model(**{"cu_seqlens": ends, **inputs})
-    with pytest.raises(ValueError, match="'packed' cannot run a decoder"):
+    with pytest.raises(ValueError, match="'packed' does not support decoders"):
         make(is_decoder=True)(input_ids=ids, cu_seqlens=ends)
     with pytest.raises(ValueError, match="backend 'sdpa' cannot take cu_seqlens; use 'packed' or 'auto'"):
         on(model, "sdpa")(input_ids=ids, cu_seqlens=ends)
