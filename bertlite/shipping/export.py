@@ -8,7 +8,7 @@ errors differ from torch's but are of its size; a wrong graph differs by thousan
 import argparse
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -34,32 +34,21 @@ SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model
 
 def main(args: argparse.Namespace) -> int:
     """Export a checkpoint, and print the errors of the graph."""
-    with Progress(2 + len(SHAPES), "steps", what="export") as progress:
-
-        def step(text: str) -> None:
-            progress.bar.set_description_str(f"export: {text}", refresh=False)
-            progress.advance()
-
-        record = export(args.checkpoint, args.folder, progress=step)
-        rows = [row for shape in record["shapes"] for row in shape["outputs"].values()]
-        worst = max(rows, key=lambda row: row["error"] / row["allowed"])
-        progress.print(
-            f"{args.folder / FILE}: {record['class']}, {record['bytes'] / 1e6:.1f} MB;"
-            f" at {len(record['shapes'])} shapes the largest difference from the model is"
-            f" {max(row['difference'] for row in rows):.1e}, the error {worst['error']:.1e}"
-            f" (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
-        )
+    record = export(args.checkpoint, args.folder, progress=True)
+    rows = [row for shape in record["shapes"] for row in shape["outputs"].values()]
+    worst = max(rows, key=lambda row: row["error"] / row["allowed"])
+    print(
+        f"{args.folder / FILE}: {record['class']}, {record['bytes'] / 1e6:.1f} MB;"
+        f" at {len(record['shapes'])} shapes the largest difference from the model is"
+        f" {max(row['difference'] for row in rows):.1e}, the error {worst['error']:.1e}"
+        f" (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
+    )
     if args.record:
         write_json(args.record, record)
     return 0
 
 
-def export(
-    checkpoint: str | PathLike[str],
-    folder: str | PathLike[str],
-    *,
-    progress: Callable[[str], object] = lambda _: None,
-) -> dict[str, Any]:
+def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, progress: bool = False) -> dict[str, Any]:
     """Write a checkpoint as ONNX, for batches and lengths of any size, in float32.
 
     The folder gets onnx/model.onnx, config.json, the tokenizer, sentence-transformers' modules and export.json, so
@@ -68,7 +57,7 @@ def export(
 
     Args:
         checkpoint: a folder or a hub id.
-        progress: called with a sentence at each step.
+        progress: show the step that is being done.
 
     Returns:
         The record: the class, the names of inputs and outputs, and for each shape and output the largest difference
@@ -85,17 +74,20 @@ def export(
     hashes = fingerprint(source)
     own = check_target(source, out, hashes)
     model_class = class_for(source)
-    progress(f"loading {model_class.__name__}")
     model = model_class.from_pretrained(checkpoint, dtype=torch.float32)
     graph = Graph(model)
-    with replacing(out, superseded=re.compile(FILE.parts[0])) as new:
+    with (
+        Progress(None, "", what="export", shown=progress) as bar,
+        replacing(out, superseded=re.compile(FILE.parts[0])) as new,
+    ):
         target = new / FILE
         target.parent.mkdir(parents=True)
-        progress(f"writing {FILE}")
+        bar.stage(f"writing {FILE}")
         started = time.perf_counter()
         write_onnx(graph, target)
         seconds = time.perf_counter() - started
-        shapes = list(compare(graph, target, progress))
+        bar.stage("comparing the graph with the model")
+        shapes = list(compare(graph, target))
         check_differences(shapes)
         record = {
             "what": "bertlite export",
@@ -148,12 +140,11 @@ def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> No
 
 
 @torch.inference_mode()
-def compare(graph: Graph, path: Path, progress: Callable[[str], object]) -> Iterator[dict[str, Any]]:
+def compare(graph: Graph, path: Path) -> Iterator[dict[str, Any]]:
     """Run a written graph and the model on batches of several shapes, and yield the differences of each."""
     run, truth = load_onnx(path), graph.double_copy()
     for number, (batch, tokens) in enumerate(SHAPES):
         length = min(tokens, graph.longest)
-        progress(f"comparing at {batch}x{length}")
         inputs = graph.sample(batch, length, seed=number)
         ours, theirs, exact = run(inputs), graph(**inputs), truth(**inputs)
         rows = {}

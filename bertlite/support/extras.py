@@ -1,10 +1,9 @@
 """Imports on demand: public names, and optional packages with a hint on how to install them."""
 
 import ast
-import json
 import sys
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,22 +74,17 @@ def import_optional(name: str, what: str, extra: str) -> Any:
 
 
 def install_hint(extra: str, elsewhere: bool = False) -> str:
-    """Return the command that installs bertlite with an extra, from where this one came.
+    """Return the command that installs what an extra of bertlite needs.
+
+    Where bertlite is installed, pip takes it as it is, wherever it came from, and adds the packages.
 
     Args:
         elsewhere: whether the command is for another machine.
     """
-    name = f"bertlite[{extra}]"
-    if not elsewhere and (ROOT / "pyproject.toml").is_file():
-        return f"pip install -e '{ROOT}[{extra}]'"
-    try:
-        origin = json.loads(metadata.distribution("bertlite").read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        elsewhere = True
     if elsewhere:
-        return f"pip install '{name} @ git+URL', with the URL of the repository of bertlite"
-    if not origin:  # it came from an index
-        return f"pip install '{name}'"
-    vcs = origin.get("vcs_info")
-    url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
-    return f"pip install '{name} @ {url}'"
+        return f"pip install 'bertlite[{extra}] @ git+URL', with the URL of the repository of bertlite"
+    return (
+        f"pip install -e '{ROOT}[{extra}]'"
+        if (ROOT / "pyproject.toml").is_file()
+        else f"pip install 'bertlite[{extra}]'"
+    )
