@@ -2,7 +2,7 @@
 
 import argparse
 
-from bertlite.cli.parts import FOLDER, Commands, add_checkpoint, add_device, command, count, integers, names
+from bertlite.cli.parts import FOLDER, Commands, add_checkpoint, add_device, command, count, integers, names, names_of
 from bertlite.cli.prune import add_data, add_header, add_metric
 
 
@@ -82,7 +82,8 @@ transformers' own class for it.  Exits 1 if anything differs.""",
     )
     text = "also check models of these shapes with random weights: base, large, or base,large"
     usual = " (default: base beside the demo's checkpoint and none beside another)"
-    action.add_argument("--shapes", metavar="NAMES", help=text + usual)
+    known = names_of("shape", ("base", "large"))
+    action.add_argument("--shapes", type=known, metavar="NAMES", help=text + usual)
     action.add_argument("--device", default="cpu", help="cpu or cuda, which adds every kernel of SDPA")
     action.add_argument(
         "--families", action="store_true", help="only other families, with random weights (default: BERTs too)"

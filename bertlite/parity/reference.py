@@ -13,7 +13,7 @@ from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.config import BertConfig
 from bertlite.parity.cases import DECODER, Case, Overrides
-from bertlite.parity.inputs import Inputs
+from bertlite.parity.inputs import CaseInputs
 from bertlite.support.extras import import_optional
 
 HONOURS = {  # major version -> features that its BERT supports; it rejects the rest or silently ignores it
@@ -156,7 +156,7 @@ def base_shaped(folder: Path, model_type: str = "bert", **sizes: Any) -> Path:
     return folder
 
 
-def inputs_for(case: Case, inputs: Inputs) -> dict[str, Tensor | bool]:
+def inputs_for(case: Case, inputs: CaseInputs) -> dict[str, Tensor | bool]:
     """Return the inputs in the form of this version of transformers."""
     arguments = dict(inputs)
     mask = arguments.get("attention_mask")

@@ -401,7 +401,6 @@ def test_command_checks_shapes_beside_a_checkpoint(tiny, tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--shapes", "base,small"], "--shapes: there is no 'small'; have: base, large"),
         (["--only", "no-such-case"], "no case matches 'no-such-case'"),
         (["no/such/checkpoint"], "no/such/checkpoint"),
         (["--device", "cuda"], "sees no CUDA device"),
