@@ -40,13 +40,11 @@ from bertlite.experiments.files import (
     class_names,
     labels,
     model_sha256,
-    prediction_lines,
     pruned_heads,
 )
 from bertlite.experiments.finetune import STATE, DivergedError, Recipe, finetune_, is_main_process, keep_metrics
-from bertlite.experiments.ship import describe_finetuning, figures_of, report_of
+from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.experiments.statistics import rank_correlations
-from bertlite.shipping.folder import write_model
 from bertlite.support.records import METRICS, Record, Run, lock_folder, read_runs, write_json, write_record
 
 
@@ -87,24 +85,16 @@ def finetune(args: argparse.Namespace) -> int:
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
         describe = partial(describe_metrics, model, held_out, task, dev.name)
-        how = {"log": run.log, "describe": describe, "device": args.device, "progress": True, "state": state}
-        finetune_(model, data, task, recipe, **how)
-        outputs, truth = predict(model, held_out, task), held_out.targets()
-        run.results = {**evaluate(outputs, truth, task), "sha256": model_sha256(model)}
-        run.save_predictions(prediction_lines(truth, outputs=outputs))
-        write_model(
-            run.folder / "model",
-            model,
-            args.checkpoint,
-            class_names=class_names(model.config),
-            figures=figures_of(outputs, truth, task, dev.name, run.results, {}),
-            how=describe_finetuning(recipe, train.name),
-            report=report_of(run.facts, run.results),
-        )
+        options = {"log": run.log, "describe": describe, "device": args.device, "progress": True, "state": state}
+        finetune_(model, data, task, recipe, **options)
+        run.results["sha256"] = model_sha256(model)
+        how = [f"It was fine-tuned on {train.name} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
+        made = {"source": args.checkpoint, "how": how, "class_names": class_names(model.config)}
+        finish_run(run, model, held_out, task, data_name=dev.name, **made)
         shutil.rmtree(state, ignore_errors=True)
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
-    print(f"model: {run.folder / 'model'}")
-    print(f"next: bertlite prune to 2x {run.folder / 'model'} --texts FILE --out FOLDER")
+    print(f"model: {run.folder / MODEL}")
+    print(f"next: bertlite prune to 2x {run.folder / MODEL} --texts FILE --out FOLDER")
     write_answer(args, read_runs(run.folder))
     return 0
 

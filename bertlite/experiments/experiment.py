@@ -15,13 +15,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bertlite import prune_heads
 from bertlite.experiments.data import (
-    NO_LABEL,
     DataSource,
     EncodedExamples,
     Examples,
@@ -29,20 +27,17 @@ from bertlite.experiments.data import (
     read_examples,
     read_tokenizer,
 )
-from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
+from bertlite.experiments.evaluate import TASKS, Task, predict
 from bertlite.experiments.files import (
     MASKS,
     SCORES,
     class_names,
-    labels,
     mask_of,
     model_sha256,
-    outputs,
-    prediction_lines,
     units_kept,
 )
 from bertlite.experiments.finetune import DivergedError, Recipe, finetune_
-from bertlite.experiments.ship import describe_pruning, figures_of, report_of
+from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.experiments.statistics import Array
 from bertlite.pruning.criteria import CRITERIA
 from bertlite.pruning.importance import (
@@ -58,14 +53,12 @@ from bertlite.pruning.importance import (
 from bertlite.pruning.importance.allocation import Choice
 from bertlite.pruning.importance.batches import Batch
 from bertlite.pruning.importance.structures import HEADS
-from bertlite.shipping.folder import write_model
 from bertlite.support.progress import Progress
-from bertlite.support.records import Record, Run, is_finished, lock_folder, sha256_of
+from bertlite.support.records import Run, is_finished, lock_folder, sha256_of
 
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
 SEEDED = "random"  # the criterion that has seeds of its own
-MODEL = "model"  # the folder of a run's model
 COUNTED = 128  # tokens of a sequence to count multiply-accumulates for
 OPTIONS = {"calibration": "calibration", "retrain": "train-examples"}  # of the command, for fields of a Setting
 
@@ -303,36 +296,37 @@ class Experiment:
         data, model = self.hashes["data"], self.hashes["model"]
         with Run("prune", config, folder=folder, seed=cell.seed, data=data, model=model, device=self.device) as run:
             pruned = self.pruned(cell, run.log)
-            found, truth = predict(pruned, self.dev_data, self.task), self.dev_data.targets()
-            if not np.isfinite(found[truth != NO_LABEL]).all():
-                raise DivergedError("the outputs of the pruned model are nan")
-            heads, _ = units_kept(pruned.config)
             run.save(SCORES, {"criterion": cell.criterion, "scores": self.scores(cell).tolist()})
             run.save(MASKS, mask_of(pruned.config, self.hashes["model"]["dense"]))
-            run.save_predictions(prediction_lines(truth, outputs=found, dense=self.dense_outputs))
             run.results = {
-                **evaluate(found, truth, self.task, self.dense_outputs),
-                "dense": evaluate(self.dense_outputs, truth, self.task),
-                "heads_kept": heads,
+                "heads_kept": units_kept(pruned.config)[0],
                 "parameters": pruned.num_parameters(),
                 "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
             }
-            if save_model:
-                self.save_model(pruned, Record(folder, {**run.facts, "results": run.results}))
+            finish_run(
+                run,
+                pruned,
+                self.dev_data,
+                self.task,
+                data_name=self.dev.name,
+                dense=self.dense_outputs,
+                source=self.setting.model if save_model else None,
+                how=self.describe(cell),
+                class_names=self.setting.train.classes if self.task.name == "classification" else (),
+            )
         return folder
 
-    def save_model(self, pruned: Any, record: Record) -> None:
-        """Save the pruned model of a run in its folder, with all files needed to run it."""
-        found, truth, results = outputs(record), labels(record), record.results
-        write_model(
-            record.folder / MODEL,
-            pruned,
-            self.setting.model,
-            class_names=self.setting.train.classes if self.task.name == "classification" else (),
-            figures=figures_of(found, truth, self.task, self.dev.name, results, results["dense"]),
-            how=describe_pruning(record.config["cell"], record.config["setting"]),
-            report=report_of(record.facts, results),
-        )
+    def describe(self, cell: Cell) -> list[str]:
+        """Return sentences on how a cell prunes its model."""
+        found = [
+            f"{100 * cell.fraction:g} % of the heads were removed by the criterion {cell.criterion}, on"
+            f" {self.setting.calibration} examples."
+        ]
+        if cell.repair != "none":
+            found.append(f"The remaining weights were repaired ({cell.repair}).")
+        if cell.epochs:
+            found.append(f"It was retrained for {cell.epochs:g} epochs.")
+        return found
 
 
 def sweep(

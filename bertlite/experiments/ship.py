@@ -1,55 +1,72 @@
-"""Figures and sentences for the card and the report of a model that an experiment made."""
+"""What a run leaves of the model that it made: results, predictions, and the model itself with its card."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertlite.experiments.evaluate import Task, interval_over_examples
-from bertlite.experiments.finetune import Recipe
+import numpy as np
+
+from bertlite.experiments.data import NO_LABEL, EncodedExamples
+from bertlite.experiments.evaluate import Task, evaluate, interval_over_examples, predict
+from bertlite.experiments.files import DENSE, prediction_lines
+from bertlite.experiments.finetune import DivergedError
 from bertlite.experiments.statistics import Array
 from bertlite.shipping.card import Figure
+from bertlite.shipping.folder import write_model
+from bertlite.support.records import Run
 
-KEPT = ("command", "config", "seed", "data", "model", "environment", "started")  # of a run, for report.json
+MODEL = "model"  # the folder of a run's model
+IN_REPORT = ("command", "config", "seed", "data", "model", "environment", "started")  # facts of a run
 
 
-def figures_of(
-    found: Array, truth: Array, task: Task, data: str, results: Mapping[str, Any], dense: Mapping[str, float]
-) -> list[Figure]:
+def finish_run(
+    run: Run,
+    model: Any,
+    data: EncodedExamples,
+    task: Task,
+    *,
+    data_name: str,
+    dense: Array | None = None,
+    source: str | None = None,
+    how: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+) -> None:
+    """Evaluate the model of a run, and write predictions, metrics and the model into its folder.
+
+    Args:
+        dense: outputs of the dense model, which are evaluated too.
+        source: the checkpoint that the model was made from; None writes no model.
+        how: sentences on how it was made, for the card.
+
+    Raises:
+        DivergedError: an output is nan or infinite.
+    """
+    outputs, labels = predict(model, data, task), data.targets()
+    if not np.isfinite(outputs[labels != NO_LABEL]).all():
+        raise DivergedError("the outputs of the model are nan")
+    run.results |= evaluate(outputs, labels, task, dense)
+    of_dense = {} if dense is None else {DENSE: dense}
+    run.results |= {name: evaluate(each, labels, task) for name, each in of_dense.items()}
+    run.save_predictions(prediction_lines(labels, outputs=outputs, **of_dense))
+    if source is not None:
+        figures = figures_of(outputs, labels, task, data_name, run.results)
+        report = {"run": {name: run.facts[name] for name in IN_REPORT}, "results": run.results}
+        write_model(
+            run.folder / MODEL, model, source, class_names=class_names, figures=figures, how=how, report=report
+        )
+
+
+def figures_of(outputs: Array, labels: Array, task: Task, data: str, results: Mapping[str, Any]) -> list[Figure]:
     """Return the figures of a model: the headline with its interval over the examples, then the other metrics.
 
     Args:
-        found: outputs, (examples, classes) or (examples, 1); of words as `predictions.outputs` gives them.
         data: name of the evaluation data.
-        results: {metric: value}, and "macs" as a share of the dense model's where it is known.
-        dense: {metric: value} of the dense model; empty where there is none.
+        results: {metric: value}; where they are known "dense", those of the dense model, and "macs" as a share of its.
     """
-    name = task.headline
-    interval = interval_over_examples(found, truth, task, name)
+    name, dense = task.headline, results.get(DENSE, {})
+    interval = interval_over_examples(outputs, labels, task, name)
     low, high = (None, None) if interval is None else (interval.low, interval.high)
-    figures = [Figure(name, results[name], low, high, f"{len(truth)} examples of {data}", dense.get(name))]
+    figures = [Figure(name, results[name], low, high, f"{len(labels)} examples of {data}", dense.get(name))]
     figures += [Figure(x, results[x], dense=dense.get(x)) for x in task.metrics if x in results and x != name]
     if "macs" in results:
         figures.append(Figure("multiply-accumulates of the layers, as a share", results["macs"], dense=1.0))
     return figures
-
-
-def describe_pruning(cell: Mapping[str, Any], setting: Mapping[str, Any]) -> list[str]:
-    """Return sentences on how a cell pruned its model."""
-    examples = f"on {setting['calibration']} examples"
-    found = [
-        f"{100 * cell['fraction']:g} % of the heads were removed by the criterion {cell['criterion']}, {examples}."
-    ]
-    if cell["repair"] != "none":
-        found.append(f"The remaining weights were repaired ({cell['repair']}).")
-    if cell["epochs"]:
-        found.append(f"It was retrained for {cell['epochs']:g} epochs.")
-    return found
-
-
-def describe_finetuning(recipe: Recipe, data: str) -> list[str]:
-    """Return a sentence on how a model was fine-tuned."""
-    return [f"It was fine-tuned on {data} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
-
-
-def report_of(facts: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a run for report.json, without the figures."""
-    return {"run": {name: facts[name] for name in KEPT if name in facts}, "results": dict(results)}

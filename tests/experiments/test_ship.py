@@ -80,7 +80,7 @@ def test_the_headline_has_its_interval_whatever_it_is():
     outputs, labels = draw.normal(size=(30, 1)), draw.normal(size=30)
     task = TASKS["regression"]
     results = {name: metric(outputs, labels) for name, metric in task.metrics.items()}
-    first, *others = figures_of(outputs, labels, task, "dev.tsv", results, {})
+    first, *others = figures_of(outputs, labels, task, "dev.tsv", results)
     wanted = interval_over_examples(outputs, labels, task, "spearman")
     assert (first.name, first.low, first.high, first.dense) == ("spearman", wanted.low, wanted.high, None)
     assert [other.low for other in others] == [None] * len(others)
