@@ -217,8 +217,8 @@ def resampled_contexts(model: BertLike, batches: list[Batch], reference: list[Ba
     for batch in batches:
         values = []
         for single in split_examples(batch):
-            own = tokens_of(single)
-            others = [j for j, tokens in enumerate(known) if tokens != own]
+            tokens = tokens_of(single)
+            others = [j for j, other in enumerate(known) if other != tokens]
             if not others:
                 raise ValueError("there is no other example to resample from; give a reference with other texts")
             drawn = int(torch.randint(len(others), (), generator=generator, device="cpu"))
@@ -239,8 +239,8 @@ def placed_contexts(model: BertLike, single: Batch, donor: Batch) -> list[Tensor
         if not len(sources):
             raise ValueError("an example of the reference has no token")
         sources = sources[scaled_positions(len(targets), len(sources)).to(sources.device)]
-        for mine, x in zip(found, given, strict=True):
-            mine[row, targets] = x[row, sources]
+        for placed, x in zip(found, given, strict=True):
+            placed[row, targets] = x[row, sources]
     return found
 
 

@@ -217,24 +217,24 @@ def patched(model: BertLike, pair: Exchange, site: Site, positions: Sequence[int
 
 def first_order(model: BertLike, pair: Exchange, site: Site, positions: Sequence[int] | None) -> Tensor:
     """Return difference times gradient of every unit, (B, L, U, P); nan for pruned units."""
-    own: dict[int, Tensor] = {}
+    before: dict[int, Tensor] = {}
     probes: dict[int, Tensor] = {}
 
     def probe(level: int, x: Tensor) -> Tensor:
-        own[level], probes[level] = x.detach(), torch.zeros_like(x, requires_grad=True)
+        before[level], probes[level] = x.detach(), torch.zeros_like(x, requires_grad=True)
         return x + probes[level]
 
     with torch.enable_grad():
         metrics = pair.measure(run_edited(model, pair.batch, site, probe), pair.batch)
         if not metrics.requires_grad:
             raise ValueError(f"the metric does not depend on any {site.name}, or has no gradient")
-        asked = [*probes.values()]
-        grads = torch.autograd.grad(metrics.sum(), asked, allow_unused=True, materialize_grads=True)
+        inputs = [*probes.values()]
+        grads = torch.autograd.grad(metrics.sum(), inputs, allow_unused=True, materialize_grads=True)
     columns = slice(None) if positions is None else list(positions)
     shape = len(metrics), *site.present(model).shape, 1 if positions is None else len(positions)
     found = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
     for level, grad in zip(probes, grads, strict=True):
-        each = ((pair.values[level] - own[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
+        each = ((pair.values[level] - before[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
         each = each.reshape(len(metrics), -1, *each.shape[1:]).sum(1)  # the rows of an example add up
         each = each.sum(1, keepdim=True) if positions is None else each
         found[:, level, list(site.kept(model.config, level))] = each.transpose(1, 2).cpu()

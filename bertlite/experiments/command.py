@@ -250,8 +250,8 @@ def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], fold
     """Draw curves, and of one dense model the scores by each criterion, with the heads that most runs removed."""
     plots.save(plots.curves(rows, metric, dense_result(records).get(metric)), folder / "curves")
     largest = sorted(records, key=lambda record: -record.config["cell"]["fraction"])
-    own = [record for record in largest if record.facts["model"] == largest[0].facts["model"]]
-    first = {record.config["cell"]["criterion"]: record for record in reversed(own)}  # of each the most pruned
+    of_one = [record for record in largest if record.facts["model"] == largest[0].facts["model"]]
+    first = {record.config["cell"]["criterion"]: record for record in reversed(of_one)}  # of each the most pruned
     scores = {name: np.array(record.load(SCORES)["scores"], float) for name, record in first.items()}
     for name, record in first.items():
         figure = plots.heat_map(scores[name], pruned_heads(record), name)

@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
     return int(worse)
 
 
-def task_of(checkpoint: str, asked: str | None) -> Task:
+def task_of(checkpoint: str, named: str | None) -> Task:
     """Return the task of a checkpoint: that of its class, unless one is given.
 
     Raises:
@@ -103,16 +103,16 @@ def task_of(checkpoint: str, asked: str | None) -> Task:
     origin = Origin.read(files.config)
     config = origin.config()
     name = class_of(config).__name__
-    if asked is None and name == "BertForSequenceClassification":
+    if named is None and name == "BertForSequenceClassification":
         number = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
-        asked = "regression" if number else "classification"
-    asked = asked or TASK_OF.get(name)
-    if asked is None:
+        named = "regression" if number else "classification"
+    named = named or TASK_OF.get(name)
+    if named is None:
         known = ", ".join(["BertForSequenceClassification", *TASK_OF])
         raise ValueError(f"{checkpoint} is a {name}; those evaluated are {known}, or name the --task")
-    if asked == "classification" and config.problem_type == "multi_label_classification":
+    if named == "classification" and config.problem_type == "multi_label_classification":
         raise ValueError(f"{checkpoint} gives a text several labels at once, for which there is no metric here")
-    task = {**TASKS, MASKED.name: MASKED}[asked].of_checkpoint(checkpoint)
+    task = {**TASKS, MASKED.name: MASKED}[named].of_checkpoint(checkpoint)
     absent = set() if task.apart else bertlite_faults(getattr(bertlite, task.model), origin, read_tensors(files))[0]
     if absent:
         raise ValueError(
@@ -156,7 +156,7 @@ def span(low: float | None, high: float | None, sign: str = "") -> str:
     return "" if low is None or high is None else f" [{low:{sign}.4f}, {high:{sign}.4f}]"
 
 
-# Masked words: tokens are taken out of texts, and a masked language model is asked for them; no labels are needed.
+# Masked words: tokens are taken out of texts, and a masked language model is named for them; no labels are needed.
 
 
 def mask_tokens(examples: Examples, tokenizer: Any) -> EncodedExamples:

@@ -243,8 +243,8 @@ class Experiment:
         """
         present = HEADS.present(self.dense)
         self.choose(cell, torch.zeros(present.shape, dtype=torch.float32, device="cpu").where(present, math.nan))
-        asked = parse_criterion(cell.criterion)
-        if self.task.apart and CRITERIA[asked["criterion"]].needs_loss and asked.get("target") != "kl":
+        options = parse_criterion(cell.criterion)
+        if self.task.apart and CRITERIA[options["criterion"]].needs_loss and options.get("target") != "kl":
             raise ValueError(f"{self.task.name} has no loss for one text: use {cell.criterion}/kl")
         if self.task.apart and cell.epochs:
             raise ValueError(f"{self.task.name} has no retraining: epochs must be 0")
@@ -258,10 +258,10 @@ class Experiment:
         """Return the dense model's scores, (layers, heads), computed once for all cells; the lowest go first."""
         key = cell.criterion, cell.seed
         if key not in self.known_scores:
-            asked = parse_criterion(cell.criterion)
-            inverted = asked.pop(INVERTED)
-            batches = self.calibration(cell.seed) if CRITERIA[asked["criterion"]].needs_data else []
-            found = head_importance(self.dense, batches, seed=cell.seed, **asked)
+            options = parse_criterion(cell.criterion)
+            inverted = options.pop(INVERTED)
+            batches = self.calibration(cell.seed) if CRITERIA[options["criterion"]].needs_data else []
+            found = head_importance(self.dense, batches, seed=cell.seed, **options)
             self.known_scores[key] = -found if inverted else found
         return self.known_scores[key]
 
@@ -283,7 +283,7 @@ class Experiment:
             save_model: keep the pruned model and its tokenizer in the folder, as `model`.
 
         Raises:
-            FileExistsError: the cell is finished and did not keep the model that is asked for.
+            FileExistsError: the cell is finished and did not keep the model that is options for.
             ValueError: the cell cannot be run.
         """
         folder = self.folder(cell, root)

@@ -110,9 +110,9 @@ def _each(
 
 
 def _cases() -> Iterator[Case]:
-    own = [f for f in FEATURES if f not in ("", "crossed", *GRADIENTS)]
+    changed = [f for f in FEATURES if f not in ("", "crossed", *GRADIENTS)]
     yield from _each("BertModel", BACKENDS, BATCHES, DTYPES)
-    yield from _each("BertModel", BACKENDS, "padded", DTYPES, own)
+    yield from _each("BertModel", BACKENDS, "padded", DTYPES, changed)
     yield from _each(HEADS, BACKENDS, "padded", DTYPES[:3])
     yield from _each(("BertModel", *HEADS), BACKENDS, "padded", "float64", GRADIENTS)
     yield from _each(("BertModel", "BertForMaskedLM"), BACKENDS, "padded", ("float32", "bfloat16"), GRADIENTS)

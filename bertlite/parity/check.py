@@ -97,31 +97,31 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     overrides = tuple(overrides_for(case, checkpoint).items())
     models = models_for(str(checkpoint), case.model, overrides, case.dtype, device)
     inputs = inputs_of(case, models.ours.config, models.source, device)
-    ours = prepared(case, models.ours, inputs, tamper)
+    ours = our_model(case, models.ours, inputs, tamper)
     references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
-    if reads_truth(case, device):
+    if needs_truth(case, device):
         references["truth"] = their_model(case, models.truth, inputs)
     if case.family:
         inputs = families.family_inputs(references["theirs"], inputs, models.ours.config.pad_token_id or 0)
     watch = AttentionWatch()
     with watch:
-        mine = tensors(case, ours, inputs, mine=True)
-    others = {side: tensors(case, model, inputs, mine=False) for side, model in references.items()}
+        our_tensors = tensors(case, ours, inputs, is_ours=True)
+    others = {side: tensors(case, model, inputs, is_ours=False) for side, model in references.items()}
     if case.family and case.feature in GRADIENTS:
-        mine, others = families.gradients_as_ours(models.origin, mine, others, models.ours)
+        our_tensors, others = families.gradients_as_ours(models.origin, our_tensors, others, models.ours)
     report = Report(
         case.name,
-        compared(case, device, mine, others),
+        compare_tensors(case, device, our_tensors, others),
         backend=watch.name,
         seconds=time.perf_counter() - start,
     )
     if report.ok or case.backend in ("packed", "native"):  # whose modules have the tokens of another shape
         return report
-    runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in references.items()}
+    runs = {side: partial(forward, case, model, inputs, is_ours=False) for side, model in references.items()}
     traces = {side: trace(model, runs[side]) for side, model in references.items()}
     if case.family:
         traces = {side: families.modules_as_ours(models.origin, found) for side, found in traces.items()}
-    our_trace = trace(ours, partial(forward, case, ours, inputs, mine=True))
+    our_trace = trace(ours, partial(forward, case, ours, inputs, is_ours=True))
     first = first_divergence(our_trace, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
     return replace(report, first_module=first, seconds=time.perf_counter() - start)
 
@@ -131,21 +131,21 @@ def overrides_for(case: Case, checkpoint: str | Path) -> Overrides:
 
     A new head has three labels: with two, a loss that swaps them could pass.
     """
-    own = read_config(Source(checkpoint)).extra.get("architectures") or ()
-    labels = {"num_labels": 3} if case.model in LABELLED and case.model not in own else {}
+    architectures = read_config(Source(checkpoint)).extra.get("architectures") or ()
+    labels = {"num_labels": 3} if case.model in LABELLED and case.model not in architectures else {}
     return {**labels, **({"is_decoder": True} if case.model == DECODER else {}), **case.overrides}
 
 
-def compared(
-    case: Case, device: str, mine: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]
+def compare_tensors(
+    case: Case, device: str, our_tensors: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]
 ) -> tuple[Row, ...]:
     """Compare our tensors with theirs; a last sequence that is all padding must only be finite."""
     rows: tuple[Row, ...] = ()
     if case.batch == "emptyrow":  # transformers' backends disagree on that sequence
-        rows = tuple(count_nonfinite(name, x[-1:]) for name, x in mine.items())
-        mine = {name: x[:-1] for name, x in mine.items()}
+        rows = tuple(count_nonfinite(name, x[-1:]) for name, x in our_tensors.items())
+        our_tensors = {name: x[:-1] for name, x in our_tensors.items()}
         others = {side: {name: x[:-1] for name, x in found.items()} for side, found in others.items()}
-    return rows + compare(mine, others["theirs"], others.get("truth"), partial(rule_for, case, device))
+    return rows + compare(our_tensors, others["theirs"], others.get("truth"), partial(rule_for, case, device))
 
 
 def rule_for(case: Case, device: str, tensor: str) -> Rule:
@@ -165,12 +165,12 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
     return exactly if exact else as_well
 
 
-def reads_truth(case: Case, device: str) -> bool:
+def needs_truth(case: Case, device: str) -> bool:
     """Return whether the rules of a case need a float64 reference."""
     return rule_for(case, device, "grad." if case.feature in GRADIENTS else "") is as_well
 
 
-def prepared(case: Case, model: BertPreTrainedModel, inputs: CaseInputs, tamper: Tamper | None) -> nn.Module:
+def our_model(case: Case, model: BertPreTrainedModel, inputs: CaseInputs, tamper: Tamper | None) -> nn.Module:
     """Return our model for the case: a copy, if it is changed."""
     if tamper is not None or case.feature in ("pruned", "pruned_layer", "checkpointed", "dropout"):
         model = copy.deepcopy(model)
@@ -209,8 +209,8 @@ def heads_of(case: Case, config: BertConfig) -> dict[int, tuple[int, ...]]:
     return {layers - 1: tuple(range(1 if reference.honours("prune_heads") else 0, heads))}
 
 
-def forward(case: Case, model: nn.Module, inputs: CaseInputs, mine: bool) -> Output:
-    arguments = dict(inputs) if mine else reference.inputs_for(case, inputs)
+def forward(case: Case, model: nn.Module, inputs: CaseInputs, is_ours: bool) -> Output:
+    arguments = dict(inputs) if is_ours else reference.inputs_for(case, inputs)
     dtype = next(model.parameters()).dtype
     for name in ("inputs_embeds", "encoder_hidden_states", "labels"):
         value = arguments.get(name)
@@ -220,15 +220,15 @@ def forward(case: Case, model: nn.Module, inputs: CaseInputs, mine: bool) -> Out
     return model(**arguments)
 
 
-def tensors(case: Case, model: nn.Module, inputs: CaseInputs, mine: bool) -> dict[str, Tensor]:
+def tensors(case: Case, model: nn.Module, inputs: CaseInputs, is_ours: bool) -> dict[str, Tensor]:
     """Return everything one side computes, by name: outputs, hidden states, attentions and loss, or gradients."""
     options = {"output_hidden_states": case.backend != "native", "output_attentions": case.feature == "attentions"}
     if case.feature not in GRADIENTS:
         with torch.no_grad():
-            out = forward(case, model, {**inputs, **options}, mine)
+            out = forward(case, model, {**inputs, **options}, is_ours)
         return dict(named(case, out, inputs, cast(BertConfig, model.config)))
     model.zero_grad()
-    out = forward(case, model, inputs, mine)
+    out = forward(case, model, inputs, is_ours)
     loss = out["loss"] if "loss" in out else weighted_sum(without_padding(case, out, inputs))
     assert isinstance(loss, Tensor)
     loss.backward()

@@ -62,13 +62,13 @@ class Section:
     """A checkpoint and its cases.
 
     Args:
-        thin: the quick choice of them; by default `quick_choice` makes it.
+        quick: the quick choice of them; by default `quick_choice` makes it.
         kind: the checkpoint's model_type.
     """
 
     checkpoint: str | Path
     cases: tuple[Case, ...]
-    thin: tuple[Case, ...] = ()
+    quick: tuple[Case, ...] = ()
     kind: str = "bert"
 
 
@@ -77,7 +77,7 @@ def run(work: Mapping[str, Section], args: argparse.Namespace) -> dict[str, list
     every = {name: section.cases for name, section in work.items()}
     plan = every
     if not args.all:
-        plan = {name: each.thin or quick_choice(each.cases, each.checkpoint) for name, each in work.items()}
+        plan = {name: each.quick or quick_choice(each.cases, each.checkpoint) for name, each in work.items()}
     total, whole = (sum(map(len, cases.values())) for cases in (plan, every))
     quick = f"{total} of {whole} cases, which together cover all of them; --all runs every one"
     print(f"{whole} cases" if total == whole else quick, flush=True)
@@ -164,11 +164,11 @@ def of_families(folder: Path, args: argparse.Namespace) -> dict[str, Section]:
     work = {}
     for kind in families.KINDS:
         for shape in ("small", "base") if args.all else ("small",):
-            thin = matching(families.cases_of(kind, thin=True), args.only)
-            cases = matching(families.cases_of(kind, thin=shape == "base"), args.only)
-            if cases and (thin or args.all):
+            quick = matching(families.cases_of(kind, quick=True), args.only)
+            cases = matching(families.cases_of(kind, quick=shape == "base"), args.only)
+            if cases and (quick or args.all):
                 where = families.save_random(folder / kind.replace("/", "-") / shape, kind, shape)
-                work[f"{kind}, {shape} (random)"] = Section(where, cases, thin, kind)
+                work[f"{kind}, {shape} (random)"] = Section(where, cases, quick, kind)
     return work
 
 

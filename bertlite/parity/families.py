@@ -43,14 +43,14 @@ SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # the larger one
 FAMILY_HEADS = tuple(head for head in HEADS if head not in ("BertForPreTraining", "BertForNextSentencePrediction"))
 
 
-def cases_of(kind: str, thin: bool = False) -> tuple[Case, ...]:
+def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
     """Return the cases of a family.
 
     Args:
-        thin: a few of them, with every backend, and with padding on either side and without.
+        quick: a few of them, with every backend, and with padding on either side and without.
     """
     heads = () if kind == "bert-generation" else FAMILY_HEADS
-    if thin:
+    if quick:
         plan = [("sdpa", "left", "float64", ""), ("packed", "padded", "float64", "gradients")]
         plan += [("native", "left", "float32", ""), ("eager", "full", "float32", "gradients")]
         found = [Case("BertModel", *each, family=kind) for each in plan]
@@ -99,7 +99,10 @@ def family_inputs(model: nn.Module, inputs: CaseInputs, pad: int) -> dict[str, T
 
 
 def gradients_as_ours(
-    origin: Origin, mine: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]], model: BertPreTrainedModel
+    origin: Origin,
+    our_grads: Mapping[str, Tensor],
+    others: Mapping[str, Mapping[str, Tensor]],
+    model: BertPreTrainedModel,
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Return our gradients and theirs under our names; gradients are renamed and sliced as weights are.
 
@@ -108,7 +111,7 @@ def gradients_as_ours(
     layer has a copy: the copies' gradients are added up.  The gradient of a key's bias is 0, since the bias adds the
     same to all scores of a query: it is compared in float64 alone, as elsewhere it is all rounding.
     """
-    ours = {name: x for name, x in mine.items() if not name.endswith("key.bias") or x.dtype == torch.float64}
+    ours = {name: x for name, x in our_grads.items() if not name.endswith("key.bias") or x.dtype == torch.float64}
     if origin.family.fixed.get("type_vocab_size"):
         ours = {name: x for name, x in ours.items() if "token_type_embeddings" not in name}
     copies = [name for name in ours if name.endswith("distance_embedding.weight")]

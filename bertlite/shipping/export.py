@@ -72,7 +72,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
     require_packages()
     source, out = Source(checkpoint), Path(folder).expanduser()
     hashes = fingerprint(source)
-    own = check_target(source, out, hashes)
+    in_place = check_target(source, out, hashes)
     model_class = class_for(source)
     model = model_class.from_pretrained(checkpoint, dtype=torch.float32)
     graph = Graph(model)
@@ -101,7 +101,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
             "shapes": shapes,
         }
         write_json(new / RECORD, record)
-        if not own:
+        if not in_place:
             write_beside(source, new, model)
         if (out / target.parent.name).is_dir():  # such as quantised graphs
             carry(out / target.parent.name, target.parent, re.compile(re.escape(target.stem) + r"\..*"))

@@ -33,9 +33,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 CASES = [
-    pytest.param(case, marks=[] if case in cases_of(kind, thin=True) else pytest.mark.slow, id=case.name)
+    pytest.param(case, marks=[] if case in cases_of(kind, quick=True) else pytest.mark.slow, id=case.name)
     for kind in KINDS
-    for case in dict.fromkeys((*cases_of(kind, thin=True), *cases_of(kind)))
+    for case in dict.fromkeys((*cases_of(kind, quick=True), *cases_of(kind)))
 ]
 
 
@@ -48,10 +48,10 @@ def test_a_small_model_of_a_family_is_transformers_model(case: Case, folders: An
 
 def test_every_family_has_cases_with_every_backend_and_padding() -> None:
     assert {kind.partition("/")[0] for kind in KINDS} == FAMILIES.keys() - {"bert"}
-    assert {case.model for kind in KINDS for case in cases_of(kind, thin=True)} == {"BertModel", *FAMILY_HEADS}
+    assert {case.model for kind in KINDS for case in cases_of(kind, quick=True)} == {"BertModel", *FAMILY_HEADS}
     for kind in KINDS:
-        for thin in (True, False):
-            cases = cases_of(kind, thin)
+        for quick in (True, False):
+            cases = cases_of(kind, quick)
             assert {case.backend for case in cases} == {"eager", "sdpa", "packed", "native"}
             assert {case.batch for case in cases} == {"full", "padded", "left"}
             assert {case.dtype for case in cases} == {"float64", "float32"}
