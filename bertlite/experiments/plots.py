@@ -41,7 +41,7 @@ def save(figure: Any, path: str | Path) -> list[Path]:
 
 
 def heat_map(scores: Array, pruned: Mapping[int, Iterable[int]] | None = None, title: str = "") -> Any:
-    """Draw layers x heads, each head coloured by its score, pruned ones crossed.
+    """Draw layers x heads, each head coloured by its score, pruned ones crossed; white is 0 where some are negative.
 
     Args:
         scores: (layers, heads); nan is a head that has no score.
@@ -49,7 +49,9 @@ def heat_map(scores: Array, pruned: Mapping[int, Iterable[int]] | None = None, t
     """
     layers, heads = scores.shape
     figure, axes = pyplot().subplots(figsize=(0.45 * heads + 1.6, 0.45 * layers + 1.2))
-    image = axes.imshow(scores, cmap="viridis", aspect="equal")
+    limit = np.nanmax(np.abs(scores))
+    signed = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit} if np.nanmin(scores) < 0 else {"cmap": "viridis"}
+    image = axes.imshow(scores, aspect="equal", **signed)
     for layer, gone in (pruned or {}).items():
         axes.plot(list(gone), [layer] * len(list(gone)), "x", color="white", markersize=9, markeredgewidth=3)
         axes.plot(list(gone), [layer] * len(list(gone)), "x", color="crimson", markersize=8, markeredgewidth=1.5)
@@ -91,9 +93,6 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
             drawn["dense"] = panel.axhline(dense, color="black", linewidth=0.8, linestyle=":")
         panel.set(xlabel="heads removed (%)", title=repair or ("no repair" if len(panels) > 1 else ""))
         panel.grid(alpha=0.3)
-    means = [row[headline] for row in rows] + ([] if dense is None else [dense])
-    margin = 0.05 * (max(means) - min(means)) or 0.05
-    axes[0, 0].set_ylim(min(means) - margin, max(means) + margin)  # bands may be wider than that
     figure.supylabel(headline)
     figure.suptitle(title)
     figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=across, fontsize=8)

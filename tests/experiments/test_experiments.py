@@ -888,7 +888,10 @@ def test_predictions_that_never_change_have_no_interval(runs):
     (row,) = compare.summarise(made, metric="mcc")
     assert (row["mcc"], row["low"], row["high"]) == (0, None, None)
     assert "| 0.0 (2) |" in compare.markdown_table([row], "mcc")
-    plots.pyplot().close(plots.curves([row], "mcc"))
+    figure = plots.curves([row, row | {"mcc": 0.5, "low": -0.25, "high": 0.75}], "mcc")
+    low, high = figure.axes[0].get_ylim()
+    assert low < -0.25 < 0.75 < high  # no axis cuts a band
+    plots.pyplot().close(figure)
 
 
 def test_runs_that_read_other_lengths_are_not_pooled(runs):
@@ -972,9 +975,10 @@ def test_rows_name_the_commits_of_their_runs(runs):
     assert commit_of(compare.provenance(older)) == one
 
 
-def test_the_heat_map_crosses_the_pruned_heads():
+def test_the_heat_map_crosses_the_pruned_heads_and_is_white_at_0():
     pytest.importorskip("matplotlib")
-    figure = plots.heat_map(np.arange(12.0).reshape(3, 4), {0: [1], 2: [0, 3]})
+    figure = plots.heat_map(np.arange(12.0).reshape(3, 4) - 1, {0: [1], 2: [0, 3]})
+    assert figure.axes[0].images[0].get_clim() == (-10, 10)
     crosses = [(x, y) for line in figure.axes[0].lines for x, y in zip(*line.get_data(), strict=True)]
     assert set(crosses) == {(1, 0), (0, 2), (3, 2)}
     plots.pyplot().close(figure)
