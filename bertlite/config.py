@@ -13,7 +13,8 @@ from bertlite.stack.activations import ACTIVATIONS, ONLY_HERE
 from bertlite.support.records import to_json, write_text
 
 RELATIVE = ("relative_key", "relative_key_query")
-POSITIONS = ("absolute", *RELATIVE, "bucketed")
+POSITIONS = ("absolute", *RELATIVE, "bucketed", "disentangled")
+DISENTANGLED = ("c2p", "p2c", "c2p|p2c")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 SIZES = (  # a checkpoint must state these, as defaults fit only bert-base
     "vocab_size",
@@ -44,6 +45,13 @@ OWN: dict[str, Any] = {  # fields of bertlite alone
     "positions_skip_padding": False,
     "padding_has_position": False,
     "embedding_size": None,
+    "projected_before_norm": False,
+    "position_biased_input": True,
+    "pos_att_type": "",
+    "share_att_key": False,
+    "position_buckets": 0,
+    "max_relative_positions": 0,
+    "norm_rel_ebd": "none",
     "pruned_neurons": {},
 }
 UNWRITTEN = {**OWN, "pruned_heads": {}}  # values that are left out of config.json: transformers lacks these fields
@@ -56,14 +64,22 @@ class BertConfig:
     In bertlite.hf transformers' BertConfig stands in its place, which lacks the fields of OWN: `own_field` reads them.
 
     Args:
-        position_embedding_type: "absolute", "relative_key", "relative_key_query", or "bucketed": absolute, and a bias
-            of the scores for each head and bucket of distances, as in MPNet.
+        position_embedding_type: "absolute", "relative_key", "relative_key_query", "bucketed": absolute, and a bias
+            of the scores for each head and bucket of distances, as in MPNet; or "disentangled", as in DeBERTa-v2.
         pooler_act: activation of the pooler; only bertlite reads a checkpoint with another than "tanh".
         pooler_dropout: rate of dropout before the pooler, as in RoBERTa's classifier; only bertlite reads it.
         positions_skip_padding: count positions over the tokens that are not `pad_token_id`, as RoBERTa does.
         padding_has_position: padding has a position too, the last row of the table; by default it embeds as zeros.
         embedding_size: width of the embeddings, which are then projected to the hidden size, as in ELECTRA small; by
             default the hidden size, without a projection.
+        projected_before_norm: they are projected without a bias, and normalised afterwards, as in DeBERTa-v2.
+        position_biased_input: positions are added to the embeddings.
+        pos_att_type: the scores that "disentangled" adds: "c2p", between contents of queries and distances to keys,
+            "p2c", between contents of keys and distances from queries, or "c2p|p2c".
+        share_att_key: distances are projected as tokens are, and not by matrices of their own.
+        position_buckets: larger distances than half of it share logarithmic buckets; 0: each has a row of its own.
+        max_relative_positions: the distance that is the farthest; it is in the last bucket.
+        norm_rel_ebd: "layer_norm", the table of distances is normalised, or "none".
         pruned_heads: {layer: heads removed}, numbered as in the unpruned model, in transformers 4's format.
         pruned_neurons: {layer: intermediate neurons removed}, likewise; only bertlite reads a checkpoint with any.
         num_labels: defaults to the length of `id2label`, which defaults to two labels, LABEL_0 and LABEL_1.
@@ -99,6 +115,13 @@ class BertConfig:
     positions_skip_padding: bool = False
     padding_has_position: bool = False
     embedding_size: int | None = None
+    projected_before_norm: bool = False
+    position_biased_input: bool = True
+    pos_att_type: str = ""
+    share_att_key: bool = False
+    position_buckets: int = 0
+    max_relative_positions: int = 0
+    norm_rel_ebd: str = "none"
     pruned_heads: Mapping[int, Iterable[int]] = field(default_factory=dict)
     pruned_neurons: Mapping[int, Iterable[int]] = field(default_factory=dict)
     output_attentions: bool = False
@@ -283,11 +306,31 @@ def check_values(config: BertConfig) -> None:
         ("pooler_act", own_field(config, "pooler_act"), tuple(ACTIVATIONS)),
         ("position_embedding_type", config.position_embedding_type, POSITIONS),
         ("problem_type", config.problem_type, (None, *PROBLEMS)),
+        ("norm_rel_ebd", own_field(config, "norm_rel_ebd"), ("none", "layer_norm")),
     ):
         if value not in allowed:
             raise ValueError(f"{name} {value!r} is unknown; have: {', '.join(map(str, allowed))}")
+    if config.position_embedding_type == "disentangled":
+        check_distances(config)
     if config.add_cross_attention and not config.is_decoder:
         raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
+
+
+def check_distances(config: BertConfig) -> None:
+    """Raise ValueError for values with which there are no disentangled scores."""
+    kinds, buckets, farthest = (
+        own_field(config, name) for name in ("pos_att_type", "position_buckets", "max_relative_positions")
+    )
+    if kinds not in DISENTANGLED:
+        raise ValueError(f"pos_att_type {kinds!r} is unknown; have: {', '.join(DISENTANGLED)}")
+    if not 0 <= buckets <= LARGEST_SIZE:
+        raise ValueError(f"position_buckets is {buckets}; it must be 0 (none) to {LARGEST_SIZE}")
+    least = buckets // 2 + 2 if buckets else 1
+    if not least <= farthest <= LARGEST_SIZE:
+        raise ValueError(
+            f"max_relative_positions is {farthest}; with position_buckets {buckets} it must be {least} to"
+            f" {LARGEST_SIZE}"
+        )
 
 
 def own_field(config: BertConfig, name: str) -> Any:
@@ -303,7 +346,11 @@ def embeds_size(config: BertConfig) -> int:
 def differs_from_bert(config: BertConfig) -> bool:
     """Return whether BERT as others have it, given the same tensors, would compute something else or fail late."""
     projected = embeds_size(config) != config.hidden_size
-    positions = config.position_embedding_type == "bucketed" or own_field(config, "padding_has_position")
+    positions = (
+        config.position_embedding_type in ("bucketed", "disentangled")
+        or own_field(config, "padding_has_position")
+        or not own_field(config, "position_biased_input")
+    )
     return projected or own_field(config, "pooler_act") != "tanh" or positions
 
 

@@ -50,8 +50,18 @@ def randomise_(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
+DISENTANGLED = {  # with projections of distances apart, and positions added too
+    "pos_att_type": "c2p|p2c",
+    "position_buckets": 4,
+    "max_relative_positions": 9,
+    "norm_rel_ebd": "layer_norm",
+}
+
+
 def make(cls: Any = BertModel, config: BertConfig | None = None, **changes: Any) -> Any:
     """Make a random model in float64 and eval mode; `changes` are fields of its config."""
+    if changes.get("position_embedding_type") == "disentangled":
+        changes = {**DISENTANGLED, **changes}
     return randomise_(cls(replace(config or BertConfig(**SIZES), **changes))).double().eval()
 
 

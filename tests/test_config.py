@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
@@ -158,6 +159,21 @@ def test_unknown_fields_are_kept_and_written_back(tmp_path: Any) -> None:
     assert BertConfig.from_json_file(tmp_path / "config.json") == config
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("pos_att_type", "p2p", "'p2p' is unknown; have: c2p, p2c, c2p|p2c"),
+        ("position_buckets", -1, "is -1; it must be 0 (none) to"),
+        ("max_relative_positions", 5, "is 5; with position_buckets 8 it must be 6 to"),  # no logarithm of less
+    ],
+)
+def test_disentangled_positions_have_fields_of_their_own(field: str, value: Any, message: str) -> None:
+    fits = {"pos_att_type": "c2p", "position_buckets": 8, "max_relative_positions": 6}
+    BertConfig(position_embedding_type="disentangled", **fits)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        BertConfig(position_embedding_type="disentangled", **{**fits, field: value})
+
+
 def test_a_config_survives_JSON_and_pickle() -> None:
     other = {"is_decoder", "add_cross_attention", "attn_implementation", "num_labels", "extra"}
     changed = {
@@ -168,7 +184,7 @@ def test_a_config_survives_JSON_and_pickle() -> None:
         "initializer_range": 0.5,
         "layer_norm_eps": 1e-5,
         "pad_token_id": None,
-        "position_embedding_type": "relative_key",
+        "position_embedding_type": "disentangled",
         "classifier_dropout": 0.4,
         "chunk_size_feed_forward": 6,
         "use_cache": False,
@@ -178,6 +194,13 @@ def test_a_config_survives_JSON_and_pickle() -> None:
         "positions_skip_padding": True,
         "padding_has_position": True,
         "embedding_size": 128,
+        "projected_before_norm": True,
+        "position_biased_input": False,
+        "pos_att_type": "c2p",
+        "share_att_key": True,
+        "position_buckets": 8,
+        "max_relative_positions": 40,
+        "norm_rel_ebd": "layer_norm",
         "pruned_heads": {0: (1,), 2: (0, 1, 2, 3)},
         "pruned_neurons": {1: (5, 36)},
         "output_attentions": True,

@@ -18,11 +18,12 @@ from bertlite.checkpoint.names import (
 )
 from bertlite.checkpoint.reading import State
 from bertlite.config import BertConfig, pruned_neurons
+from bertlite.stack.modules import PROJECTIONS
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER_NAME = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\.")
 HEAD_AXES = {  # the tensors that shrink with the heads of a layer, and along which axis
-    **{f"self.{part}.{kind}": 0 for part in ("query", "key", "value") for kind in ("weight", "bias")},
+    **{f"self.{part}.{kind}": 0 for part in PROJECTIONS for kind in ("weight", "bias")},
     "output.dense.weight": 1,
 }
 NEURON_AXES = {  # the tensors that shrink with its neurons
@@ -152,14 +153,15 @@ def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConf
             (match[0], int(match[1])) for name in wrong if (match := LAYER_NAME.match(name))
         ):
             stem = start + part
+            there = {name: axis for name, axis in shrinking.items() if stem + name in wanted}
             widths = {
                 differing_width(wrong.get(stem + name), wanted[stem + name].shape, axis)
-                for name, axis in shrinking.items()
+                for name, axis in there.items()
             }
             found = widths.pop()
             if widths or found is None or found % size or found > built * size:
                 continue
-            for name in shrinking:
+            for name in there:
                 del wrong[stem + name]
             gone, have = list(pruned.get(layer, ())), found // size
             fact = f"layer {layer} has {have} of {built} {unit}s, but the config's pruned_{unit}s"

@@ -2,9 +2,10 @@
 
 What a family computes is read from transformers 5.23.0, models/FAMILY/modeling_FAMILY.py, and is the same in 4.57.6.
 What differs from a BERT and is left is a field of `BertConfig`: `positions_skip_padding`, `position_embedding_type`,
-`pooler_act` and `embedding_size`.
+`pooler_act`, `embedding_size` and those of disentangled positions.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,10 +38,11 @@ class Family:
         fields: {its field of config.json: BERT's}.
         defaults: of its fields, where they are not BERT's.
         fixed: fields of the BERT for what the family always does.
+        translate: returns the fields of the BERT that follow from several of a config.json.
         renames: (part of its tensors' names, part of BERT's); the first that fits a name is replaced.
         adapt: changes renamed tensors in place, given the config.json and what stands before names of the base model.
         pooler: its base model has a pooler.
-        pooler_act: activation between the two layers of its classifiers.
+        pooler_act: activation between the two layers of its classifiers, or the field that names it.
         rates: {class of BERT: the field with the rate of dropout before its last layer}.
         lm_acts: hidden_act with which its language model head is BERT's; None: any.
         needs: fields without which it is not a BERT, as no other value is supported.
@@ -52,6 +54,7 @@ class Family:
     fields: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    translate: Callable[[Values], Values] = lambda values: {}
     renames: Sequence[tuple[str, str]] = ()
     adapt: Callable[[State, Values, str], None] = lambda state, values, base: None
     pooler: bool = True
@@ -104,6 +107,61 @@ def spread_buckets_(state: State, values: Values, base: str) -> None:
     table = state.pop(name)
     for layer in range(values["num_hidden_layers"]):
         state[f"{base}encoder.layer.{layer}.attention.self.distance_embedding.weight"] = table.clone()
+
+
+def disentangled_kinds(values: Values) -> list[str]:
+    """Return the parts of scores that a config.json of DeBERTa names beside that of the contents, in their order."""
+    named = values.get("pos_att_type") or ()
+    return sorted({each.strip().lower() for each in (named.split("|") if isinstance(named, str) else named)})
+
+
+def query_scale(values: Values) -> float:
+    """Return the root of the number of parts of a score, such as sqrt(3), with the rounding of transformers.
+
+    It computes the root of that number times the size of a head in float32.
+    """
+    size = values["hidden_size"] // values["num_attention_heads"]
+    root = torch.tensor(size * (1 + len(disentangled_kinds(values))), dtype=torch.float32, device="cpu").sqrt()
+    return root.item() / math.sqrt(size)
+
+
+def disentangled_fields(values: Values) -> Values:
+    """Return the fields of the BERT that a DeBERTa is; one without relative attention has none of these positions."""
+    kinds, farthest = disentangled_kinds(values), values.get("max_relative_positions", -1)
+    relative = bool(values.get("relative_attention") and kinds)
+    norms = [each.strip() for each in str(values.get("norm_rel_ebd", "none")).lower().split("|")]
+    width = values.get("embedding_size", values.get("hidden_size"))
+    return {
+        "type_vocab_size": values["type_vocab_size"] or 2,
+        "projected_before_norm": width != values.get("hidden_size"),
+        "tie_word_embeddings": values.get("tie_word_embeddings", True) or not values.get("legacy", True),
+        "position_embedding_type": "disentangled" if relative else "absolute",
+        "pos_att_type": "|".join(kinds) if relative else "",
+        "share_att_key": relative and values.get("share_att_key", False),
+        "position_buckets": max(values.get("position_buckets", -1), 0) if relative else 0,
+        "max_relative_positions": (farthest if farthest > 0 else values.get("max_position_embeddings", 0)) * relative,
+        "norm_rel_ebd": "layer_norm" if relative and "layer_norm" in norms else "none",
+    }
+
+
+def scale_queries_(state: State, values: Values, base: str) -> None:
+    """Divide the weights of queries by `query_scale`, by which DeBERTa divides scores.
+
+    Positions and segments that are not added, and the table of distances if there is no relative attention, are
+    dropped; segments of zeros take their place.
+    """
+    if not values["type_vocab_size"]:
+        add_segments_(state, values, base)
+    if not values["position_biased_input"]:
+        state.pop(f"{base}{POSITIONS}", None)
+    kinds = disentangled_kinds(values)
+    for name in [*state]:
+        if re.search(r"encoder\.layer\.\d+\.attention\.self\.(query|pos_query_proj)\.", name):
+            state[name] = state[name] / query_scale(values)
+        if not (values["relative_attention"] and kinds) and re.search(
+            r"encoder\.(rel_embeddings|LayerNorm)\.|pos_(key|query)_proj\.", name
+        ):
+            del state[name]
 
 
 TWO_LAYERS = (("classifier.dense.", "pooler.dense."), ("classifier.out_proj.", "classifier."))
@@ -212,12 +270,37 @@ FAMILIES = {  # by model_type
         lm_acts=GELU,
         needs={"relative_attention_num_buckets": 32, "pad_token_id": 1},
     ),
+    "deberta-v2": Family(
+        "deberta",
+        "scores between contents and distances beside those of contents; no pooler, and classifiers with gelu",
+        defaults={
+            "layer_norm_eps": 1e-7,
+            "type_vocab_size": 0,
+            "position_biased_input": True,
+            "relative_attention": False,
+            "pooler_hidden_act": "gelu",
+        },
+        fixed={"classifier_dropout": None},  # which it does not read
+        translate=disentangled_fields,
+        renames=(
+            *((f"attention.self.{part}_proj.", f"attention.self.{part}.") for part in ("query", "key", "value")),
+            ("embeddings.embed_proj.", "embeddings.projection."),
+            ("lm_predictions.lm_head.dense.", "cls.predictions.transform.dense."),
+            ("lm_predictions.lm_head.LayerNorm.", "cls.predictions.transform.LayerNorm."),
+            ("lm_predictions.lm_head.", "cls.predictions."),
+        ),
+        adapt=scale_queries_,
+        pooler=False,
+        pooler_act="pooler_hidden_act",
+        rates=dict.fromkeys((CLASSIFIER, CHOICE), "cls_dropout"),
+        needs={"conv_kernel_size": 0},
+    ),
 }
 REASONS = {  # why models that users take for BERTs are not
     "normalises before attention": ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl", "esm"),
     "has rotary positions": ("modernbert", "nomic_bert", "new", "gte", "eurobert", "neobert", "roformer"),
     "embeds more than words, segments and positions": ("layoutlm", "layoutlmv2", "layoutlmv3", "lilt", "roc_bert"),
-    "has keys of positions, by which attention is disentangled": ("deberta", "deberta-v2"),
+    "is the first DeBERTa, with other tensors than its second and third": ("deberta",),
     "has other layers": ("albert", "mobilebert", "squeezebert", "convbert", "funnel", "xmod", "rembert"),
     "has sparse or approximate attention": ("big_bird", "longformer", "nystromformer"),
 }
@@ -284,11 +367,11 @@ class Origin:
         family = self.family
         if family is BERT:
             return BertConfig.from_values(self.path, self.values, **overrides)
-        values = {**self.values, **family.fixed, "model_type": "bert"}
+        values = {**self.values, **family.fixed, **family.translate(self.values), "model_type": "bert"}
         if isinstance(named := values.get("architectures"), list):
             values["architectures"] = [class_name(str(name)) for name in named]
         if pooled:
-            values["pooler_act"] = family.pooler_act
+            values["pooler_act"] = values.get(family.pooler_act, family.pooler_act)
             values["classifier_dropout"] = values.get(family.rates.get(pooled, "classifier_dropout"))
             if pooled == CLASSIFIER and TWO_LAYERS[0] in family.renames:  # dropout before both of its layers
                 rate = values["classifier_dropout"]

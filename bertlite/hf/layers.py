@@ -183,10 +183,9 @@ class Encoder(StockLayerCalls, modules.BertEncoder, WithoutStock, stock.BertEnco
     """The layers, one after the other."""
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
-        nn.Module.__init__(self)
         complete_config_(config)
+        super().__init__(config)
         self.config, self.gradient_checkpointing = config, False
-        self.layer = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
 
     def run_layer(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         """Run a layer; return its output, and keep the attention weights that it gives."""

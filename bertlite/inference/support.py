@@ -113,6 +113,7 @@ def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | 
         f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
         f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
         "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
+        "they have no disentangled attention": config.position_embedding_type == "disentangled",
         f"they have no activation {config.hidden_act!r}; have: {', '.join(ACTIVATIONS)}": config.hidden_act
         not in ACTIVATIONS,
     }

@@ -45,6 +45,7 @@ class Resizable:
         Old positions keep their embeddings, so that outputs for texts that fitted before do not change.  New ones
         repeat them from the first on, as in Longformer (Beltagy et al. 2020, arXiv:2004.05150, section 5); with
         relative positions a new distance starts as a copy of the largest old one.  Train them before use.
+        Disentangled positions do not change: `max_relative_positions` is their own.
         Parameters are replaced: make the optimizer afterwards.
 
         A tokenizer truncates at its own `model_max_length`: set it too, and save the tokenizer.
@@ -65,14 +66,16 @@ class Resizable:
             for layer in layers_of(self)
             if layer.attention.self.position_embedding_type in RELATIVE
         ]
-        check_embedding("position_embeddings", positions)
+        if positions is not None:
+            check_embedding("position_embeddings", positions)
         for attention in relative:
             check_embedding("distance_embedding", attention.distance_embedding)
         rows = torch.arange(size, device="cpu") % old
         if config.padding_has_position:  # which stays the last
             rows = torch.cat([rows, torch.tensor([old], dtype=torch.long, device="cpu")])
             embeddings.padding_row = positions.padding_idx = size
-        set_rows_(positions, positions.weight[rows])
+        if positions is not None:
+            set_rows_(positions, positions.weight[rows])
         distances = torch.arange(1 - size, size, device="cpu").clamp(1 - old, old - 1)
         for attention in relative:
             set_rows_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])

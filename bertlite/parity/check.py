@@ -121,8 +121,9 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     traces = {side: trace(model, runs[side]) for side, model in references.items()}
     if case.family:
         traces = {side: families.modules_as_ours(models.origin, found) for side, found in traces.items()}
-    our_trace = trace(ours, partial(forward, case, ours, inputs, is_ours=True))
-    first = first_divergence(our_trace, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
+    traces["ours"] = trace(ours, partial(forward, case, ours, inputs, is_ours=True))
+    real: Any = {side: without_padding(case, found, inputs) for side, found in traces.items()}
+    first = first_divergence(real["ours"], real["theirs"], real.get("truth"), rule_for(case, device, "forward"))
     return replace(report, first_module=first, seconds=time.perf_counter() - start)
 
 
@@ -132,7 +133,9 @@ def overrides_for(case: Case, checkpoint: str | Path) -> Overrides:
     A new head has three labels: with two, a loss that swaps them could pass.
     """
     architectures = read_config(Source(checkpoint)).extra.get("architectures") or ()
-    labels = {"num_labels": 3} if case.model in LABELLED and case.model not in architectures else {}
+    labels: dict[str, Any] = {"num_labels": 3} if case.model in LABELLED and case.model not in architectures else {}
+    if case.family.startswith("deberta") and case.model == LABELLED[0]:
+        labels["problem_type"] = "single_label_classification"  # else transformers computes the loss in float32
     return {**labels, **({"is_decoder": True} if case.model == DECODER else {}), **case.overrides}
 
 

@@ -163,14 +163,17 @@ def count_nonfinite(name: str, x: Tensor) -> Row:
 
 
 def trace(model: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
-    """Return the output of every module in a run of the model, by module name, in the order of finishing."""
+    """Return the output of every module in a run of the model, by module name, in the order of finishing.
+
+    A module that runs more than once, as DeBERTa's queries and keys do, has its first output, that of the tokens.
+    """
     outputs: dict[str, Tensor] = {}
 
     def recorder(name: str) -> Callable[[nn.Module, object, object], None]:
         def hook(module: nn.Module, args: object, out: object) -> None:
             first = out if isinstance(out, Tensor) else out[0] if isinstance(out, tuple) else None
             if isinstance(first, Tensor):
-                outputs[name] = first.detach().clone()
+                outputs.setdefault(name, first.detach().clone())
 
         return hook
 

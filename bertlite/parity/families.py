@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.checkpoint.families import FAMILIES, Origin
+from bertlite.checkpoint.families import FAMILIES, Origin, query_scale
 from bertlite.checkpoint.names import apply_current_names_, fill_shared_names_
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity import reference
-from bertlite.parity.cases import HEADS, Case
+from bertlite.parity.cases import DECODER, HEADS, Case
 from bertlite.parity.inputs import CaseInputs
 
 SHAPES: dict[str, dict[str, Any]] = {  # with BERT's names for fields
@@ -38,9 +38,26 @@ SHAPES: dict[str, dict[str, Any]] = {  # with BERT's names for fields
     },
 }
 PROJECTED = "electra/projected"  # whose embeddings are of another size, as those of the small model
-KINDS = (*(kind for kind in FAMILIES if kind != "bert"), PROJECTED)
+FIELDS: dict[str, dict[str, Any]] = {  # of kinds, beside a shape
+    "deberta-v2": {  # as version 3 has them
+        "relative_attention": True,
+        "pos_att_type": "p2c|c2p",
+        "share_att_key": True,
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
+    "deberta-v2/apart": {  # with projections of distances apart from those of tokens
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "type_vocab_size": 2,
+    },
+}
+KINDS = (*(kind for kind in FAMILIES if kind != "bert"), PROJECTED, "deberta-v2/apart")
 SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # the larger ones differ in what they return
 FAMILY_HEADS = tuple(head for head in HEADS if head not in ("BertForPreTraining", "BertForNextSentencePrediction"))
+WITHOUT = {("deberta-v2", DECODER), *(("bert-generation", head) for head in FAMILY_HEADS)}  # heads of transformers
 
 
 def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
@@ -49,24 +66,25 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
     Args:
         quick: a few of them, with every backend, and with padding on either side and without.
     """
-    heads = () if kind == "bert-generation" else FAMILY_HEADS
+    heads = tuple(head for head in FAMILY_HEADS if (kind.partition("/")[0], head) not in WITHOUT)
     if quick:
         plan = [("sdpa", "left", "float64", ""), ("packed", "padded", "float64", "gradients")]
-        plan += [("native", "left", "float32", ""), ("eager", "full", "float32", "gradients")]
+        plan += [("native", "left", "float32", "")] * (not kind.startswith("deberta-v2"))
+        plan += [("eager", "full", "float32", "gradients")]
         found = [Case("BertModel", *each, family=kind) for each in plan]
         first = KINDS.index(kind)  # so that together the families have every head
         some = [heads[(first + step) % len(heads)] for step in (0, 2)] if heads else []
-        return (*found, *(Case(head, "sdpa", "padded", "float64", family=kind) for head in some))
+        return (*found, *(Case(head, "sdpa", batch_of(kind, head), "float64", family=kind) for head in some))
     found = [
         Case("BertModel", backend, batch, dtype, feature, family=kind)
         for dtype in ("float64", "float32")
         for backend in ("eager", "sdpa", "packed", "native")
         for batch in ("full", "padded", "left")
         for feature in ("", "gradients")
-        if backend != "native" or (dtype == "float32" and not feature)
+        if backend != "native" or (dtype == "float32" and not feature and not kind.startswith("deberta-v2"))
     ]
     found += [
-        Case(head, backend, "padded", "float64", feature, family=kind)
+        Case(head, backend, batch_of(kind, head), "float64", feature, family=kind)
         for head in heads
         for backend in ("eager", "sdpa")
         for feature in ("", "gradients")
@@ -74,10 +92,15 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
     return tuple(found)
 
 
+def batch_of(kind: str, head: str) -> str:
+    """Return the batch for a head: a loss of question answering counts padding, which DeBERTa computes differently."""
+    return "full" if kind.startswith("deberta") and head == "BertForQuestionAnswering" else "padded"
+
+
 def save_random(folder: Path, kind: str, shape: str) -> Path:
     """Save a checkpoint of a family and a shape that transformers initialises, and return its folder."""
     model_type = kind.partition("/")[0]
-    family, values = FAMILIES[model_type], dict(SHAPES[shape])
+    family, values = FAMILIES[model_type], {**SHAPES[shape], **FIELDS.get(kind, {})}
     values["embedding_size"] //= 1 + (kind == PROJECTED)
     if "positions_skip_padding" in family.fixed:  # as RoBERTa: two more rows, up to padding's, and one segment
         values |= {"max_position_embeddings": values["max_position_embeddings"] + 2, "type_vocab_size": 1}
@@ -106,13 +129,14 @@ def gradients_as_ours(
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Return our gradients and theirs under our names; gradients are renamed and sliced as weights are.
 
-    Four are special.  ERNIE's embedding of tasks is part of a sum here, whose gradient is compared instead.  A family
+    Five are special.  ERNIE's embedding of tasks is part of a sum here, whose gradient is compared instead.  A family
     without segments has no gradient for our segment embeddings of zeros.  MPNet has one position bias, and here each
     layer has a copy: the copies' gradients are added up.  The gradient of a key's bias is 0, since the bias adds the
-    same to all scores of a query: it is compared in float64 alone, as elsewhere it is all rounding.
+    same to all scores of a query: it is compared in float64 alone, as elsewhere it is all rounding.  DeBERTa's
+    weights of queries are divided by a constant, by which their gradients are multiplied.
     """
     ours = {name: x for name, x in our_grads.items() if not name.endswith("key.bias") or x.dtype == torch.float64}
-    if origin.family.fixed.get("type_vocab_size"):
+    if origin.family.fixed.get("type_vocab_size") or origin.values.get("type_vocab_size") == 0:
         ours = {name: x for name, x in ours.items() if "token_type_embeddings" not in name}
     copies = [name for name in ours if name.endswith("distance_embedding.weight")]
     if copies:
@@ -122,6 +146,9 @@ def gradients_as_ours(
     def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state = {name.removeprefix("grad."): x for name, x in theirs.items() if "task_type" not in name}
         found = plain.as_bert(state, model.state_dict())
+        if origin.kind == "deberta-v2":  # they have been divided as the weights are
+            scale = query_scale(origin.values) ** 2
+            found = {name: x * scale if ".query." in name or "pos_query" in name else x for name, x in found.items()}
         apply_current_names_(found, "", model)
         fill_shared_names_(found, "", model)
         return {name: x for each, x in found.items() if (name := f"grad.{each}") in ours}
@@ -132,4 +159,7 @@ def gradients_as_ours(
 def modules_as_ours(origin: Origin, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the outputs of those modules of transformers that are ours under another name, by our names."""
     ours = {origin.bert_name(f"{name}.").removesuffix("."): x for name, x in found.items()}
+    if origin.kind == "deberta-v2":
+        scale = query_scale(origin.values)
+        ours = {name: x / scale if name.endswith(".query") else x for name, x in ours.items()}
     return {name: x for name, x in ours.items() if name.rpartition(".")[2] in SAME_MODULES}

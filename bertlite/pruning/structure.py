@@ -370,7 +370,7 @@ def unit_rows(units: Sequence[int], width: int, device: torch.device) -> Tensor:
 def resize_attention_(attention: BertAttention, change: Change) -> None:
     """Change the heads of an attention."""
     own, dense = attention.self, attention.output.dense
-    for part in (own.query, own.key, own.value):
+    for part in own.projections().values():
         resize_(part, *(change(x, 0, own.attention_head_size) for x in (part.weight, part.bias)))
     resize_(dense, change(dense.weight, 1, own.attention_head_size), dense.bias)
     if own.position_embedding_type == "bucketed":
@@ -388,7 +388,7 @@ def resize_feed_forward_(block: BertLayer, change: Change) -> None:
 
 def attention_parts(layer: int, attention: BertAttention) -> dict[str, nn.Module]:
     """Return the linear layers of a layer's attention, by name."""
-    parts = {"self.query": attention.self.query, "self.key": attention.self.key, "self.value": attention.self.value}
+    parts = {f"self.{name}": part for name, part in attention.self.projections().items()}
     parts["output.dense"] = attention.output.dense
     return {f"encoder.layer.{layer}.attention.{name}": part for name, part in parts.items()}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.stack.cache import Cache
+from bertlite.stack.disentangled import DistanceTable
 from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Layout, Packed
 
@@ -64,6 +65,7 @@ class LayerContext:
         returns_weights: attention returns its weights, also where the kernel gives none.
         weights: where layers put their attention weights, (B, N, S, K), by number, if they are wanted.
         layer: the number of the layer that is given this.
+        distance_table: what the encoder hands its layers if positions are "disentangled".
     """
 
     backend: Backend
@@ -78,13 +80,14 @@ class LayerContext:
     returns_weights: bool = False
     weights: dict[int, Tensor] | None = None
     layer: int = 0
+    distance_table: DistanceTable | None = None
 
     def at(self, layer: int) -> "LayerContext":
         """Return the inputs of a layer that computes every token."""
         encoder = None if self.encoder is None else self.encoder.at(layer)
         return LayerContext(  # `replace` takes four times as long, which short texts feel
             self.backend, self.layout, self.mask, self.gates, self.cache, self.source, encoder, False,
-            self.keep_states, self.returns_weights, self.weights, layer,
+            self.keep_states, self.returns_weights, self.weights, layer, self.distance_table,
         )  # fmt: skip
 
     def at_first_tokens(self, layer: int, x: Tensor) -> "LayerContext":
@@ -108,7 +111,7 @@ class LayerContext:
         """
         queries, keys = q.shape[1], k.shape[1]
         if isinstance(self.layout, Packed):
-            queries = keys = max(self.layout.lengths, default=0)
+            queries = keys = self.layout.keys
         position = torch.arange(keys, device=q.device)
         return (position[:1, None] if self.first_only else position[keys - queries :, None]) - position[None, :]
 

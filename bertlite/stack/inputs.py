@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite.config import BertConfig, embeds_size, kept_heads
+from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads
 from bertlite.support import torch_private
 
 Shapes = tuple[tuple[int, ...], ...]  # any of them will do
@@ -147,7 +147,8 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
     else:
         longest, segments = check_ends(args, name), ((given.shape[0],),)
         positions = segments
-    counted = args.position_ids is None or config.position_embedding_type != "absolute"
+    unlimited = not getattr(config, "position_biased_input", True) and config.position_embedding_type not in RELATIVE
+    counted = (args.position_ids is None or config.position_embedding_type != "absolute") and not unlimited
     if (in_rows and longest < 1) or (counted and past + longest > config.max_position_embeddings):
         raise ValueError(
             f"{'the sequences are' if in_rows else 'the longest sequence is'} {longest} tokens long"

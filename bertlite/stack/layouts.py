@@ -140,6 +140,11 @@ class Packed:
         return sum(self.lengths)
 
     @property
+    def keys(self) -> int:
+        """How many the longest sequence has."""
+        return max(self.lengths, default=0)
+
+    @property
     def in_rows(self) -> bool:
         """True if the tokens are unpacked to rows, False if they came packed."""
         return len(self.shape) == 2

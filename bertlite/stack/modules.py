@@ -7,7 +7,9 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +17,10 @@ from torch import Tensor, nn
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
 from bertlite.stack.activations import ACTIVATIONS
 from bertlite.stack.attention import LayerContext, ScoreBias, attend, relative_scores
+from bertlite.stack.disentangled import add_projections_, add_table_, disentangled_bias, find_table
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
+PROJECTIONS = ("query", "key", "value", "pos_key_proj", "pos_query_proj")  # to heads; the last two only of distances
 
 
 class BertEmbeddings(nn.Module):
@@ -28,13 +32,19 @@ class BertEmbeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         positions = config.max_position_embeddings
         self.padding_row = positions if own_field(config, "padding_has_position") else None
-        self.position_embeddings = nn.Embedding(positions + (self.padding_row is not None), size, self.padding_row)
+        self.position_embeddings: Any = None
+        if own_field(config, "position_biased_input"):
+            rows = positions + (self.padding_row is not None)
+            self.position_embeddings = nn.Embedding(rows, size, self.padding_row)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
-        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.norms_last = own_field(config, "projected_before_norm")
+        self.LayerNorm = nn.LayerNorm(config.hidden_size if self.norms_last else size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.projection = nn.Linear(size, config.hidden_size) if size != config.hidden_size else None
+        self.projection: nn.Linear | None = None
+        if size != config.hidden_size:
+            self.projection = nn.Linear(size, config.hidden_size, bias=not self.norms_last)
         self.skips_padding = own_field(config, "positions_skip_padding")  # padding is at -1
-        self.absolute = config.position_embedding_type not in RELATIVE  # else the scores know where tokens stand
+        self.absolute = self.position_embeddings is not None and config.position_embedding_type not in RELATIVE
 
     def forward(
         self,
@@ -58,8 +68,11 @@ class BertEmbeddings(nn.Module):
             if skips and row is None:
                 position_embeds = position_embeds * (position_ids >= 0)[..., None]
             x = x + position_embeds
-        x = self.dropout(self.LayerNorm(x))
-        return x if self.projection is None else self.projection(x)
+        if self.projection is None:
+            return self.dropout(self.LayerNorm(x))
+        if self.norms_last:
+            return self.dropout(self.LayerNorm(self.projection(x)))
+        return self.projection(self.dropout(self.LayerNorm(x)))
 
 
 class BertSelfAttention(nn.Module):
@@ -77,6 +90,8 @@ class BertSelfAttention(nn.Module):
         self.position_embedding_type = "absolute" if cross else config.position_embedding_type
         if self.position_embedding_type == "bucketed":
             self.distance_embedding = nn.Embedding(DISTANCE_BUCKETS, self.num_attention_heads)
+        elif self.position_embedding_type == "disentangled":
+            add_projections_(self, config, linear)
         elif self.position_embedding_type != "absolute":
             self.max_position_embeddings = config.max_position_embeddings
             self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
@@ -96,12 +111,18 @@ class BertSelfAttention(nn.Module):
             return q, self.split(self.key(x)), self.split(self.value(x))
         return q, *inputs.through_cache(lambda: (self.split(self.key(x)), self.split(self.value(x))))
 
+    def projections(self) -> dict[str, nn.Linear]:
+        """Return the linear layers to heads, by name."""
+        return {name: part for name, part in self.named_children() if name in PROJECTIONS}  # type: ignore[misc]
+
     def split(self, x: Tensor) -> Tensor:  # (…, N·H) -> (…, N, H)
         return x.unflatten(-1, (x.shape[-1] // self.attention_head_size, self.attention_head_size))
 
     def score_bias(self, q: Tensor, k: Tensor, inputs: LayerContext) -> ScoreBias:  # (…, N, H) each
         """Return the function that gives what relative positions add to the scores."""
         distances = inputs.distances(q, k)
+        if self.position_embedding_type == "disentangled":
+            return disentangled_bias(self, distances, inputs.distance_table)
         if self.position_embedding_type == "bucketed":
             buckets = self.distance_embedding(distance_buckets(distances)).permute(2, 0, 1)[None].to(q.dtype)
             return lambda q, k: buckets[..., : q.shape[-2], : k.shape[-2]]
@@ -232,10 +253,16 @@ class BertEncoder(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
+        self.rel_embeddings: nn.Embedding | None = None  # the table of distances, of positions "disentangled"
+        if config.position_embedding_type == "disentangled":
+            add_table_(self, config)
 
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers on (…, D); return the last one's output and, if they are kept, the inputs of each layer."""
         x, last = hidden_states, len(self.layer) - 1
+        if self.rel_embeddings is not None:
+            keys = x.shape[1] if inputs.layout is None else inputs.layout.keys
+            inputs = replace(inputs, distance_table=find_table(self, x, keys))
         states: list[Tensor] | None = [] if inputs.keep_states else None
         for i, layer in enumerate(self.layer):
             if states is not None:

@@ -26,6 +26,18 @@ SIZES = {
     "intermediate_size": 37,
 }
 WITH_PADDING_FIRST = {**SIZES, "max_position_embeddings": 42, "type_vocab_size": 1}
+VERSION_3 = {  # of DeBERTa
+    "max_position_embeddings": 40,
+    "relative_attention": True,
+    "pos_att_type": "p2c|c2p",
+    "share_att_key": True,
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "legacy": transformers.__version__.startswith("4."),  # which ties a matrix of the other head to the embeddings
+    "layer_norm_eps": 1e-7,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # by model_type: transformers' prefix of classes, and sizes
     "roberta": ("Roberta", WITH_PADDING_FIRST),
     "xlm-roberta": ("XLMRoberta", WITH_PADDING_FIRST),
@@ -40,6 +52,19 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # by model_type: transformer
         {"vocab_size": 97, "dim": 48, "n_layers": 2, "n_heads": 3, "hidden_dim": 37, "max_position_embeddings": 40},
     ),
     "mpnet": ("MPNet", {**SIZES, "max_position_embeddings": 42}),
+    "deberta-v2": ("DebertaV2", {**SIZES, **VERSION_3}),
+    "deberta-v2 apart": (  # as some of version 2, and with embeddings of another size
+        "DebertaV2",
+        {
+            **SIZES,
+            "max_position_embeddings": 40,
+            "relative_attention": True,
+            "pos_att_type": ["c2p", "p2c"],
+            "max_relative_positions": 21,
+            "type_vocab_size": 2,
+            "embedding_size": 24,
+        },
+    ),
 }
 HEADS = ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"]
 TOKENS = ("", "MaskedLM", "TokenClassification")  # heads whose outputs packed tokens have, whatever is padding
@@ -51,6 +76,8 @@ def theirs_of(kind: str, head: str = "", **changes: Any) -> Any:
     """Make a random model of transformers in float64, whose padding embeds as zeros, as a trained one's does."""
     prefix, sizes = CONFIGS[kind]
     name = "BertGenerationEncoder" if kind == "bert-generation" else f"{prefix}{f'For{head}' if head else 'Model'}"
+    if kind.startswith("deberta") and head == "SequenceClassification":
+        changes["problem_type"] = "single_label_classification"  # else the loss is computed in float32
     config = getattr(transformers, f"{prefix}Config")(**{**sizes, **changes})
     config._attn_implementation = "eager"
     model = getattr(transformers, name)(config).double().eval()
@@ -113,7 +140,8 @@ def compared(out: Any, mask: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("kind", "head"), CASES)
 def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any) -> None:
     theirs, folder = folders(kind, head)
-    ours, batch = ours_of(folder, head), batch_of(theirs, head)
+    as_ours = head in TOKENS or not kind.startswith("deberta")  # DeBERTa computes padding in another way
+    ours, batch = ours_of(folder, head), batch_of(theirs, head, padded=as_ours)
     mask = batch["attention_mask"]
     labels = labels_of(head, mask) if head else {}
     theirs.zero_grad()
@@ -142,6 +170,37 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"pos_att_type": "c2p"},
+        {"pos_att_type": ["p2c"], "norm_rel_ebd": "none"},
+        {"pos_att_type": "c2p", "share_att_key": False, "position_buckets": -1, "max_relative_positions": 9},
+        {"pos_att_type": "p2c", "share_att_key": False, "position_biased_input": True, "embedding_size": 24},
+        {"relative_attention": False, "position_biased_input": True},  # whose scores are divided all the same
+        {"pos_att_type": None},
+    ],
+    ids=str,
+)
+def test_every_kind_of_disentangled_attention_is_the_same_here(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Of texts too that are longer than max_position_embeddings, where positions are not added to embeddings."""
+    theirs = theirs_of("deberta-v2", **changes)
+    theirs.save_pretrained(tmp_path)
+    ours, ids = ours_of(tmp_path), torch.randint(2, 97, (2, 37 if changes.get("position_biased_input") else 51))
+    outs, grads = [], []
+    for model in (ours, theirs):
+        outs.append(model(ids).last_hidden_state)
+        outs[-1].sin().sum().backward()
+        grads.append({f"grad.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert_same([outs[0]], [outs[1]])
+    mine, expected = gradients_as_ours(Origin.read(tmp_path / "config.json"), grads[0], {"theirs": grads[1]}, ours)
+    assert mine.keys() == expected["theirs"].keys()
+    assert_same(mine, {name: expected["theirs"][name] for name in mine})
+    assert ("grad.encoder.rel_embeddings.weight" in mine) == bool(
+        changes.get("relative_attention", True) and changes.get("pos_att_type", "c2p")
+    )
+
+
+@pytest.mark.parametrize(
     ("kind", "head", "rates"),
     [
         ("roberta", "SequenceClassification", {"classifier_dropout": 0.3}),
@@ -151,6 +210,8 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
         ("mpnet", "SequenceClassification", {}),
         ("distilbert", "SequenceClassification", {"dropout": 0.0, "seq_classif_dropout": 0.4}),
         ("distilbert", "MultipleChoice", {"dropout": 0.0, "seq_classif_dropout": 0.4}),
+        ("deberta-v2", "SequenceClassification", {"pooler_dropout": 0.3, "cls_dropout": 0.4}),
+        ("deberta-v2 apart", "MultipleChoice", {}),
     ],
 )
 def test_classifiers_in_training_drop_what_transformers_drops(
@@ -158,7 +219,7 @@ def test_classifiers_in_training_drop_what_transformers_drops(
 ) -> None:
     theirs = theirs_of(kind, head, **rates)
     theirs.save_pretrained(tmp_path)
-    batch, logits = batch_of(theirs, head), []
+    batch, logits = batch_of(theirs, head, padded=not kind.startswith("deberta")), []
     for model in (theirs, ours_of(tmp_path, head)):
         torch.manual_seed(0)
         logits.append(model.train()(**batch).logits)
@@ -188,14 +249,14 @@ def test_a_pooler_is_the_same(kind: str, folders: Any) -> None:
     assert_same(ours_of(folder)(**batch).pooler_output, theirs(**batch).pooler_output)
 
 
-@pytest.mark.parametrize("kind", ["bert-generation", "electra", "distilbert"])
+@pytest.mark.parametrize("kind", ["bert-generation", "electra", "distilbert", "deberta-v2"])
 def test_a_base_model_without_a_pooler_gets_none_unless_asked(kind: str, folders: Any) -> None:
     _, folder = folders(kind)
     assert ours_of(folder).pooler is None
     assert ours_of(folder, add_pooling_layer=True).pooler is not None
 
 
-@pytest.mark.parametrize("kind", ["roberta", "distilbert", "mpnet", "electra small"])
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "mpnet", "electra small", "deberta-v2", "deberta-v2 apart"])
 def test_all_that_works_on_a_BERT_works_on_them(kind: str, folders: Any, tmp_path: Path) -> None:
     theirs, folder = folders(kind)
     model, batch = ours_of(folder), batch_of(theirs)
@@ -218,7 +279,7 @@ def test_all_that_works_on_a_BERT_works_on_them(kind: str, folders: Any, tmp_pat
         )
         exact = pruned(**batch).last_hidden_state[real]
         fast = optimize_for_inference(pruned.float())
-        assert fast.backend == "native"
+        assert fast.backend == ("plain" if kind.startswith("deberta") else "native")
         torch.testing.assert_close(fast(**batch).last_hidden_state[real].double(), exact, rtol=0, atol=1e-4)
         embeds = {"inputs_embeds": pruned.get_input_embeddings()(batch["input_ids"])}  # positions are counted from 0
         got, wanted = fast(**embeds).last_hidden_state, pruned(**embeds).last_hidden_state
@@ -242,6 +303,7 @@ def test_what_is_saved_is_a_BERT_and_stock_loads_it_or_refuses_it(folders: Any, 
         ("electra", "MultipleChoice"),
         ("mpnet", ""),
         ("electra small", ""),
+        ("deberta-v2", ""),
     ):
         theirs, folder = folders(kind, head)
         ours_of(folder, head).save_pretrained(tmp_path / kind)
@@ -283,6 +345,8 @@ def test_faults_have_berts_names_and_say_so(folders: Any, tmp_path: Path) -> Non
         ("electra", "", {"summary_type": "last"}, "summary_type 'last', not 'first'"),
         ("electra", "", {"summary_activation": "relu"}, "summary_activation 'relu', not 'gelu'"),
         ("electra", "", {"summary_use_proj": False}, "summary_use_proj False, not True"),
+        ("deberta-v2", "", {"conv_kernel_size": 3}, "conv_kernel_size 3, not 0"),
+        ("deberta-v2", "", {"pos_att_type": "c2p|p2p"}, "pos_att_type 'c2p|p2p' is unknown; have: c2p, p2c"),
         (
             "distilbert",
             "",
@@ -307,7 +371,7 @@ def test_no_family_is_both_known_and_refused() -> None:
     others = [kind for kinds in REASONS.values() for kind in kinds]
     assert len(set(others)) == len(others)
     assert not FAMILIES.keys() & set(others)
-    assert {*CONFIGS, "bert"} - {"electra small"} == FAMILIES.keys()
+    assert {kind.partition(" ")[0] for kind in CONFIGS} | {"bert"} == FAMILIES.keys()
     page = (Path(__file__).parents[2] / "notebooks" / "docs" / "families.md").read_text(encoding="utf-8")
     assert [kind for kind in FAMILIES if f"`{kind}`" not in page] == []
 

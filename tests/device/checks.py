@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import HEADED, SIZES, assert_same, make_batch, randomise_, tensors
+from conftest import DISENTANGLED, HEADED, SIZES, assert_same, make_batch, randomise_, tensors
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -79,6 +79,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the config
     "chunked": {"chunk_size_feed_forward": 4},
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
+    "relative, disentangled": {"position_embedding_type": "disentangled", **DISENTANGLED},
 }
 CLASSES = torch.arange(B) % 2
 WORDS = make_batch(B, S)["input_ids"].where(make_batch(B, S)["input_ids"] % 3 == 0, -100)

@@ -52,13 +52,14 @@ def test_every_family_has_cases_with_every_backend_and_padding() -> None:
     for kind in KINDS:
         for quick in (True, False):
             cases = cases_of(kind, quick)
-            assert {case.backend for case in cases} == {"eager", "sdpa", "packed", "native"}
+            native = set() if kind.startswith("deberta-v2") else {"native"}
+            assert {case.backend for case in cases} == {"eager", "sdpa", "packed"} | native
             assert {case.batch for case in cases} == {"full", "padded", "left"}
             assert {case.dtype for case in cases} == {"float64", "float32"}
             assert {case.feature for case in cases} == {"", "gradients"}
 
 
-@pytest.mark.parametrize("kind", ["roberta", "distilbert", "mpnet"])
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "mpnet", "deberta-v2"])
 def test_a_fault_is_found_and_named_by_our_module(kind: str, folders: Any) -> None:
     def tamper(model: Any) -> None:
         model.encoder.layer[1].attention.self.key.weight.data[3, 5] += 1e-6

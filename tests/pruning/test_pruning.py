@@ -56,7 +56,7 @@ EACH = pytest.mark.parametrize(  # the function that prunes, and what
         for name, gone in cases.items()
     ],
 )
-POSITIONS = ["absolute", "relative_key", "bucketed"]
+POSITIONS = ["absolute", "relative_key", "bucketed", "disentangled"]
 BACKENDS = ["eager", "sdpa"]
 
 

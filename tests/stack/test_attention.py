@@ -297,7 +297,7 @@ def test_sdpa_gives_attentions_in_training_when_no_dropout_is_live(batch: dict[s
 
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
-@pytest.mark.parametrize("positions", ["absolute", "relative_key", "relative_key_query"])
+@pytest.mark.parametrize("positions", ["absolute", "relative_key", "relative_key_query", "disentangled"])
 def test_padding_changes_nothing(positions: str, backend: str, kernels_run: list[str]) -> None:
     model = on(make(position_embedding_type=positions), backend)
     n, pad = 7, 4

@@ -36,6 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "absolute": {},
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
+    "disentangled": {"position_embedding_type": "disentangled"},
     "pruned": {"pruned_heads": {0: [1, 3], 1: [0, 1, 2, 3]}},
     "cross": CROSS,
     "cross-pruned": {**CROSS, "pruned_heads": {0: [0], 2: [0, 1, 2, 3]}},

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # f
     "offloaded": ({}, {"offload": True}, {}),
     "relative": ({"position_embedding_type": "relative_key_query"}, {}, {}),
     "bucketed": ({"position_embedding_type": "bucketed"}, {}, {}),
+    "disentangled": ({"position_embedding_type": "disentangled"}, {}, {}),
     "chunked": ({"chunk_size_feed_forward": 4}, {}, {}),
     "prelu": ({"hidden_act": "prelu"}, {}, {}),
     "pruned": ({"pruned_heads": {0: [1], 1: [0, 1, 2, 3]}}, {}, {}),

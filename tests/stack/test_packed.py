@@ -63,6 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pruned": PRUNED,
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
+    "relative, disentangled": {"position_embedding_type": "disentangled"},
 }
 
 
@@ -250,6 +251,7 @@ def test_under_autocast_it_attends_in_bfloat16() -> None:
         {},
         {"pruned_heads": {0: [1], 2: [0, 1, 2, 3]}},
         {"position_embedding_type": "relative_key_query"},
+        {"position_embedding_type": "disentangled", "share_att_key": True, "pos_att_type": "p2c"},
         {"chunk_size_feed_forward": 4},
         {"num_hidden_layers": 0},
     ],

@@ -147,6 +147,8 @@ class UnitCosts:
         config, each = model.config, model.dtype.itemsize
         D, H = config.hidden_size, config.hidden_size // config.num_attention_heads
         distances = DISTANCE_BUCKETS if config.position_embedding_type == "bucketed" else 0
+        if config.position_embedding_type == "disentangled" and not config.share_att_key:
+            distances = (D + 1) * H * len(config.pos_att_type.split("|"))
         return cls(each * (4 * D * H + 3 * H + distances), each * (2 * D + 1))
 
     def total(self, sizes: Sequence[tuple[int, int]]) -> int:

@@ -97,7 +97,7 @@ def test_a_size_is_stated_in_bytes_or_as_a_share() -> None:
         Target.parse("0MB")
 
 
-@pytest.mark.parametrize("kind", ["absolute", "bucketed"])
+@pytest.mark.parametrize("kind", ["absolute", "bucketed", "disentangled"])
 def test_a_unit_costs_the_bytes_of_its_weights(kind: str) -> None:
     model = make(position_embedding_type=kind).bfloat16()
     unit = UnitCosts.bytes(model)
