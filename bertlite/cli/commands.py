@@ -1,7 +1,5 @@
 """The arguments of every command but `prune`."""
 
-import argparse
-
 from bertlite.cli.parts import FOLDER, Commands, add_checkpoint, add_device, command, count, integers, names, names_of
 from bertlite.cli.prune import add_data, add_header, add_metric
 
@@ -154,22 +152,22 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
     action.add_argument("--id", metavar="NAME", help=text)
     add_header(action)
     action.add_argument("--keep-text", action="store_true", help="write the texts too")
-    text = "cls, mean, max or lasttoken (default: that of the checkpoint, else mean)"
-    action.add_argument("--pooling", help=text)
-    text = "give vectors length 1 (default: as the checkpoint states, else not)"
-    action.add_argument("--normalize", action=argparse.BooleanOptionalAction, help=text)
+    text = "a pooling of sentence-transformers, such as cls or mean (default: the checkpoint's, else mean)"
+    action.add_argument("--pooling", metavar="NAME", help=text)
+    text = "give vectors length 1, also where the checkpoint does not"
+    action.add_argument("--normalize", action="store_true", help=text)
     text = "put this before each text (default: the checkpoint's prompt)"
     action.add_argument("--prompt", metavar="TEXT", help=text)
     text = "put the checkpoint's prompt of this name before each text (default: the one that it names)"
     action.add_argument("--prompt-name", metavar="NAME", help=text)
-    text = "float32, bfloat16, float16 or, on the CPU, int8 (default: the checkpoint's)"
-    action.add_argument("--dtype", help=text)
+    text = "float32, bfloat16, float16 or, on the CPU, int8 (default: %(default)s)"
+    action.add_argument("--dtype", default="float32", help=text)
     text = "of optimize_for_inference; auto takes the native kernels if possible"
     action.add_argument("--backend", default="auto", help=text)
     add_device(action)
     text = "truncate longer texts (default: the checkpoint's)"
     action.add_argument("--max-length", type=count, metavar="TOKENS", help=text)
-    action.add_argument("--max-tokens", type=count, default=4096, help="tokens in a batch")
+    action.add_argument("--max-tokens", type=count, default=4096, help="tokens in a batch, at 4 characters each")
     text = "rows in a file (default: 10,000, or fewer that have 1,000,000 characters)"
     action.add_argument("--shard-rows", type=count, help=text)
 

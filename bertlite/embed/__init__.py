@@ -1,6 +1,5 @@
 """Texts to vectors: `Embedder`, and the jobs of `bertlite embed`, which embed files of any size."""
 
 from bertlite.embed.embedder import Embedder
-from bertlite.inference.pooling import POOLINGS, pool
 
-__all__ = ["POOLINGS", "Embedder", "pool"]
+__all__ = ["Embedder"]

@@ -42,8 +42,8 @@ def main(args: argparse.Namespace) -> int:
         print(
             f"{job.out}: {count_of(manifest['input']['rows'], 'row')}, {manifest['dimension']} numbers each, {state}"
         )
-        shards, tokens = count_of(done["shards"], "shard"), count_of(done["tokens"], "token")
-        print(f"this time: {shards}, {tokens}, {done['tokens_per_second']:.0f}/s")
+        shards, characters = count_of(done["shards"], "shard"), count_of(done["characters"], "character")
+        print(f"this time: {shards}, {characters}, {done['characters_per_second']:.0f}/s")
     return 0
 
 

@@ -1,326 +1,225 @@
-"""One vector per text: tokens in batches of similar length, BERT, pooling.
-
-Shapes:  B sequences · T tokens, of all sequences together · D hidden
-"""
+"""One vector per text: sentence-transformers loads, prompts, truncates and pools, with bertlite's kernels beneath."""
 
 import logging
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from os import PathLike
+from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import cached_property
+from hashlib import sha256
+from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Source, find_checkpoint, locate
+from bertlite.checkpoint.families import FAMILIES
+from bertlite.checkpoint.files import ADAPTER
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.inference import InferenceModel, optimize_for_inference
-from bertlite.inference.optimize import check_backend, parse_compute_dtype
-from bertlite.inference.pooling import POOLINGS, pool, read_settings
+from bertlite.config import read_json_object
+from bertlite.inference import optimize_for_inference
+from bertlite.inference.bodies import OptimizedBody
+from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse_compute_dtype
 from bertlite.models.base import BertModel
 from bertlite.support.batching import token_budget_batches
-from bertlite.support.records import sha256_of
-from bertlite.tokenizer import BertTokenizer
+from bertlite.support.extras import import_optional
+from bertlite.support.progress import count_of
 
 if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
-MAX_TOKENS = 4096  # in a batch
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 NO_PRIMITIVE = "could not create a primitive"  # oneDNN's message if memory runs out, or a matmul is unsupported
+POOLING = "Pooling"  # a module of sentence-transformers
+CHARACTERS_PER_TOKEN = 4  # by which the tokens of a text are estimated
 
 
 log = logging.getLogger("bertlite")
 
 
+@dataclass
 class Embedder:
-    """Texts to vectors, with one checkpoint and one pooling.
+    """Texts to vectors: a SentenceTransformer on the kernels, loaded where a process first uses it.
 
-    An embedder can be pickled: it finds the checkpoint and reads its settings when it is made, and loads the model
-    when a process first uses it.  Called with a batch of columns, it adds a column of vectors; called with texts, it
-    returns their vectors.  So it can be passed directly to
+    Until then it is a small value, which can be pickled.  Called with a batch of columns, it adds a column of vectors;
+    called with texts, it returns their vectors.  So it can be passed directly to
 
         datasets:  dataset.map(embedder, batched=True)
         Ray Data:  dataset.map_batches(Embedder, fn_constructor_args=(model,), compute=ActorPoolStrategy(size=2))
         Spark:     predict_batch_udf(lambda: embedder, return_type=ArrayType(FloatType()), batch_size=1024)
 
-    Padding is not computed, and on the CPU `optimize_for_inference` takes the native kernels.  Where there are none,
-    or not for this dtype (float16, float64), a warning says so when the model is loaded.
-
     Args:
-        model: a hub id or a folder.
-        pooling: "cls", "mean" or "max"; by default that of the checkpoint, in sentence-transformers' format, else
-            "mean".
-        normalize: give vectors length 1; by default as the checkpoint states, else not.
-        prompt: put before each text; or `prompt_name`, one of the checkpoint's `prompts`.  By default that of its
+        model: a hub id or a folder, of whatever sentence-transformers loads; one without its modules.json is pooled by
+            the mean, as there.
+        pooling: in the place of the model's: "cls", "mean", "max", "lasttoken" or another of sentence-transformers'.
+        normalize: give vectors length 1, also where the model does not; after truncation.
+        prompt: put before each text; or `prompt_name`, one of the model's.  By default that of its
             `default_prompt_name`, else none.
-        truncate_dim: keep only so many numbers of each vector; by default as the checkpoint states, else all.  As in
-            sentence-transformers, vectors that the checkpoint normalises are truncated after that, and with
-            `normalize=True` before.
-        dtype: what the model computes in; by default the checkpoint's own dtype.  "int8" rounds the layers' matrices
-            and their inputs to 8 bits, only on the CPU.
+        truncate_dim: keep only so many numbers of each vector; by default as the model states, else all.
+        dtype: that the encoder computes in; the vectors are float32.  "int8", only on the CPU, rounds the layers'
+            matrices and their inputs to 8 bits.
         device: "cpu", "cuda" or "cuda:1".
-        backend: of `optimize_for_inference`.  "auto" takes the native kernels if possible; "native" raises if it is
-            not, when the model is loaded, as does "int8"; "plain" is the model itself.
-        max_length: in tokens; longer texts are truncated.  By default the checkpoint's, at most the number of the
-            model's positions.
-        max_tokens: tokens in a batch; a longer text is a batch of its own.
+        backend: of `optimize_for_inference`.  With "auto" an encoder that is no BERT runs as it is, with a warning in
+            the log; with "native" and with int8 that is an error.
+        max_length: in tokens; longer texts are truncated.  By default the model's.
+        max_tokens: tokens in a batch, at 4 characters each; a longer text is a batch of its own.
         text, vector: names of the column to read and of the column to add.
-        revision, cache_dir, token, local_files_only: as for `huggingface_hub`.
+        options: for SentenceTransformer, such as `revision` and `token`.
 
     Raises:
-        FileNotFoundError: there is no such checkpoint.
-        ValueError: a setting that is not one of those above, or a checkpoint that does more than pool and normalise.
+        ValueError: there is no such dtype, backend or device; when the model is loaded: no such prompt or pooling, or
+            a tokenizer of another model.
     """
 
-    def __init__(
-        self,
-        model: str | PathLike[str],
-        *,
-        pooling: str | None = None,
-        normalize: bool | None = None,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        truncate_dim: int | None = None,
-        dtype: torch.dtype | str | None = None,
-        device: str = "cpu",
-        backend: str = "auto",
-        max_length: int | None = None,
-        max_tokens: int = MAX_TOKENS,
-        text: str = "text",
-        vector: str = "vector",
-        revision: str | None = None,
-        cache_dir: str | PathLike[str] | None = None,
-        token: str | bool | None = None,
-        local_files_only: bool = False,
-    ) -> None:
-        if pooling is not None and pooling not in POOLINGS:
-            raise ValueError(f"pooling {pooling!r} is unknown; have: {', '.join(POOLINGS)}")
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}; it must be 1 or more")
-        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device")
-        self.dtype = parse_compute_dtype(dtype)
-        check_backend(backend)
-        self.backend = backend
-        self.source = Source(model, revision, None, None, cache_dir, token, local_files_only)
-        self.device, self.max_tokens, self.text, self.vector = device, max_tokens, text, vector
-        stated = read_settings(self.source)
-        self.pooling = pooling or stated.get("pooling") or "mean"
-        self.normalize = bool(stated.get("normalize")) if normalize is None else normalize
-        if self.pooling not in POOLINGS:
-            raise ValueError(f"{model} pools by {self.pooling!r}; choose pooling={' or '.join(map(repr, POOLINGS))}")
-        self.include_prompt, self.do_lower_case = (
-            stated.get("include_prompt", True),
-            stated.get("do_lower_case", False),
-        )
-        self.prompt, self.prompts = "", stated.get("prompts", {})
-        if prompt is None and prompt_name is None:
-            prompt_name = stated.get("default_prompt_name")
-        self.prompt = self.find_prompt(prompt, prompt_name)
-        config = read_config(self.source)
-        kept = stated.get("truncate_dim") if truncate_dim is None else truncate_dim
-        if kept is not None and (not isinstance(kept, int) or kept < 1):
-            raise ValueError(f"truncate_dim is {kept!r}; it must be 1 or more")
-        self.dimension, positions = min(config.hidden_size, kept or sys.maxsize), config.max_position_embeddings
-        self.truncate_first = normalize is True or self.dimension == config.hidden_size
-        if max_length is not None and not 3 <= max_length <= positions:
-            raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
-        self.max_length = max_length or int(min(stated.get("max_length") or positions, positions))
-        self._loaded: tuple[BertTokenizer, BertModel | InferenceModel] | None = None
+    model: str | PathLike[str]
+    _: KW_ONLY
+    pooling: str | None = None
+    normalize: bool = False
+    prompt: str | None = None
+    prompt_name: str | None = None
+    truncate_dim: int | None = None
+    dtype: torch.dtype | str = "float32"
+    device: str = "cpu"
+    backend: str = "auto"
+    max_length: int | None = None
+    max_tokens: int = 4096
+    text: str = "text"
+    vector: str = "vector"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "truncate_dim"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be 1 or more")
+        device = torch.device(self.device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {self.device!r}: this torch ({torch.__version__}) sees no CUDA device")
+        check_backend(self.backend)
+        if self.backend != PLAIN:
+            check_dtype(self.compute_dtype, device)
 
     @property
-    def settings(self) -> dict[str, str | int | None]:
-        """All that the vectors depend on beside the checkpoint; JSON-ready."""
-        dtype = None if self.dtype is None else dtype_name(self.dtype)
-        return {
-            "dtype": dtype,
-            "pooling": self.pooling,
-            "normalize": self.normalize if self.truncate_first or not self.normalize else "before truncation",
-            "max_length": self.max_length,
-            "prompt": self.prompt,
-            "include_prompt": self.include_prompt,
-            "do_lower_case": self.do_lower_case,
-        }
+    def compute_dtype(self) -> torch.dtype:
+        return parse_compute_dtype(self.dtype) or torch.float32
 
-    def fingerprint(self) -> str:
-        """Return the SHA-256 of the checkpoint's files: weights, config and tokenizer."""
-        files, place = find_checkpoint(self.source), locate(self.source)
-        paths = [files.config, *(sorted(files.shards) or [files.weights])]
-        names = (
-            "tokenizer.json",
-            "vocab.txt",
-            "tokenizer_config.json",
-            "special_tokens_map.json",
-            "added_tokens.json",
-        )
-        found = (place.get(name) for name in names)
-        return sha256_of(*paths, *(path for path in found if path is not None))
-
-    def load(self) -> tuple[BertTokenizer, BertModel | InferenceModel]:
-        """Return the tokenizer and the model, loaded once in a process."""
-        if self._loaded is None:
-            source = self.source
-            hub: dict[str, Any] = {
-                "revision": source.revision,
-                "cache_dir": source.cache_dir,
-                "token": source.token,
-                "local_files_only": source.local_files_only,
-            }
-            tokenizer = BertTokenizer.from_pretrained(source.name, **hub)
-            stored = torch.float32 if self.dtype == torch.int8 else self.dtype
-            plain: dict[str, Any] = {"output_attentions": False, "output_hidden_states": False, "return_dict": True}
-            model = BertModel.from_pretrained(
-                source.name, dtype=stored, device=self.device, add_pooling_layer=False, **hub, **plain
-            )
-            last, words = max(tokenizer.get_vocab().values()), model.config.vocab_size
-            if last >= words:
-                raise ValueError(
-                    f"{source.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
-                    " they are of different checkpoints"
-                )
-            if self.do_lower_case:
-                lower_case_(tokenizer)
-            self._loaded = tokenizer, pack_weights(model, self.dtype, self.backend)
-        return self._loaded
-
-    def find_prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """Return a prompt, by default the embedder's own.
+    @cached_property
+    def encoder(self) -> Any:
+        """The SentenceTransformer, which is loaded once in a process.
 
         Raises:
-            ValueError: the checkpoint has no prompt of this name, or both were given.
+            ModuleNotFoundError: sentence-transformers is not installed.
         """
-        if prompt is not None and prompt_name is not None:
-            raise ValueError(f"prompt {prompt!r:.80} and prompt_name {prompt_name!r} were given: pass one of them")
-        if prompt_name is not None:
-            if prompt_name not in self.prompts:
-                have = ", ".join(self.prompts) or "none"
-                raise ValueError(f"{self.source.name} has no prompt {prompt_name!r}; have: {have}. Or pass prompt=")
-            prompt = self.prompts[prompt_name]
-        prompt = self.prompt if prompt is None else prompt
-        if not isinstance(prompt, str):
-            raise ValueError(f"the prompt is {prompt!r:.80}; it must be a string")
-        return prompt
+        library = import_optional("sentence_transformers", "embedding texts", "embed")
+        from bertlite.hf.registry import registered
+
+        check_folder(Path(self.model))
+        with registered():  # so that pruned checkpoints load
+            loaded = library.SentenceTransformer(
+                fspath(self.model), device=self.device, model_kwargs={"dtype": torch.float32}, **self.options
+            )
+        if self.pooling is not None:
+            replace_pooling_(loaded, self.pooling)
+        self.sha256, self.modules = fingerprint(loaded), {str(i): repr(part) for i, part in enumerate(loaded)}
+        encoder = self.optimise(loaded.eval())
+        check_fit_(encoder, self.max_length)
+        for part in encoder:
+            if type(part).__name__ == POOLING:
+                part.register_forward_pre_hook(leave_out_padding)
+        return encoder
+
+    def optimise(self, loaded: Any) -> Any:
+        """Return a SentenceTransformer with the kernels beneath it; itself if it holds no encoder that they run."""
+        try:
+            return optimize_for_inference(loaded, dtype=self.compute_dtype, backend=self.backend)
+        except TypeError as error:
+            if self.backend == "native" or self.compute_dtype == torch.int8:
+                raise
+            if self.backend == "auto":
+                log.warning("embedding runs the model as it is: %s", error)
+            return loaded.to(self.compute_dtype)
+
+    @cached_property
+    def dimension(self) -> int:
+        return int(self.encode_batch(["a"]).shape[1])
+
+    @property
+    def longest(self) -> int:
+        """The length in tokens to which texts are truncated."""
+        return self.encoder.max_seq_length or sys.maxsize
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that the vectors depend on beside the weights and the tokenizer; JSON-ready."""
+        return {
+            "dtype": dtype_name(self.compute_dtype),
+            "normalize": self.normalize,
+            "max_length": self.longest,
+            "prompt": self.prompt,
+            "prompt_name": self.prompt_name or self.encoder.default_prompt_name,
+            "prompts": self.encoder.prompts,
+            "modules": self.modules,
+        }
 
     def encode(
-        self, texts: str | Sequence[str], *, prompt: str | None = None, prompt_name: str | None = None
+        self, texts: str | Sequence[str], progress: Callable[[Sequence[int]], None] = lambda _: None
     ) -> "NDArray[float32]":
         """Return the vectors of texts, in their order: (texts, D), float32; for a single text, (D,).
 
         Args:
-            prompt, prompt_name: instead of the embedder's own; "" is no prompt.
-
-        Raises:
-            ValueError: a text that is not a string, or a prompt that the checkpoint does not have.
-        """
-        if isinstance(texts, str):
-            vector: NDArray[float32] = self.encode([texts], prompt=prompt, prompt_name=prompt_name)[0]
-            return vector
-        prompt = self.find_prompt(prompt, prompt_name)
-        return self.encode_ids(self.tokenize(texts, prompt), prompt=prompt)
-
-    def tokenize(self, texts: Sequence[str], prompt: str | None = None) -> list[list[int]]:
-        """Return the token ids of texts, special ones included, with a prompt before each.
-
-        Raises:
-            ValueError: a text that is not a string, or one text that is not in a list.
-        """
-        if isinstance(texts, str):
-            raise ValueError(f"texts is the string {texts!r:.80}; pass a list, such as [text]")
-        tokenizer, prompt = self.load()[0], self.find_prompt(prompt)
-        encoded = tokenizer(
-            [prompt + text if isinstance(text, str) else text for text in texts],
-            truncation=True,
-            max_length=self.max_length,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        return list(encoded["input_ids"])
-
-    def count_skipped(self, prompt: str) -> int:
-        """Return how many tokens pooling skips: those of the prompt and [CLS], if the checkpoint says so; else 0."""
-        if self.include_prompt or not prompt:
-            return 0
-        (ids,) = self.tokenize([""], prompt)
-        return len(ids) - (ids[-1] in self.load()[0].all_special_ids)
-
-    def encode_ids(
-        self,
-        ids: Sequence[Sequence[int]],
-        progress: Callable[[Sequence[int]], None] = lambda _: None,
-        *,
-        prompt: str | None = None,
-    ) -> "NDArray[float32]":
-        """Return the vectors of token ids, in their order: (texts, D), float32.
-
-        Args:
             progress: called after every batch with the numbers of the texts in it.
-            prompt: the prompt at the start of the ids.
 
         Raises:
-            ValueError: a text is only the prompt, and pooling skips that.
+            ValueError: a text is not a string.
         """
         import numpy as np
 
-        vectors = np.empty((len(ids), self.dimension), dtype=np.float32)
-        if not ids:
-            return vectors
-        skipped = self.count_skipped(self.find_prompt(prompt))
-        alone = next((i for i, row in enumerate(ids) if len(row) <= skipped), None)
-        if alone is not None:
-            raise ValueError(f"text {alone} has no token beside the {skipped} of the prompt, which are not pooled")
-        costs = [min(len(row), self.max_tokens) for row in ids]
-        batches = list(token_budget_batches(costs, self.max_tokens, packed=True))
+        if isinstance(texts, str):
+            vector: NDArray[float32] = self.encode([texts])[0]
+            return vector
+        wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise ValueError(f"text {wrong} is {texts[wrong]!r:.80}; it must be a string")
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        most = min(self.longest, self.max_tokens)
+        costs = [min(1 + len(text) // CHARACTERS_PER_TOKEN, most) for text in texts]
+        batches = list(token_budget_batches(costs, self.max_tokens, packed=True)) if costs else []
         random.Random(0).shuffle(batches)  # so that the rate so far predicts the time left
         for rows in batches:
-            vectors[list(rows)] = self.embed_within_memory([ids[row] for row in rows], skipped).numpy()
+            vectors[list(rows)] = self.encode_batch([texts[row] for row in rows])
             progress(rows)
         return vectors
 
-    def embed_within_memory(self, ids: Sequence[Sequence[int]], skipped: int = 0) -> Tensor:
-        """Return the result of `embed` on the CPU; split the batch in halves if it does not fit into memory.
+    def encode_batch(self, texts: list[str]) -> "NDArray[float32]":
+        """Return the vectors of one batch; split it in halves if it does not fit into memory.
 
         Raises:
             torch.OutOfMemoryError: a single text does not fit.
         """
+        import numpy as np
+
         try:
-            return self.embed(ids, skipped).cpu()
+            return self.encoder.encode(
+                texts,
+                batch_size=len(texts),
+                prompt=self.prompt,
+                prompt_name=self.prompt_name,
+                normalize_embeddings=self.normalize,
+                truncate_dim=self.truncate_dim,
+                show_progress_bar=False,
+                device=self.device,
+            )
         except (RuntimeError, MemoryError) as error:
             known = isinstance(error, MEMORY_ERRORS) or "can't allocate memory" in str(error)  # torch's on the CPU
-            if not known and (len(ids) == 1 or NO_PRIMITIVE not in str(error)):
+            if not known and (len(texts) == 1 or NO_PRIMITIVE not in str(error)):
                 raise
-            if len(ids) == 1:
+            if len(texts) == 1:
                 advice = "lower max_length, or use a smaller dtype"
-                message = f"one text of {len(ids[0])} tokens does not fit into memory: {advice}"
+                message = f"one text of {count_of(len(texts[0]), 'character')} does not fit into memory: {advice}"
                 raise torch.OutOfMemoryError(message) from None
-        half = len(ids) // 2  # outside the handler, whose traceback keeps the memory of the whole batch
-        return torch.cat([self.embed_within_memory(part, skipped) for part in (ids[:half], ids[half:])])
-
-    @torch.inference_mode()
-    def embed(self, ids: Sequence[Sequence[int]], skipped: int = 0) -> Tensor:
-        """Return the vectors of one batch of token ids: (B, D), float32, on the device.  No padding is computed.
-
-        Args:
-            skipped: tokens at the start of each text that are not pooled.
-        """
-        _, model = self.load()
-        lengths, first_only = [len(row) for row in ids], self.pooling == "cls" and not skipped
-        tokens = torch.tensor([token for row in ids for token in row], dtype=torch.long, device=self.device)
-        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
-        states = model(tokens, cu_seqlens=ends, first_token_only=first_only).last_hidden_state
-        if skipped:
-            states = torch.cat([part[skipped:] for part in states.split(lengths)])
-        lengths = [1 if first_only else length - skipped for length in lengths]
-        vectors = pool(states, lengths, self.pooling)
-        if self.normalize and not self.truncate_first:
-            vectors = F.normalize(vectors, dim=-1)
-        vectors = vectors[:, : self.dimension]
-        return (F.normalize(vectors, dim=-1) if self.normalize and self.truncate_first else vectors).float()
+        half = len(texts) // 2  # outside the handler, whose traceback keeps the memory of the whole batch
+        return np.concatenate([self.encode_batch(part) for part in (texts[:half], texts[half:])])
 
     def __call__(self, batch: Any) -> Any:
         """Return the vectors of a batch of texts, or a batch of columns with the vectors as one more column.
@@ -337,7 +236,7 @@ class Embedder:
         return {**batch, self.vector: self.encode(to_texts(batch[self.text]))}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_loaded": None}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def to_texts(column: Any) -> str | list[str]:
@@ -350,30 +249,61 @@ def to_texts(column: Any) -> str | list[str]:
     return list(column)
 
 
-def lower_case_(tokenizer: BertTokenizer) -> None:
-    """Let a tokenizer lower-case texts before its own normalizer, as sentence-transformers does."""
-    from tokenizers import normalizers
+def leave_out_padding(pooling: Any, args: tuple[dict[str, Any], ...]) -> None:
+    """Give a Pooling its tokens without padding, or torch would sum them in an order that the longest text decides."""
+    features = args[0]
+    real = features["attention_mask"].bool()
+    features["token_embeddings"] = features["token_embeddings"][real][None]
+    features["cu_seq_lens_q"] = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
 
-    backend = tokenizer.backend_tokenizer
-    own = [] if backend.normalizer is None else [backend.normalizer]
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
+def replace_pooling_(model: Any, mode: str) -> None:
+    """Give a SentenceTransformer another pooling.
 
-def pack_weights(
-    model: BertModel, dtype: torch.dtype | None = None, backend: str = "auto"
-) -> BertModel | InferenceModel:
-    """Return a model that `optimize_for_inference` made, in its own dtype if none is named.
-
-    With "auto" it is the model itself on a GPU and, with a warning in the log, if that raises; int8 raises.
+    Raises:
+        ValueError: sentence-transformers has no such pooling, or the model pools by itself.
     """
-    if backend != "auto":
-        return optimize_for_inference(model, dtype=dtype, backend=backend)
-    if model.device.type != "cpu" and dtype != torch.int8:
-        return model
-    try:
-        return optimize_for_inference(model, dtype=dtype)
-    except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
-        if dtype == torch.int8:
-            raise
-        log.warning("embedding runs the plain model: %s", str(error).partition(";")[0])
-        return model
+    for name, part in model.named_children():
+        if type(part).__name__ == POOLING:
+            model._modules[name] = type(part)(part.embedding_dimension, mode, part.include_prompt)
+            return
+    raise ValueError(f"the model has no Pooling to replace, only {', '.join(type(part).__name__ for part in model)}")
+
+
+def fingerprint(model: Any) -> str:
+    """Return the SHA-256 of a SentenceTransformer's tensors and tokenizer."""
+    digest = sha256()
+    for name, x in sorted(model.state_dict().items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}\0".encode())
+        digest.update(x.cpu().flatten().view(torch.uint8).numpy().tobytes())
+    tokenizer = model.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # which a slow one of transformers 4 has not
+    digest.update((str(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()).encode())
+    return digest.hexdigest()
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ValueError for the damaged folder of a BERT, where transformers would make up what is missing."""
+    config = folder / "config.json"
+    if config.is_file() and read_json_object(config).get("model_type") in FAMILIES and not (folder / ADAPTER).exists():
+        BertModel.from_pretrained(folder, add_pooling_layer=False)
+
+
+def check_fit_(encoder: Any, max_length: int | None) -> None:
+    """Limit texts to the positions that an encoder has, or to `max_length`.
+
+    Raises:
+        ValueError: it has fewer positions than that, or fewer words than its tokenizer.
+    """
+    bodies = [part.model.config for part in encoder.modules() if isinstance(part, OptimizedBody)]
+    positions = min((config.max_position_embeddings for config in bodies), default=sys.maxsize)
+    if max_length is not None and not 3 <= max_length <= positions:
+        raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
+    if bodies or max_length is not None:
+        encoder.max_seq_length = min(max_length or encoder.max_seq_length or sys.maxsize, positions)
+    last = max(encoder.tokenizer.get_vocab().values())
+    if words := [config.vocab_size for config in bodies if last >= config.vocab_size]:
+        raise ValueError(
+            f"the tokenizer has ids up to {last}, but the model's vocab_size is {words[0]}: they are of different"
+            " checkpoints"
+        )

@@ -12,7 +12,6 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 MANIFEST = "_manifest.json"  # readers of a folder of Parquet files pass over names that begin with an underscore
 SHARD_ROWS, SHARD_CHARACTERS = 10_000, 1_000_000  # the default: of 4 characters a token, minutes on a small processor
 ID_TYPES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}  # of Arrow, and what each holds; else "string"
-CHARACTERS_PER_TOKEN = 8  # of a text only so many times `max_length` characters count: the rest will be truncated
+CHARACTERS_PER_TOKEN = 8  # of a text only so many times the limit's tokens count: the rest will be truncated
 
 Id = int | str
 Row = tuple[Id, str]
@@ -138,7 +137,7 @@ class Job:
 
     def size(self, text: str) -> int:
         """Return the characters of a text, without those that will be truncated: time grows with them."""
-        return min(len(text), self.embedder.max_length * CHARACTERS_PER_TOKEN)
+        return min(len(text), self.embedder.longest * CHARACTERS_PER_TOKEN)
 
 
 @dataclass(frozen=True)
@@ -175,19 +174,19 @@ def run(job: Job) -> Manifest:
     todo = {
         shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
     }
-    tokens, began, characters = 0, time.monotonic(), sum(found.sizes[shard] for shard in todo)
+    began, characters = time.monotonic(), sum(found.sizes[shard] for shard in todo)
     with Progress(characters, "characters", what="embed", shown=job.rank == 0) as progress:
-        for shard, rows, ids in tokenized_shards(job, todo):
-            write_shard(job, paths[shard], rows, ids, found.id_type, key, progress)
-            tokens += sum(map(len, ids))
-    rate = tokens / max(time.monotonic() - began, 1e-9)
+        for shard, rows in job.shards() if todo else ():
+            if shard in todo:
+                write_shard(job, paths[shard], list(rows), found.id_type, key, progress)
+    rate = characters / max(time.monotonic() - began, 1e-9)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
         for leftover in job.out.glob(".part-*.tmp"):  # of processes that were killed
             leftover.unlink(missing_ok=True)
         manifest["shards"] = {path.name: rows for path, rows in zip(paths, found.counts, strict=True)}
         manifest["complete"] = True
         write_json(job.out / MANIFEST, manifest)
-    return {**manifest, "embedded": {"shards": len(todo), "tokens": tokens, "tokens_per_second": rate}}
+    return {**manifest, "embedded": {"shards": len(todo), "characters": characters, "characters_per_second": rate}}
 
 
 def summarise_input(job: Job) -> InputSummary:
@@ -219,11 +218,12 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
         ValueError: the existing one belongs to another job.
     """
     embedder, path = job.embedder, job.out / MANIFEST
+    settings = embedder.settings
     wanted: Manifest = {
         "what": "bertlite embed",
-        "model": {"name": str(embedder.source.name), "sha256": embedder.fingerprint()},
+        "model": {"name": str(embedder.model), "sha256": embedder.sha256},
         "settings": {
-            **embedder.settings,
+            **settings,
             "shard_rows": job.shard_rows,
             "keep_text": job.keep_text,
         },
@@ -305,40 +305,30 @@ def is_finished(path: Path, rows: int, key: str) -> bool:
     return True
 
 
-def tokenized_shards(job: Job, todo: set[int]) -> Iterator[tuple[int, list[Row], list[list[int]]]]:
-    """Yield (number, rows, token ids) of the shards to do; the next one is tokenized while one is computed."""
-
-    def tokenize(shard: int, rows: list[Row]) -> tuple[int, list[Row], list[list[int]]]:
-        return shard, rows, job.embedder.tokenize([text for _, text in rows])
-
-    waiting: Future[tuple[int, list[Row], list[list[int]]]] | None = None
-    with ThreadPoolExecutor(1) as thread:
-        for shard, rows in job.shards() if todo else ():
-            if shard in todo:
-                previous, waiting = waiting, thread.submit(tokenize, shard, list(rows))
-                if previous is not None:
-                    yield previous.result()
-        if waiting is not None:
-            yield waiting.result()
-
-
 def write_shard(
     job: Job,
     path: Path,
     rows: Sequence[Row],
-    ids: Sequence[Sequence[int]],
     id_type: str,
     key: str,
     progress: Progress,
 ) -> None:
-    """Embed the rows of one shard and write its file, in one step."""
+    """Embed the rows of one shard and write its file, in one step.
+
+    Raises:
+        ValueError: a vector is not finite.
+    """
+    import numpy as np
+
     _, pq = import_pyarrow()
     names, texts = zip(*rows, strict=True)
 
     def advance(batch: Sequence[int]) -> None:
         progress.advance(sum(job.size(texts[row]) for row in batch))
 
-    vectors = job.embedder.encode_ids(ids, advance)
+    vectors = job.embedder.encode(texts, advance)
+    if not (finite := np.isfinite(vectors).all(1)).all():
+        raise ValueError(f"the vector of row {names[finite.argmin()]!r} is not finite: {texts[finite.argmin()]!r:.80}")
     table = make_table(names, id_type, vectors, texts if job.keep_text else None, key)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:

@@ -5,7 +5,7 @@ words, outputs are (examples, words, classes) and labels (examples, words), with
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 import bertlite
-from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.files import Source, locate
 from bertlite.experiments.data import (
     NO_LABEL,
     EncodedExamples,
@@ -25,9 +25,11 @@ from bertlite.experiments.data import (
     pad_rows,
 )
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate, wilson
-from bertlite.inference.pooling import POOLINGS, pool, read_settings
 from bertlite.pruning.importance.batches import eval_mode
+from bertlite.shipping.carried import last_name, read_modules, read_pooling
 
+POOLINGS = ("cls", "mean", "max", "lasttoken")  # that `pool` has
+SENTENCE_MODULES = {"Transformer", "Pooling", "Normalize"}  # of sentence-transformers; a cosine needs no length 1
 RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}
 SHARE = (0.0, 1.0)  # the range of every other metric
 
@@ -43,7 +45,7 @@ class Task:
         divergence: (dense outputs, outputs) -> nats, the mean KL divergence between their predictions.
         apart: the two texts of an example are embedded separately.
         words: an example is a list of words, and each has a label.
-        pooling: how texts that are embedded apart become vectors, a name of `bertlite.inference.pooling.POOLINGS`.
+        pooling: how texts that are embedded apart become vectors, a name of POOLINGS.
         scores: (logits, labels) -> outputs, for words whose logits are too many to keep.
     """
 
@@ -89,7 +91,11 @@ class Task:
         """
         if not self.apart:
             return self
-        pooling = read_settings(Source(checkpoint)).get("pooling") or self.pooling
+        place = locate(Source(checkpoint))
+        kinds = [last_name(module["type"]) for module in read_modules(place)]
+        if others := {*kinds} - SENTENCE_MODULES:
+            raise ValueError(f"{checkpoint} has {' and '.join(sorted(others))}; {self.name} only pools and normalises")
+        pooling = read_pooling(place) or self.pooling
         if pooling not in POOLINGS:
             raise ValueError(f"{checkpoint} pools by {pooling!r}; {self.name} has {', '.join(POOLINGS)}")
         return replace(self, pooling=pooling)
@@ -245,6 +251,26 @@ def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> tor
     mask = batch["attention_mask"].bool()
     vectors = pool(out.last_hidden_state[mask], mask.sum(1).tolist(), task.pooling)
     return F.cosine_similarity(vectors[0::2], vectors[1::2])[:, None]
+
+
+def pool(states: torch.Tensor, lengths: Sequence[int], pooling: str) -> torch.Tensor:
+    """Return one vector for each sequence: its first or last token's, or the mean or maximum over its tokens.
+
+    Args:
+        states: (T, D), the tokens of one sequence after another.
+        lengths: of the sequences, in tokens.
+        pooling: a name of POOLINGS.
+
+    Returns:
+        (B, D); float32 if the states are in half precision.
+    """
+    states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
+    counts = torch.tensor(lengths, dtype=torch.long, device=states.device)
+    if pooling == "cls":
+        return states[counts.cumsum(0) - counts]
+    if pooling == "lasttoken":
+        return states[counts.cumsum(0) - 1]
+    return torch.segment_reduce(states, pooling, lengths=counts)
 
 
 def predict(model: Any, data: EncodedExamples, task: Task, batch_size: int = 64) -> Array:

@@ -6,7 +6,6 @@ support       checks of what a model is made of
 verification  the comparison of the copy with the model
 optimize      optimize_for_inference
 bodies        the same for encoders inside the objects of other libraries
-pooling       one vector for the tokens of a sequence
 """
 
 from bertlite.inference.optimize import optimize_for_inference

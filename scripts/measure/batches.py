@@ -1,4 +1,4 @@
-"""Count the texts whose vector changes with their batch, bit for bit: `Embedder` beside sentence-transformers'.
+"""Count the texts whose vector changes with their batch, bit for bit: `Embedder` beside plain sentence-transformers.
 
     python -m scripts.measure.batches --out scripts/results/batches.json
 

@@ -7,7 +7,7 @@ Every line of TEXT that is neither empty nor a heading is a text, as in WikiText
 evenly over the file.  Each engine has its own settings for batches, and the same number of threads; its vectors are
 held against those of float64 before it is timed.  Candidates alternate, so that a noisy machine is noisy for all of
 them.  What is not installed here is listed.  OpenVINO's int8 is calibrated on texts of the same file.  onnxruntime and
-CTranslate2, which compute tokens alone, get bertlite's tokens and pooling, and batches as sentence-transformers has.
+CTranslate2, which compute tokens alone, run in the place of the model inside sentence-transformers.
 """
 
 import argparse
@@ -24,7 +24,6 @@ import torch
 from bertlite.cli.parts import names
 from bertlite.embed import Embedder
 from bertlite.inference.native.library import NativeKernelsError
-from bertlite.inference.pooling import pool
 from bertlite.support.records import environment, sha256_of, version_of, write_record
 from bertlite.support.timing import alternate, check_rounds, summary, with_spread
 from scripts.measure.speed.accuracy import accuracy
@@ -34,7 +33,6 @@ TORCH, OPENVINO = "sentence-transformers torch", "sentence-transformers OpenVINO
 TOKENIZING = "bertlite, texts to tokens alone"
 VERSIONS = ("sentence-transformers", "optimum-intel", "openvino", "nncf")
 CALIBRATION = 64  # texts
-BATCH = 32  # texts, the default of sentence-transformers
 OTHERS = ("onnxruntime", "CTranslate2")  # of scripts/measure/speed/engines.py
 SECONDS = 150  # after which no round begins if there have been FEWEST
 
@@ -56,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{args.text} holds no paragraph", file=sys.stderr)
         return 2
     engines, missing = build(args.model, args.only, texts)
-    truth = Embedder(args.model, dtype="float64")
-    right = torch.as_tensor(truth.encode(texts)).double()
+    right = torch.as_tensor(with_torch(args.model, "float64")(texts)).double()
     found = {name: accuracy(torch.as_tensor(each(texts)).double(), right, None) for name, each in engines.items()}
     wrong = [name for name, each in found.items() if not each.is_right(name.split()[-1])]
     candidates = {name: partial(each, texts) for name, each in engines.items() if name not in wrong}
@@ -65,15 +62,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         reasons = "; ".join([*(f"{name}: {reason}" for name, reason in missing.items()), *wrong])
         print(f"no engine of bertlite can be timed: {reasons or 'none matches --only'}", file=sys.stderr)
         return 2
-    candidates[TOKENIZING] = partial(truth.tokenize, texts)
+    embedder = Embedder(args.model)
+    candidates[TOKENIZING] = partial(embedder.encoder.tokenizer, texts, truncation=True)
     times = alternate(candidates, args.rounds, warm=1, seconds=SECONDS)
-    lengths = [len(row) for row in truth.tokenize(texts)]
+    lengths = [len(row) for row in embedder.encoder.tokenizer(texts, truncation=True)["input_ids"]]
     where = environment()
     where["versions"] |= {name: version_of(name) for name in VERSIONS}
     record = {
         **summary("texts to vectors", times, ratio_pairs(list(times))),
         "environment": where,
-        "model": {"sha256": truth.fingerprint()},
+        "model": {"sha256": embedder.sha256},
         "data": {"sha256": sha256_of(args.text), "texts": len(texts), "tokens": sum(lengths), "longest": max(lengths)},
         "errors": {name: each.error for name, each in found.items()},
         "cosines": {name: each.cosine for name, each in found.items()},
@@ -120,16 +118,20 @@ def build(model: str, only: Sequence[str], texts: list[str]) -> tuple[dict[str, 
 def ours(model: str, dtype: str) -> Encode:
     """Return `encode` of bertlite with the native kernels, loaded; NativeKernelsError if there are none here."""
     embedder = Embedder(model, backend="native", dtype=dtype)
-    embedder.load()
+    assert embedder.encoder
     return embedder.encode
+
+
+def load(model: str, dtype: str) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    settings = {"dtype": getattr(torch, dtype)}
+    return SentenceTransformer(model, device="cpu", local_files_only=True, model_kwargs=settings)
 
 
 def with_torch(model: str, dtype: str) -> Encode:
     """Return `encode` of sentence-transformers with torch."""
-    from sentence_transformers import SentenceTransformer
-
-    settings = {"dtype": getattr(torch, dtype)}
-    encode: Encode = SentenceTransformer(model, device="cpu", local_files_only=True, model_kwargs=settings).encode
+    encode: Encode = load(model, dtype).encode
     return encode
 
 
@@ -150,25 +152,18 @@ def with_openvino(model: str, dtype: str, texts: Sequence[str]) -> Encode:
 
 
 def with_engine(model: str, engine: Engine, dtype: str) -> Encode:
-    """Return `encode` around an engine: batches of similar length, the longest texts first."""
-    embedder = Embedder(model, dtype="float64")
+    """Return `encode` of sentence-transformers with an engine in the place of its model."""
+    loaded = load(model, "float32")
     with tempfile.TemporaryDirectory() as exported:  # read when it is built
         folder = Path(shutil.copytree(model, exported, dirs_exist_ok=True))
-        forward = engine.build(folder, dtype, "cpu")
+        run = engine.build(folder, dtype, "cpu")
 
-    def encode(texts: list[str]) -> Any:
-        ids = [torch.tensor(row) for row in embedder.tokenize(texts)]
-        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-        vectors = torch.empty(len(ids), embedder.dimension)
-        for start in range(0, len(order), BATCH):
-            rows = order[start : start + BATCH]
-            lengths = [len(ids[i]) for i in rows]
-            padded = torch.nn.utils.rnn.pad_sequence([ids[i] for i in rows], batch_first=True)
-            mask = (torch.arange(lengths[0]) < torch.tensor(lengths)[:, None]).long()
-            states = torch.as_tensor(forward({"input_ids": padded, "attention_mask": mask})[0])
-            vectors[rows] = pool(states[mask.bool()], lengths, embedder.pooling)
-        return torch.nn.functional.normalize(vectors, dim=-1) if embedder.normalize else vectors
+    def forward(features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        states = run({name: features[name] for name in ("input_ids", "attention_mask")})[0]
+        return {**features, "token_embeddings": torch.as_tensor(states)}
 
+    loaded[0].forward = forward
+    encode: Encode = loaded.encode
     return encode
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import F64, assert_same
 from test_families import batch_of, ours_of, theirs_of  # type: ignore[import-not-found]
-from torch.nn import functional as F
 
 from bertlite import BertTokenizer, optimize_for_inference
 from bertlite.cli import main
@@ -174,10 +173,10 @@ def test_a_job_embeds_texts_of_many_languages_each_as_alone(kind: str, worlds: A
     assert main([*words, "--dtype", "float32", "--max-tokens", "70", "--shard-rows", "5"]) == 0
     shards = sorted(json.loads((tmp_path / "out" / "_manifest.json").read_text())["shards"])
     vectors = [row for path in shards for row in pq.read_table(tmp_path / "out" / path)["vector"].to_pylist()]
-    embedder = Embedder(folder, backend="native", dtype="float32")
+    embedder, tokenizer = Embedder(folder, backend="native"), BertTokenizer.from_pretrained(folder)
     for text, vector in zip(texts, vectors, strict=True):
         assert (embedder.encode(text) == np.float32(vector)).all()
-        ids = torch.tensor(embedder.tokenize([text]))
+        ids = tokenizer(text, truncation=True, max_length=40, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             mean = theirs(ids).last_hidden_state[0].mean(0)
         torch.testing.assert_close(torch.tensor(vector, dtype=F64), mean, rtol=0, atol=1e-4)
@@ -275,42 +274,3 @@ def test_inspect_says_which_family_it_is_and_what_it_becomes(worlds: Any, capsys
     for kind, line in said.items():
         assert main(["inspect", str(worlds(kind)[1])]) == 0
         assert f"  {line}" in capsys.readouterr().out
-
-
-POOLINGS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
-
-
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_prompts_and_pooling_are_those_of_sentence_transformers(pooling: str, worlds: Any, tmp_path: Path) -> None:
-    """Of a folder as e5 has it, by formulas on transformers' states, and by the library where it is installed."""
-    theirs, _ = worlds("roberta")
-    out = tmp_path / "e5"
-    theirs.float().save_pretrained(out)
-    theirs.double()
-    save_tokenizer(out, "roberta")
-    (out / "1_Pooling").mkdir()
-    modes = {f"pooling_mode_{name}": name == POOLINGS[pooling] for name in POOLINGS.values()}
-    (out / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **modes}))
-    types = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(types.items())
-    ]
-    (out / "modules.json").write_text(json.dumps(modules))
-    (out / "sentence_bert_config.json").write_text('{"max_seq_length": 38, "do_lower_case": false}')
-    prompts = {"query": "query: ", "passage": "passage: "}
-    (out / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
-    embedder = Embedder(out, dtype="float64")
-    assert (embedder.pooling, embedder.normalize, embedder.max_length) == (pooling, True, 38)
-    found = embedder.encode(TEXTS, prompt_name="query")
-    tokenizer = BertTokenizer.from_pretrained(out)
-    ways = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}
-    way = ways.get(pooling, lambda x: x[-1])
-    for text, vector in zip(TEXTS, found, strict=True):
-        ids = tokenizer(f"query: {text}", truncation=True, max_length=38, return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            wanted = F.normalize(way(theirs(ids).last_hidden_state[0]), dim=0)
-        torch.testing.assert_close(torch.from_numpy(vector).double(), wanted, rtol=0, atol=1e-6)
-    library = pytest.importorskip("sentence_transformers")
-    loaded = library.SentenceTransformer(str(out), device="cpu")
-    np.testing.assert_allclose(loaded.encode(TEXTS, prompt_name="query"), found, atol=1e-5)

@@ -24,7 +24,7 @@ import torch
 from conftest import SIZES, assert_same, make, randomise_
 
 from bertlite import BertConfig, BertModel, BertTokenizer, prune_heads
-from bertlite.embed import Embedder, embedder
+from bertlite.embed import Embedder
 from bertlite.embed.job import Job, Rows, run
 from bertlite.support.records import Run, read_runs
 
@@ -326,7 +326,7 @@ def vectors(tmp_path: Path) -> Embedder:
     randomise_(BertModel(BertConfig(**{**SIZES, "vocab_size": len(words)}))).float().save_pretrained(tmp_path / "bert")
     BertTokenizer(words).save_pretrained(tmp_path / "bert")
     made = Embedder(tmp_path / "bert", max_tokens=40)
-    made.load()
+    assert made.dimension == SIZES["hidden_size"]  # loads the model
     return made
 
 
@@ -384,18 +384,18 @@ def test_two_embeddings_into_one_folder_make_one(vectors, tmp_path):
 )
 def test_a_batch_that_memory_does_not_hold_is_halved_down_to_one_text(error, vectors, monkeypatch):
     """oneDNN says the same of a matmul that it cannot do at all: that error is raised as it is, for one text."""
-    texts, plain, sizes, most = [*"abcdefgh"], Embedder.embed, [], 2
+    texts, encode, sizes, most = [*"abcdefgh"], vectors.encoder.encode, [], 2
 
-    def scarce(self: Embedder, ids: Any, *rest: Any) -> Any:
-        sizes.append(len(ids))
-        if len(ids) > most:
+    def scarce(texts: list[str], **options: Any) -> Any:
+        sizes.append(len(texts))
+        if len(texts) > most:
             raise error
-        return plain(self, ids, *rest)
+        return encode(texts, **options)
 
     wanted = vectors.encode(texts)
-    monkeypatch.setattr(embedder.Embedder, "embed", scarce)
+    monkeypatch.setattr(vectors.encoder, "encode", scarce)
     assert abs(vectors.encode(texts) - wanted).max() < 1e-5
     assert sizes == [8, 4, 2, 2, 4, 2, 2]
-    most, said = 0, "one text of 3 tokens does not fit into memory: .*max_length"
+    most, said = 0, "one text of 1 character does not fit into memory: .*max_length"
     with pytest.raises(type(error), match=said if isinstance(error, torch.OutOfMemoryError) else str(error)):
         vectors.encode(["a"])

@@ -12,7 +12,7 @@ import torch
 from conftest import SIZES, make
 
 from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
-from bertlite.embed.embedder import Embedder
+from bertlite.embed import Embedder
 from scripts.make import hostile
 
 SECONDS = 5.0  # for a refusal that takes milliseconds: on a busy machine, and still far below building what is stated

@@ -419,15 +419,16 @@ def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
     train, dev = (DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
     assert TASKS["similarity"].of_checkpoint(str(folder)).pooling == "mean"
     modules = [
-        {"type": f"sentence_transformers.models.{n}", "path": p} for n, p in (("Transformer", ""), ("Pooling", "1"))
+        {"idx": i, "name": n, "type": f"sentence_transformers.models.{n}", "path": p}
+        for i, (n, p) in enumerate((("Transformer", ""), ("Pooling", "1")))
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1").mkdir()
     found = {}
     for pooling in ("mean", "cls", "max"):
-        (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+        (folder / "1" / "config.json").write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": pooling}))
         experiment = Experiment(Setting(str(folder), "similarity", train, dev, calibration=11))
-        assert experiment.task.pooling == Embedder(folder).pooling == pooling
+        assert experiment.task.pooling == pooling
         data = experiment.task.encode(Examples("x", tuple(pairs), (1.0, 2.0)), experiment.tokenizer)
         outputs = predict(experiment.dense, data, experiment.task)
         vectors = torch.as_tensor(Embedder(folder).encode([text for pair in pairs for text in pair]))
@@ -437,6 +438,9 @@ def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
     assert len({str(outputs) for outputs, _ in found.values()}) == len({key for _, key in found.values()}) == 3
     (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": "weightedmean"}))
     with pytest.raises(ValueError, match="pools by 'weightedmean'; similarity has cls, mean, max"):
+        TASKS["similarity"].of_checkpoint(str(folder))
+    (folder / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.Dense", "path": "2"}]))
+    with pytest.raises(ValueError, match="has Dense; similarity only pools and normalises"):
         TASKS["similarity"].of_checkpoint(str(folder))
 
 

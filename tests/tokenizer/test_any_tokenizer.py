@@ -11,7 +11,6 @@ from test_tokenizer import TRICKY, fuzzed, with_more  # type: ignore[import-not-
 
 from bertlite import BertConfig, BertModel, BertTokenizer
 from bertlite.checkpoint.files import Source
-from bertlite.embed import Embedder
 from bertlite.shipping.carried import carry_tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -148,13 +147,6 @@ def test_what_is_written_is_read_by_both(way, pair, folder, tmp_path) -> None:
         assert sorted(again.all_special_tokens) == sorted(ours.all_special_tokens)
         assert again.model_max_length == 23
     assert (tmp_path / "vocab.txt").exists() == (folder.name.startswith(("wordpiece", "mpnet")))
-
-
-def test_an_embedder_reads_it(pair, folder) -> None:
-    ours, _ = pair
-    embedder = Embedder(folder)
-    assert embedder.tokenize(["a b"]) == [ours.encode("a b")]
-    assert embedder.encode(["a b", "der"]).shape == (2, SIZES["hidden_size"])
 
 
 def test_a_file_without_a_template_or_pad_token_is_read_as_it_is(tmp_path) -> None:

@@ -20,10 +20,10 @@ from bertlite.checkpoint.saving import file_size
 from bertlite.config import BertConfig
 from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples
+from bertlite.experiments.evaluate import POOLINGS
 from bertlite.experiments.experiment import warn_of_overlap
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
-from bertlite.inference.pooling import POOLINGS, read_pooling
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.budget.distil import CHECKS, Distillation
 from bertlite.pruning.budget.judge import Quality, judge
@@ -35,7 +35,7 @@ from bertlite.pruning.budget.vocabulary import describe, with_fewer_tokens
 from bertlite.pruning.budget.work import Work
 from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.card import Figure
-from bertlite.shipping.carried import class_for
+from bertlite.shipping.carried import class_for, read_pooling
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.support.progress import Progress, short_time
 from bertlite.support.records import environment, lock_folder, sha256_of, write_record

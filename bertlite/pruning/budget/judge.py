@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from bertlite.experiments.compare import comparison
-from bertlite.experiments.evaluate import TASKS, Task, interval_over_examples
+from bertlite.experiments.evaluate import TASKS, Task, interval_over_examples, pool
 from bertlite.experiments.statistics import Array
-from bertlite.inference.pooling import pool
 from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
 from bertlite.pruning.importance.predictions import Prediction, divergence, predictions
 
