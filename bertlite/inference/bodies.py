@@ -6,8 +6,10 @@ SentenceTransformer, a CrossEncoder, a pipeline or a model with a head.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -31,6 +33,7 @@ INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_se
 FOR_HEADS = ("first_token_only", "return_encoded")  # as heads of bertlite.hf ask
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
 UNREAD = ("use_cache", "cache_position")  # by an encoder of transformers too
+DEPTH = 4  # of objects in one another: a component of Haystack holds a backend, which holds a model
 HOMES = ("torch.nn.", "transformers.", "bertlite.")  # of the classes that compute what they say
 
 
@@ -49,8 +52,8 @@ def optimize_bodies(thing: Thing, optimise: Optimise, compare: Callable[[BertMod
     bodies = list(find_bodies(thing))
     if not bodies:
         raise TypeError(
-            f"there is no encoder to optimise in a {kind_of(thing)}: give a model of bertlite, or an object of torch"
-            f" that holds one of {', '.join(f'{name}Model' for name in BODIES)}"
+            f"there is no encoder to optimise in a {kind_of(thing)}: give a model of bertlite, or an object that"
+            f" holds one of {', '.join(f'{name}Model' for name in BODIES)}, loaded"
         )
     for name, body in bodies:
         check_body(name, body)
@@ -88,11 +91,17 @@ def find_bodies(thing: object) -> Iterator[tuple[str, nn.Module]]:
                 yield name or type(part).__name__, part
 
 
-def modules_of(thing: object) -> list[tuple[str, nn.Module]]:
-    """Return the modules that an object is or holds, by the names of its attributes."""
+def modules_of(
+    thing: object, name: str = "", depth: int = DEPTH, seen: tuple[int, ...] = ()
+) -> list[tuple[str, nn.Module]]:
+    """Return the modules that an object is, or holds in attributes of its own or of what it holds, by their names."""
     if isinstance(thing, nn.Module):
-        return [("", thing)]
-    return [(name, part) for name, part in getattr(thing, "__dict__", {}).items() if isinstance(part, nn.Module)]
+        return [(name, thing)]
+    if not depth or id(thing) in seen or isinstance(thing, type | FunctionType | ModuleType):
+        return []
+    parts, seen = getattr(thing, "__dict__", {}), (*seen, id(thing))
+    each = (modules_of(part, f"{name}.{own}".lstrip("."), depth - 1, seen) for own, part in parts.items())
+    return list(chain.from_iterable(each))
 
 
 def is_body(part: nn.Module) -> bool:
@@ -147,15 +156,36 @@ def as_bert(name: str, body: Any) -> BertModel:
     return model.requires_grad_(False).eval()
 
 
-def copy_with(thing: Thing, made: Mapping[int, Any]) -> Thing:
-    """Return a copy of an object, with other modules in place of some; what is no module is shared."""
+def copy_with(thing: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
+    """Return a copy of an object, of what it holds and of their modules; all else is shared.
+
+    Args:
+        memo: copies that are made, by the ids of what they are copies of: with optimised bodies in place of bodies.
+    """
+    if id(thing) in memo:
+        return memo[id(thing)]
     if isinstance(thing, nn.Module):
-        return copy.deepcopy(thing, dict(made))  # which takes them for copies that it has made
-    copied = copy.copy(thing)
-    memo = dict(made)
-    for name, module in modules_of(thing):
-        object.__setattr__(copied, name, copy.deepcopy(module, memo))
+        return copy_module(thing, memo)
+    memo[id(thing)] = copied = copy.copy(thing)
+    for name, part in vars(thing).items():
+        if modules_of(part, depth=depth - 1):
+            object.__setattr__(copied, name, copy_with(part, memo, depth - 1))
     return copied
+
+
+def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a deep copy by attributes, also of modules that describe how they are saved, as those of flair do."""
+    shells = [
+        (part, type(part).__new__(type(part)))
+        for part in module.modules()
+        if type(part).__setstate__ is not nn.Module.__setstate__
+        and not type(part).__module__.startswith(HOMES[0])
+        and id(part) not in memo
+    ]
+    memo.update((id(part), shell) for part, shell in shells)
+    for part, shell in shells:
+        vars(shell).update(copy.deepcopy(vars(part), memo))
+    return copy.deepcopy(module, memo)
 
 
 class Like:

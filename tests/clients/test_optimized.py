@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import transformers
 from natively import kernels_or_skip
 
 from bertlite import optimize_for_inference
-from bertlite.inference.bodies import OptimizedBody
+from bertlite.inference.bodies import OptimizedBody, modules_of
 from tests.clients.checks.common import minilm
 from tests.clients.checks.embeddings import inner
 from tests.clients.checks.pipelines import TASKS, names, worded
@@ -103,6 +104,68 @@ def test_zero_shot_classification(tmp_path: Path) -> None:
     ours, theirs = (each("word2 word3", **ask) for each in (optimize_for_inference(pipe), pipe))
     assert ours["labels"] == theirs["labels"]
     assert np.abs(np.array(ours["scores"]) - theirs["scores"]).max() <= WITHIN
+
+
+def setfit() -> tuple[Any, Callable[[Any], Any]]:
+    model = pytest.importorskip("setfit").SetFitModel.from_pretrained(str(minilm()), device="cpu")
+    model.fit(TEXTS, [len(text) % 2 for text in TEXTS], num_epochs=1)
+    return model, lambda it: it.predict_proba(TEXTS, as_numpy=True).tolist()
+
+
+def haystack() -> tuple[Any, Callable[[Any], Any]]:
+    library = pytest.importorskip("haystack_integrations.components.embedders.sentence_transformers")
+    device = pytest.importorskip("haystack.utils").ComponentDevice.from_str("cpu")
+    component = library.SentenceTransformersTextEmbedder(model=str(minilm()), device=device, progress_bar=False)
+    with pytest.raises(TypeError, match="loaded"):
+        optimize_for_inference(component)
+    component.warm_up()
+    return component, lambda it: it.run(text=TEXTS[7])["embedding"]
+
+
+def gliner() -> tuple[Any, Callable[[Any], Any]]:
+    library = pytest.importorskip("gliner")
+    path = str(minilm())
+    config = library.GLiNERConfig(
+        model_name=path, labels_encoder=path, hidden_size=64, max_width=3, fine_tune=False, span_mode="markerV0"
+    )
+    torch.manual_seed(0)
+    model = library.GLiNER.from_config(config).eval()
+    return model, lambda it: [
+        [found["start"], found["end"], found["score"]]
+        for each in it.inference(TEXTS[:3], ["city", "dish"], threshold=0.0)
+        for found in each
+    ]
+
+
+def flair() -> tuple[Any, Callable[[Any], Any]]:
+    library = pytest.importorskip("flair", exc_type=ImportError)  # it is for transformers 4
+    library.device = torch.device("cpu")
+    embeddings = library.embeddings.TransformerDocumentEmbeddings(str(minilm()))
+    names = library.data.Dictionary(add_unk=False)
+    for name in ("good", "bad"):
+        names.add_item(name)
+    model = library.models.TextClassifier(embeddings, label_type="kind", label_dictionary=names).eval()
+
+    def ask(it: Any) -> Any:
+        sentences = [library.data.Sentence(text) for text in TEXTS[:3]]
+        it.predict(sentences, return_probabilities_for_all_classes=True)
+        return [label.score for each in sentences for label in each.get_labels("kind")]
+
+    return model, ask
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries' own code
+@pytest.mark.parametrize("library", [setfit, haystack, gliner, flair])
+def test_what_holds_encoders_in_other_libraries_gives_its_scores(library: Any) -> None:
+    thing, ask = library()
+    quick = optimize_for_inference(thing)
+    assert type(quick) is type(thing)
+    inside = [type(part) for _, module in modules_of(quick) for part in module.modules()]
+    assert OptimizedBody in inside
+    assert transformers.BertModel not in inside
+    ours, theirs = numbers(ask(quick)), numbers(ask(thing))
+    assert len(ours) == len(theirs) > 0
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= WITHIN
 
 
 def numbers(answer: Any) -> list[float]:

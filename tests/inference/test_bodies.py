@@ -105,6 +105,19 @@ def test_what_holds_a_model_is_copied_and_holds_another() -> None:
     assert two["a"] is two["b"][0]
     assert type(two["a"]) is type(quick.model.bert) is OptimizedBody
     assert type(model.bert).__name__ == "BertModel"
+    outer.backend = SimpleNamespace(model=model, owner=outer)  # as a component of Haystack, and its socket
+    quick = optimize_for_inference(outer, backend="plain")
+    assert quick.backend.model is quick.model is not model is outer.backend.model
+    assert quick.backend.owner is quick
+
+
+def test_a_module_that_says_how_it_is_saved_is_copied_as_it_is() -> None:
+    model = model_of("Bert").to(F64)
+    outer = Saved(model)
+    quick, batch = optimize_for_inference(nn.Sequential(outer, outer), backend="plain"), batch_of(model)
+    assert quick[0] is quick[1] is not outer
+    assert type(quick[0].model.bert) is OptimizedBody
+    assert_same(real(quick[0].model(**batch)[0], batch), real(model(**batch)[0], batch))
 
 
 def test_what_changes_nothing_works_and_what_would_says_how_to_go_on() -> None:
@@ -137,6 +150,18 @@ def test_what_changes_nothing_works_and_what_would_says_how_to_go_on() -> None:
 class Scaled(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)
+
+
+class Saved(nn.Module):
+    """A module that is saved by name and loaded from files, as flair's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.eval()
+
+    def __setstate__(self, state: Any) -> None:
+        raise AssertionError("loaded from files")
 
 
 def scale(model: Any) -> None:
