@@ -29,7 +29,6 @@ for library in ("transformers", "accelerate", "datasets", "matplotlib", "pyarrow
 fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))  # which Windows does not have
 WORDS = [*SPECIAL, "good", "bad", "film", "plot", "the", "a", "is", "who", "cat", "sat"]
 COLUMNS, LINES = 100, 40
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 BAR = re.compile(r"\d+%\|.*\| *[\d.]+/[\d.]+ \[\d\d:\d\d<\d\d:\d\d, +[\d.]+ ?[a-z/ ]+\]")  # a rate, and the time left
 BEGUN = r"run: .*\| *[1-9]\d*/\d+ \["  # a bar with a cell that is done
 
@@ -189,14 +188,6 @@ def test_ctrl_c_ends_long_work_without_a_traceback(home) -> None:
     assert status == 130, output
     assert "Traceback" not in output
     assert any((home / "stopped").glob("*/run.json"))
-
-
-def test_help_is_plain_text_on_a_terminal() -> None:
-    """For one command; tests/test_cli.py has the help of all, off a terminal."""
-    status, output = on_terminal("prune", "to", "--help")
-    assert status == 0
-    assert output.startswith("usage: bertlite")
-    assert CONTROL.search(output.replace("\r\n", "\n")) is None
 
 
 # Completion ----------------------------------------------------------------------------------------------------------

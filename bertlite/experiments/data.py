@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from bertlite.checkpoint.files import Source, locate
 from bertlite.support.extras import import_optional
@@ -308,21 +309,14 @@ class EncodedExamples:
     def batch(self, indices: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:
         """Return these examples padded to the longest; the two rows of a pair follow each other."""
         rows = [self.rows[i * self.width + k] for i in indices for k in range(self.width)]
-        length = max(len(ids) for ids, _ in rows)
-
-        def padded(part: int) -> Tensor:
-            filled = [[*row[part], *[0] * (length - len(row[part]))] for row in rows]
-            return torch.tensor(filled, dtype=torch.long, device="cpu")
-
-        lengths = torch.tensor([len(ids) for ids, _ in rows], dtype=torch.long, device="cpu")
-        labels: list[Any] = [self.labels[i] for i in indices]
+        labels: Any = [self.labels[i] for i in indices]
         if isinstance(labels[0], tuple):
-            labels = [[*label, *[NO_LABEL] * (length - len(label))] for label in labels]
+            labels = pad(labels, NO_LABEL)
         return {
-            "input_ids": padded(0),
-            "attention_mask": (torch.arange(length, device="cpu") < lengths[:, None]).long(),
-            "token_type_ids": padded(1),
-            "labels": torch.tensor(labels, dtype=dtype, device="cpu"),
+            "input_ids": pad([ids for ids, _ in rows]),
+            "attention_mask": pad([[1] * len(ids) for ids, _ in rows]),
+            "token_type_ids": pad([types for _, types in rows]),
+            "labels": torch.as_tensor(labels, dtype=dtype, device="cpu"),
         }
 
     def targets(self) -> NDArray[Any]:
@@ -333,12 +327,15 @@ class EncodedExamples:
         return pad_rows([np.array([x for x in row if x != NO_LABEL]) for row in rows], NO_LABEL)
 
 
+def pad(rows: Iterable[Sequence[float]], value: int = 0) -> Tensor:
+    """Return rows of integers as one tensor, filled up with a value on the right."""
+    tensors = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=value)
+
+
 def pad_rows(rows: Sequence[NDArray[Any]], value: float) -> NDArray[Any]:
     """Return rows of several lengths, (words, …), as one array (rows, longest, …), filled up with a value."""
-    found = np.full((len(rows), max(map(len, rows)), *rows[0].shape[1:]), value)
-    for i, row in enumerate(rows):
-        found[i, : len(row)] = row
-    return found
+    return pad_sequence([*map(torch.from_numpy, rows)], batch_first=True, padding_value=value).numpy()
 
 
 def encode_examples(

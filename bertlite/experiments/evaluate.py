@@ -145,30 +145,27 @@ def accuracy(outputs: Array, labels: Array) -> float:
     return float(np.mean(logits.argmax(-1) == truth)) if len(truth) else 0.0
 
 
-def f1_of_classes(cells: Array) -> Array:
-    """Return the F1 of each class that is in the labels or the predictions; from a confusion matrix."""
-    both = cells.sum(0) + cells.sum(1)
-    return 2 * np.diag(cells)[both > 0] / both[both > 0]
+def pooled_f1(cells: Array, classes: Sequence[int]) -> float:
+    """Return the F1 of some classes together, from a confusion matrix; 0 where none is a label or a prediction."""
+    either = cells[classes].sum() + cells[:, classes].sum()
+    return float(2 * np.diag(cells)[classes].sum() / either) if either else 0.0
 
 
 def macro_f1(outputs: Array, labels: Array) -> float:
-    """Return the mean over the classes of their F1, as scikit-learn's macro average."""
-    found = f1_of_classes(confusion(outputs, labels))
-    return float(np.mean(found)) if len(found) else 0.0
+    """Return the mean F1 of the classes that are a label or a prediction, as scikit-learn's macro average."""
+    cells = confusion(outputs, labels)
+    found = [pooled_f1(cells, [i]) for i in range(len(cells)) if cells[i].any() or cells[:, i].any()]
+    return float(np.mean(found)) if found else 0.0
 
 
 def f1(outputs: Array, labels: Array) -> float:
     """Return the F1 of class 1 of two."""
-    cells = confusion(outputs, labels)
-    either = cells[1].sum() + cells[:, 1].sum()
-    return float(2 * cells[1, 1] / either) if either else 0.0
+    return pooled_f1(confusion(outputs, labels), [1])
 
 
 def word_f1(outputs: Array, labels: Array) -> float:
     """Return the F1 of all words whose class or prediction is not the first, which means no entity."""
-    cells = confusion(outputs, labels)
-    either = cells[1:].sum() + cells[:, 1:].sum()
-    return float(2 * np.trace(cells[1:, 1:]) / either) if either else 0.0
+    return pooled_f1(confusion(outputs, labels), range(1, outputs.shape[-1]))
 
 
 def mcc(outputs: Array, labels: Array) -> float:

@@ -123,15 +123,6 @@ def test_resampling_is_drawn_by_the_seed() -> None:
     assert distance(one, another) > 1e-4
 
 
-def test_scaled_positions() -> None:
-    assert scaled_positions(5, 5).tolist() == [0, 1, 2, 3, 4]
-    assert scaled_positions(3, 7).tolist() == [0, 3, 6]
-    assert scaled_positions(7, 3).tolist() == [0, 0, 1, 1, 1, 2, 2]
-    assert scaled_positions(4, 1).tolist() == [0, 0, 0, 0]
-    assert scaled_positions(1, 9).tolist() == [0]
-    assert scaled_positions(2, 9).tolist() == [0, 8]
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("target", ["loss", "kl"])
 def test_backends_batches_and_padding_do_not_matter(method: str, target: str) -> None:

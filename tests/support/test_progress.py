@@ -42,17 +42,6 @@ def test_short_work_leaves_no_line_in_a_log_and_what_is_not_shown_writes_nothing
     assert written.getvalue() == ""
 
 
-def test_a_terminal_shows_a_bar_with_rate_and_time_left():
-    terminal = Terminal()
-    with Progress(40, "cases", what="parity", file=terminal) as bar:
-        bar.advance(10)
-        bar.bar.refresh()
-    shown = terminal.getvalue()
-    assert "parity" in shown
-    assert "10/40" in shown
-    assert "cases/s" in shown
-
-
 def test_eighty_columns_keep_the_time_left_and_a_stage_without_a_total_counts_nothing(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(Terminal, "fileno", lambda _: 10**6, raising=False)
@@ -61,6 +50,7 @@ def test_eighty_columns_keep_the_time_left_and_a_stage_without_a_total_counts_no
         bar.stage("gradients at the outputs of all layers", 24, "batches")
         bar.advance(3)
         bar.bar.refresh()
+        assert "prune to 2x: " in terminal.getvalue()
         assert "3/24" in terminal.getvalue()
         assert "batches/s]" in terminal.getvalue().rpartition("\r")[2]
         terminal.truncate(0)
@@ -96,7 +86,7 @@ def test_one_is_no_plural():
 
 
 def test_every_stage_has_a_line_in_a_log_and_a_rate_of_its_own(now):
-    log, terminal = io.StringIO(), Terminal()
+    log = io.StringIO()
     with Progress(None, "steps", what="prune to", file=log) as bar:
         bar.stage("gradients")
         now[0] += 100
@@ -108,9 +98,3 @@ def test_every_stage_has_a_line_in_a_log_and_a_rate_of_its_own(now):
         "prune to: fitting, 12 layers",
         "prune to: fitting: 3 of 12 layers, 40.00s/ layers, 06:00 left",
     ]
-    with Progress(None, "steps", what="prune to", file=terminal) as bar:
-        bar.stage("fitting", 12, "layers")
-        bar.advance(3)
-        bar.bar.refresh()
-    assert "prune to: fitting" in terminal.getvalue()
-    assert "3/12" in terminal.getvalue()
