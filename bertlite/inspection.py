@@ -47,14 +47,14 @@ MOST_SHOWN = 3
 
 
 def main(args: argparse.Namespace) -> int:
-    found = inspect(args.checkpoint, revision=args.revision)
+    found = inspect(args.checkpoint)
     if args.record:
         write_json(args.record, found)
     print("\n".join(format_report(found)))
     return int(found["bertlite"]["outcome"] != SAME)
 
 
-def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str, Any]:
+def inspect(checkpoint: str | Path) -> dict[str, Any]:
     """Return the contents of a checkpoint and the outcomes of loading it, JSON-ready.
 
     Args:
@@ -70,7 +70,7 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
         FileNotFoundError: there is no such checkpoint.
         ValueError: a file is damaged, or the config is not a BERT's.
     """
-    files = find_checkpoint(Source(checkpoint, revision))
+    files = find_checkpoint(Source(checkpoint))
     origin, stored = Origin.read(files.config), read_tensors(files)
     cls = class_of(origin.config())
     _, config = origin.build(cls, {}, {}, stored)

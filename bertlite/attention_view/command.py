@@ -15,7 +15,7 @@ from bertlite.tokenizer import BertTokenizer
 def main(args: argparse.Namespace) -> int:
     """Compute the maps of one or two checkpoints and write the outputs of --out and --json."""
     first, second = short_names(args.checkpoint, args.against)
-    tokenizer = BertTokenizer.from_pretrained(args.checkpoint, revision=args.revision)
+    tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     maps = load_maps(args, args.checkpoint, first, tokenizer)
     against = None
     if args.against:
@@ -38,8 +38,7 @@ def main(args: argparse.Namespace) -> int:
 
 def load_maps(args: argparse.Namespace, checkpoint: str, name: str, tokenizer: BertTokenizer) -> AttentionMaps:
     """Compute the maps of one checkpoint for the text of the command line."""
-    revision = args.revision if checkpoint == args.checkpoint else None
-    model = BertModel.from_pretrained(checkpoint, add_pooling_layer=False, revision=revision)
+    model = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
     return attention_maps(model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads, name=name)
 
 

@@ -81,7 +81,7 @@ def has_nonzero(table: Tensor, row: int) -> bool:
 
 
 def add_segments_(state: State, values: Values, base: str) -> None:
-    """Add two segments whose embeddings are zero, so that it does not matter which a tokenizer puts a token in."""
+    """Add embeddings of zero for two token types, so that those of a tokenizer change nothing."""
     words = state.get(f"{base}embeddings.word_embeddings.weight")
     if words is not None and words.dim() == 2:
         state[f"{base}embeddings.token_type_embeddings.weight"] = words.new_zeros(2, words.shape[1])
@@ -378,7 +378,10 @@ class Origin:
                 values["pooler_dropout"] = values.get("hidden_dropout_prob", 0.1) if rate is None else rate
         if "positions_skip_padding" in family.fixed:
             if not isinstance(pad := values["pad_token_id"], int):
-                raise ValueError(f"{self.path} has pad_token_id {pad!r}, from which {self.kind!r} counts positions")
+                raise ValueError(
+                    f"{self.path} has pad_token_id {pad!r}; a {self.kind!r} numbers positions from it on, so set"
+                    " it to the id of the padding token"
+                )
             if isinstance(values.get("max_position_embeddings"), int):
                 values["max_position_embeddings"] -= pad + 1
         return BertConfig.from_values(self.path, values, **overrides)

@@ -18,7 +18,6 @@ correctly.  No model is run, and the weights are not read.  Exits 1 if bertlite 
         record="the report",
     )
     add_checkpoint(action, "a hub id, a folder, or a weights file with its config.json beside it")
-    action.add_argument("--revision", help="a branch, tag or commit of the hub (default: main)")
 
 
 def attention(commands: Commands) -> None:
@@ -43,7 +42,6 @@ a pruned one, head by head.""",
     )
     add_checkpoint(action)
     action.add_argument("text", metavar="TEXT", help="the text for the model")
-    action.add_argument("--revision", help="a branch, tag or commit of the hub (default: main)")
     action.add_argument("--pair", metavar="TEXT", help="a second text, after the first one's [SEP] (default: none)")
     text = (
         "compare with this checkpoint, which has the same layers, heads and tokenizer, or no tokenizer (default: none)"

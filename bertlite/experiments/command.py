@@ -114,7 +114,7 @@ def read_training_data(args: argparse.Namespace, task: Task) -> Examples:
 
 
 def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[str, Any]:
-    """Return the changes to a checkpoint's config that give its head the classes of the data, with their names.
+    """Return the fields of the config to set so that the head has the classes of the data, by name.
 
     Raises:
         ValueError: there is only one class, or their number differs from --num-labels.

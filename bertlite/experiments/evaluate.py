@@ -80,7 +80,7 @@ class Task:
         return self.headline if name is None else name
 
     def load(self, checkpoint: str, **options: Any) -> Any:
-        """Load a model of this task."""
+        """Load a checkpoint into the task's class."""
         return getattr(bertlite, self.model).from_pretrained(checkpoint, **options)
 
     def of_checkpoint(self, checkpoint: str) -> "Task":

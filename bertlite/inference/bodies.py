@@ -74,7 +74,7 @@ def check_around(thing: object) -> None:
             if isinstance(part, OptimizedBody):
                 raise TypeError(f"{where} is optimised already: optimise the original again")
             if torch_private.is_compiled(part):
-                raise TypeError(f"{where} is compiled: optimise what it was compiled from")
+                raise TypeError(f"{where} was compiled by torch.compile: pass the model as it was before")
             if type(part).__module__.startswith("peft."):
                 raise TypeError(f"{where} is a {kind_of(part)}, an adapter that would not be run: merge it first")
             if isinstance(part, nn.Dropout) and part.training and part.p:

@@ -117,7 +117,7 @@ def print_verdict(reports: Sequence[Report], seconds: float) -> int:
         print(f"not checked: {cases}: {reason}; tests/golden holds what transformers 4.57.6 computed")
     rows = [row for report in reports for row in report.rows]
     if not rows:
-        raise ValueError("nothing was compared")
+        raise ValueError("nothing was compared: this transformers supports none of these cases; name others by --only")
     checked = f"{len(reports) - unchecked.total():,} cases, {len(rows):,} tensors"
     apart = f"{len(differ)} of {checked}, {sum(not row.ok for row in rows):,} of them; the first is" if differ else ""
     verdict = f"DIFFERS: {apart} {differ[0].name}" if differ else f"equal: {checked}"

@@ -30,7 +30,7 @@ assert_operator = lookup("_assert_async", wait_and_assert)
 
 
 def assert_async(condition: Tensor, message: str) -> None:
-    """Assert without waiting for the device, where it has that operator."""
+    """Raise RuntimeError unless a condition holds; where the device has an operator for it, nobody waits for it."""
     try:
         assert_operator(condition, message)
     except NotImplementedError:

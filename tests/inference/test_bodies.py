@@ -186,7 +186,7 @@ def attend(model: Any) -> None:
             r"bert\.encoder\.layer\.0 has hooks, which would not be run: remove it first",
         ),
         (lambda model: setattr(model.config, "is_decoder", True), "bert is a decoder"),
-        (lambda model: model.bert.compile(), "bert is compiled: optimise what it was compiled from"),
+        (lambda model: model.bert.compile(), "bert was compiled by torch.compile: pass the model as it was before"),
         (lambda model: model.dropout.train(), "dropout is in training mode; call"),
     ],
 )

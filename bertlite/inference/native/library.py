@@ -230,7 +230,7 @@ def cache_folder() -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """Return a folder into which this user alone can write, as what lies there is run; it is made if need be.
+    """Return a folder that this user alone can write to, since code is loaded from it; make it if it is not there.
 
     Raises:
         NativeKernelsError: it is another user's, or others can write to it.
