@@ -34,8 +34,19 @@ SECTIONS = [
 def test_the_readme_is_short_and_in_order() -> None:
     assert len(README.encode()) <= 12_000
     assert re.findall("^## (.*)$", README, re.MULTILINE) == SECTIONS
-    (introduction,) = re.findall(r"^# bertlite\n\n(.*?)\n\n## ", README, re.DOTALL)
+    (introduction,) = re.findall(r"^# bertlite\n\n(.*?)\n\n", README, re.DOTALL)
     assert len(re.findall(r"\.(?=\s|$)", introduction)) == 3, "three sentences: what it is, what it keeps, for whom"
+    first_screen = README.partition("\n## ")[0]
+    assert first_screen.count("\n") <= 24
+    for word in (
+        "SentenceTransformer(",
+        "from bertlite.hf import",
+        "| speed |",
+        "| pruning |",
+        "| proof |",
+        "License:",
+    ):
+        assert word in first_screen
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -101,7 +112,7 @@ def test_the_first_lines_run_as_they_are_typed(tmp_path: Path, capsys: pytest.Ca
             console.push(line)
     said = capsys.readouterr()
     assert "Error" not in said.err
-    assert "torch.Size([2, " in said.out
+    assert "torch.Size([1, " in said.out
     assert "\n{0: (1, 5), 3: (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)}\n" in said.out
     assert (tmp_path / "pruned" / "config.json").exists()
 
@@ -186,8 +197,7 @@ def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with
     lines = with_records("speedbrief", speed=speed_record()).splitlines()
     assert lines[0] == "|  | 8 x 128 | 32 x 49 SST-2 (48%) | 32 x 128 SST-2 (18%), fixed |"
     assert lines[2] == "| bertlite native int8 | 5.00 (4.00–6.00) | 5.00 (4.00–6.00) | 5.00 (4.00–6.00) |"
-    for note in ("The percentage is the share of positions that hold tokens", "the longest of their batch. Fixed:"):
-        assert note in lines[-1]
+    assert "the rest is padding: to the longest of their batch; if fixed, to the length" in lines[-1]
     lines = with_records("peers").splitlines()
     for model in ("bert-base", "MiniLM"):
         assert [line.split(" | ")[1] for line in lines if line.startswith(f"| {model} |")] == [

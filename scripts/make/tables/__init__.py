@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from scripts.make.tables import library, proof, pruning, speed
+from scripts.make.tables import first, library, proof, pruning, speed
 from scripts.make.tables.read import ROOT
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").glob("*.md")))
@@ -50,6 +50,9 @@ def filled(text: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "firstfigures": first.figures,
+    "ways": first.ways,
+    "prunetorun": first.session,
     "proofbrief": proof.brief,
     "speedbrief": partial(speed.brief, "speed"),
     "pruningbrief": pruning.budgets_brief,

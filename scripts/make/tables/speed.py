@@ -69,14 +69,11 @@ def heads_of(forward: Sections) -> list[str]:
 
 
 def padding_note(forward: Sections) -> str:
-    """Say what the columns of texts are, and what their percentage means."""
+    """Say how texts are padded, and what their percentage means."""
     kinds = {section["padding"] for section in forward.values()}
-    notes = {
-        "longest": " Texts are padded to the longest of their batch.",
-        "fixed": " Fixed: padded to the length that is named, as accelerators and compiled graphs often need.",
-    }
-    share = "The percentage is the share of positions that hold tokens; the rest is padding."
-    return share + "".join(note for kind, note in notes.items() if kind in kinds) if kinds - {"none"} else ""
+    padded = {"longest": "to the longest of their batch", "fixed": "if fixed, to the length that is named"}
+    how = "; ".join(text for kind, text in padded.items() if kind in kinds)
+    return f"(%): the share of positions that hold tokens, the rest is padding: {how}." if how else ""
 
 
 def note(what: str, forward: Sections, found: Record) -> str:
