@@ -42,8 +42,7 @@ class StockAttentionCalls:
     def run(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> tuple[Any, ...]:
         """Compute with arguments of transformers; return the context or output, and weights where there are some."""
         causal = self.is_causal and states is None
-        inputs = read_call(x, mask, self.config, self.layer_idx, states=states, causal=causal, **options)
-        return self.compute(x, inputs)
+        return self.compute(x, read_call(self, x, mask, states, causal=causal, **options))
 
     def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
         raise NotImplementedError
@@ -126,16 +125,16 @@ class StockLayerCalls:
         Raises:
             ValueError: there is an encoder's output, and no cross-attention that attends to it.
         """
-        config, layer, decodes = self.config, self.layer_idx, bool(self.config.is_decoder)
-        inputs = read_call(x, mask, config, layer, causal=decodes, **options)
+        decodes = bool(self.config.is_decoder)
+        inputs = read_call(self, x, mask, causal=decodes, **options)
         if states is None or not decodes:
             return inputs
-        if not config.add_cross_attention:
+        if not self.config.add_cross_attention:
             raise ValueError(
                 "encoder_hidden_states are given to a layer without cross-attention; set add_cross_attention"
             )
         options.pop("head_mask", None)
-        return replace(inputs, encoder=read_call(x, encoder_mask, config, layer, states=states, **options))
+        return replace(inputs, encoder=read_call(self, x, encoder_mask, states, **options))
 
 
 class Layer(StockLayerCalls, modules.BertLayer, WithoutStock, stock.BertLayer):

@@ -14,17 +14,20 @@ from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
 
 
-def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-    """Run another's attention, of whatever kind; return the context or output, and the weights."""
-    out = part(
-        x,
-        attention_mask=mask_tensor(inputs, x),
-        head_mask=head_mask_of(inputs),
-        encoder_hidden_states=inputs.source,
-        past_key_values=past_of(inputs),
-        output_attentions=inputs.weights is not None,
-    )
-    return out[0], out[1] if len(out) > 1 else None
+class CallsAttention:
+    """First base of what runs attention."""
+
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+        """Run another's attention, of whatever kind; return the context or output, and the weights."""
+        out = part(
+            x,
+            attention_mask=mask_tensor(inputs, x),
+            head_mask=head_mask_of(inputs),
+            encoder_hidden_states=inputs.source,
+            past_key_values=past_of(inputs),
+            output_attentions=inputs.weights is not None,
+        )
+        return out[0], out[1] if len(out) > 1 else None
 
 
 class AttentionSignature(StockAttentionCalls):
@@ -61,7 +64,7 @@ class BertSelfAttention(AttentionSignature, SelfAttention, WithoutStock, stock.B
         super().__init__(config, layer_idx, is_cross_attention, position_embedding_type)
 
 
-class BertAttention(AttentionSignature, Attention):
+class BertAttention(AttentionSignature, CallsAttention, Attention):
     def __init__(
         self,
         config: Any,
@@ -75,16 +78,10 @@ class BertAttention(AttentionSignature, Attention):
         )
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        return call_attention(part, x, inputs)
 
-
-class BertLayer(Layer):
+class BertLayer(CallsAttention, Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, layer_idx=layer_idx, is_cross_attention=cross)
-
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        return call_attention(part, x, inputs)
 
     @takes_layer_context
     def forward(

@@ -92,13 +92,12 @@ def gate_of(head_mask: Tensor | None, config: Any, layer: int | None) -> Tensor 
 
 
 def read_call(
+    part: Any,
     x: Tensor,
     mask: Any,
-    config: Any,
-    layer: int | None = None,
+    states: Tensor | None = None,
     *,
     head_mask: Tensor | None = None,
-    states: Tensor | None = None,
     past: Any = None,
     output_attentions: bool | None = False,
     causal: bool = False,
@@ -106,13 +105,14 @@ def read_call(
     """Return the arguments of a part as transformers gives them, as `LayerContext`.
 
     Args:
+        part: attention, a layer or the encoder.  Its config names the attention: "eager", or none, gives attention
+            weights; "sdpa" only if they are wanted.
         x: the hidden states, (B, S, …).
         mask: None, scores to add or, bool, what may be attended to, broadcasting to (B, N, S, K).
-        config: it names the attention.  "eager", or none, gives attention weights; "sdpa" only if they are wanted.
-        layer: the number of the layer.
         states: an encoder's output, for cross-attention.
         causal: of a decoder's self-attention, which transformers makes causal under "sdpa" if there is no mask.
     """
+    config, layer = part.config, part.layer_idx
     cache = None if past is None else LayerCache(past, config)
     if cache is not None and layer is None:
         raise ValueError("this layer was built without layer_idx, under which a cache keeps its keys; give one")

@@ -121,8 +121,7 @@ class LayerContext:
             return project()
         if self.source is None:
             return self.cache.extend(self.layer, *project())
-        known = self.cache.kept(self.layer)
-        return self.cache.keep(self.layer, *project()) if known is None else known
+        return self.cache.kept(self.layer) or self.cache.keep(self.layer, *project())
 
     def keep_weights(self, weights: Tensor) -> None:
         """Keep a layer's attention weights; those of a layer that is run again in the backward pass are known."""
