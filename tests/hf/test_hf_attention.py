@@ -182,11 +182,6 @@ def test_transformers_4_makes_no_masks_for_functions(register: Register) -> None
         model(ids, mask)
 
 
-def test_an_unregistered_function_is_refused() -> None:
-    with pytest.raises((ValueError, KeyError), match="never_registered"):
-        ours_of("BertModel", "never_registered")(**inputs_of())
-
-
 # Chosen afterwards
 
 
@@ -202,7 +197,9 @@ def test_the_attention_may_be_changed(name: str, backend: str, kernels_run: list
     assert kernels_run == [backend] * L
 
 
-def test_an_unknown_attention_is_refused_afterwards_too() -> None:
+def test_an_unknown_attention_is_refused_at_once_and_afterwards() -> None:
+    with pytest.raises((ValueError, KeyError), match="never_registered"):
+        ours_of("BertModel", "never_registered")(**inputs_of())
     model = ours_of("BertModel")
     with pytest.raises(ValueError, match="bogus"):
         model.set_attn_implementation("bogus")

@@ -16,7 +16,6 @@ from pairs import (
     L,
     inputs_of,
     labels_of,
-    only_5,
     ours_of,
     score_of,
     states_of,
@@ -76,28 +75,6 @@ def test_every_nth_layer_is_checkpointed(every: int, wanted: list[int]) -> None:
     runs = count_runs(enable(model, every_n_layers=every))
     assert_same(learn(model, "BertForMaskedLM"), plain, atol=0)
     assert [runs[i] for i in range(L)] == wanted
-
-
-@pytest.mark.skipif(CHECKPOINTING == "gradient", reason="the old name is the only one here")
-def test_the_old_name_works_and_says_that_it_is_old() -> None:
-    model = ours_of("BertModel", **ON).train()
-    plain = learn(model)
-    runs = count_runs(model)
-    with pytest.warns(FutureWarning, match="activation_checkpointing_enable"):
-        model.gradient_checkpointing_enable(every_n_layers=2)
-    assert_same(learn(model), plain, atol=0)
-    assert [runs[i] for i in range(L)] == [2, 1, 2]
-    with pytest.warns(FutureWarning, match="activation_checkpointing_disable"):
-        model.gradient_checkpointing_disable()
-    assert not model.is_activation_checkpointing
-
-
-@only_5
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="transformers pins the host's memory, which takes a GPU")
-def test_what_is_kept_may_be_kept_on_the_host() -> None:
-    model = ours_of("BertModel", **ON).train()
-    plain = learn(model)
-    assert_same(learn(enable(model, offload=True)), plain, atol=0)
 
 
 def test_nothing_is_computed_twice_outside_training() -> None:

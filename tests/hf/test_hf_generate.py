@@ -241,14 +241,6 @@ def test_tuples_of_transformers_4_are_caches_too(changes: dict[str, Any]) -> Non
     assert_same(outs[0].logits, ours(**inputs, use_cache=False).logits[:, 6:])
 
 
-@only_4
-def test_the_position_in_the_cache_may_be_said() -> None:
-    """transformers 4's generate says it; it follows from the cache."""
-    model, ids = ours_of("BertLMHeadModel"), inputs_of()["input_ids"]
-    out = model(ids, cache_position=torch.arange(S))
-    assert_same(out.logits, model(ids).logits, atol=0)
-
-
 # Encoder-decoder pairs
 
 

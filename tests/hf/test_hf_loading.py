@@ -14,7 +14,6 @@ from pairs import (
     MODELS,
     TIED,
     V5,
-    L,
     config_of,
     core_of,
     inputs_of,
@@ -131,29 +130,6 @@ def test_old_names_are_read(tmp_path: Path) -> None:
 # Arguments
 
 
-@pytest.mark.parametrize(
-    ("argument", "said"), [("dtype", F64), ("dtype", "bfloat16"), ("torch_dtype", BF16), ("torch_dtype", "auto")]
-)
-def test_the_dtype_is_the_one_asked_for(said: Any, argument: str, tmp_path: Path) -> None:
-    theirs_of("BertModel", dtype=F16).save_pretrained(tmp_path)
-    wanted = {"auto": F16, "bfloat16": BF16}.get(said, said)
-    model = hf.BertModel.from_pretrained(tmp_path, **{argument: said})
-    assert {p.dtype for p in model.parameters()} == {wanted}
-    assert model.dtype == wanted
-    assert model(**inputs_of()).last_hidden_state.dtype == wanted
-    model = hf.BertModel.from_pretrained(tmp_path)
-    assert model.dtype == transformers.BertModel.from_pretrained(tmp_path).dtype == (F16 if V5 else F32)
-
-
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_the_attention_is_the_one_asked_for(backend: str, tmp_path: Path, kernels_run: list[str]) -> None:
-    file_of(tmp_path)
-    model = hf.BertModel.from_pretrained(tmp_path, attn_implementation=backend)
-    assert model.config._attn_implementation == backend
-    model(**inputs_of())
-    assert kernels_run == [backend] * L
-
-
 @pytest.mark.parametrize("changes", [{"num_labels": 9}, {"vocab_size": 11}], ids=str)
 def test_mismatched_sizes_are_reported_by_the_logger_of_transformers(changes: dict[str, int], tmp_path: Path) -> None:
     file_of(tmp_path, "BertForSequenceClassification")
@@ -187,16 +163,6 @@ def test_weights_may_be_placed_while_they_are_loaded(options: dict[str, Any], tm
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
-def test_layers_are_kept_whole_when_devices_share_a_model() -> None:
-    pytest.importorskip("accelerate")
-    from accelerate import infer_auto_device_map, init_empty_weights
-
-    with init_empty_weights():
-        model = hf.BertForMaskedLM(config_of())
-    parts = infer_auto_device_map(model, {0: 40_000, "cpu": 10**9}, no_split_module_classes=model._no_split_modules)
-    assert all(key.count(".") <= 3 for key in parts), parts
-
-
 def test_variants_and_subfolders_and_shards(tmp_path: Path) -> None:
     model = bertlite.prune_heads(ours_of("BertForMaskedLM"), {1: [0]})
     model.save_pretrained(tmp_path / "inner", variant="fp16", max_shard_size="50KB")
@@ -212,12 +178,6 @@ def test_pickled_weights_are_read(tmp_path: Path) -> None:
     theirs.config.save_pretrained(tmp_path)
     torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
     same(hf.BertModel.from_pretrained(tmp_path, use_safetensors=False, dtype=F64), theirs)
-
-
-def test_an_unknown_argument_is_an_error(tmp_path: Path) -> None:
-    file_of(tmp_path)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
-        hf.BertModel.from_pretrained(tmp_path, foo=1)
 
 
 def test_loading_leaves_no_trace_in_the_positions(tmp_path: Path) -> None:

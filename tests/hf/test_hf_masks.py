@@ -90,15 +90,6 @@ def test_what_a_helper_gives_may_be_given_to_the_model(form: str, decoder: bool,
     assert distance(model(ids)[0], wanted["last_hidden_state"]) > 1e-2 or (decoder and form == "3-D")
 
 
-@pytest.mark.parametrize("pruned", [{}, {0: [1], 2: [0, 1, 2, 3]}], ids=str)
-def test_an_extended_head_mask_may_be_given_to_the_model(pruned: dict[int, list[int]]) -> None:
-    model = ours_of("BertForMaskedLM", pruned_heads=pruned)
-    gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
-    wanted = dict(model(**inputs_of(), head_mask=gate))
-    assert_same(dict(model(**inputs_of(), head_mask=model.get_head_mask(gate, L))), wanted)
-    assert distance(model(**inputs_of()).logits, wanted["logits"]) > 1e-2
-
-
 def test_an_inverted_mask_may_be_given_for_the_encoder() -> None:
     model, given = ours_of("BertModel", **CROSS, use_cache=False), states_of()
     wanted = dict(model(**inputs_of(), **given))

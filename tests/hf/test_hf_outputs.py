@@ -18,7 +18,6 @@ from pairs import (
     MODELS,
     TIED,
     V5,
-    B,
     L,
     N,
     S,
@@ -144,15 +143,6 @@ def test_without_a_pooler() -> None:
 # What transformers does not do
 
 
-@pytest.mark.parametrize("backend", [None, "eager"])  # with "sdpa" it is an error of transformers' config
-def test_attentions_that_the_config_asks_for_are_given(backend: str | None) -> None:
-    model = ours_of("BertModel", backend, output_attentions=True, output_hidden_states=True)
-    out = model(**inputs_of())
-    assert len(out.attentions) == L
-    assert len(out.hidden_states) == L + 1
-    assert model(**inputs_of(), output_attentions=False).attentions is None
-
-
 @pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
 def test_an_unknown_argument_is_an_error(name: str) -> None:
     model, inputs = ours_of(name), inputs_of(name)
@@ -214,33 +204,6 @@ def test_arguments_that_transformers_does_not_ignore_everywhere_are_refused_ther
         known = given.keys() <= TransformersKwargs.__annotations__.keys()  # 5.0 and 5.1 know no is_causal
         with pytest.raises(ValueError if known else TypeError, match=message if known else "unexpected keyword"):
             ours_of("BertModel", backend)(ids, **given)
-
-
-IDS = torch.ones(B, S).long()
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"input_ids": IDS * 97}, "input_ids holds 97; this model has 0 to 96"),
-        ({}, "input_ids or inputs_embeds, not neither"),
-        ({"input_ids": IDS, "attention_mask": torch.ones(3, S)}, r"attention_mask has shape \(3, 11\)"),
-        ({"input_ids": IDS, "head_mask": torch.ones(3, 5)}, r"head_mask has shape \(3, 5\)"),
-        ({"input_ids": IDS, "labels": IDS * 6}, "labels holds 6"),
-    ],
-)
-def test_a_bad_input_is_refused_by_name(inputs: dict[str, Any], message: str) -> None:
-    """The checks are the core's, whose tests have more."""
-    with pytest.raises(ValueError, match=message):
-        ours_of("BertForTokenClassification")(**inputs)
-
-
-@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification", "BertForQuestionAnswering"])
-def test_every_argument_may_be_passed_by_place(name: str) -> None:
-    """In the order of the signature, as torch.onnx passes them."""
-    model, ids = ours_of(name), torch.arange(1, 12).view(1, 11)
-    defaults = [each.default for each in inspect.signature(model.forward).parameters.values()]
-    assert_same(dict(model(ids, *defaults[1:])), dict(model(ids)), atol=0)
 
 
 # Copies

@@ -137,7 +137,9 @@ def test_gradients_flow_through_the_cache() -> None:
 
 def test_a_cache_is_extended_in_place_and_a_copy_is_a_branch() -> None:
     model, ids = build().requires_grad_(False), make_batch()["input_ids"]
-    cache = model(ids[:, :6]).past_key_values
+    cache = KeyValueCache()
+    assert cache.length == 0
+    assert model(ids[:, :6], past_key_values=cache).past_key_values is cache
     branch = copy.deepcopy(cache)
     other = pickle.loads(pickle.dumps(cache))
     straight = model(ids[:, 6:], past_key_values=cache)
@@ -145,16 +147,6 @@ def test_a_cache_is_extended_in_place_and_a_copy_is_a_branch() -> None:
     assert (cache.length, branch.length) == (S, 6)
     for copied in (branch, other):
         assert_same(model(ids[:, 6:], past_key_values=copied).logits, straight.logits, atol=0)
-
-
-def test_an_empty_cache_may_be_given() -> None:
-    model, batch = build(), make_batch()
-    cache = KeyValueCache()
-    assert cache.length == 0
-    out = model(**batch, past_key_values=cache)
-    assert out.past_key_values is cache
-    assert cache.length == S
-    assert_same(out.logits, model(**batch).logits, atol=0)
 
 
 @BOTH
@@ -250,16 +242,8 @@ def test_a_decoder_remembers_unless_told_otherwise() -> None:
     assert isinstance(quiet(**batch, use_cache=True).past_key_values, KeyValueCache)
     assert "past_key_values" not in model(**batch, use_cache=False)
     assert isinstance(model(**batch, return_dict=False)[1], KeyValueCache)
-
-
-def test_an_encoder_has_nothing_to_remember() -> None:
-    assert make(BertModel)(**make_batch(), use_cache=True).past_key_values is None
-
-
-def test_nothing_is_remembered_beside_a_loss() -> None:
-    batch = make_batch()
-    out = build()(**batch, labels=batch["input_ids"], use_cache=True)
-    assert out.past_key_values is None
+    assert model(**batch, labels=batch["input_ids"], use_cache=True).past_key_values is None
+    assert make(BertModel)(**batch, use_cache=True).past_key_values is None
 
 
 def test_checkpointed_layers_do_not_remember_while_they_learn() -> None:
@@ -362,12 +346,6 @@ def test_labels_must_fit_the_logits_that_are_kept() -> None:
     assert_same(last.loss, model(**batch, labels=hidden).loss)
 
 
-def test_the_decoder_is_the_word_embeddings() -> None:
-    tied, free = build(**CROSS), build(tie_word_embeddings=False)
-    assert tied.get_output_embeddings().weight is tied.get_input_embeddings().weight
-    assert not free.get_output_embeddings().weight.equal(free.get_input_embeddings().weight)
-
-
 # Files
 
 
@@ -445,21 +423,15 @@ def test_a_cache_must_be_ours() -> None:
         build()(**make_batch(), past_key_values=(pair,) * L)
 
 
-def test_the_cache_counts_towards_the_longest_sequence() -> None:
+def test_the_cache_counts_towards_the_longest_sequence_and_the_mask() -> None:
     model, ids = build().requires_grad_(False), make_batch(length=40)["input_ids"]
     cache = model(ids[:, :36]).past_key_values
     assert model(ids[:, 36:], past_key_values=copy.deepcopy(cache)).past_key_values.length == 40
     with pytest.raises(ValueError, match="5 tokens long, after 36 in the cache; this model takes 1 to 40"):
         model(ids[:, :5], past_key_values=cache)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 4\); expected \(2, 40\)"):
+        model(ids[:, 36:], torch.ones(B, 4), past_key_values=cache)
     assert cache.length == 36
-
-
-def test_a_mask_covers_the_cache_too() -> None:
-    model, ids = build(), make_batch()["input_ids"]
-    cache = model(ids[:, :6]).past_key_values
-    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 5\); expected \(2, 11\)"):
-        model(ids[:, 6:], torch.ones(B, 5), past_key_values=cache)
-    assert cache.length == 6
 
 
 def test_only_a_decoder_writes() -> None:

@@ -124,12 +124,6 @@ def test_the_pooler_reads_the_first_token_that_is_not_padding(mask: str, model: 
     assert_same(out.pooler_output, model.pooler(firsts[:, None]))
 
 
-def test_relative_positions_are_not_guessed_where_padding_lies_between() -> None:
-    model = on(make(position_embedding_type="relative_key"), "packed")
-    with pytest.raises(ValueError, match="padding between the tokens of a sequence shifts relative positions"):
-        model(**inputs_of("scattered"))
-
-
 @pytest.mark.parametrize("mask", MASKS)
 def test_tokens_that_come_packed(mask: str, model: BertModel) -> None:
     inputs = inputs_of(mask)
@@ -140,21 +134,10 @@ def test_tokens_that_come_packed(mask: str, model: BertModel) -> None:
         assert got.last_hidden_state.shape == (packing.tokens, D)
         assert_same([packing.unpack(x) for x in got.hidden_states], wanted.hidden_states)
         assert_same(got.pooler_output, wanted.pooler_output)
-
-
-def test_packed_positions_are_counted_from_the_start_of_each_sequence(model: BertModel) -> None:
-    _, tokens = packed_inputs(inputs_of("right"))
-    counted = on(model, "packed")(**tokens)
-    assert_same(model(**{**tokens, "position_ids": None}), counted, atol=0)
+        if mask == "right":  # where each sequence begins at 0
+            assert_same(model(**{**tokens, "position_ids": None}, output_hidden_states=True), got, atol=0)
     embeds = model.get_input_embeddings()(tokens.pop("input_ids"))
-    assert_same(model(**tokens, inputs_embeds=embeds), counted, atol=0)
-
-
-@pytest.mark.parametrize("sequences", [0, 2])
-def test_no_tokens_that_come_packed_give_none(sequences: int, model: BertModel) -> None:
-    out = model(torch.zeros(0).long(), cu_seqlens=torch.zeros(sequences + 1).int())
-    assert out.last_hidden_state.shape == (0, D)
-    assert out.pooler_output.shape == (sequences, D)
+    assert_same(model(**tokens, inputs_embeds=embeds, output_hidden_states=True), got, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +154,8 @@ def test_nothing_gives_nothing(batch: dict[str, Tensor]) -> None:
         assert (out.last_hidden_state == 0).all()
         out.last_hidden_state.sum().backward()
         assert all(p.grad is not None for n, p in model.encoder.named_parameters() if "distance" not in n)
+    out = model(torch.zeros(0).long(), cu_seqlens=torch.zeros(rows + 1).int())
+    assert (out.last_hidden_state.shape, out.pooler_output.shape) == ((0, D), (rows, D))
 
 
 GATES = {
@@ -244,7 +229,7 @@ def test_under_autocast_it_attends_in_bfloat16() -> None:
 # [CLS] alone
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
+@pytest.mark.parametrize(("backend", "call"), [("eager", 0), ("sdpa", 0), ("packed", 0), ("packed", 10**9)])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -257,7 +242,10 @@ def test_under_autocast_it_attends_in_bfloat16() -> None:
     ],
     ids=str,
 )
-def test_the_first_token_alone_is_that_of_all(changes: dict[str, Any], backend: str) -> None:
+def test_the_first_token_alone_is_that_of_all(
+    changes: dict[str, Any], backend: str, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts_module, "CALL_COST", call)  # each sequence by itself, or all as one group
     model, inputs = on(make(**changes), backend), inputs_of("a row of padding")
     whole, first = model(**inputs), model(**inputs, first_token_only=True)
     assert_same(first.last_hidden_state, whole.last_hidden_state[:, :1])
@@ -283,14 +271,6 @@ def test_the_first_token_looks_where_its_row_of_the_mask_says(backend: str, mask
     inputs = {**inputs_of("full"), "attention_mask": mask}
     whole = on(model, backend)(**inputs)
     assert_same(model(**inputs, first_token_only=True).last_hidden_state, whole.last_hidden_state[:, :1])
-
-
-def test_the_first_tokens_of_several_groups(model: BertModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts_module, "CALL_COST", 0)
-    inputs = inputs_of("right")
-    wanted = on(model, "sdpa")(**inputs, first_token_only=True)
-    assert len(packed(LENGTHS).groups.groups) > 2
-    assert_same(on(model, "packed")(**inputs, first_token_only=True), wanted)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "packed"])
@@ -374,6 +354,11 @@ def test_heads_compute_and_learn_the_same(cls: Any, checkpointing: bool) -> None
         assert not per_token or (got[~real] == 0).all()
     grads = [gradients(model, out.loss) for out in outs]
     assert_same(grads[1], grads[0], atol=1e-11)
+    packing, tokens = packed_inputs(inputs_of("right"))  # the same, as they come packed
+    labels = {name: packing.pack(x) if x.shape == (B, S) else x for name, x in labels_of(cls).items()}
+    got = model(**tokens, **labels)
+    for name, value in outs[1].items():
+        assert_same(packing.unpack(got[name]) if value.shape[:2] == (B, S) else got[name], value)
 
 
 @pytest.mark.parametrize("cls", PER_TOKEN)
@@ -386,26 +371,6 @@ def test_labels_at_padded_positions_do_not_count(cls: Any) -> None:
     assert_same(model(**inputs_of("right"), **flat).loss, wanted, atol=0)
     with pytest.raises(ValueError, match=r"of shape \(5, 10\); expected class indices of shape \(5, 11\)"):
         model(**inputs_of("right"), **{**labels, "labels": labels["labels"][:, 1:]})
-
-
-@pytest.mark.parametrize("cls", [*POOLED, *PER_TOKEN])
-def test_heads_take_sequences_that_come_packed(cls: Any) -> None:
-    model, inputs, labels = on(make(cls), "packed"), inputs_of("right"), labels_of(cls)
-    packing, tokens = packed_inputs(inputs)
-    wanted = model(**inputs, **labels)
-    if cls not in POOLED:
-        labels["labels"] = packing.pack(labels["labels"])
-    got = model(**tokens, **labels)
-    for name, value in wanted.items():
-        assert_same(packing.unpack(got[name]) if value.shape[:2] == (B, S) else got[name], value)
-
-
-def test_the_head_reads_no_padding_either() -> None:
-    model = on(make(BertForMaskedLM), "packed")
-    rows: list[int] = []
-    model.cls.predictions.decoder.register_forward_hook(lambda m, args, out: rows.append(out.shape[0]))
-    assert model(**inputs_of("right")).logits.shape == (B, S, SIZES["vocab_size"])
-    assert rows == [sum(LENGTHS)]
 
 
 def test_no_answer_lies_in_padding() -> None:
@@ -428,14 +393,6 @@ def test_no_answer_lies_in_padding() -> None:
     assert model(**tokens).start_logits.shape == (sum(LENGTHS),)
     with pytest.raises(ValueError, match="start_positions and end_positions are indices in rows"):
         model(**tokens, start_positions=starts, end_positions=ends)
-
-
-def test_choices_are_packed_too() -> None:
-    model = make(BertForMultipleChoice)
-    batch = {k: x.unflatten(0, (2, 3)) for k, x in make_batch(6, S, lengths=(11, 2, 5, 7, 1, 4)).items()}
-    outs = [on(model, name)(**batch, labels=torch.tensor([2, 0])) for name in ("sdpa", "auto", "packed")]
-    assert_same(outs[1], outs[0])
-    assert_same(outs[2], outs[0])
 
 
 def rows_of_the_last_layer(model: Any, inputs: dict[str, Any], **options: Any) -> int:
@@ -510,13 +467,9 @@ def test_auto_keeps_what_stands_at_padded_positions(cls: Any, sparse: dict[str, 
     model = make(cls)
     assert not ran_packed(model, sparse)
     assert_same(model(**sparse), on(model, "sdpa")(**sparse), atol=0)
-
-
-def test_auto_leaves_padding_out_of_a_body_that_is_asked_for_the_first_token(
-    model: BertModel, sparse: dict[str, Tensor]
-) -> None:
-    assert ran_packed(model, sparse, first_token_only=True)
-    assert not ran_packed(on(model, "sdpa"), sparse, first_token_only=True)
+    if cls is BertModel:  # which may be asked for the first token alone
+        assert not ran_packed(model, sparse, first_token_only=True)
+        assert ran_packed(on(model, "auto"), sparse, first_token_only=True)
 
 
 @pytest.mark.parametrize("name", ["", "bert", "bert.embeddings.LayerNorm", "bert.encoder.layer.0.attention.self"])
@@ -697,6 +650,8 @@ def test_what_packed_cannot_do_is_refused(model: BertModel) -> None:
         model(**{**inputs, "attention_mask": torch.full((B, S), 0.5)})
     with pytest.raises(ValueError, match="'packed' does not support decoders"):
         make(is_decoder=True, attn_implementation="packed")(**inputs, use_cache=False)
+    with pytest.raises(ValueError, match="padding between the tokens of a sequence shifts relative positions"):
+        make(position_embedding_type="relative_key", attn_implementation="packed")(**inputs_of("scattered"))
 
 
 def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
@@ -745,11 +700,11 @@ def test_sequences_of_one_length_are_not_moved() -> None:
     assert [group.real for group in groups.groups] == [None]
 
 
-def test_padding_is_not_computed(model: BertModel) -> None:
+def test_padding_is_not_computed_by_the_head_either() -> None:
+    model = on(make(BertForPreTraining), "packed")
     rows: set[int] = set()
     for part in model.modules():
         if isinstance(part, nn.Linear | nn.LayerNorm | nn.Embedding):
             part.register_forward_hook(lambda m, args, out: rows.add(out.shape[0]))
-    on(model, "packed")(**inputs_of("right"))
+    assert model(**inputs_of("right")).prediction_logits.shape == (B, S, SIZES["vocab_size"])
     assert rows == {sum(LENGTHS), B}  # the pooler has B
-    assert SIZES["hidden_size"] == D
