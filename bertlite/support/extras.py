@@ -83,8 +83,5 @@ def install_hint(extra: str, elsewhere: bool = False) -> str:
     """
     if elsewhere:
         return f"pip install 'bertlite[{extra}] @ git+URL', with the URL of the repository of bertlite"
-    return (
-        f"pip install -e '{ROOT}[{extra}]'"
-        if (ROOT / "pyproject.toml").is_file()
-        else f"pip install 'bertlite[{extra}]'"
-    )
+    in_checkout = (ROOT / "pyproject.toml").is_file()
+    return f"pip install '.[{extra}]' in the checkout" if in_checkout else f"pip install 'bertlite[{extra}]'"

@@ -26,7 +26,12 @@ from bertlite.support.records import read_runs
 
 pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
 PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "docs" / "own_data.md"
-COMMANDS = re.findall(r"^bertlite (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+TEXT = (
+    PAGE.read_text(encoding="utf-8")
+    .replace(" \\\n ", "")
+    .replace("sentence-transformers/all-MiniLM-L6-v2", blocks.HUB_ID)
+)
+COMMANDS = re.findall(r"^bertlite (.*)$", TEXT, re.MULTILINE)
 QUICK = ["--epochs", "0.5", "--lr", "1e-3"]  # what the page leaves at its default, which takes longer
 Rows = list[dict[str, Any]]
 
@@ -64,7 +69,7 @@ def write(path: Path, rows: Rows) -> None:
 
 
 MAKERS: dict[str, tuple[Callable[[Random], dict[str, Any]], int]] = {
-    "reviews.csv": (reviews, 540),
+    "reviews.csv": (reviews, 1000),
     "plain.tsv": (reviews, 90),
     "pairs.jsonl": (pairs, 90),
     "stars.parquet": (reviews, 90),
@@ -123,7 +128,7 @@ def test_a_csv_becomes_a_model_with_the_classes_of_the_data(runs: Path) -> None:
 @pytest.mark.slow
 def test_every_kind_of_data_becomes_a_run(runs: Path) -> None:
     found = {run.folder.name: run for run in read_runs(runs / "runs", name="finetune")}
-    assert set(found) == {"dense", "plain", "pairs", "stars", "names", "cola"}
+    assert set(found) == {"quick", "dense", "plain", "pairs", "stars", "names", "cola"}
     assert all(line["label"] in (0, 1, 2) for line in found["plain"].predictions)
     assert len(found["stars"].predictions[0]["outputs"]) == 1
     assert found["stars"].predictions[0]["label"] % 1 > 0

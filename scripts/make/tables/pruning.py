@@ -69,27 +69,21 @@ def subnetworks() -> str:
 
 def budgets_brief() -> str:
     """Table of the points that each way loses at each share, before and after distillation."""
-    found = record("pruning/budgets")
-    most = max(row["tasks"] for row in found["rows"])
-    found = {**found, "rows": [row for row in found["rows"] if row["tasks"] == most]}  # others are on the page
+    found = over_most_tasks(record("pruning/budgets"))
     rows = {(row["way"], row["share"], row["stage"]): row for row in found["rows"]}
     columns = [each for each in BRIEF if each in columns_of(found)]
     ways = [way for way in best_first(found) if all((way, *each) in rows for each in columns)]
     body = [[named(way), *(give(rows[way, *each], "lost") for each in columns)] for way in ways]
     head = ["points lost at", *(f"{100 * share:g} % of the MACs{STAGES[stage]}" for share, stage in columns)]
-    return table(head, body, note(found))
+    return table(head, body, note(found, any(stage == "distilled" for _, stage in columns)))
 
 
-def note(found: Record) -> str:
+def note(found: Record, distilled: bool) -> str:
     """Write what points are, and over what their means and intervals are."""
-    counts = sorted({row["tasks"] for row in found["rows"]})
-    over = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    stages = {stage for _, stage in columns_of(found)}
-    count = found["distillation"]["examples"]
-    alike = f" All are distilled alike, on {count:,} examples." if "distilled" in stages else ""
+    alike = f" All are distilled alike, on {found['distillation']['examples']:,} examples." if distilled else ""
     return (
-        f"100 × the metric, dense less pruned; means over {over} tasks, one fine-tuned MiniLM each, ± half of a 95 %"
-        f" interval over tasks.{alike}"
+        f"100 × the metric, dense less pruned; means over {found['rows'][0]['tasks']} tasks, one fine-tuned MiniLM"
+        f" each, ± half of a 95 % interval over tasks.{alike}"
     )
 
 
@@ -120,26 +114,38 @@ def give(row: dict[str, Any], name: str, sign: str = "") -> str:
     return f"{row[name]:{sign}.1f}" + ("" if within is None else f" ±{within:.1f}")
 
 
-def budgets() -> str:
-    """Table of the points that each way loses: mean, worst task, difference from ours, at each share and stage."""
-    found = record("pruning/budgets")
+def budgets(*stages: str, everywhere: bool = True) -> str:
+    """Table of the points that each way loses: mean, worst task, difference from ours, at each share.
+
+    Args:
+        stages: those shown.
+        everywhere: show the ways that were run on all tasks, else the others.
+    """
+    found = over_most_tasks(record("pruning/budgets"), everywhere)
     body = [
         [
             f"{100 * row['share']:g} %{STAGES[row['stage']]}",
             named(row["way"]),
-            row["tasks"],
+            *([] if everywhere else [row["tasks"]]),
             give(row, "lost"),
             f"{row['worst'][0]} {row['worst'][1]:.1f}",
             give(row, "more", "+"),
         ]
         for column in columns_of(found)
         for row in sorted(found["rows"], key=lambda row: row["lost"])
-        if (row["share"], row["stage"]) == column
+        if (row["share"], row["stage"]) == column and row["stage"] in stages
     ]
-    head = ["MACs", "way", "tasks", "points lost", "worst task", f"more than {NAMES[OURS]}"]
-    timed = any(stage == "timed" for _, stage in columns_of(found))
-    equal = f" In equal time: {found['minutes']:g} CPU minutes for pruning and distillation." if timed else ""
-    return table(head, body, f"{note(found)}{equal} Differences are paired, over the tasks that both ways have.")
+    head = ["MACs", "way", "points lost", "worst task", f"more than {NAMES[OURS]}"]
+    if not everywhere:
+        return table([*head[:2], "tasks", *head[2:]], body)
+    equal = f" In equal time: {found['minutes']:g} CPU minutes for pruning and distillation."
+    return table(head, body, note(found, "distilled" in stages) + (equal if "timed" in stages else ""))
+
+
+def over_most_tasks(found: Record, most: bool = True) -> Record:
+    """Return the record with the rows that are means over all tasks, or with the others."""
+    count = max(row["tasks"] for row in found["rows"])
+    return {**found, "rows": [row for row in found["rows"] if (row["tasks"] == count) == most]}
 
 
 def budget_tasks() -> str:
