@@ -74,6 +74,15 @@ def test_pictures_can_be_read_in_a_column_of_text() -> None:
             assert width <= 1.5 * height, f"{link} is {width} x {height}"
 
 
+def test_code_fits_into_its_column() -> None:
+    """76 characters are what a page of 1280 pixels shows of a line."""
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        code = "\n".join(
+            re.findall(r"^```\w*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        )
+        assert [line for line in code.splitlines() if len(line) > 76] == [], page
+
+
 @pytest.mark.slow
 def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     for library in ("sphinx", "myst_parser", "furo", "transformers"):

@@ -1,10 +1,10 @@
-"""Tables of the library itself: the commands with their examples, and the criteria."""
+"""Tables of the library itself: the commands, and the criteria."""
 
 import argparse
 from collections.abc import Iterator
 
 from bertlite.cli import parser
-from bertlite.cli.parts import FOLDER, Parser, fold, subcommands
+from bertlite.cli.parts import FOLDER, Parser, subcommands
 from bertlite.pruning.criteria import CRITERIA, Criterion
 
 
@@ -12,12 +12,6 @@ def commands() -> str:
     """Table of the commands: how each is called, and what it does."""
     lines = [f"| `{call(each)}` | {summary} |" for each, summary in commands_below(parser())]
     return "\n".join(["| command | what it does |", "|---|---|", *lines])
-
-
-def examples() -> str:
-    """Return the first example of every --help as one block."""
-    lines = [fold(f"bertlite {example}") for each, _ in commands_below(parser()) for example in each.examples[:1]]
-    return "\n".join(["```", *lines, "```"])
 
 
 def commands_below(top: Parser, summary: str = "") -> Iterator[tuple[Parser, str]]:

@@ -134,16 +134,21 @@ def limited() -> str:
     return f"{note}\n\n{brief('speed-avx2')}"
 
 
-def peers(name: str) -> str:
-    """Table of the speed of the native kernels over transformers' sdpa in float32 and over OpenVINO in their dtype."""
-    found, body, shown = record(name), [], {}
-    for model, forward in grouped(found, "forward").items():
+def peers(*names: str) -> str:
+    """Table of the speed of the native kernels over transformers' sdpa in float32 and over OpenVINO in their dtype.
+
+    A model and batch that two records have is shown of the first.
+    """
+    found, body, shown, known = [record(name) for name in names], [], {}, set()
+    every = [(model, forward) for each in found for model, forward in grouped(each, "forward").items()]
+    for model, forward in every:
         for batch, section in headlines(forward).items():
             cells = [
                 cell(section["ratios"], f"{over} / bertlite native {dtype}").partition(" (")
                 for over, dtype in [(BASE, each) for each in DTYPES] + [(f"OpenVINO {each}", each) for each in DTYPES]
             ]
-            if any(median for median, *_ in cells):
+            if any(median for median, *_ in cells) and (model, batch) not in known:
+                known.add((model, batch))
                 body.append(
                     [
                         model,
@@ -155,7 +160,7 @@ def peers(name: str) -> str:
     head = ["model", "batch", *DTYPES, *(f"{each} over OpenVINO" for each in DTYPES)]
     what = (
         f"Medians, times faster than {BASE}, and than OpenVINO in that dtype; ≈: a quartile is more than 10 % away."
-        f" {padding_note(shown)} {measured_on(found)}; `scripts/results/{name}.json` has more."
+        f" {padding_note(shown)} {measured_on(found[0])}; more in `scripts/results`."
     )
     return table(head, body, what)
 
