@@ -4,8 +4,7 @@ Heads have their numbers in the unpruned model, and a pruned one is nan.
 """
 
 from bertlite.causal.ablation import ABLATIONS, Ablation, ablate, ablated, mean_contexts
-from bertlite.causal.metrics import METRICS
-from bertlite.causal.patching import DIRECTIONS, Patching, attribution_patch, patch
+from bertlite.causal.patching import DIRECTIONS, METRICS, Patching, attribution_patch, patch
 from bertlite.causal.sites import SITES, activations_at
 
 __all__ = [

@@ -22,8 +22,7 @@ from bertlite.config import read_json_object
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import distance, largest, rms
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for
-from bertlite.shipping.graphs import Graph
-from bertlite.shipping.onnx import FILE, load_onnx, require_packages, write_onnx
+from bertlite.shipping.onnx import FILE, Graph, load_onnx, require_packages, write_onnx
 from bertlite.support.progress import Progress
 from bertlite.support.records import sha256_of, write_json
 

@@ -18,7 +18,7 @@ from bertlite.cli import main
 from bertlite.embed import Embedder
 from bertlite.inference.native.library import missing_platform
 from bertlite.shipping.convert import convert
-from bertlite.shipping.graphs import Graph
+from bertlite.shipping.onnx import Graph
 from scripts.measure.speed.accuracy import accuracy
 
 transformers = pytest.importorskip("transformers")

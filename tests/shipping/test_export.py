@@ -21,7 +21,7 @@ from bertlite.models import heads
 from bertlite.shipping import onnx
 from bertlite.shipping.carried import class_for
 from bertlite.shipping.export import SHAPES, export
-from bertlite.shipping.graphs import INPUTS, Graph
+from bertlite.shipping.onnx import INPUTS, Graph
 from bertlite.support.extras import install_hint
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 37}
