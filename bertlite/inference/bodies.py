@@ -219,7 +219,7 @@ class OptimizedBody(nn.Module):
         self.arguments = tuple(inspect.signature(body.forward).parameters)
         with torch.no_grad():
             ids = torch.zeros(1, 1, dtype=torch.long, device=body.device)
-            self.output_type, as_tuple = type(body(ids)), body(ids, return_dict=False)
+            self.output_type, as_tuple = type(body(ids, return_dict=True)), body(ids, return_dict=False)
         self.gap = sum(x is None for x in as_tuple)  # transformers 4 leaves room for a pooler's output
         super().train(False)
 
