@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import SIZES, assert_same, gradients, make, make_batch
 
-from bertlite import BertModel, optimize_for_inference, prune_heads
+from bertlite import BertModel, optimize_for_inference
 from scripts.measure.gpu_goals import count_waits as waits
 
 pytestmark = [
@@ -34,14 +34,6 @@ def test_a_forward_waits_for_the_gpu_to_know_its_mask_and_for_nothing_else(backe
         assert waits(lambda: model(**there)) <= 1
         del there["attention_mask"]
         assert waits(lambda: model(**there)) == 0
-
-
-def test_a_mask_of_scores_is_waited_for_once_and_gates_of_a_pruned_model_never(there):
-    model = prune_heads(make(hidden_size=64), {0: [1, 3]}).cuda()
-    mask = there.pop("attention_mask")[:, None, None].double().log().expand(-1, 1, 11, 11)
-    with torch.no_grad():
-        assert waits(lambda: model(**there, attention_mask=mask)) <= 1
-        assert waits(lambda: model(**there, head_mask=torch.ones(3, 4, device="cuda"))) == 0
 
 
 @pytest.mark.parametrize(("device", "allowed"), [("cuda", 1), ("cpu", 0)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import EXACT, SIZES, assert_same, make
+from conftest import EXACT, SIZES, make
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -245,41 +245,3 @@ def test_whatever_is_wrong_with_packed_sequences_is_refused_by_us(model, batch, 
     for backend in ("packed", "auto", "eager", "sdpa"):  # the last two take none, right or wrong
         with pytest.raises(OURS):
             run(model, backend, torch.float64, **batch)
-
-
-@EXAMPLES
-@given(units(N, N), units(N, N), units(NEURONS, 9), units(NEURONS, NEURONS), inputs())
-def test_pruning_in_any_order_is_pruning_the_union_once(one, two, few, many, batch):
-    heads, neurons = (
-        {k: a.get(k, set()) | b.get(k, set()) for k in a.keys() | b.keys()} for a, b in ((one, two), (few, many))
-    )
-    once = prune_neurons(prune_heads(trained(), heads), neurons)
-    twice = prune_neurons(prune_heads(prune_neurons(prune_heads(trained(), two), many), one), few)
-    assert once.config == twice.config
-    assert_same(once.state_dict(), twice.state_dict(), atol=0)
-    with torch.no_grad():
-        assert_same(once(**batch), twice(**batch), atol=0)
-
-
-@EXAMPLES
-@given(
-    st.dictionaries(
-        st.one_of(st.integers(-2, L + 1), st.text("09-x", max_size=2), st.none(), st.floats()),
-        st.one_of(
-            st.lists(st.one_of(st.integers(-2, N + 1), st.booleans(), st.text("09x", max_size=2)), max_size=3),
-            st.none(),
-            st.integers(),
-            st.text("013", max_size=3),
-        ),
-        max_size=3,
-    )
-)
-def test_heads_are_pruned_as_named_or_refused(heads):
-    try:
-        pruned = prune_heads(trained(), heads)
-    except ValueError:
-        return
-    gone = {int(layer): {int(head) for head in named} for layer, named in heads.items()}
-    assert {layer: {*named} for layer, named in pruned.config.pruned_heads.items()} == {
-        layer: named for layer, named in gone.items() if named
-    }

@@ -206,16 +206,6 @@ def test_it_opens_on_the_sentence_beside_the_map_of_all_heads(visit, folder, pru
     )
 
 
-def test_a_click_on_a_head_shows_its_weights(visit, folder, pruned) -> None:
-    opened = visit(folder / "one.html")
-    for head, weights in weights_of(pruned).items():
-        cell(opened, *head).click()
-        assert opened.locator("#chosen").text_content() == f"Layer {head[0]}, head {head[1]}"
-        assert_near(shown_weights(opened), weights.mean(0))
-        assert cell(opened, *head).get_attribute("aria-selected") == "true"
-        assert opened.locator(".cell[aria-selected=true]").count() == 1
-
-
 def test_maps_have_the_colours_of_their_weights(visit, folder, pruned) -> None:
     opened = visit(folder / "one.html")
     cell(opened, 2, 1).click()
@@ -487,14 +477,6 @@ def test_maps_follow_the_colour_scheme(visit, folder, pruned) -> None:
     assert dark.flatten()[least] < dark.flatten()[most]  # on black, lighter
 
 
-def test_motion_stops_where_it_is_not_wanted(visit, folder) -> None:
-    opened = visit(folder / "one.html", reduced_motion="reduce")
-    for wish, duration in (("reduce", "0s"), ("no-preference", "0.15s")):
-        opened.emulate_media(reduced_motion=wish)
-        style = "getComputedStyle(document.querySelector('.to .bar')).transitionDuration"
-        assert opened.evaluate(style) == duration
-
-
 def test_it_prints_in_light_colours_without_its_controls(visit, folder) -> None:
     opened = visit(folder / "one.html", color_scheme="dark")
     opened.evaluate(
@@ -603,13 +585,6 @@ def test_two_hundred_tokens_flow_as_text(visit, folder) -> None:
     assert (torch.tensor(shades)[weights.argsort()].diff() >= -0.002).all()
     numbers = [number(text) for text in opened.locator(".from .amount").all_text_contents() if text]
     assert_near(sorted(numbers), weights.topk(len(numbers)).values.sort().values)
-
-
-def test_two_hundred_tokens_fit_a_phone(visit, folder) -> None:
-    opened = visit(folder / "long.html", 360, 740, has_touch=True, is_mobile=True)
-    assert opened.evaluate("document.documentElement.scrollWidth") == 360
-    option(opened, 120).tap()
-    assert opened.locator("#status").text_content().startswith("\u2068word29\u2069 (token 120) attends to ")
 
 
 # Two checkpoints -----------------------------------------------------------------------------------------------------

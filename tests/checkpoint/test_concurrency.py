@@ -1,6 +1,5 @@
 """One model in many threads and processes, and the same twice: bit for bit what it is alone."""
 
-import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
@@ -128,24 +127,6 @@ def test_a_forked_process_runs_the_model_it_inherits(model):
         children.append(pid)
     assert [vectors(model, **batch).equal(out) for batch, out in zip(BATCHES, wanted, strict=True)] == [True] * 4
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0]
-
-
-def answer(model: nn.Module, out: Any) -> None:
-    torch.set_num_threads(1)
-    out.put([vectors(model, **batch).numpy() for batch in BATCHES])
-
-
-def test_a_spawned_process_runs_the_model_it_is_sent(tmp_path):
-    model = loaded(tmp_path, "optimised")
-    wanted = [vectors(model, **batch) for batch in BATCHES]
-    context = multiprocessing.get_context("spawn")
-    out = context.Queue()
-    child = context.Process(target=answer, args=(model, out))
-    child.start()
-    got = out.get(timeout=120)
-    child.join()
-    assert child.exitcode == 0
-    assert all(torch.from_numpy(there).equal(here) for there, here in zip(got, wanted, strict=True))
 
 
 # The same twice -----------------------------------------------------------------------------------------------------

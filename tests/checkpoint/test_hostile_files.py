@@ -223,9 +223,3 @@ def test_a_damaged_tokenizer_is_named(file, damage, tmp_path):
     (tmp_path / file).write_bytes(damage)
     with pytest.raises(ValueError, match=f"{tmp_path}.*"):
         BertTokenizer.from_pretrained(tmp_path)
-
-
-def test_a_setting_that_there_is_not_is_no_damage(tmp_path):
-    BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to"]).save_pretrained(tmp_path)
-    with pytest.raises(TypeError, match="'lower'"):
-        BertTokenizer.from_pretrained(tmp_path, lower=True)

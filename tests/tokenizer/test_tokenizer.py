@@ -396,28 +396,6 @@ def test_special_tokens_of_other_names(tmp_path) -> None:
     assert BertTokenizer.from_pretrained(tmp_path).special_tokens_map == ours.special_tokens_map
 
 
-def test_padding_and_truncation_of_a_file_do_not_leak(ours, tmp_path) -> None:
-    ours.save_pretrained(tmp_path)
-    path = tmp_path / "tokenizer.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
-    assert values["padding"] is values["truncation"] is None
-    values["truncation"] = {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
-    values["padding"] = {
-        "strategy": {"Fixed": 11},
-        "direction": "Left",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "[PAD]",
-    }
-    path.write_text(json.dumps(values), encoding="utf-8")
-    again = BertTokenizer.from_pretrained(tmp_path)
-    assert again.encode("a b c d e f") == ours.encode("a b c d e f")
-    assert again.padding_side == "right"
-    again("a b c d", truncation=True, max_length=5, padding="max_length")
-    assert len(again.encode("a b c d e f")) == 8, "a call's settings end with it"
-
-
 def test_a_save_that_fails_changes_nothing(small, tmp_path, monkeypatch) -> None:
     small.save_pretrained(tmp_path / "saved")
     before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
@@ -508,13 +486,6 @@ def test_no_texts_give_no_rows(small) -> None:
 def test_a_refusal_names_the_value_and_the_way_out(call, message, small) -> None:
     with pytest.raises(ValueError, match=message):
         call(small)
-
-
-def test_truncation_without_a_limit_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="this tokenizer has no model_max_length to truncate or pad to: pass max_length="
-    ):
-        BertTokenizer(vocabulary("cased"))("a", truncation=True)
 
 
 def test_a_models_positions_limit_what_its_files_do_not(small, tmp_path) -> None:
