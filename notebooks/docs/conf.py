@@ -20,6 +20,7 @@ html_js_files = ["pages.js"]
 html_show_copyright = False
 pygments_dark_style = "github-dark"  # furo's own underlines what is imported, as if it were a link
 smartquotes = False  # which would make one dash of the two of --help
+highlight_language = "text"  # of blocks that name none: commands, and what they print
 default_role = "code"  # docstrings write `names` as Markdown does
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"

@@ -18,8 +18,8 @@ WAYS = {  # of the landing page, each with its next step
 
 
 def figures() -> str:
-    """Table of a figure each of speed, pruning and proof."""
-    return table(["", ""], [*found().items()])
+    """Return a line each of speed, pruning and proof."""
+    return "\n".join(f"- **{what}**: {figure}" for what, figure in found().items())
 
 
 def ways() -> str:

@@ -10,6 +10,7 @@ from bertlite.support import timing
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "scripts" / "results"
+ROUNDED = "≈: a quartile is more than 10 % away."
 SPREAD = "Medians; quartiles in brackets where one is more than 10 % away."
 
 Record = dict[str, Any]
@@ -37,6 +38,12 @@ def with_spread(found: Mapping[str, float], form: str = ".2f") -> str:
 def cell(found: Mapping[str, Any], name: str, form: str = ".2f") -> str:
     """Write a ratio, or another quantity of a record; nothing if the record lacks it."""
     return with_spread(found[name], form) if name in found else ""
+
+
+def rounded(found: Mapping[str, Any], name: str) -> str:
+    """Write the median of a ratio, after ≈ if a quartile is more than 10 % away; nothing if the record lacks it."""
+    median, wide, _ = cell(found, name).partition(" (")
+    return f"≈ {median}" if wide else median
 
 
 def milliseconds(seconds: Mapping[str, float], form: str = ".0f") -> str:

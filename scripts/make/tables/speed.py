@@ -5,7 +5,18 @@ from typing import Any
 
 from bertlite.support.progress import count_of
 from scripts.make.tables import read
-from scripts.make.tables.read import SPREAD, Record, cell, measured_on, milliseconds, record, table, with_spread
+from scripts.make.tables.read import (
+    ROUNDED,
+    SPREAD,
+    Record,
+    cell,
+    measured_on,
+    milliseconds,
+    record,
+    rounded,
+    table,
+    with_spread,
+)
 
 DTYPES = ("float32", "bfloat16", "int8")
 ENGINES = ("OpenVINO", "CTranslate2", "bertlite native")  # of the short table
@@ -76,9 +87,9 @@ def padding_note(forward: Sections) -> str:
     return f"(%): the share of positions that hold tokens, the rest is padding: {how}." if how else ""
 
 
-def note(what: str, forward: Sections, found: Record) -> str:
+def note(what: str, forward: Sections, found: Record, spread: str = SPREAD) -> str:
     """Say below a table what its figures are, and where they were measured."""
-    return " ".join(filter(None, (what, padding_note(forward), SPREAD, f"{measured_on(found)}.")))
+    return " ".join(filter(None, (what, padding_note(forward), spread, f"{measured_on(found)}.")))
 
 
 def brief(name: str) -> str:
@@ -89,12 +100,13 @@ def brief(name: str) -> str:
     body = []
     for dtype in DTYPES:
         lines = [
-            [engine, *(cell(section["ratios"], f"{BASE} / {engine}") for section in forward.values())]
+            [engine, *(rounded(section["ratios"], f"{BASE} / {engine}") for section in forward.values())]
             for engine in (f"{name} {dtype}" for name in ENGINES)
         ]
         lines = [line for line in lines if any(line[1:])]
         body += lines if any(line[0].startswith("bertlite") for line in lines) else []
-    return table(["", *heads_of(forward)], body, note(f"Times faster than {BASE}, bert-base's shape.", forward, found))
+    what = f"Times faster than {BASE}, bert-base's shape."
+    return table(["", *heads_of(forward)], body, note(what, forward, found, ROUNDED))
 
 
 def speed(name: str) -> str:
@@ -144,25 +156,16 @@ def peers(*names: str) -> str:
     for model, forward in every:
         for batch, section in headlines(forward).items():
             cells = [
-                cell(section["ratios"], f"{over} / bertlite native {dtype}").partition(" (")
+                rounded(section["ratios"], f"{over} / bertlite native {dtype}")
                 for over, dtype in [(BASE, each) for each in DTYPES] + [(f"OpenVINO {each}", each) for each in DTYPES]
             ]
-            if any(median for median, *_ in cells) and (model, batch) not in known:
+            if any(cells) and (model, batch) not in known:
                 known.add((model, batch))
-                body.append(
-                    [
-                        model,
-                        *heads_of({batch: section}),
-                        *(f"≈ {median}" if far else median for median, far, _ in cells),
-                    ]
-                )
+                body.append([model, *heads_of({batch: section}), *cells])
                 shown[batch] = section
     head = ["model", "batch", *DTYPES, *(f"{each} over OpenVINO" for each in DTYPES)]
-    what = (
-        f"Medians, times faster than {BASE}, and than OpenVINO in that dtype; ≈: a quartile is more than 10 % away."
-        f" {padding_note(shown)} {measured_on(found[0])}; more in `scripts/results`."
-    )
-    return table(head, body, what)
+    what = f"Times faster than {BASE}, and than OpenVINO in that dtype."
+    return table(head, body, note(what, shown, found[0], ROUNDED))
 
 
 def roof() -> str:
