@@ -42,7 +42,7 @@ class LayerCache:
                 heads_left = kept or [0]  # see `extend`
                 known.keys, known.values = known.keys[:, heads_left], known.values[:, heads_left]
 
-    def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def set_cross(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.cross_attention is not None:
             k, v = (
                 x.transpose(1, 2) for x in self.cross_attention.update(k.transpose(1, 2), v.transpose(1, 2), layer)
@@ -50,7 +50,7 @@ class LayerCache:
             self.cache.is_updated[layer] = True
         return k, v
 
-    def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
+    def get_cross(self, layer: int) -> tuple[Tensor, Tensor] | None:
         if self.cross_attention is None or not self.cache.is_updated.get(layer):
             return None
         known = self.cross_attention.layers[layer]

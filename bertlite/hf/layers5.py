@@ -19,7 +19,7 @@ from bertlite.stack.attention import LayerContext
 READ = {"head_mask", "output_attentions"}
 
 
-def options_of(options: dict[str, Any]) -> dict[str, Any]:
+def read_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that bertlite reads, of those that transformers hands to every layer.
 
     Raises:
@@ -31,7 +31,7 @@ def options_of(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in READ & options.keys()}
 
 
-def options_for(inputs: LayerContext) -> dict[str, Any]:
+def options_for_other(inputs: LayerContext) -> dict[str, Any]:
     """Return what another's part is handed by name, beside what transformers 5 always hands it."""
     gate = head_mask_of(inputs)
     options: dict[str, Any] = {} if gate is None else {"head_mask": gate}
@@ -55,7 +55,7 @@ class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
     ) -> tuple[Tensor, Tensor | None]:
         if isinstance(attention_mask, LayerContext):
             return self.compute(hidden_states, attention_mask)
-        return self.run(hidden_states, attention_mask, past=past_key_values, **options_of(options))
+        return self.run(hidden_states, attention_mask, past=past_key_values, **read_options(options))
 
 
 class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossAttention", object)):  # type: ignore[misc]
@@ -78,7 +78,7 @@ class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossA
             raise ValueError("cross-attention needs encoder_hidden_states, and they are None")
         return self.run(
             hidden_states, attention_mask, encoder_hidden_states, past=past_key_values,
-            **{**options_of(options), "head_mask": None},  # cross-attention has none
+            **{**read_options(options), "head_mask": None},  # cross-attention has none
         )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ class BertAttention(Attention):
             encoder_hidden_states=inputs.source,
             attention_mask=mask_tensor(inputs, x),
             past_key_values=past_of(inputs),
-            **options_for(inputs),
+            **options_for_other(inputs),
         )
 
     @takes_layer_context
@@ -113,7 +113,7 @@ class BertAttention(Attention):
         crosses = self.is_cross_attention
         mask = encoder_attention_mask if crosses else attention_mask
         states = encoder_hidden_states if crosses else None
-        return self.run(hidden_states, mask, states, past=past_key_values, **options_of(options))
+        return self.run(hidden_states, mask, states, past=past_key_values, **read_options(options))
 
 
 class BertLayer(Layer):
@@ -121,7 +121,7 @@ class BertLayer(Layer):
         return BertAttention(config, config.is_decoder and not cross, layer_idx, cross)
 
     def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        mask, past, options = mask_tensor(inputs, x), past_of(inputs), options_for(inputs)
+        mask, past, options = mask_tensor(inputs, x), past_of(inputs), options_for_other(inputs)
         if inputs.source is None:
             return part(x, mask, past_key_values=past, **options)
         return part(x, None, inputs.source, mask, past_key_values=past, **options)
@@ -140,7 +140,7 @@ class BertLayer(Layer):
             return self.run(hidden_states, attention_mask)
         inputs = self.read_call(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, past=past_key_values,
-            **options_of(options),
+            **read_options(options),
         )  # fmt: skip
         return self.run(hidden_states, inputs)
 
@@ -156,7 +156,7 @@ class BertEncoder(Encoder):
             None if crossed is None else crossed.source,
             mask_tensor(crossed, x),
             past_of(inputs),  # by its place: transformers drops it by its name where layers are checkpointed
-            **options_for(inputs),
+            **options_for_other(inputs),
         )
 
     @takes_layer_context
@@ -177,7 +177,7 @@ class BertEncoder(Encoder):
     ) -> Any:
         if isinstance(attention_mask, LayerContext):
             return self.run(hidden_states, attention_mask, bool(use_cache), True)
-        options_of(others)
+        read_options(others)
         inputs = self.read_call(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
             past=past_key_values, output_attentions=output_attentions, output_hidden_states=output_hidden_states,

@@ -15,7 +15,7 @@ from bertlite.config import BertConfig
 from bertlite.models.layers import BertLMPredictionHead
 from bertlite.models.losses import Items, check_labels, cross_entropy, pack_labels
 from bertlite.models.outputs import LogitsOutput
-from bertlite.stack.body import BertBody, Body, has_hooks, has_hooks_within, pick
+from bertlite.stack.body import BertBody, Body, has_hooks, has_hooks_within, output_or_tuple
 from bertlite.stack.outputs import EncoderOutput
 
 Out = TypeVar("Out")
@@ -55,7 +55,7 @@ def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
                 what = f"got an unexpected keyword argument {wrong[0]!r}" if wrong else "takes 4 positional arguments"
                 raise TypeError(f"{type(self).__name__}.forward() {what}; have: {', '.join(known)}")
             out = run(self, **dict(zip(FIRST, inputs, strict=False)), **options)
-            return pick(out, self.config.return_dict if return_dict is None else return_dict)
+            return output_or_tuple(out, self.config.return_dict if return_dict is None else return_dict)
 
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return forward

@@ -19,9 +19,9 @@ from bertlite.models.losses import (
     check_labels,
     cross_entropy,
     fits,
-    inside,
     pack_labels,
     shifted,
+    token_labels,
     without_padding,
 )
 from bertlite.models.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
@@ -229,11 +229,11 @@ class QuestionAnsweringBody(HeadBody[Out]):
         return {"start_positions": shape, "end_positions": shape}
 
     def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
-        check_labels(logits, inside(labels, logits), name)
+        check_labels(logits, token_labels(labels, logits), name)
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         start, end = (
-            cross_entropy(logits[rows], inside(labels[name][rows], logits[rows]), name)
+            cross_entropy(logits[rows], token_labels(labels[name][rows], logits[rows]), name)
             for logits, name in ((out.start_logits, "start_positions"), (out.end_logits, "end_positions"))
         )
         return (start + end) / 2
@@ -265,7 +265,7 @@ class QuestionAnsweringBody(HeadBody[Out]):
         loss = None
         if start_positions is not None and end_positions is not None:
             real = encoded.layout.real()
-            starts, ends = (inside(positions, start, real) for positions in (start_positions, end_positions))
+            starts, ends = (token_labels(positions, start, real) for positions in (start_positions, end_positions))
             loss = (cross_entropy(start, starts, "start_positions") + cross_entropy(end, ends, "end_positions")) / 2
         return self.finish(encoded, loss, start_logits=start, end_logits=end)
 

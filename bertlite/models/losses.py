@@ -58,7 +58,7 @@ def fits(labels: Tensor, positions: Sequence[int]) -> bool:
     return labels.numel() == prod(positions)
 
 
-def inside(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Tensor:
+def token_labels(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Tensor:
     """Return token indices, (B,), as labels for logits (B, S).
 
     Indices past the end do not count, nor those of padding that was left out, where `real`, (B, S), is False.

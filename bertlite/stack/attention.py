@@ -121,7 +121,7 @@ class LayerContext:
             return project()
         if self.source is None:
             return self.cache.extend(self.layer, *project())
-        return self.cache.kept(self.layer) or self.cache.keep(self.layer, *project())
+        return self.cache.get_cross(self.layer) or self.cache.set_cross(self.layer, *project())
 
     def keep_weights(self, weights: Tensor) -> None:
         """Keep a layer's attention weights; those of a layer that is run again in the backward pass are known."""
@@ -271,7 +271,7 @@ def varlen(
     """Compute attention of packed sequences where they are."""
     from torch.nn.attention.varlen import varlen_attn
 
-    ends, longest = packing.filled_ends, max(packing.lengths)
+    ends, longest = packing.nonempty_ends, max(packing.lengths)
     q_ends = torch.arange(len(ends), dtype=torch.int32, device=ends.device) if first else ends
     context = varlen_attn(q, k, v, q_ends, ends, 1 if first else longest, longest)
     assert isinstance(context, Tensor)  # not a pair: no log-sum-exp was asked for

@@ -324,7 +324,7 @@ def has_hooks(module: Any) -> bool:
     )
 
 
-def pick(out: ModelOutput, return_dict: bool) -> Any:
+def output_or_tuple(out: ModelOutput, return_dict: bool) -> Any:
     """Return an output, or the tuple of what it holds."""
     return out if return_dict else out.to_tuple()
 

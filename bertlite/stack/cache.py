@@ -15,11 +15,11 @@ class Cache(Protocol):
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add new keys and values of the layer's self-attention and return all so far."""
 
-    def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def set_cross(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Remember the keys and values of the layer's cross-attention, and return them."""
 
-    def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Return what `keep` was given for the layer, if it was."""
+    def get_cross(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Return what `set_cross` was given for the layer, if it was."""
 
 
 class KeyValueCache:
@@ -40,9 +40,9 @@ class KeyValueCache:
         self.self_attention[layer] = k, v
         return k, v
 
-    def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def set_cross(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         self.cross_attention[layer] = k, v
         return k, v
 
-    def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
+    def get_cross(self, layer: int) -> tuple[Tensor, Tensor] | None:
         return self.cross_attention.get(layer)

@@ -155,18 +155,18 @@ class Packed:
         return torch.cat([self.counts.new_zeros(1), self.counts]).cumsum(0, dtype=torch.int32)
 
     @cached_property
-    def filled(self) -> Tensor | None:
+    def nonempty(self) -> Tensor | None:
         """Return which sequences have a token; None if all have."""
         if all(self.lengths):  # torch.compile keeps no guard on `0 in lengths`
             return None
         return self.tensor([i for i, n in enumerate(self.lengths) if n])
 
     @cached_property
-    def filled_ends(self) -> Tensor:
+    def nonempty_ends(self) -> Tensor:
         """Return `cu_seqlens` of the sequences that have a token."""
-        if self.filled is None:
+        if self.nonempty is None:
             return self.cu_seqlens
-        return torch.cat([self.cu_seqlens[:1], self.cu_seqlens[1:][self.filled]])
+        return torch.cat([self.cu_seqlens[:1], self.cu_seqlens[1:][self.nonempty]])
 
     @property
     def gate_shape(self) -> tuple[int, int]:
@@ -198,12 +198,12 @@ class Packed:
             return x
         if self.indices is None and self.in_rows:
             return x[:: max(self.shape[1], 1)]  # a view
-        return x.index_select(0, self.filled_ends[:-1])
+        return x.index_select(0, self.nonempty_ends[:-1])
 
     def first_token_layout(self) -> "Packed":
         """Return the layout of what `first` gives: rows with one position, or a token for each sequence."""
         lengths, counts = tuple(min(n, 1) for n in self.lengths), self.counts.clamp(max=1)
-        return Packed(lengths, counts, (len(lengths), 1)[: len(self.shape)], self.filled)
+        return Packed(lengths, counts, (len(lengths), 1)[: len(self.shape)], self.nonempty)
 
     def pooler_rows(self, x: Tensor) -> Tensor:
         """Return rows, (B, 1, D), that begin with the first token of each sequence."""
@@ -241,7 +241,7 @@ class Packed:
         if self.indices is None:
             return True
         near = self.indices.diff() == 1
-        near[self.filled_ends[1:-1] - 1] = True
+        near[self.nonempty_ends[1:-1] - 1] = True
         return bool(near.all())
 
     @cached_property

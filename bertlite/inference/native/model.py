@@ -14,7 +14,7 @@ from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.support import norm_fault
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.stack.attention import PACKING
-from bertlite.stack.body import has_hooks, has_hooks_within, pick
+from bertlite.stack.body import has_hooks, has_hooks_within, output_or_tuple
 from bertlite.stack.inputs import first_position, values_readable
 from bertlite.stack.layouts import Padded
 from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
@@ -115,7 +115,8 @@ class NativeBertModel(BertModel):
                 *given, cu_seqlens=cu_seqlens, first_token_only=first_token_only, return_dict=True,
                 return_encoded=return_encoded, **others,
             )  # fmt: skip
-        return pick(out, return_encoded or (self.config.return_dict if return_dict is None else return_dict))
+        as_dict = return_encoded or (self.config.return_dict if return_dict is None else return_dict)
+        return output_or_tuple(out, as_dict)
 
     def asks_for_more(self, others: dict[str, Any]) -> bool:
         """Return whether a forward has inputs or returns outputs that one call of the kernels does not support."""
