@@ -63,7 +63,7 @@ class Ablation:
         return counted.std(0) / len(counted) ** 0.5
 
 
-def contexts_instead(
+def replacement_contexts(
     model: BertLike, method: str, batches: list[Batch], reference: list[Batch], seed: int
 ) -> list[list[Tensor]]:
     """Return the contexts to put in place of each batch's: for each layer (R or 1, S or 1, n, H)."""
@@ -126,7 +126,7 @@ def ablate(
     read = read_rows(model, batches, task.needs_labels)
     known = read if reference is None else read_rows(model, reference)
     with eval_mode(*task.models), torch.no_grad():
-        values = contexts_instead(model, method, read, known, seed)
+        values = replacement_contexts(model, method, read, known, seed)
         objectives = [task.objective(batch) for batch in read]
 
         def losses(gone: Mapping[int, Sequence[int]]) -> Tensor:  # (E,), float64 on the CPU

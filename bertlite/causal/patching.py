@@ -100,12 +100,12 @@ def patch(
     place, pairs = site_of(site), read_pairs(model, clean, corrupted, direction, positions, metric)
     found, ends, name = [], [], ""
     with eval_mode(model), torch.no_grad():
-        for each in exchanges(model, pairs, place, direction, metric):
+        for each in run_pairs(model, pairs, place, direction, metric):
             name = each.name
             ends.append(each.ends)
-            found.append(patched(model, each, place, positions))
+            found.append(measure_patches(model, each, place, positions))
     clean_value, corrupted_value = torch.cat(ends, 1)
-    return Patching(tidy(found, place, positions), clean_value, corrupted_value, direction, name)
+    return Patching(join_batches(found, place, positions), clean_value, corrupted_value, direction, name)
 
 
 def attribution_patch(
@@ -135,17 +135,17 @@ def attribution_patch(
     place, pairs = site_of(site), read_pairs(model, clean, corrupted, direction, positions, metric)
     found = []
     with eval_mode(model):
-        for each in exchanges(model, pairs, place, direction, metric):
+        for each in run_pairs(model, pairs, place, direction, metric):
             if direction == "noise" and each.name in FLAT_AT_CLEAN and not callable(metric):
                 raise ValueError(
                     f"metric {each.name!r} has no gradient at the clean run: take direction='denoise', or another"
                 )
-            found.append(first_order(model, each, place, positions))
-    return tidy(found, place, positions)
+            found.append(estimate_effects(model, each, place, positions))
+    return join_batches(found, place, positions)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class PairRun:
     """The run of a pair that is patched, and the values of each level in the other run.
 
     Args:
@@ -160,13 +160,13 @@ class Exchange:
     measure: Metric
 
 
-def exchanges(
+def run_pairs(
     model: BertLike,
     pairs: Iterable[tuple[Batch, Batch]],
     site: Site,
     direction: str,
     metric: str | Metric | None,
-) -> Iterator[Exchange]:
+) -> Iterator[PairRun]:
     """Run both batches of each pair, and choose its metric."""
     for clean_batch, corrupted_batch in pairs:
         with torch.no_grad():
@@ -176,7 +176,7 @@ def exchanges(
             ends = torch.stack([measure(clean_out, clean_batch), measure(corrupted_out, corrupted_batch)])
         denoise = direction == "denoise"
         batch, values = (corrupted_batch, clean_values) if denoise else (clean_batch, corrupted_values)
-        yield Exchange(batch, values, ends.double().cpu(), name, measure)
+        yield PairRun(batch, values, ends.double().cpu(), name, measure)
 
 
 def read_pairs(
@@ -203,7 +203,7 @@ def read_pairs(
     return pairs
 
 
-def patched(model: BertLike, pair: Exchange, site: Site, positions: Sequence[int] | None) -> Tensor:
+def measure_patches(model: BertLike, pair: PairRun, site: Site, positions: Sequence[int] | None) -> Tensor:
     """Return the metric with one unit replaced at a time, (B, L, U, P); nan for pruned units."""
     columns = [slice(None)] if positions is None else [slice(position, position + 1) for position in positions]
     present = site.present(model)
@@ -213,13 +213,13 @@ def patched(model: BertLike, pair: Exchange, site: Site, positions: Sequence[int
     for level, unit in present.nonzero().tolist():
         index = site.kept(model.config, level).index(unit)
         for i, where in enumerate(columns):
-            edit = partial(put, level, index, where, pair.values[level])
+            edit = partial(replace_unit, level, index, where, pair.values[level])
             out = run_edited(model, pair.batch, site, edit)
             found[:, level, unit, i] = pair.measure(out, pair.batch).double().cpu()
     return found
 
 
-def first_order(model: BertLike, pair: Exchange, site: Site, positions: Sequence[int] | None) -> Tensor:
+def estimate_effects(model: BertLike, pair: PairRun, site: Site, positions: Sequence[int] | None) -> Tensor:
     """Return difference times gradient of every unit, (B, L, U, P); nan for pruned units."""
     before: dict[int, Tensor] = {}
     probes: dict[int, Tensor] = {}
@@ -245,13 +245,13 @@ def first_order(model: BertLike, pair: Exchange, site: Site, positions: Sequence
     return found
 
 
-def tidy(found: Sequence[Tensor], site: Site, positions: Sequence[int] | None) -> Tensor:
+def join_batches(found: Sequence[Tensor], site: Site, positions: Sequence[int] | None) -> Tensor:
     """Join what batches gave, (B, L, U, P), without the axes that were not requested."""
     whole = torch.cat([*found]) if site.of_heads else torch.cat([*found]).squeeze(-2)
     return whole[..., 0] if positions is None else whole
 
 
-def put(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
+def replace_unit(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
     """Replace one unit of a level's values, (R, S, u, W), at some positions."""
     if level != wanted:
         return None

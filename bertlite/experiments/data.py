@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bertlite.checkpoint.files import Source, locate
 from bertlite.support.extras import import_optional
 from bertlite.support.records import sha256_of
 from bertlite.support.rows import LABEL, LABELS, SUFFIXES, TEXT, WORDS, Table, read_rows
+from bertlite.tokenizer import BertTokenizer
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 NO_LABEL = -100  # of a word without a label, and of tokens that do not begin a word
@@ -266,15 +266,10 @@ def read_tokenizer(checkpoint: str, max_length: int) -> Any:
     """Load the `tokenizers.Tokenizer` of a folder or a hub id; it truncates to `max_length` tokens.
 
     Raises:
-        FileNotFoundError: there is no tokenizer.json.
+        FileNotFoundError: there is no tokenizer.
         ValueError: so few tokens leave no room for a word.
     """
-    from tokenizers import Tokenizer
-
-    path = locate(Source(checkpoint)).get("tokenizer.json")
-    if path is None:
-        raise FileNotFoundError(f"{checkpoint} has no tokenizer.json, so its texts cannot be read")
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = BertTokenizer.from_pretrained(checkpoint).backend_tokenizer
     special = tokenizer.num_special_tokens_to_add(True)  # of a pair
     if max_length <= special:
         raise ValueError(f"--max-length {max_length} leaves no word beside {special} special tokens; give more")

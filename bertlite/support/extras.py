@@ -57,11 +57,11 @@ def literal_all(statements: list[ast.stmt]) -> set[str]:
     return {name for each in lists for name in ast.literal_eval(each)}
 
 
-def import_optional(name: str, what: str, extra: str) -> Any:
+def import_optional(name: str, feature: str, extra: str) -> Any:
     """Import a module that only an extra of bertlite installs.
 
     Args:
-        what: the feature that needs it, at the start of the message.
+        feature: what needs it, at the start of the message.
 
     Raises:
         ModuleNotFoundError: it is not installed; the message says how to install it.
@@ -70,7 +70,9 @@ def import_optional(name: str, what: str, extra: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        raise ModuleNotFoundError(f"{what} needs {package}, which is not installed: {install_hint(extra)}") from None
+        raise ModuleNotFoundError(
+            f"{feature} needs {package}, which is not installed: {install_hint(extra)}"
+        ) from None
 
 
 def install_hint(extra: str, elsewhere: bool = False) -> str:
