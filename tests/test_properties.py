@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import EXACT, SIZES, make
+from conftest import EXACT, SIZES, assert_same, make
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -245,3 +245,17 @@ def test_whatever_is_wrong_with_packed_sequences_is_refused_by_us(model, batch, 
     for backend in ("packed", "auto", "eager", "sdpa"):  # the last two take none, right or wrong
         with pytest.raises(OURS):
             run(model, backend, torch.float64, **batch)
+
+
+@EXAMPLES
+@given(units(N, N), units(N, N), units(NEURONS, 9), units(NEURONS, NEURONS), inputs())
+def test_pruning_in_any_order_is_pruning_the_union_once(one, two, few, many, batch):
+    heads, neurons = (
+        {k: a.get(k, set()) | b.get(k, set()) for k in a.keys() | b.keys()} for a, b in ((one, two), (few, many))
+    )
+    once = prune_neurons(prune_heads(trained(), heads), neurons)
+    twice = prune_neurons(prune_heads(prune_neurons(prune_heads(trained(), two), many), one), few)
+    assert once.config == twice.config
+    assert_same(once.state_dict(), twice.state_dict(), atol=0)
+    with torch.no_grad():
+        assert_same(once(**batch), twice(**batch), atol=0)

@@ -585,6 +585,8 @@ def test_two_hundred_tokens_flow_as_text(visit, folder) -> None:
     assert (torch.tensor(shades)[weights.argsort()].diff() >= -0.002).all()
     numbers = [number(text) for text in opened.locator(".from .amount").all_text_contents() if text]
     assert_near(sorted(numbers), weights.topk(len(numbers)).values.sort().values)
+    opened.set_viewport_size({"width": 360, "height": 740})
+    assert opened.evaluate("document.documentElement.scrollWidth") == 360
 
 
 # Two checkpoints -----------------------------------------------------------------------------------------------------
