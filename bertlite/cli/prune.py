@@ -288,7 +288,7 @@ def add_compare(actions: Commands) -> None:
         WORK,
         summary="make tables with intervals, paired tests and figures from runs",
         record="every row",
-        out={FOLDER: "figures, each as PNG and SVG"},
+        out={FOLDER: "the curves, as PNG and SVG"},
         examples=(
             "runs/half --against dense --out rows.json,figures",
             "runs/curve --against random --metric mcc",

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,15 +35,12 @@ from bertlite.experiments.data import (
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.experiments.experiment import Experiment, Setting, grid, sweep, warn_of_overlap
 from bertlite.experiments.files import (
-    SCORES,
     class_names,
     labels,
     model_sha256,
-    pruned_heads,
 )
 from bertlite.experiments.finetune import STATE, DivergedError, Recipe, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.ship import MODEL, finish_run
-from bertlite.experiments.statistics import rank_correlations
 from bertlite.support.records import METRICS, Record, Run, lock_folder, read_runs, write_json, write_record
 
 
@@ -153,21 +149,6 @@ def data_source(args: argparse.Namespace, path: str, split: str | None) -> DataS
     return DataSource(path, args.text, args.label, args.columns, args.classes, split)
 
 
-def read_setting(args: argparse.Namespace) -> Setting:
-    """Return the setting of `run` that the arguments describe."""
-    recipe = Recipe(lr=args.lr, batch_size=args.batch_size)
-    return Setting(
-        args.checkpoint,
-        args.task,
-        data_source(args, args.train, args.train_split),
-        data_source(args, args.dev, args.dev_split),
-        max_length=args.max_length,
-        calibration=args.calibration,
-        retrain=args.train_examples,
-        recipe=recipe,
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """Run every combination of criterion, share, repair, epochs and seed."""
     cells = grid(
@@ -179,7 +160,17 @@ def run(args: argparse.Namespace) -> int:
         random_seeds=args.random_seeds,
         at_least=args.at_least,
     )
-    experiment = Experiment(read_setting(args), args.device)
+    setting = Setting(
+        args.checkpoint,
+        args.task,
+        data_source(args, args.train, args.train_split),
+        data_source(args, args.dev, args.dev_split),
+        max_length=args.max_length,
+        calibration=args.calibration,
+        retrain=args.train_examples,
+        recipe=Recipe(lr=args.lr, batch_size=args.batch_size),
+    )
+    experiment = Experiment(setting, args.device)
     metric = experiment.task.metric(args.metric, experiment.dense.config.num_labels)
     folders = sweep(experiment, cells, args.folder, save_model=args.save_model, progress=True)
     if not folders:
@@ -205,7 +196,7 @@ def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric
 
 
 def compare(args: argparse.Namespace) -> int:
-    """Compare finished runs: print a table and tests, write rows, draw figures."""
+    """Compare finished runs: print a table and tests, write rows, draw curves."""
     records = [record for root in args.roots for record in read_runs(root, name="prune")]
     rows = summarise(records, args.against, args.metric)
     task = task_of(records)
@@ -241,23 +232,9 @@ def compare(args: argparse.Namespace) -> int:
     if ".json" in args.out:
         print(f"rows: {args.record}")
     if args.folder:
-        draw_figures(records, rows, args.folder, metric)
-        print(f"figures: {args.folder}")
+        curves = plots.save(plots.curves(rows, metric, dense.get(metric)), args.folder / "curves")
+        print(f"figures: {', '.join(map(str, curves))}")
     return 0
-
-
-def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: Path, metric: str) -> None:
-    """Draw curves, and of one dense model the scores by each criterion, with the heads that most runs removed."""
-    plots.save(plots.curves(rows, metric, dense_result(records).get(metric)), folder / "curves")
-    largest = sorted(records, key=lambda record: -record.config["cell"]["fraction"])
-    of_one = [record for record in largest if record.facts["model"] == largest[0].facts["model"]]
-    first = {record.config["cell"]["criterion"]: record for record in reversed(of_one)}  # of each the most pruned
-    scores = {name: np.array(record.load(SCORES)["scores"], float) for name, record in first.items()}
-    for name, record in first.items():
-        figure = plots.heat_map(scores[name], pruned_heads(record), name)
-        plots.save(figure, folder / f"heads-{name.replace('/', '-')}")
-    if len(scores) > 1:
-        plots.save(plots.rank_correlation(*rank_correlations(scores)), folder / "rank-correlation")
 
 
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -66,11 +66,6 @@ def mask_of(config: Any, model: str) -> dict[str, Any]:
     return {"model": model, "pruned_heads": {str(layer): heads for layer, heads in gone.items() if heads}}
 
 
-def pruned_heads(run: Record) -> dict[int, list[int]]:
-    """Return the heads that a run's model has lost, by layer."""
-    return {int(layer): heads for layer, heads in run.load(MASKS)["pruned_heads"].items()}
-
-
 def units_kept(config: Any) -> tuple[list[int], list[int]]:
     """Return the number of heads and the number of neurons of each layer."""
     layers = range(config.num_hidden_layers)
