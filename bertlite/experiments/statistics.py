@@ -1,4 +1,4 @@
-"""Intervals, paired tests and rank correlations.  Intervals are 95 % unless stated otherwise."""
+"""Intervals, paired tests and rank correlations."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]  # (predictions, labels) of the same examples -> the figure
 Figures = Callable[[Array], Sequence[Array]]  # indices of examples -> one or two samples of clusters
+LEVEL = 0.95  # of intervals
 RESAMPLES = 1000
 SMALLEST_P = 1e-9  # below it, p is not computed
 ROUNDING = 1e-12  # standard errors up to this are rounding
@@ -22,11 +23,11 @@ class Interval:
     high: float
 
 
-def wilson(right: int, total: int, level: float = 0.95) -> Interval:
+def wilson(right: int, total: int) -> Interval:
     """Return the interval of a proportion, such as an accuracy (Wilson 1927)."""
     from scipy.stats import binomtest
 
-    found = binomtest(right, total).proportion_ci(level, method="wilson")
+    found = binomtest(right, total).proportion_ci(LEVEL, method="wilson")
     return Interval(float(found.low), float(found.high))
 
 
@@ -37,22 +38,17 @@ class Estimate:
     value: float
     parts: tuple[tuple[float, float], ...]
 
-    @property
-    def error(self) -> float:
-        """The standard error."""
-        return math.sqrt(sum(variance for variance, _ in self.parts))
-
     def reach(self, level: float) -> float:
         """Return the half-width of the interval of this level."""
         from scipy.stats import t
 
         return math.sqrt(sum(float(t.ppf((1 + level) / 2, freedom)) ** 2 * part for part, freedom in self.parts))
 
-    def interval(self, low: float = -math.inf, high: float = math.inf, level: float = 0.95) -> Interval | None:
+    def interval(self, low: float = -math.inf, high: float = math.inf) -> Interval | None:
         """Return the interval, cut to the range of the figure; None if nothing varied."""
         if not self.parts:
             return None
-        reach = self.reach(level)
+        reach = self.reach(LEVEL)
         return Interval(max(low, self.value - reach), min(high, self.value + reach))
 
     @property
@@ -67,7 +63,7 @@ class Estimate:
         return 1 - float(brentq(lambda level: self.reach(level) - abs(self.value), 0.0, 1 - SMALLEST_P))
 
 
-def crossed_estimate(figures: Figures, count: int, seed: int = 0) -> Estimate:
+def crossed_estimate(figures: Figures, count: int) -> Estimate:
     """Estimate a mean over clusters, fine-tuned models or seeds, that are all measured on the same examples.
 
     The variance of the mean has two parts: that of the clusters, s²/n, and that of the examples, from the bootstrap
@@ -84,7 +80,7 @@ def crossed_estimate(figures: Figures, count: int, seed: int = 0) -> Estimate:
     """
     whole = figures(np.arange(count))
     parts = [(float(np.var(each, ddof=1)) / len(each), len(each) - 1) for each in whole if len(each) > 1]
-    drawn = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))  # with replacement
+    drawn = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))  # with replacement
     resampled = [difference_of_means(figures(chosen)) for chosen in drawn]
     parts.append((float(np.var(resampled, ddof=1)), count - 1))
     return Estimate(difference_of_means(whole), tuple(part for part in parts if part[0] > ROUNDING**2))
