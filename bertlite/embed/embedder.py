@@ -125,7 +125,7 @@ class Embedder:
         encoder = self.optimise(loaded.eval())
         check_fit_(encoder, self.max_length)
         for part in encoder:
-            if type(part).__name__ == POOLING:
+            if type(part).__name__ == POOLING and part.include_prompt:  # sentence-transformers 5 would pool it
                 part.register_forward_pre_hook(leave_out_padding)
         return encoder
 
