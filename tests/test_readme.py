@@ -200,9 +200,8 @@ def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with
     assert "the rest is padding: to the longest of their batch; if fixed, to the length" in lines[-1]
     lines = with_records("peers", speed_small={**speed_record(), "sections": {}}).splitlines()
     for model in ("bert-base", "MiniLM"):
-        assert [line.split(" | ")[1] for line in lines if line.startswith(f"| {model} |")] == [
-            *("8 x 128", "32 x 49 SST-2 (48%)", "32 x 128 SST-2 (18%), fixed")
-        ]
+        shown = [line.split(" | ")[1] for line in lines if line.startswith(f"| {model} |")]
+        assert shown == ["8 x 128", "32 x 49 SST-2 (48%)"], "texts of a fixed length are in the record"
     assert "| MiniLM | 8 x 128 |  |  | ≈ 5.00 |  |  | ≈ 3.00 |" in lines
     assert "| MiniLM, 1 thread | int8 | 250.0 (200.0–300.0) ms |  |  | 1.75 (1.40–2.10) |" in with_records("halves")
 

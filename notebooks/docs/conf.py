@@ -49,9 +49,9 @@ def escape(app: Any, what: str, name: str, found: Any, options: Any, lines: list
 
 
 def mark_numbers(app: Any, doctree: Any, page: str) -> None:
-    """Give the cells of a table that hold numbers a class, by which they are kept on one line."""
+    """Give the cells of a table that hold numbers, or a short name, a class by which they are kept on one line."""
     for cell in doctree.findall(nodes.entry):
-        if NUMBER.fullmatch(cell.astext()):
+        if NUMBER.fullmatch(text := cell.astext()) or len(text) <= 12:
             cell["classes"].append("number")
 
 

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from bertlite.checkpoint.families import FAMILIES
-from scripts.make.tables.read import Record, measured_on, record, records, table
+from scripts.make.tables.read import Record, measured_on, record, records, table, without_constant
 
 Claims = list[dict[str, Any]]
 CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "optimum-onnx", "torchao", "captum", "bertviz")
@@ -30,7 +30,8 @@ def brief() -> str:
         for name in ("transformers", "torch")
     )
     note = f"{checkpoints_of(files)}, beside transformers {versions}, torch {torches}"
-    return table(["dtype", "claim", "tensors", "hold"], body, f"{note}, on {files[0]['environment']['cpu']}.")
+    head, body, same = without_constant(["dtype", "claim", "tensors", "hold"], body, "hold")
+    return table(head, body, f"{same}{note}, on {files[0]['environment']['cpu']}.")
 
 
 def parity(names: str) -> str:
@@ -90,12 +91,14 @@ def families() -> str:
         body.append([names, becomes, f"{count:,}", verdict(claims), *errors, f"{ratio:.2f}"])
     versions = " and ".join(each["environment"]["versions"]["transformers"] for each in files)
     head = ["`model_type`", "what makes a BERT of it, beside other names", "tensors", "hold", "outputs", "gradients"]
+    head, body, same = without_constant([*head, "float32"], body, "hold")
     return table(
-        [*head, "float32"],
+        head,
         body,
-        f"Beside transformers' own classes, {versions}: random weights of a small shape and of a base model's; padding"
-        " on the left, on the right and none; eager, sdpa, packed and the native kernels. The largest difference of an"
-        " output and of a gradient in float64, and the largest ratio of the two rms errors in float32. Measured on"
+        f"{same}Beside transformers' own classes, {versions}: random weights of a small shape and of a base model's;"
+        " padding on the left, on the right and none; eager, sdpa, packed and the native kernels. The largest"
+        " difference of an output and of a gradient in float64, and the largest ratio of the two rms errors in"
+        " float32. Measured on"
         f" {measured_on(files[0])}.",
     )
 

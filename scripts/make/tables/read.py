@@ -58,6 +58,18 @@ def table(head: Sequence[str], body: Sequence[Sequence[Any]], note: str = "") ->
     return f"{rows}\n\n{note}" if note else rows
 
 
+def without_constant(head: Sequence[str], body: Sequence[Sequence[Any]], column: str) -> tuple[Any, Any, str]:
+    """Return a table without a column that says the same in every row, and the sentence; else the table and ""."""
+    at, values = head.index(column), {row[head.index(column)] for row in body}
+    if len(values) > 1:
+        return head, body, ""
+    return (
+        [*head[:at], *head[at + 1 :]],
+        [[*row[:at], *row[at + 1 :]] for row in body],
+        f"{values.pop()} {column}. ".capitalize(),
+    )
+
+
 def measured_on(record: Record, name_torch: bool = True) -> str:
     """Name the machine and the versions of a record."""
     where = record["environment"]
