@@ -124,9 +124,6 @@ class Embedder:
         self.sha256, self.modules = fingerprint(loaded), {str(i): repr(part) for i, part in enumerate(loaded)}
         encoder = self.optimise(loaded.eval())
         check_fit_(encoder, self.max_length)
-        for part in encoder:
-            if type(part).__name__ == POOLING and part.include_prompt:  # sentence-transformers 5 would pool it
-                part.register_forward_pre_hook(leave_out_padding)
         return encoder
 
     def optimise(self, loaded: Any) -> Any:
@@ -247,14 +244,6 @@ def to_texts(column: Any) -> str | list[str]:
         if hasattr(column, method):
             return list(getattr(column, method)())
     return list(column)
-
-
-def leave_out_padding(pooling: Any, args: tuple[dict[str, Any], ...]) -> None:
-    """Give a Pooling its tokens without padding, or torch would sum them in an order that the longest text decides."""
-    features = args[0]
-    real = features["attention_mask"].bool()
-    features["token_embeddings"] = features["token_embeddings"][real][None]
-    features["cu_seq_lens_q"] = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
 
 
 def replace_pooling_(model: Any, mode: str) -> None:

@@ -63,7 +63,12 @@ def optimize_bodies(thing: Thing, optimise: Optimise, compare: Callable[[BertMod
         if compare is not None:
             compare(model, Like(body))
         made[id(body)] = OptimizedBody(body, optimise(model))
-    return copy_with(thing, made)
+    copied = copy_with(thing, made)
+    parts = {id(part): part for _, module in modules_of(copied) for part in module.modules()}
+    for part in filter(pools_flat, parts.values()):
+        part.register_forward_pre_hook(leave_out_padding)
+        part.register_forward_hook(put_padding_back)
+    return copied
 
 
 def check_around(thing: object) -> None:
@@ -186,6 +191,29 @@ def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for part, shell in shells:
         vars(shell).update(copy.deepcopy(vars(part), memo))
     return copy.deepcopy(module, memo)
+
+
+def pools_flat(part: Any) -> bool:
+    """Return whether a module is a Pooling of sentence-transformers that takes tokens without padding, from 5.7 on.
+
+    One that leaves prompts out is not, as 5.7 pools them then.
+    """
+    return type(part).__name__ == "Pooling" and hasattr(part, "_forward_flattened") and part.include_prompt
+
+
+def leave_out_padding(pooling: nn.Module, args: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any]]:
+    """Give a Pooling its tokens without padding, or torch would sum them in an order that the longest text decides."""
+    (features,) = args
+    real = features["attention_mask"].bool()
+    ends = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
+    padded = features["token_embeddings"]
+    return ({**features, "padded": padded, "token_embeddings": padded[real][None], "cu_seq_lens_q": ends},)
+
+
+def put_padding_back(pooling: nn.Module, args: object, features: dict[str, Any]) -> dict[str, Any]:
+    """Return a Pooling's features with the tokens as they came."""
+    del features["cu_seq_lens_q"]
+    return {**features, "token_embeddings": features.pop("padded")}
 
 
 class Like:
