@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import pickle
 from typing import Any
 
 import pytest
@@ -130,14 +129,3 @@ def test_a_cache_is_not_filled_twice() -> None:
     assert cache.get_seq_length() == 6
     with torch.no_grad():
         assert model(ids[:, 6:], past_key_values=cache, use_cache=True).past_key_values.get_seq_length() == 11
-
-
-@pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
-def test_copies_are_checkpointed_too(copied: str) -> None:
-    model = enable(ours_of("BertModel", **ON).train())
-    if copied == "pickle" and V5:
-        model.disable_input_require_grads()  # the hook of transformers 5 is a local function
-    twin = copy.deepcopy(model) if copied == "deepcopy" else pickle.loads(pickle.dumps(model))
-    runs = count_runs(twin)
-    assert_same(learn(twin), learn(model), atol=0)
-    assert [runs[i] for i in range(L)] == [2] * L

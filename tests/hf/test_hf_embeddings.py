@@ -61,19 +61,6 @@ def test_a_resized_vocabulary_survives_saving(wanted: int, tmp_path: Path) -> No
         assert_same(again(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
-def test_the_padding_row_stays_the_padding_row(name: str) -> None:
-    model = ours_of(name)
-    model.resize_token_embeddings(V + 3)
-    words = model.get_input_embeddings()
-    assert (words.num_embeddings, words.padding_idx) == (V + 3, 0)
-    assert model(**inputs_of(name))[0].isfinite().all()
-    rows = words(torch.tensor([0, 1, V]))
-    rows.sum().backward()
-    assert words.weight.grad[0].count_nonzero() == 0
-    assert words.weight.grad[V].count_nonzero() == D
-
-
 @WITH_DECODER
 def test_other_word_embeddings_are_tied_on_request(name: str) -> None:
     """In transformers setting them leaves the decoder as it was, until tie_weights."""

@@ -119,14 +119,6 @@ def test_hidden_states_and_attentions_are_those_of_full_decoding(variant: str) -
             assert_same(torch.cat(rows, 2), whole)
 
 
-def test_embeddings_can_be_decoded_from_a_cache() -> None:
-    model, batch = build(), make_batch()
-    embeds = model.get_input_embeddings()(batch["input_ids"])
-    first = model(inputs_embeds=embeds[:, :6])
-    second = model(inputs_embeds=embeds[:, 6:], past_key_values=first.past_key_values)
-    assert_same(joined([first, second]), model(batch["input_ids"]).logits)
-
-
 def test_gradients_flow_through_the_cache() -> None:
     model = build(**CROSS)
     inputs = inputs_of(model)

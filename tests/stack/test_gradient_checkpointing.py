@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ def loss_of(model: Any, **inputs: Any) -> tuple[Tensor, Any]:
     return loss, out
 
 
-def both(model: Any, autocast: AbstractContextManager[Any] | None = None, **inputs: Any) -> tuple[Any, Any, list[int]]:
+def both(model: Any, **inputs: Any) -> tuple[Any, Any, list[int]]:
     """Outputs and gradients of the plain and of the checkpointed model, and how often the latter's layers ran."""
     plain = copy.deepcopy(model)
     plain.gradient_checkpointing_disable()
@@ -35,8 +34,7 @@ def both(model: Any, autocast: AbstractContextManager[Any] | None = None, **inpu
     results = []
     runs = count_runs(model)
     for each in (plain, model):
-        with autocast or nullcontext():
-            loss, out = loss_of(each, **inputs)
+        loss, out = loss_of(each, **inputs)
         results.append({"out": dict(out.items()), "grads": gradients(each, loss)})
     return results[0], results[1], [runs[i] for i in range(L)]
 
@@ -116,17 +114,6 @@ def test_frozen_embeddings_leave_the_rest_to_learn(frozen: str) -> None:
             "all but the pooler": [1, 1, 1],
         }[frozen]
     )
-
-
-def test_under_autocast_it_computes_again_in_bfloat16() -> None:
-    model = make(**ON).float().train()
-    model.gradient_checkpointing_enable()
-    seen: list[torch.dtype] = []
-    model.encoder.layer[0].attention.self.query.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
-    plain, checkpointed, runs = both(model, autocast=torch.autocast("cpu", torch.bfloat16))
-    assert_same(checkpointed, plain, atol=0)
-    assert runs == [2] * L
-    assert seen == [torch.bfloat16] * 3  # the plain copy has the hook too
 
 
 def test_it_acts_in_eval_mode_and_not_without_gradients(model: BertModel) -> None:
