@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BERT_ROLES = {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "SEP", "PAD", "CLS", "MASK")}
 ROBERTA_ROLES = {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "mask")}
 ROBERTA_ROLES |= {"cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "eos_token": "</s>"}
+DEBERTA_ROLES = {**BERT_ROLES, "bos_token": "[CLS]", "eos_token": "[SEP]"}
 ROLES = ("bos_token", "eos_token", *BERT_ROLES)
 SIDES = ("padding_side", "truncation_side")
 ARGUMENTS = (*ROLES, *SIDES, "model_max_length")  # of a tokenizer of any parts
@@ -37,7 +38,7 @@ NO_LIMIT = 10**30  # transformers' value for an unknown model_max_length
 LOCAL = ("name_or_path", "_name_or_path", "tokenizer_file", "special_tokens_map_file")  # paths of another machine
 NOT_KEPT = (*EXTRA, *LOCAL, "max_len", "added_tokens_decoder")  # of a tokenizer_config.json
 SUPERSEDED = re.compile(  # old files that a save removes
-    r"vocab\.(txt|json)|merges\.txt|(sentencepiece\.bpe|spiece)\.model|special_tokens_map\.json|added_tokens\.json"
+    r"vocab\.(txt|json)|merges\.txt|(sentencepiece\.bpe|spiece|spm)\.model|special_tokens_map\.json|added_tokens\.json"
 )
 
 
@@ -85,6 +86,7 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
         names = {*(vocab if isinstance(vocab, dict) else ()), *(token["content"] for token in added)}
         unnamed = not config.get("tokenizer_class") and "[CLS]" not in names
         roles = ROBERTA_ROLES if unnamed or kind in ROBERTA_CLASSES else BERT_ROLES if is_bert else {}
+        roles = DEBERTA_ROLES if kind == "DebertaV2Tokenizer" else roles
         stated = {**{role: token for role, token in roles.items() if token in names}, **stated}
     limit = config.get("model_max_length", config.get("max_len"))
     limit = read_positions(place) if limit is None or limit >= NO_LIMIT else limit

@@ -115,6 +115,30 @@ def test_texts_and_pairs_give_what_transformers_gives(pair) -> None:
         assert dict(ours(*args, **options)) == dict(stock(*args, **options).data), (args, options)
 
 
+@pytest.mark.parametrize("states_roles", [True, False])
+def test_debertas_tokenizer_gives_what_transformers_gives(states_roles: bool, tmp_path: Path) -> None:
+    """Texts and pairs; its SentencePiece model is in tokenizer.json."""
+    backend, special = tokenizers.Tokenizer(models.Unigram()), ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    spaces = normalizers.Replace(tokenizers.Regex(r"\s{2,}|[\n\r\t]"), " ")
+    backend.normalizer = normalizers.Sequence([spaces, normalizers.NFC(), normalizers.Strip(left=False)])
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=500, special_tokens=special, unk_token="[UNK]", show_progress=False)
+    backend.train_from_iterator(Path(__file__).read_text(encoding="utf-8").splitlines(), trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    transformers.DebertaV2TokenizerFast.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    stock = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    if not states_roles:
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "DebertaV2Tokenizer"}')
+    ours, texts = BertTokenizer.from_pretrained(tmp_path), [*TRICKY, *fuzzed(300, seed=32)]
+    assert ours.all_special_tokens == stock.all_special_tokens
+    for args in ((texts,), (texts, texts[::-1])):
+        for options in ({}, {"truncation": True, "max_length": 17, "padding": True}):
+            assert dict(ours(*args, **options)) == dict(stock(*args, **options).data)
+
+
 def test_settings_come_from_its_files(pair, folder) -> None:
     ours, stock = pair
     names = ("padding_side", "truncation_side", "model_max_length")
