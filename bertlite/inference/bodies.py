@@ -27,7 +27,10 @@ from bertlite.support import torch_private
 
 Thing = TypeVar("Thing")
 Optimise = Callable[[BertModel], InferenceModel]
-BODIES = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet")
+BODIES = (
+    *("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet"),
+    "DebertaV2",
+)
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "auto", "packed", "varlen")
 INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_seqlens")
 FOR_HEADS = ("first_token_only", "return_encoded")  # as heads of bertlite.hf ask

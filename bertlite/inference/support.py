@@ -113,7 +113,6 @@ def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | 
         f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
         f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
         "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
-        "they have no disentangled attention": config.position_embedding_type == "disentangled",
         f"they have no activation {config.hidden_act!r}; have: {', '.join(ACTIVATIONS)}": config.hidden_act
         not in ACTIVATIONS,
     }
@@ -136,7 +135,7 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
         own = layer.attention.self
         if (own.attention_head_size, own.position_embedding_type) != wanted:
             yield f"encoder.layer.{i}.attention.self has {own.position_embedding_type} positions or another head dim"
-        elif config.position_embedding_type != "absolute":
+        elif config.position_embedding_type not in ("absolute", "disentangled"):
             found, shape = tuple(own.distance_embedding.weight.shape), distances_shape(own, config)
             if found != shape:
                 yield f"encoder.layer.{i}.attention.self.distance_embedding has a weight of {found}, not of {shape}"

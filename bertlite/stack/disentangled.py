@@ -62,8 +62,13 @@ def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:
     table = encoder.rel_embeddings.weight
     if known and keys and not encoder.training:
         rows, table = rows - rows[0], table[int(rows[0]) : int(rows[-1]) + 1]
+    return DistanceTable(normalised(encoder, table), rows.to(x.device, non_blocking=True))
+
+
+def normalised(encoder: Any, table: Tensor) -> Tensor:
+    """Return rows of the encoder's table as the layers get them."""
     norm = getattr(encoder, "LayerNorm", None)
-    return DistanceTable(table if norm is None else norm(table), rows.to(x.device, non_blocking=True))
+    return table if norm is None else norm(table)
 
 
 def table_rows(distances: Tensor, buckets: int, farthest: int) -> Tensor:
@@ -93,11 +98,9 @@ def disentangled_bias(attention: Any, distances: Tensor, table: DistanceTable | 
     """
     if table is None:
         raise ValueError("a layer with disentangled attention needs the encoder's table of distances: run the encoder")
-    own, device = attention, distances.device
+    size, device = attention.attention_head_size, distances.device
     row = table.rows.to(device)[distances + table.rows.shape[0] // 2]
-    vectors = own.pos_dropout(table.vectors.to(device))
-    projections = {"c2p": getattr(own, "pos_key_proj", own.key), "p2c": getattr(own, "pos_query_proj", own.query)}
-    found = {kind: own.split(projections[kind](vectors)).permute(1, 2, 0) for kind in own.pos_att_type}  # (N, H, R)
+    found = project_table(attention, attention.pos_dropout(table.vectors.to(device)))
 
     def scores(q: Tensor, k: Tensor) -> Tensor:
         at, parts = row[: q.shape[-2], : k.shape[-2]], []
@@ -105,6 +108,13 @@ def disentangled_bias(attention: Any, distances: Tensor, table: DistanceTable | 
             parts.append((q @ found["c2p"]).gather(-1, at.expand(*q.shape[:2], *at.shape)))
         if "p2c" in found:
             parts.append((k @ found["p2c"]).gather(-1, at.T.expand(*k.shape[:2], *at.T.shape)).transpose(-1, -2))
-        return sum(parts[1:], parts[0]) / math.sqrt(own.attention_head_size)
+        return sum(parts[1:], parts[0]) / math.sqrt(size)
 
     return scores
+
+
+def project_table(attention: Any, vectors: Tensor) -> dict[str, Tensor]:
+    """Return what an attention makes of the vectors of distances, (R, D): {kind of scores: (N, H, R)}."""
+    own = attention
+    projections = {"c2p": getattr(own, "pos_key_proj", own.key), "p2c": getattr(own, "pos_query_proj", own.query)}
+    return {kind: own.split(projections[kind](vectors)).permute(1, 2, 0) for kind in own.pos_att_type}

@@ -68,6 +68,7 @@ def random_model(random: torch.Generator) -> BertModel:
         return choices[int(torch.randint(len(choices), (), generator=random))]
 
     heads, layers, neurons = draw(1, 2, 3), draw(1, 2, 3), draw(1, 37, 64, 200)
+    buckets = draw(0, 4, 64)
     config = BertConfig(
         vocab_size=97,
         hidden_size=heads * draw(16, 20, 32, 48, 64, 80, 128),
@@ -75,7 +76,11 @@ def random_model(random: torch.Generator) -> BertModel:
         num_attention_heads=heads,
         intermediate_size=neurons,
         max_position_embeddings=140,
-        position_embedding_type=("absolute", "relative_key", "relative_key_query")[draw(0, 1, 2)],
+        position_embedding_type=("absolute", "relative_key", "relative_key_query", "disentangled")[draw(0, 1, 2, 3)],
+        pos_att_type=("c2p", "p2c", "c2p|p2c")[draw(0, 1, 2)],
+        position_buckets=buckets,
+        max_relative_positions=draw(34, 80, 140),
+        share_att_key=bool(draw(0, 1)),
         initializer_range=0.05,
     )
     torch.manual_seed(draw(*range(1000)))

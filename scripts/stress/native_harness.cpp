@@ -85,9 +85,11 @@ struct LayerWeights {
     Weight qkv, output, up, down;
     std::vector<float> attention_norm_weight, attention_norm_bias, output_norm_weight, output_norm_bias;
     long head_count, reach;             // positions between which there is a distance; 0 for absolute positions
-    std::unique_ptr<Weight> distances;  // as vectors (2 reach - 1, H),
-    long distances_of_keys = 0;
+    std::unique_ptr<Weight> distances, key_distances;  // as vectors (2 reach - 1, H),
+    bool distances_of_keys = false;
     std::vector<float> distance_bias;  // or as numbers (N, 2 reach - 1)
+    std::vector<float> rows;           // or as vectors of each head, (N, table, H), that distances share
+    long table = 0;
 
     LayerWeights(Random& random, long dtype, long D, long H, long N, long I, long reach_, long threads)
         : qkv(random, dtype, 3 * N * H, D, threads),
@@ -100,20 +102,40 @@ struct LayerWeights {
           output_norm_bias(normal(random, D, 0, 0.2f)),
           head_count(N),
           reach(reach_) {
-        if (reach && draw(random, 0, 1)) {
-            distances = std::make_unique<Weight>(random, std::min(dtype, long(bfloat16)), 2 * reach - 1, H, threads);
+        const long kind = reach ? draw(random, 0, 2) : -1, type = std::min(dtype, long(bfloat16));
+        if (kind == 0) {
+            distances = std::make_unique<Weight>(random, type, 2 * reach - 1, H, threads);
             distances_of_keys = draw(random, 0, 1);
-        } else if (reach) {
+        } else if (kind == 1) {
+            for (long i = 0, row = 0, last = 2 * draw(random, 1, 90); i <= last; i++, row += draw(random, 0, 3) % 3)
+                rows.push_back(row);
+            table = round_up(long(rows.back()) + 1, BLOCK);
+            const long which = draw(random, 0, 2);
+            if (which < 2) distances = std::make_unique<Weight>(random, type, N * table, H, threads);
+            if (which > 0) key_distances = std::make_unique<Weight>(random, type, N * table, H, threads);
+        } else if (kind == 2) {
             distance_bias = normal(random, N * (2 * reach - 1), 0, 1);
         }
     }
 
     // What a query and a key are moved by, d = zero - query + key, to their score before it is scaled, and after.
-    double product(const double* query, const double* key, long H, long d) const {
+    double product(const double* query, const double* key, long H, long n, long d) const {
         double sum = 0;
-        for (long h = 0; distances && h < H; h++)
-            sum += (query[h] + (distances_of_keys ? key[h] : 0)) * double(distances->values[d * H + h]);
+        long row = d;
+        if (!rows.empty()) {
+            const long own = long(rows.size() - 1) / 2;
+            row = n * table + long(rows[std::clamp(own - (reach - 1 - d), 0L, 2 * own)]);
+        }
+        for (long h = 0; h < H; h++) {
+            if (distances) sum += query[h] * double(distances->values[row * H + h]);
+            if (distances_of_keys) sum += key[h] * double(distances->values[row * H + h]);
+            if (key_distances) sum += key[h] * double(key_distances->values[row * H + h]);
+        }
         return sum;
+    }
+    Matrix matrix_of(const std::unique_ptr<Weight>& vectors) const {
+        return vectors ? vectors->matrix()
+                       : Matrix{nullptr, nullptr, nullptr, nullptr, std::max(0L, 2 * reach - 1), 0};
     }
     double added(long n, long d) const { return distance_bias.empty() ? 0 : distance_bias[n * (2 * reach - 1) + d]; }
 
@@ -128,10 +150,11 @@ struct LayerWeights {
                 output_norm_weight.data(),
                 output_norm_bias.data(),
                 head_count,
-                distances ? distances->matrix()
-                          : Matrix{nullptr, nullptr, nullptr, nullptr, std::max(0L, 2 * reach - 1), 0},
-                distances_of_keys,
-                distance_bias.empty() ? nullptr : distance_bias.data()};
+                matrix_of(distances),
+                matrix_of(distances_of_keys ? distances : key_distances),
+                distance_bias.empty() ? nullptr : distance_bias.data(),
+                rows.empty() ? nullptr : rows.data(),
+                long(rows.size()) / 2};
     }
 };
 
@@ -183,7 +206,7 @@ struct Case {
         for (long layer = 0; layer < L; layer++) {
             const long heads = pick(random, {0, 1, N, N}), neurons = pick(random, {0, 1, 37, 64, 100, 4 * D + 3});
             weights.emplace_back(random, dtype, D, H, heads, neurons, reach, draw(random, 1, 3));
-            const char* relative = !reach ? "" : !weights.back().distances ? ", bias" : ", distances";
+            const char* relative = !reach ? "" : !weights.back().distance_bias.empty() ? ", bias" : ", distances";
             description += " (" + std::to_string(heads) + ", " + std::to_string(neurons) + relative + ")";
         }
         for (const auto& each : weights) layers.push_back(each.layer());
@@ -339,7 +362,7 @@ struct Case {
             const double* q = heads.data() + (start + query) * 3 * width + n * H;
             const double* k = heads.data() + (start + key) * 3 * width + width + n * H;
             const long distance = weights[index].reach - 1 - query + key;
-            double sum = weights[index].product(q, k, H, distance);
+            double sum = weights[index].product(q, k, H, n, distance);
             for (long h = 0; h < H; h++) sum += q[h] * k[h];
             scores[key] = sum / std::sqrt(double(H)) + weights[index].added(n, distance);
             if (batch.bias)

@@ -25,7 +25,6 @@ transformers = pytest.importorskip("transformers")
 
 KINDS = ("roberta", "mpnet", "electra small", "deberta-v2")  # others differ from BERT in names alone
 EACH = pytest.mark.parametrize("kind", KINDS)
-NATIVE = pytest.mark.parametrize("kind", KINDS[:3])  # whose attention the native kernels have
 TEXTS = [
     "Der Leuchtturmwärter schrieb jeden Abend das Wetter auf.",
     "Хлеб поднимается, потому что дрожжи превращают сахар в газ.",
@@ -85,7 +84,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-@NATIVE
+@EACH
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_the_native_kernels_run_it(dtype: str, kind: str, worlds: Any) -> None:
     if reason := missing_platform():
@@ -168,7 +167,7 @@ def test_positions_outside_the_table_are_named_in_transformers_numbers(kind: str
         model(torch.full((1, 41), 7))
 
 
-@NATIVE
+@EACH
 def test_a_job_embeds_texts_of_many_languages_each_as_alone(kind: str, worlds: Any, tmp_path: Path) -> None:
     """Bit for bit as each text alone, with the native kernels, and as transformers' model of the ids."""
     pq = pytest.importorskip("pyarrow.parquet")

@@ -23,13 +23,21 @@ HEADS = {
     "Bert": "ForTokenClassification", "Roberta": "ForSequenceClassification", "XLMRoberta": "ForMaskedLM",
     "Camembert": "ForTokenClassification", "Data2VecText": "Model", "Ernie": "ForSequenceClassification",
     "Electra": "ForSequenceClassification", "DistilBert": "ForTokenClassification", "MPNet": "Model",
+    "DebertaV2": "ForSequenceClassification",
+}  # fmt: skip
+OWN = {
+    "Electra": {"embedding_size": 21},
+    "DebertaV2": {
+        "relative_attention": True, "pos_att_type": "p2c|c2p", "share_att_key": True, "position_buckets": 6,
+        "norm_rel_ebd": "layer_norm", "position_biased_input": False,
+    },
 }  # fmt: skip
 DISTIL = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 37, "vocab_size": 97, "max_position_embeddings": 40}
 
 
 def model_of(family: str, **changes: Any) -> Any:
     """Make a random model of transformers in eval mode."""
-    sizes = DISTIL if family == "DistilBert" else {**SIZE, **({"embedding_size": 21} if family == "Electra" else {})}
+    sizes = DISTIL if family == "DistilBert" else {**SIZE, **OWN.get(family, {})}
     config = getattr(transformers, f"{family}Config")(**{**sizes, **changes})
     return randomise_(getattr(transformers, family + HEADS[family])(config)).eval()
 

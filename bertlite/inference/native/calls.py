@@ -71,8 +71,10 @@ class Layer(Sized):
         ("output_norm_bias", c_void_p),
         ("head_count", c_long),
         ("distances", Matrix),
-        ("distances_of_keys", c_long),
+        ("key_distances", Matrix),
         ("distance_bias", c_void_p),
+        ("distance_rows", c_void_p),
+        ("reach", c_long),
     )
 
 

@@ -12,13 +12,16 @@ from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.weights import NativeWeights
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.stack.disentangled import normalised
 
 
 @torch.no_grad()
 def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels) -> BertPreTrainedModel:
     """Return a copy of the model whose layers are run by the native kernels; the rest is in a float dtype."""
     copied = copy_sharing_matrices(model)
-    weights = NativeWeights.of(list(copied._layers()), copied.config, dtype_name(dtype), kernels)
+    encoder = copied.base_model.encoder
+    vectors = None if encoder.rel_embeddings is None else normalised(encoder, encoder.rel_embeddings.weight)
+    weights = NativeWeights.of(list(copied._layers()), copied.config, dtype_name(dtype), kernels, vectors)
     return run_natively_(copied, weights, kernels)
 
 

@@ -23,6 +23,7 @@ from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}
 # arguments of a forward that is left to BertBody, unless they ask for nothing
 RARE = INPUTS | {"use_cache", "output_attentions", "output_hidden_states"}
+NO_LIMIT = 2**62  # of positions, where there is no table of them
 PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
 
 
@@ -64,12 +65,12 @@ class NativeEmbeddings(BertEmbeddings):
         """Return a struct with the tables of embeddings; the words' may be another than the model's."""
         segments, positions, norm = self.token_type_embeddings, self.position_embeddings, self.LayerNorm
         padded = self.padding_row is not None
+        count = NO_LIMIT if positions is None else len(positions.weight) - padded
         return Ids(
             rows=rows, length=length, words=words.data_ptr(), segment_table=segments.weight.data_ptr(),
             position_table=positions.weight.data_ptr() if self.absolute else None,
             norm_weight=norm.weight.data_ptr(), norm_bias=norm.bias.data_ptr(), word_count=words.shape[0],
-            segment_count=len(segments.weight), position_count=len(positions.weight) - padded,
-            padding_has_position=padded,
+            segment_count=len(segments.weight), position_count=count, padding_has_position=padded,
         )  # fmt: skip
 
     def is_intact(self) -> bool:
@@ -150,6 +151,8 @@ class NativeBertModel(BertModel):
         fits = all(x.shape == shape and is_laid(x, torch.int64) for x in (input_ids, *beside))
         if not fits or len(shape) != (1 if packed else 2):
             return None
+        if positions is not None and self.embeddings.position_embeddings is None:
+            return None  # they are checked, and not read
         if positions is not None and (first := first_position(self.config)):
             positions = positions - first
         if packed and (mask is not None or encoded or ends.dim() != 1 or not is_laid(ends, torch.int32)):

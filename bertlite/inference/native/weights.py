@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from bertlite.config import RELATIVE, BertConfig, kept_heads, pruned_neurons
 from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Layer, Matrix, Model
+from bertlite.stack.disentangled import project_table, table_rows
 from bertlite.stack.modules import BertLayer, distance_buckets
 
 ALIGNMENT = 64  # bytes: a cache line
@@ -26,6 +27,7 @@ LANES = 16  # the longest vector of kernels/vectors.h, in floats
 MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
 MATRICES = ("qkv", "output", "up", "down")
+TABLES = {"c2p": "distances", "p2c": "key_distances"}  # by kind of disentangled scores
 VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
 
 
@@ -49,6 +51,9 @@ class Shape:
     layers: tuple[LayerShape, ...]
     positions: str = "absolute"
     max_positions: int = 0
+    kinds: tuple[str, ...] = ()  # of disentangled scores
+    buckets: int = 0
+    reach: int = 0
 
     @classmethod
     def of(cls, config: BertConfig, numbers: str) -> "Shape":
@@ -66,6 +71,9 @@ class Shape:
             ),
             positions=config.position_embedding_type,
             max_positions=config.max_position_embeddings,
+            kinds=tuple(config.pos_att_type.split("|")),
+            buckets=config.position_buckets,
+            reach=config.max_relative_positions,
         )
 
     @property
@@ -81,17 +89,32 @@ class Shape:
             "up": (layer.neurons, hidden),
             "down": (hidden, layer.neurons),
             "distances": (2 * self.max_positions - 1, self.padded_head if self.positions in RELATIVE else 0),
+            "key_distances": (0, 0),
         }
+        if self.positions == "disentangled":
+            sizes |= dict.fromkeys(TABLES.values(), (layer.heads * self.table_rows, self.padded_head))
         return sizes[name]
+
+    @property
+    def table_rows(self) -> int:
+        """Return the rows of a head's table of distances, whole blocks of them."""
+        return round_up(2 * (self.buckets or self.reach), BLOCK)
+
+    @property
+    def tables(self) -> list[str]:
+        """Return the names of the matrices of distances."""
+        if self.positions == "disentangled":
+            return [TABLES[kind] for kind in self.kinds]
+        return ["distances"] if self.positions in RELATIVE else []
 
     def dtype_of(self, name: str) -> str:
         """Return the dtype of a matrix: attention is bfloat16 where the other matrices are 8-bit integers."""
-        return "bfloat16" if name == "distances" and self.numbers == "int8" else self.numbers
+        return "bfloat16" if name in TABLES.values() and self.numbers == "int8" else self.numbers
 
     def pieces(self) -> Iterator[tuple[int, str, str, int]]:
         """Yield (layer, matrix or vector, its part, bytes) of everything, in the order of the tensor."""
         for i, layer in enumerate(self.layers):
-            for name in (*MATRICES, *(["distances"] if self.positions in RELATIVE else [])):
+            for name in (*MATRICES, *self.tables):
                 outputs, inputs = self.matrix(layer, name)
                 padded, per_word = round_up(outputs, BLOCK), 4 // BYTES[self.dtype_of(name)]
                 yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
@@ -103,6 +126,8 @@ class Shape:
                 yield i, name, "", self.hidden_size * 4
             if self.positions == "bucketed":
                 yield i, "distance_bias", "", layer.heads * (2 * self.max_positions - 1) * 4
+            if self.positions == "disentangled":
+                yield i, "distance_rows", "", (2 * self.reach + 1) * 4
 
     def size(self) -> int:
         """Return how many bytes everything takes."""
@@ -124,8 +149,19 @@ class NativeWeights:
         self.model = self.describe()
 
     @classmethod
-    def of(cls, layers: Sequence[BertLayer], config: BertConfig, numbers: str, kernels: Kernels) -> "NativeWeights":
-        """Pack the weights of a stack, in whose modules `missing_for_native` finds no fault."""
+    def of(
+        cls,
+        layers: Sequence[BertLayer],
+        config: BertConfig,
+        numbers: str,
+        kernels: Kernels,
+        vectors: Tensor | None = None,
+    ) -> "NativeWeights":
+        """Pack the weights of a stack, in whose modules `missing_for_native` finds no fault.
+
+        Args:
+            vectors: the encoder's table of distances, normalised, if positions are "disentangled".
+        """
         left = (
             LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
             for layer in layers
@@ -138,6 +174,8 @@ class NativeWeights:
             data[start + count : start + round_up(count, ALIGNMENT)] = 0  # so that equal weights are equal files
         for i, layer in enumerate(layers):
             weights.pack_layer(i, layer, kernels)
+            if vectors is not None:
+                weights.pack_tables(i, layer, vectors, kernels)
         return weights
 
     def pack_layer(self, i: int, layer: BertLayer, kernels: Kernels) -> None:
@@ -159,6 +197,17 @@ class NativeWeights:
             distances = torch.arange(self.shape.max_positions - 1, -self.shape.max_positions, -1, device="cpu")
             bias = own.distance_embedding.weight[distance_buckets(distances)].T  # (N, 2 P - 1)
             self.part(i, "distance_bias").copy_(bias.flatten())
+
+    def pack_tables(self, i: int, layer: BertLayer, vectors: Tensor, kernels: Kernels) -> None:
+        """Pack what each head makes of the table of distances, the largest distance first."""
+        shape = self.shape
+        for kind, table in project_table(layer.attention.self, vectors).items():  # (N, head dim, R)
+            rows = pad(table.flip(2).mT, (0, shape.padded_head - shape.head_size, 0, shape.table_rows - len(vectors)))
+            flat = rows.flatten(0, 1)
+            self.pack_matrix(i, TABLES[kind], flat, flat.new_zeros(len(flat)), kernels)
+        distances = torch.arange(shape.reach, -shape.reach - 1, -1, device="cpu")
+        rows = len(vectors) - 1 - table_rows(distances, shape.buckets, shape.reach)
+        self.part(i, "distance_rows").copy_(rows)
 
     def pad_heads(self, x: Tensor) -> Tensor:
         """Pad each head of (N · head dim, …) with zeros, to (N · H, …)."""
@@ -197,13 +246,16 @@ class NativeWeights:
         layers = (Layer * len(shape.layers))()
         for i, sizes in enumerate(shape.layers):
             fields: dict[str, object] = {name: self.address(i, name) for name in VECTORS}
-            for name in (*MATRICES, "distances"):
+            for name in (*MATRICES, *TABLES.values()):
                 parts = [part for part in ("words", "bias", "scales", "sums") if (i, name, part) in self.at]
                 outputs, inputs = shape.matrix(sizes, name)
                 found = {part: self.address(i, name, part) for part in parts}
                 fields[name] = Matrix(**found, outputs=outputs, inputs=inputs)
             fields["distance_bias"] = self.address(i, "distance_bias") if shape.positions == "bucketed" else None
-            fields["distances_of_keys"] = shape.positions == "relative_key_query"
+            if shape.positions == "relative_key_query":
+                fields["key_distances"] = fields["distances"]
+            rows = self.address(i, "distance_rows") if shape.positions == "disentangled" else None
+            fields |= {"distance_rows": rows, "reach": shape.reach}
             layers[i] = Layer(**fields, head_count=sizes.heads)
         act, scale = ACTIVATIONS[shape.activation], shape.head_size**-0.5
         return Model(layers, len(layers), shape.hidden_size, shape.padded_head, act, shape.epsilon, scale)

@@ -46,13 +46,16 @@ def test_sizes_around_tiles_on_every_set(name, dtype):
 @dtypes
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_every_set_adds_the_distances_of_tokens(name, dtype):
-    kinds = ("relative_key_query", "relative_key", "bucketed")
-    for kind in kinds if name == usable_sets()[0].name else kinds[:1]:  # the others' products are tested above
+    kinds = ("disentangled", "relative_key_query", "relative_key", "bucketed")
+    for kind in kinds if name == usable_sets()[0].name else kinds[:2]:  # the others' products are tested above
         sizes = {"hidden_size": 60, "num_attention_heads": 3, "max_position_embeddings": 130}
+        if kind == "disentangled":  # distances up to 32 have rows of their own
+            sizes |= {"position_buckets": 64, "max_relative_positions": 130}
         model = bertlite.prune_heads(make_native(position_embedding_type=kind, **sizes), {1: [0], 2: range(3)})
+        tables = [getattr(layer.attention.self, "distance_embedding", None) for layer in model.encoder.layer[:2]]
         with torch.no_grad():
-            for table in (layer.attention.self.distance_embedding.weight for layer in model.encoder.layer[:2]):
-                table.mul_(20)  # so that what it adds to the scores is seen
+            for table in filter(None, [*tables, getattr(model.encoder, "LayerNorm", None)]):
+                table.weight.mul_(20)  # so that what it adds to the scores is seen
         model.set_attn_implementation("packed")
         check(model, dtype, name, **batch_of(130, 77, 17, 1), output_hidden_states=True)
         ids = batch_of(39)["input_ids"][0]

@@ -22,12 +22,12 @@ struct AttentionWorkspace {
     long key_capacity, relative_stride;
 
     template <class Arena>
-    AttentionWorkspace(Arena& arena, long keys_, long head_size, bool has_distances)
-        : key_capacity(round_up(keys_, BLOCK)), relative_stride(key_capacity + QUERIES + 2 * BLOCK) {
+    AttentionWorkspace(Arena& arena, long keys_, long head_size, long distances)
+        : key_capacity(round_up(keys_, BLOCK)), relative_stride(round_up(distances, BLOCK) + 2 * BLOCK) {
         keys = arena.template take<uint32_t>(key_capacity * head_size / Kind::per_word);
         values = arena.template take<uint32_t>(key_capacity / Kind::per_word * round_up(head_size, BLOCK));
         scores = arena.template take<float>(QUERIES * key_capacity);
-        relative = has_distances ? arena.template take<float>(QUERIES * relative_stride) : nullptr;
+        relative = distances ? arena.template take<float>(QUERIES * relative_stride) : nullptr;
         weights = arena.template take<Value>(QUERIES * key_capacity);
     }
 };
@@ -42,10 +42,11 @@ struct Head {
     long context_stride;
     long key_count, head_size;
     float scale;         // of the scores
-    Blocks distances;    // (distances, H): vectors of distances from query to key, the largest first, or without words
-    long zero_distance;  // which of them is distance 0
-    bool distances_of_keys;      // whether keys are multiplied by them too
-    const float* distance_bias;  // (distances,): added to the scores, or null
+    Blocks distances, key_distances;  // vectors by which queries and keys are multiplied, or without words
+    const int32_t* rows;              // for query i and key j their vectors are rows[j - i]; or null
+    long exact_distances;             // up to which rows follow each other
+    const float* distance_bias;       // (distances,): added to the scores, or null
+    long zero_distance;               // which of them is distance 0
     const float* bias;           // added to the scores of query i at bias + i * bias_stride, or null
     long bias_stride;
     const uint8_t* has_keys;  // 0 for a query that may attend to no key, or null; has_keys_stride apart
@@ -92,44 +93,48 @@ float softmax(float* scores, long keys, long padded, Value* weights, bool keep) 
     return 1 / reduce_sum(total);
 }
 
-// Add scale x vectors' products with those of the distances to the scores of `count` queries from `query` on.
-//
-// A query i and a key j have the vector zero_distance - i + j, so that a query's keys follow each other.
+// Add to the scores of `count` queries from `query` on: scale x the products of queries with the vectors of their
+// distances to keys, and of keys with those of the distances from queries.
 template <class Distances, class Kind>
 void add_distances(const Head<Kind>& head, long query, long count, const AttentionWorkspace<Kind>& workspace) {
     constexpr long STEP = BY_TORCH<Distances> ? BLOCK : LANES;  // all are then multiplied alike, wherever they begin
     const long stride = workspace.relative_stride, capacity = workspace.key_capacity;
-    const auto multiply = [&](const typename Kind::Value* rows, long number, long first, long last) {
+    // Multiply rows by the vectors of all distances between the queries and some keys; return where that of row 0 is.
+    const auto multiply = [&](const Blocks& vectors, const typename Kind::Value* rows, long number, long key,
+                              long keys) {
+        const long first = head.rows[key - (query + count - 1)] / STEP * STEP;
+        const long last = round_up(head.rows[key + keys - 1 - query] + 1, STEP);
         const Target<float> to{workspace.relative - first, stride};
-        matmul<Distances>(rows, head.stride, number, head.distances, nullptr, first, last, to,
+        matmul<Distances>(rows, head.stride, number, vectors, nullptr, first, last, to,
                           [=](long row, long rows, long column, long columns, const float* sums) {
                               for (long i = 0; i < rows; i++)
                                   for (long j = 0; j < columns; j += LANES)
                                       store(to.at(row + i, column + j), load(sums + i * BLOCK + j));
                           });
+        return workspace.relative - first;
     };
-    // the vectors of queries first up to last and keys first up to last are from begin() up to end()
-    const auto begin = [&](long last_query, long key) {
-        return (head.zero_distance - last_query + key) / STEP * STEP;
-    };
-    const auto end = [&](long query, long last_key) {
-        return round_up(head.zero_distance - query + last_key + 1, STEP);
-    };
-    const long start = begin(query + count - 1, 0);
-    multiply(head.queries + query * head.stride, count, start, end(query, head.key_count - 1));
-    for (long i = 0; i < count; i++) {
-        float* scores = workspace.scores + i * capacity;
-        const float* products = workspace.relative + i * stride + head.zero_distance - query - i - start;
-        for (long j = 0; j < head.key_count; j += LANES)
-            store(scores + j, multiply_add(load(products + j), broadcast(head.scale), load(scores + j)));
+    if (head.distances.words) {
+        const float* all = multiply(head.distances, head.queries + query * head.stride, count, 0, head.key_count);
+        for (long i = 0; i < count; i++) {
+            float* scores = workspace.scores + i * capacity;
+            const float* products = all + i * stride;
+            const int32_t* rows = head.rows - query - i;
+            if (std::max(query + i, head.key_count - 1 - query - i) <= head.exact_distances) {
+                for (long j = 0; j < head.key_count; j += LANES)
+                    store(scores + j,
+                          multiply_add(load(products + rows[0] + j), broadcast(head.scale), load(scores + j)));
+            } else {
+                for (long j = 0; j < head.key_count; j++) scores[j] += products[rows[j]] * head.scale;
+            }
+        }
     }
-    for (long key = 0; head.distances_of_keys && key < head.key_count; key += QUERIES) {
-        const long keys = std::min(QUERIES, head.key_count - key), start = begin(query + count - 1, key);
-        multiply(head.keys + key * head.stride, keys, start, end(query, key + keys - 1));
+    for (long key = 0; head.key_distances.words && key < head.key_count; key += QUERIES) {
+        const long keys = std::min(QUERIES, head.key_count - key);
+        const float* products = multiply(head.key_distances, head.keys + key * head.stride, keys, key, keys);
         for (long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * capacity + key;
-            const float* products = workspace.relative + head.zero_distance - query - i + key - start;
-            for (long j = 0; j < keys; j++) scores[j] += products[j * (stride + 1)] * head.scale;
+            const int32_t* rows = head.rows - query - i + key;
+            for (long j = 0; j < keys; j++) scores[j] += products[j * stride + rows[j]] * head.scale;
         }
     }
 }
@@ -154,7 +159,7 @@ void attend(const Head<Kind>& head, long first, long last, const AttentionWorksp
                              for (long j = 0; j < columns; j += LANES)
                                  store(scores_at.at(row + i, column + j), load(sums + i * BLOCK + j) * scale);
                      });
-        if (head.distances.words) add_distances<Distances>(head, query, count, workspace);
+        if (head.rows) add_distances<Distances>(head, query, count, workspace);
         for (long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * workspace.key_capacity;
             if (head.distance_bias) {

@@ -34,8 +34,11 @@ struct Layer {
     long head_count;
     // Relative positions, by distance from query to key, the largest first: P - 1 down to 1 - P for P positions.
     Matrix distances;            // (2 P - 1, H), added to each key for a query; without words, none
-    long distances_of_keys;      // whether they are added to each query for a key as well
+    Matrix key_distances;        // likewise to each query for a key
     const float* distance_bias;  // (N, 2 P - 1): added to scores; or null
+    // Or each head has a table, (N, R, H), and distances from `reach` down to -reach, and any beyond, share R rows.
+    const float* distance_rows;  // (2 reach + 1,): the row of each; or null
+    long reach;
 };
 
 struct Model {
@@ -84,6 +87,25 @@ class Arena {
    private:
     char* start_;
     long used_ = 0;
+};
+
+// The rows of the vectors that belong to the distances between up to `keys` tokens, from the largest down.
+struct DistanceRows {
+    std::vector<int32_t> rows;
+    long exact = 0;  // a distance up to which they follow each other
+
+    DistanceRows(const Layer& layer, long keys) {
+        if (!(layer.distances.words || layer.key_distances.words) || !keys) return;
+        for (long distance = keys - 1; distance > -keys; distance--) {
+            const long shared = layer.reach - std::clamp(distance, -layer.reach, layer.reach);
+            rows.push_back(layer.distance_rows ? int32_t(layer.distance_rows[shared])
+                                               : int32_t((layer.distances.outputs - 1) / 2 - distance));
+        }
+        const int32_t* zero = rows.data() + keys - 1;
+        while (exact + 1 < keys && zero[exact + 1] == zero[exact] + 1 && zero[-exact - 1] == zero[-exact] - 1) exact++;
+    }
+
+    long count() const { return rows.empty() ? 0 : rows.back() - rows.front() + 1; }
 };
 
 // The workers of a loop: one thread, or the team together.
@@ -152,6 +174,8 @@ class Encoder {
         std::iota(order_.begin(), order_.end(), 0l);
         std::stable_sort(order_.begin(), order_.end(), [&](long a, long b) { return length(a) > length(b); });
         longest_ = batch_.sequences ? length(order_[0]) : 0;
+        for (long layer = 0; layer < model.layer_count; layer++)
+            distance_rows_.emplace_back(model.layers[layer], longest_);
         shares_ = batch_.tokens < FEW_TOKENS * threads;
         tokens_at_once_ = shares_ ? batch_.tokens : even_part(divide_up(batch_.tokens, threads), TOKENS);
 
@@ -183,9 +207,9 @@ class Encoder {
         blocks_.clear();
         workspaces_.clear();
         for (long i = 0; i < (shares_ ? 1 : threads_); i++) blocks_.push_back(take_block(arena, tokens_at_once_));
-        bool relative = false;
-        for (long i = 0; i < model_.layer_count; i++) relative |= model_.layers[i].distances.words != nullptr;
-        for (long i = 0; i < threads_; i++) workspaces_.emplace_back(arena, longest_, model_.head_size, relative);
+        long distances = 0;
+        for (const auto& each : distance_rows_) distances = std::max(distances, each.count());
+        for (long i = 0; i < threads_; i++) workspaces_.emplace_back(arena, longest_, model_.head_size, distances);
     }
 
     TokenBlock take_block(Arena& arena, long count) {
@@ -417,11 +441,20 @@ class Encoder {
         head.head_size = H;
         head.scale = float(model_.score_scale);
         const long distances = layer.distances.outputs;
-        if (distances && head.key_count > (distances + 1) / 2)
+        const bool reaches = (!layer.distances.words && !layer.distance_bias) || layer.distance_rows;
+        if (!reaches && head.key_count > (distances + 1) / 2)
             throw std::invalid_argument("a sequence is longer than relative positions reach");
+        const auto table = [&](const Matrix& vectors) {
+            const long words = H / Distances::per_word;
+            const long before = layer.distance_rows ? n * (vectors.outputs / layer.head_count) * words : 0;
+            return Blocks{vectors.words ? vectors.words + before : nullptr, words};
+        };
+        head.distances = table(layer.distances);
+        head.key_distances = table(layer.key_distances);
+        const DistanceRows& rows = distance_rows_[index];
+        head.rows = rows.rows.empty() ? nullptr : rows.rows.data() + longest_ - 1;
+        head.exact_distances = rows.exact;
         head.zero_distance = (distances - 1) / 2;
-        head.distances = {layer.distances.words, H / Distances::per_word};
-        head.distances_of_keys = layer.distances_of_keys;
         head.distance_bias = layer.distance_bias ? layer.distance_bias + n * distances : nullptr;
         if (batch_.bias) {
             head.bias = batch_.bias + sequence * batch_.bias_strides[0] + n * batch_.bias_strides[1];
@@ -500,6 +533,7 @@ class Encoder {
     long widest_heads_ = 0, widest_neurons_ = 0, longest_ = 0, tokens_at_once_ = 0;
     bool shares_ = false;
     std::vector<long> order_;
+    std::vector<DistanceRows> distance_rows_;  // of each layer
     struct Free {
         void operator()(char* memory) const { std::free(memory); }
     };
