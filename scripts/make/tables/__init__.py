@@ -83,7 +83,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "subnetworks": pruning.subnetworks,
     # of the records that scripts/measure/gpu_checks.py writes
     "gpuparity": partial(proof.parity, "parity-cuda.json"),
-    "gpuspeed": partial(speed.speed, "speed-cuda"),
+    "gpuspeed": partial(speed.on_gpu, "speed-cuda"),
     "gpubase": partial(speed.checkpointing, "checkpointing-cuda-base"),
     "gpularge": partial(speed.checkpointing, "checkpointing-cuda-large"),
 }

@@ -1,6 +1,6 @@
 """Tables of speed and memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertlite.support.progress import count_of
@@ -94,48 +94,32 @@ def note(what: str, forward: Sections, found: Record, spread: str = SPREAD) -> s
 
 def brief(name: str) -> str:
     """Table of the speed of the optimised models and of their peers, on short batches, full ones and texts."""
-    found = record(name)
-    every = headlines(forward_sections(found))
-    forward = {name: section for name, section in every.items() if "WikiText-2" not in name}
-    body = []
-    for dtype in DTYPES:
-        lines = [
-            [engine, *(rounded(section["ratios"], f"{BASE} / {engine}") for section in forward.values())]
-            for engine in (f"{name} {dtype}" for name in ENGINES)
-        ]
-        lines = [line for line in lines if any(line[1:])]
-        body += lines if any(line[0].startswith("bertlite") for line in lines) else []
-    what = f"Times faster than {BASE}, bert-base's shape."
-    return table(["", *heads_of(forward)], body, note(what, forward, found, ROUNDED))
+    every = headlines(forward_sections(record(name)))
+    forward = {batch: section for batch, section in every.items() if "WikiText-2" not in batch}
+    return over_base(record(name), forward, [f"{engine} {dtype}" for dtype in DTYPES for engine in ENGINES])
 
 
-def speed(name: str) -> str:
-    """Table of the speed of each engine over transformers' sdpa in float32, and of its largest error."""
+def on_gpu(name: str) -> str:
+    """Table of the speed of every engine on a GPU, and what training takes there."""
     found = record(name)
     forward = forward_sections(found)
-    base, *others = engines_of(forward)
-    body = [[base, *("1" for _ in forward), ""]]
-    for engine in others:
-        cells = (cell(section["ratios"], f"{base} / {engine}") for section in forward.values())
-        body.append([engine, *cells, f"{max(each['errors'].get(engine, 0.0) for each in forward.values()):.0e}"])
     lines = []
-    for section in (
-        found["sections"][name] for name in ("training", "training by autocast") if name in found["sections"]
-    ):
-        ratios = ", ".join(f"{pair} = {with_spread(ratio)}" for pair, ratio in section["ratios"].items())
-        lines.append(f"{section['what']}: {ratios}.\n")
-    for batch, section in forward.items():
-        for engine in section["wrong"]:
-            lines.append(f"Not timed, since it computes something else: {engine} on {batch}.\n")
-    for engine, reason in found["missing"].items():
-        lines.append(f"Missing: {engine}, {reason}.\n")
-    peers = ", ".join(
-        f"{name} {version}"
-        for name, version in found["environment"]["versions"].items()
-        if version and name in ("transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
-    )
-    lines.append(f"{padding_note(forward)} {SPREAD} Measured on {measured_on(found)}, {peers}.")
-    return table(["", *heads_of(forward), "error"], body, "\n".join(lines))
+    for section in (found["sections"].get(each) for each in ("training", "training by autocast")):
+        if section:
+            ratios = (f"{pair} = {with_spread(ratio)}" for pair, ratio in section["ratios"].items())
+            lines.append(f"{section['what']}: {', '.join(ratios)}.")
+    return "\n\n".join([over_base(found, forward, engines_of(forward)), *lines])
+
+
+def over_base(found: Record, forward: Sections, engines: Sequence[str]) -> str:
+    """Table of times faster than transformers' sdpa in float32, a line for each engine that was timed."""
+    body = [
+        [engine, *(rounded(section["ratios"], f"{BASE} / {engine}") for section in forward.values())]
+        for engine in engines
+    ]
+    what = f"Times faster than {BASE}, bert-base's shape."
+    lines = [line for line in body if any(line[1:])]
+    return table(["", *heads_of(forward)], lines, note(what, forward, found, ROUNDED))
 
 
 def limited() -> str:
