@@ -3,6 +3,7 @@
 `python -m scripts.make.notebooks` stores them.
 """
 
+import ast
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,8 +42,14 @@ def test_is_stored_with_outputs_of_this_code_and_nothing_of_a_machine(path: Path
 
 @each_notebook
 def test_promises_asks_and_answers(path: Path) -> None:
-    """It begins with a question and with what the reader will be able to do, and has an exercise with its answer."""
+    """Its title is a question, then it says what the reader will be able to do, and has an exercise with its answer.
+
+    What it concludes is computed: a cell that only prints words checks them, and so do answers and the last cell.
+    """
     cells = read(path).cells
+    sources = [cell.source for cell in code_cells(read(path))]
+    claims = [source for source in sources if any(map(says_without_a_number, ast.walk(ast.parse(source))))]
+    assert [source for source in (*claims, sources[-1]) if "assert " not in source] == []
     title, promise = cells[0].source.split("\n\n")[:2]
     assert re.fullmatch(r"# .+\?", title)
     assert promise.startswith("At the end of this notebook you can ")
@@ -51,6 +58,13 @@ def test_promises_asks_and_answers(path: Path) -> None:
     for i in exercises:
         assert cells[i + 1].source.startswith("# The answer\n")
         assert "assert " in cells[i + 1].source, "an answer checks itself"
+
+
+def says_without_a_number(node: ast.AST) -> bool:
+    """Return whether this is a call of print that prints a constant, and no heading."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"):
+        return False
+    return all(isinstance(x, ast.Constant) and not str(x.value).endswith(":") for x in node.args)
 
 
 @pytest.mark.slow

@@ -40,7 +40,8 @@ class Page(bytes):
     def _repr_html_(self) -> str:
         """Return a frame with the page, which cannot reach the notebook."""
         style = "width: 100%; height: 760px; border: 0"
-        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.decode())}"></iframe>'
+        content = html.escape(self.decode())
+        return f'<iframe title="Attention" sandbox="allow-scripts" style="{style}" srcdoc="{content}"></iframe>'
 
 
 def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:

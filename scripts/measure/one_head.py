@@ -1,6 +1,7 @@
 """Ablate the heads of a classifier one at a time, and all heads of a layer but one, as Michel et al. 2019 did.
 
-    python -m scripts.measure.one_head CHECKPOINT --train train.tsv --dev dev.tsv --columns text,label --out A.json
+    python -m scripts.measure.one_head CHECKPOINT --train train.tsv --dev dev.tsv --columns text,label \\
+        --max-length 64 --examples 872 --out scripts/results/one_head.json
 
 Paul Michel, Omer Levy, Graham Neubig: Are Sixteen Heads Really Better than One?  NeurIPS 2019, arXiv:1905.10650.
 Section 3.2 masks each head alone; section 3.3 masks all heads of a layer but one, chosen on training examples.  Here
