@@ -247,6 +247,15 @@ LIMITS = (
 )  # fmt: skip
 
 
+def peak_memory() -> int | None:
+    """Return the most bytes of memory that this process has had; None where the system does not say."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Return the machine, the versions and the commit that a figure is measured with; JSON-ready."""
     import torch

@@ -26,7 +26,7 @@ from bertlite import (
 from bertlite.pruning.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
 from bertlite.pruning.importance.least_squares import start_runs
 from bertlite.pruning.importance.moments import gather, total
-from bertlite.pruning.importance.structures import run
+from bertlite.pruning.importance.structures import STRUCTURES, run
 from scripts.measure.budgets import __main__ as budgets
 from scripts.measure.budgets import kprune, kwon, methods, tasks
 from scripts.measure.budgets.methods import OURS, WAYS, Subject
@@ -176,9 +176,11 @@ def test_kprunes_knowledge_is_that_of_its_formulas() -> None:
     pruned = prune_neurons(prune_heads(model, {0: [1]}), {0: [3, 4]})
     with torch.no_grad():
         wanted = [run(model, batch).logits for batch in data()]
-        states = start_runs(pruned, model, data())
-        for state in states:
-            state.step_pruned(pruned.bert.encoder.layer[0])
+        states = start_runs(pruned, model, data(), keep_below=True)
+        for structure, state in product(STRUCTURES, states):
+            blocks = [each.bert.encoder.layer[0] for each in (pruned, model)]
+            state.run_dense(structure, blocks[1])
+            state.step(structure, *blocks)
         found = dict(kprune.knowledge(pruned, data(), states, wanted, 2))
     assert [*found] == [2, 3, 4, 5]
     part = pruned.bert.encoder.layer[1].attention.output.dense

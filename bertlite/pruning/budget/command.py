@@ -7,11 +7,12 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bertlite.checkpoint import families
@@ -30,7 +31,7 @@ from bertlite.pruning.budget.judge import Quality, judge
 from bertlite.pruning.budget.search import SETTINGS as SETTINGS_FILE
 from bertlite.pruning.budget.search import Outcome, Search, State
 from bertlite.pruning.budget.target import Target, check_work, read_work, spare_bytes
-from bertlite.pruning.budget.texts import batches_of, encode, read_texts, split
+from bertlite.pruning.budget.texts import TEXTS, TOKENS_OF_INPUT, batches_of, encode, read_texts, split, with_tokens
 from bertlite.pruning.budget.vocabulary import describe, with_fewer_tokens
 from bertlite.pruning.budget.work import Work
 from bertlite.pruning.importance.least_squares import FEW
@@ -38,7 +39,7 @@ from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for, read_pooling
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.support.progress import Progress, short_time
-from bertlite.support.records import environment, lock_folder, sha256_of, write_record
+from bertlite.support.records import environment, lock_folder, peak_memory, sha256_of, write_record
 from bertlite.support.rows import format_of
 from bertlite.support.timing import with_spread
 from bertlite.tokenizer import BertTokenizer
@@ -54,7 +55,14 @@ LIKENESS = {  # figures of a report that compare the model with the given one
     "rank_correlation": "rank correlation with the given model's",
 }
 SAME_TOKENS = "Predictions are compared with those of the given model with this vocabulary."
-SETTINGS = ("calibration", "max_length", "label", "seed", "device")  # options that determine gradients and curves
+SETTINGS = (
+    "calibration",
+    "max_length",
+    "label",
+    "labels_for",
+    "seed",
+    "device",
+)  # options that determine gradients and curves
 MADE = (
     "bertlite prune to {target} removed heads and intermediate neurons and fitted the rest to what the given model"
     " computes on {count} texts; "
@@ -142,6 +150,7 @@ class Job:
             **results,
             "distilled": trained,
             "environment": environment(self.args.device),
+            "peak_bytes": peak_memory(),
             "wall_seconds": round(time.perf_counter() - began, 1),
         }
         write_result(self, folder, found.model, report)
@@ -199,9 +208,14 @@ def read_job(args: argparse.Namespace) -> Job:
     texts, dev = read_both(args, config)
     model, tokenizer, given = read_model(args, config, texts, dev)
     dtype = parse_compute_dtype(args.dtype)
-    timed = optimize_for_inference(model, dtype=dtype, backend=args.backend)  # raises if it cannot be timed
+    timed = as_timed(model, dtype, args.backend)  # raises if it cannot be timed
+    backend = getattr(timed, "backend", PLAIN)
     longest = min(args.max_length, config.max_position_embeddings)
-    fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
+    fit, held_out = split(texts, args.calibration or TEXTS, HELD_OUT, args.seed, dev)
+    if args.labels_for == "judging":
+        texts, fit = (replace(each, labels=()) for each in (texts, fit))
+    if args.calibration is None:
+        fit = with_tokens(fit, TOKENS_OF_INPUT * config.intermediate_size, tokenizer, longest)
     batches = batches_of(fit, tokenizer, model, longest)
     warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), model.config)
     shared = {name: getattr(args, name) for name in SETTINGS} | {"texts": fit.sha256, "model": model_sha256(model)}
@@ -211,7 +225,7 @@ def read_job(args: argparse.Namespace) -> Job:
         batches,
         work=work,
         timed=timed,
-        prepare=partial(optimize_for_inference, dtype=dtype, backend=timed.backend),
+        prepare=partial(as_timed, dtype=dtype, backend=backend),
         gradients="loss" if texts.labels else "kl",
         seed=args.seed,
         device=args.device,
@@ -231,7 +245,7 @@ def read_job(args: argparse.Namespace) -> Job:
             **shared,
             "judged": held_out.sha256,
             "lengths": list(work.lengths),
-            "backend": timed.backend,
+            "backend": backend,
             "dtype": args.dtype,
             "distil": args.distil,
         },
@@ -248,6 +262,13 @@ def read_job(args: argparse.Namespace) -> Job:
         given,
         pooling_of(args.checkpoint),
     )
+
+
+def as_timed(model: Any, dtype: torch.dtype | None, backend: str) -> Any:
+    """Return a model as the clock runs it: plain in its own dtype itself, else by `optimize_for_inference`."""
+    if backend == PLAIN and dtype in (None, model.dtype):
+        return model.eval()
+    return optimize_for_inference(model, dtype=dtype, backend=backend)
 
 
 def warn_of_few_texts(tokens: int, texts: int, config: BertConfig) -> None:
@@ -374,10 +395,16 @@ def facts_of(found: Outcome) -> dict[str, Any]:
 
 
 def read_both(args: argparse.Namespace, config: BertConfig) -> tuple[Examples, Examples | None]:
-    """Read the texts to fit to, and those of --dev; plain texts have no labels, which those of --dev may have."""
+    """Read the texts to fit to, and those of --dev; plain texts have no labels, which those of --dev may have.
+
+    Raises:
+        ValueError: labels are for judging, and none are named.
+    """
+    if args.labels_for == "judging" and args.label is None:
+        raise ValueError("--labels-for judging needs --label NAME, the column with the labels")
     if args.dev is None:
         return read_texts(DataSource(args.texts, args.text, args.label, args.columns), config), None
-    label = None if format_of(args.texts) == "text" else args.label
+    label = None if format_of(args.texts) == "text" or args.labels_for == "judging" else args.label
     texts = read_texts(DataSource(args.texts, args.text, label, args.columns), config)
     dev = read_texts(DataSource(args.dev, args.text, args.label, args.columns), config)
     warn_of_overlap(texts, dev)

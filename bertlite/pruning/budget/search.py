@@ -10,14 +10,14 @@ import math
 import os
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.pruning.budget.target import Target, UnitCosts, spare_bytes
@@ -48,7 +48,8 @@ SPARE = 0.03  # by how much a model should be faster than needed at most
 TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a pace that tells anything
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
-FORMAT = 2  # of the files of a search; raise it with every change that earlier files do not fit
+PERCENT = {"gradients": 30, "loss curves": 30, "fitting": 40}  # of the time of a search but for its clock
+FORMAT = 3  # of the files of a search; raise it with every change that earlier files do not fit
 
 
 class State:
@@ -179,22 +180,36 @@ class Search:
 
     def metrics(self) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers."""
-        shown = partial(self.progress.over, "gradients", unit="batches")
+
+        def shown(batches: list[Any]) -> Iterator[Any]:
+            advance = self.work_of("gradients", len(batches))
+            for batch in batches:
+                yield batch
+                advance()
+
         found = self.shared.once(
             "metrics", lambda: output_metrics(self.model, self.fit, target=self.gradients, seed=self.seed, shown=shown)
         )
         return [(a, b) for a, b in found]
+
+    def work_of(self, part: str, total: int, done: int = 0) -> Callable[[], None]:
+        """Begin a part of PERCENT, and show the time left of all; return what counts one of its `total` as done."""
+        parts = [*PERCENT]
+        before = sum(PERCENT[each] for each in parts[: parts.index(part)])
+        counted = iter([before + PERCENT[part] * i // total for i in range(done, total + 1)])
+        self.progress.stage(part, 100, "%", done=next(counted))
+        return lambda: self.progress.advance(next(counted) - self.progress.done)
 
     def curves(self) -> Curves:
         """Return the loss of removing the units of each sublayer."""
         layers = self.model.config.num_hidden_layers
         if not all(self.shared.has(f"curves-{layer}") for layer in range(layers)):
             metrics = self.metrics()
-            self.progress.stage("loss curves", layers, "layers")
+            advance = self.work_of("loss curves", layers)
 
             def keep(layer: int, pair: tuple[Elimination, Elimination]) -> None:
                 self.shared.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
-                self.progress.advance()
+                advance()
 
             loss_curves(self.model, self.fit, metrics, done=keep)
         found = []
@@ -336,19 +351,25 @@ class Search:
 
     def pruned(self, sizes: Sizes, curves: Curves, attempt: int) -> Any:
         """Return the model pruned to these sizes and fitted, layer by layer."""
-        model = copy.deepcopy(self.model)
+        layers = list(layers_of(self.model))
+        shared = {id(x): nn.Parameter(x.detach(), x.requires_grad) for layer in layers for x in layer.parameters()}
+        model = copy.deepcopy(self.model, shared)
         start = 0
         while self.state.has(f"layer-{attempt}-{start}"):
+            own_layer_(model, start)
             put_layer_(model, start, self.state.once(f"layer-{attempt}-{start}", dict))
             start += 1
-        self.progress.stage("fitting", model.config.num_hidden_layers, "layers", done=start)
-        if start == model.config.num_hidden_layers:
+        advance = self.work_of("fitting", len(layers), start)
+        if start == len(layers):
             return model
 
         def keep(layer: int) -> None:
             self.state.save(f"layer-{attempt}-{layer}", layer_of(model, layer))
-            self.progress.advance()
+            advance()
+            if layer + 1 < len(layers):
+                own_layer_(model, layer + 1)
 
+        own_layer_(model, start)
         return prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start, done=keep)
 
     def run(self) -> "Outcome":
@@ -413,6 +434,12 @@ def shape_of(model: Any, sizes: Sizes) -> Any:
     heads = {i: kept_heads(model.config, i)[count:] for i, (count, _) in enumerate(sizes)}
     neurons = {i: kept_neurons(model.config, i)[count:] for i, (_, count) in enumerate(sizes)}
     return prune_neurons_(prune_heads_(found, heads), neurons)
+
+
+def own_layer_(model: Any, layer: int) -> None:
+    """Give a layer memory of its own for its parameters."""
+    for parameter in list(layers_of(model))[layer].parameters():
+        parameter.data = parameter.detach().clone()
 
 
 def layer_of(model: Any, layer: int) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig
-from bertlite.experiments.data import DataSource, EncodedExamples, Examples, batch_indices, read_examples
+from bertlite.experiments.data import DataSource, EncodedExamples, Examples, read_examples
 from bertlite.inspection import class_of
 from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
-BATCH = 32
+TEXTS, TOKENS_OF_INPUT = 1024, 16  # to fit to by default: so many, or as have so many tokens for each matrix input
+POSITIONS = 1024  # of a batch at most, unless one text has more: what gradients keep takes 18 kB each for a base layer
 
 
 def read_texts(source: DataSource, config: BertConfig) -> Examples:
@@ -50,6 +51,16 @@ def split(
     return texts.chosen(order[judged : judged + fit]), dev or texts.chosen(order[:judged])
 
 
+def with_tokens(texts: Examples, tokens: int, tokenizer: BertTokenizer, max_length: int) -> Examples:
+    """Return the first texts that have so many tokens together, or all."""
+    data, count = encode(texts, tokenizer, max_length), 0
+    for i in range(len(texts)):
+        count += data.length(i)
+        if count >= tokens:
+            return texts.chosen(range(i + 1))
+    return texts
+
+
 def encode(texts: Examples, tokenizer: BertTokenizer, max_length: int) -> EncodedExamples:
     """Tokenize texts; the label of those without labels is 0."""
     encoded: list[Any] = [tokenizer(*text, truncation=True, max_length=max_length) for text in texts.texts]
@@ -61,6 +72,11 @@ def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length
     """Return batches of texts of similar length, padded, in a fixed order, on the model's device."""
     data = encode(texts, tokenizer, max_length)
     dtype = torch.float32 if model.config.num_labels == 1 else torch.long
-    batches = (data.batch(indices, dtype) for indices in batch_indices(data, BATCH))
+    batches: list[list[int]] = []
+    for index in sorted(range(len(data)), key=data.length):
+        if not batches or (len(batches[-1]) + 1) * data.length(index) > POSITIONS:
+            batches.append([])
+        batches[-1].append(index)
     given = ("input_ids", "token_type_ids", "attention_mask", *(["labels"] if texts.labels else []))
-    return [{name: batch[name].to(model.device) for name in given} for batch in batches]
+    found = (data.batch(indices, dtype) for indices in batches)
+    return [{name: batch[name].to(model.device) for name in given} for batch in found]

@@ -9,7 +9,7 @@ from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.data import DataSource, Examples
-from bertlite.pruning.budget.texts import BATCH, read_texts, split
+from bertlite.pruning.budget.texts import read_texts, split
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.vocabulary import Text, prune_vocabulary
 from bertlite.shipping.card import Figure
@@ -18,7 +18,7 @@ from bertlite.shipping.folder import write_model
 from bertlite.support.records import environment, write_record
 from bertlite.tokenizer import BertTokenizer
 
-HELD_OUT = 1024  # texts without --dev at most
+HELD_OUT, BATCH = 1024, 32  # texts without --dev at most; of a forward
 Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
 OF_TEXTS = ("BertForSequenceClassification", "BertForNextSentencePrediction")  # they predict something of a whole text
 

@@ -8,7 +8,6 @@ Shapes:  L layers · D hidden · W inputs of an output projection, of n units wi
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -18,13 +17,21 @@ from torch import Tensor, nn
 
 from bertlite.config import BertConfig
 from bertlite.pruning.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
-from bertlite.pruning.importance.batches import Batch, check_model, count_examples, eval_mode, real_tokens
-from bertlite.pruning.importance.least_squares import check_pair, fit_layers_, start_runs, warn_of_few
+from bertlite.pruning.importance.batches import (
+    Batch,
+    check_model,
+    count_examples,
+    eval_mode,
+    read_batches,
+    real_tokens,
+)
+from bertlite.pruning.importance.least_squares import Track, check_pair, fit_layers_, start_runs, warn_of_few
 from bertlite.pruning.importance.measurements import ScoringTask
-from bertlite.pruning.importance.moments import Moments, gather, power, total
+from bertlite.pruning.importance.moments import Moments, add_gram_, gather, mirror_, total, with_ridge
 from bertlite.pruning.importance.selection import Elimination, eliminate
-from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, run
+from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, run
 from bertlite.pruning.structure import BertLike, Model, check_linear, layers_of
+from bertlite.stack.modules import BertLayer
 
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
 DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
@@ -99,15 +106,6 @@ def check_sizes(model: BertLike, dense: BertLike, curves: "Curves", sizes: Sizes
                 raise ValueError(f"layer {layer} cannot keep {count} {unit}s: it has {have}")
 
 
-def problem(moments: Moments, weight: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the Gram matrix and the cross moments of a joint selection, held to the old weight by RIDGE."""
-    gram, wanted = moments.centred
-    held = RIDGE * power(gram)
-    gram = gram + held * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    wanted = wanted + held * weight.T
-    return gram, wanted if metric is None else wanted @ root(metric)
-
-
 def root(metric: Tensor) -> Tensor:
     """Return R with R·Rᵀ = metric, for a positive semidefinite metric, without columns of zeros."""
     values, vectors = torch.linalg.eigh(metric)
@@ -136,29 +134,42 @@ def loss_curves(
     check_model(model)
     every: Curves = []
     with eval_mode(model), torch.no_grad():
-        runs = start_runs(model, model, batches)
-        examples = sum(len(each.real) for each in runs)
+        read = read_batches(model, batches)
+        tracks = [(Track.start(model, batch), real_tokens(batch)) for batch in read]
+        examples = sum(len(real) for _, real in tracks)
         for layer, block in enumerate(layers_of(model)):
-            for each in runs:
-                each.step_dense(block)
-            curves = []
+            scaled = []
             for place, structure in enumerate(STRUCTURES):
-                moments = total(gather(each.fit(structure, block) for each in runs))
-                weight = structure.dense(block).weight.double()
-                metric = None if metrics is None else metrics[layer][place]
-                found = eliminate(*problem(moments, weight, metric), structure.width(block))
-                if metric is None:
-                    spread = moments.yy.sum() - (moments.y.square() / moments.count).sum()
-                    scale = 1 / float(spread.clamp(min=1e-300))
-                else:
-                    scale = 0.5 / examples
-                curves.append(Elimination(found.order, found.losses * scale))
-            every.append((curves[0], curves[1]))
+                moments = total(gather((run_on(*each, structure, block) for each in tracks), folds=1))
+                metric, scale = (None, 1.0) if metrics is None else (metrics[layer][place], 0.5 / examples)
+                scaled.append(curve(moments, structure, block, metric, scale))
+            every.append((scaled[0], scaled[1]))
             if done is not None:
                 done(layer, every[-1])
-            for each in runs:
-                each.step_pruned(block)
     return every
+
+
+def run_on(track: Track, real: Tensor, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """Run an attention or a feed-forward network; return what its heads or neurons compute, (T, W), for `gather`."""
+    units = track.units(structure, block)
+    track.step(structure, block, track.total(structure, block, units))
+    flat = units[real] if units.dim() == 3 else units
+    return flat, flat[:, :0], torch.zeros(len(flat), dtype=torch.long, device=flat.device)
+
+
+def curve(
+    moments: Moments, structure: Structure, block: BertLayer, metric: Tensor | None, scale: float
+) -> Elimination:
+    """Return the losses of removing the units of a sublayer, which are held to the old weights by RIDGE.
+
+    Outputs are fitted to what the old weights give: these are the fit as long as nothing is removed.
+    """
+    gram, weight = moments.centred[0], structure.dense(block).weight.double()
+    if metric is None:
+        scale = 1 / float(((weight @ gram) * weight).sum().clamp(min=1e-300))
+    fit = weight.T if metric is None else weight.T @ root(metric)
+    found = eliminate(with_ridge(gram, RIDGE), fit, structure.width(block))
+    return Elimination(found.order, found.losses * scale)
 
 
 def output_metrics(
@@ -175,8 +186,8 @@ def output_metrics(
     about E·G·Eᵀ / 2, summed over tokens: G is the Fisher information, with tokens assumed independent of each other
     and of the inputs (Martens and Grosse 2015).
 
-    For the divergence, labels are drawn from the model's predictions: one for each example, or up to MOST_DRAWS if
-    there are fewer than DRAWS examples.  `shown` may show the progress over the batches of all draws.
+    For the divergence, labels are drawn from the model's predictions: one for each example, or up to MOST_DRAWS of
+    fewer than DRAWS examples.  `shown` may show the progress over the batches of all draws.
     """
     task = ScoringTask(model, HEADS, target=target, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -184,17 +195,18 @@ def output_metrics(
     tokens = 0
     read = task.labelled(batches)
     examples = sum(map(count_examples, read))
-    draws = 1 if target == "loss" or not examples else min(MOST_DRAWS, math.ceil(DRAWS / examples))
+    draws = 1 if target == "loss" or not examples else min(MOST_DRAWS, max(1, DRAWS // examples))
     with eval_mode(model):
         for batch in shown(read * draws):
             objective = task.objective(batch, generator)
             grads, real = output_gradients(model, batch, objective)
             tokens += int(real.sum())
-            found = [grad[real].double() for grad in grads]
-            products = [grad.T @ grad for grad in found]
-            sums = products if not sums else [old + new for old, new in zip(sums, products, strict=True)]
-    each = [x / tokens for x in sums]
-    return list(zip(each[::2], each[1::2], strict=True))
+            sums = sums or [torch.zeros(2 * x.shape[-1:], dtype=torch.float64, device=x.device) for x in grads]
+            for each, grad in zip(sums, grads, strict=True):
+                flat = grad[real]
+                add_gram_(each, flat.to(torch.promote_types(flat.dtype, torch.float32)))
+    means = [mirror_(x) / tokens for x in sums]
+    return list(zip(means[::2], means[1::2], strict=True))
 
 
 def output_gradients(model: BertLike, batch: Batch, objective: Callable[[Any], Tensor]) -> tuple[list[Tensor], Tensor]:

@@ -87,7 +87,7 @@ def repair_(
     structures = STRUCTURES if pruned_neurons(pruned.config) else (HEADS,)
     with eval_mode(pruned, dense), torch.no_grad():
         before = mean_divergence(pruned, dense, read)
-        runs = start_runs(pruned, dense, read)
+        runs = start_runs(pruned, dense, read, keep_below=method == "mean")
         if method == "refit":
             warn_of_few(runs, (each.dense(block).in_features for block in layers_of(pruned) for each in structures))
         held_out = HeldOut.of(pruned, dense, read, runs) if method == "mean" and ridge is None else None
@@ -123,20 +123,23 @@ def fit_layers_(
             only the output projections.
     """
     for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
-        for each in runs:
-            each.step_dense(other)
-        for structure in structures if layer >= start else ():
-            if all_matrices and structure.dense(block).in_features:
+        for structure in STRUCTURES:
+            fits = layer >= start and structure in structures
+            if fits and all_matrices and structure.dense(block).in_features:
                 units = [structure.kept(dense.config, layer).index(i) for i in structure.kept(pruned.config, layer)]
                 rows = inputs_of_units(
                     torch.tensor(units, dtype=torch.long, device=pruned.device), structure.width(block)
                 )
-                folds = gather(each.fit_readers(structure, block, other, rows) for each in runs)
+                folds = gather(each.fit_readers(structure, other, rows) for each in runs)
                 refit_(structure.readers(block), folds, ridge)
-            folds = gather(each.fit(structure, block) for each in runs)
-            refit_([structure.dense(block)], folds, ridge, choose_share and partial(choose_share, layer))
-        for each in runs:
-            each.step_pruned(block)
+            else:
+                for each in runs:
+                    each.run_dense(structure, other)
+            if fits:
+                folds = gather(each.fit(structure, block) for each in runs)
+                refit_([structure.dense(block)], folds, ridge, choose_share and partial(choose_share, layer))
+            for each in runs:
+                each.step(structure, block, other)
         if layer >= start:
             yield layer
 
@@ -182,101 +185,101 @@ def check_pair(pruned: BertLike, dense: BertLike) -> None:
 
 
 @dataclass
+class Track:
+    """The states of one batch on their way through the layers of one model."""
+
+    x: Tensor  # what the next attention or feed-forward network reads
+    arguments: tuple[Any, ...]  # the other arguments of the layers
+
+    @classmethod
+    def start(cls, model: BertLike, batch: Batch) -> "Track":
+        """Return the states and the arguments that the first layer is called with."""
+        options = {"use_cache": False} if model.config.is_decoder else {}
+        call = partial(model, **inputs_of(batch), **EVERY_TOKEN, **options)
+        x, *others = first_call(model.base_model.encoder.layer[0], call)
+        return cls(x, tuple(others))
+
+    def units(self, structure: Structure, block: BertLayer) -> Tensor:
+        """Return what the heads or the neurons of a layer compute, the inputs of their projection."""
+        return structure.compute(block, self.x, *self.arguments)
+
+    def total(self, structure: Structure, block: BertLayer, units: Tensor) -> Tensor:
+        """Return the input of the LayerNorm."""
+        projected: Tensor = structure.dense(block)(units)
+        return projected + self.x
+
+    def step(self, structure: Structure, block: BertLayer, total: Tensor) -> None:
+        """Go on from the input of the LayerNorm."""
+        self.x = structure.output(block).LayerNorm(total)
+        if structure is HEADS and getattr(self.arguments[0], "encoder", None) is not None:
+            self.x = block.run_attention(block.crossattention, self.x, self.arguments[0].encoder)
+
+
+@dataclass
 class PairedRun:
-    """The states of one batch in the layers of both models."""
+    """The states of one batch in the layers of both models, before an attention or a feed-forward network."""
 
     first: int  # the number of its first row among all
     real: Tensor  # (rows, S)
     sentence: Tensor  # (T,), the number of each token's row
-    x: Tensor  # the input of a layer of the pruned model
-    arguments: tuple[Any, ...]  # the other arguments of its layers
-    dense_x: Tensor
-    dense_arguments: tuple[Any, ...]
-    below: Any = None  # the output of the pruned model's last layer that ran
-    targets: Sequence[Tensor] = ()  # the inputs of the dense layer's two LayerNorms
-    dense_states: Sequence[Tensor] = ()  # what its attention and its feed-forward network read
+    own: Track  # in the pruned model
+    dense: Track
+    below: Tensor | None = None  # the input of the pruned model's layer, if it is kept
 
-    @classmethod
-    def start(cls, pruned: BertLike, dense: BertLike, batch: Batch, before: int) -> "PairedRun":
-        real = real_tokens(batch)
-        sentence = real.nonzero()[:, 0] + before
-        return cls(before, real, sentence, *first_layer_inputs(pruned, batch), *first_layer_inputs(dense, batch))
-
-    def step_dense(self, block: BertLayer) -> None:
-        targets: list[Tensor] = []
-        states: list[Tensor] = []
-
-        def recording(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-            return lambda module, args: found.append(args[0])
-
+    def run_dense(self, structure: Structure, block: BertLayer) -> list[Tensor]:
+        """Run the dense model up to the LayerNorm; return what the matrices give that compute heads or neurons."""
+        given: list[Tensor] = []
         with ExitStack() as hooks:
-            for structure in STRUCTURES:
-                hooks.enter_context(structure.output(block).LayerNorm.register_forward_pre_hook(recording(targets)))
-            hooks.enter_context(block.intermediate.register_forward_pre_hook(recording(states)))
-            out = block(self.dense_x, *self.dense_arguments)
-        self.targets = targets[0], torch.cat(targets[1:], -2)  # a feed-forward network may run in chunks
-        self.dense_states = self.dense_x, torch.cat(states, -2)
-        self.dense_x = out[0] if isinstance(out, tuple) else out
+            for part in structure.readers(block):
+                hooks.enter_context(part.register_forward_hook(lambda module, args, out: given.append(out)))
+            units = self.dense.units(structure, block)
+        self.dense.x = self.dense.total(structure, block, units)
+        return given
 
-    def step_pruned(self, block: BertLayer) -> None:
-        self.below = out = block(self.x, *self.arguments)
-        self.x = out[0] if isinstance(out, tuple) else out
-
-    def fit(self, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the input of an output projection, (T, W), its wanted output, (T, D), and sentences."""
-        inputs, residual = self.arguments_of(structure.output(block), block)
-        wanted = self.flat(self.targets[STRUCTURES.index(structure)]).double() - self.flat(residual).double()
-        return self.flat(inputs).double(), wanted, self.sentence
-
-    def fit_readers(
-        self, structure: Structure, block: BertLayer, dense: BertLayer, rows: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the matrices that compute heads or neurons read, (T, D), and what they give in the dense layer.
+    def fit_readers(self, structure: Structure, dense: BertLayer, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the dense model, and return what the matrices that compute heads or neurons read, (T, D), what they give
+        in the dense model, and sentences.
 
         Args:
-            rows: of the dense layer's matrices, those that are left.
+            rows: of the dense model's matrices, those that are left.
         """
-        read, *_ = self.arguments_of(structure.readers(block)[0], block)
-        given = self.flat(self.dense_states[STRUCTURES.index(structure)])
-        wanted = [F.linear(given, each.weight[rows], each.bias[rows]) for each in structure.readers(dense)]
-        return self.flat(read).double(), torch.cat(wanted, -1).double(), self.sentence
+        wanted = [self.flat(given)[:, rows] for given in self.run_dense(structure, dense)]
+        return self.flat(self.own.x), torch.cat(wanted, -1), self.sentence
 
-    def arguments_of(self, module: nn.Module, block: BertLayer) -> tuple[Tensor, ...]:
-        """Return the arguments that a module of the pruned layer is called with."""
-        calls: list[tuple[Tensor, ...]] = []
+    def fit(self, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the input of an output projection, (T, W), its wanted output, (T, D), and sentences.
 
-        def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            calls.append(args)
-            if sum(args[0].shape[-2] for args in calls) == self.x.shape[-2]:  # it may run in chunks
-                raise StopForward
+        The dense model has run up to the LayerNorm.
+        """
+        wanted = self.flat(self.dense.x) - self.flat(self.own.x)
+        return self.flat(self.own.units(structure, block)), wanted, self.sentence
 
-        with module.register_forward_pre_hook(record), suppress(StopForward):
-            block(self.x, *self.arguments)
-        return tuple(torch.cat(chunks, -2) for chunks in zip(*calls, strict=True))
+    def step(self, structure: Structure, block: BertLayer, dense: BertLayer) -> None:
+        """Go on behind the LayerNorm in both models, to which the dense model has run."""
+        self.own.step(structure, block, self.own.total(structure, block, self.own.units(structure, block)))
+        self.dense.step(structure, dense, self.dense.x)
+        if structure is STRUCTURES[-1] and self.below is not None:
+            self.below = self.own.x
 
     def flat(self, x: Tensor) -> Tensor:
         return x[self.real] if x.dim() == 3 else x  # else packed: there is no padding
 
 
-def start_runs(pruned: BertLike, dense: BertLike, batches: Iterable[Batch]) -> list[PairedRun]:
+def start_runs(
+    pruned: BertLike, dense: BertLike, batches: Iterable[Batch], keep_below: bool = False
+) -> list[PairedRun]:
     """Return the runs of all batches, before the first layer."""
     runs, before = [], 0
     for batch in read_batches(pruned, batches):
-        runs.append(PairedRun.start(pruned, dense, batch, before))
-        before += len(runs[-1].real)
+        own, real = Track.start(pruned, batch), real_tokens(batch)
+        sentence, below = real.nonzero()[:, 0] + before, own.x if keep_below else None
+        runs.append(PairedRun(before, real, sentence, own, Track.start(dense, batch), below))
+        before += len(real)
     return runs
 
 
 class StopForward(Exception):  # noqa: N818  # no error
     """Ends a forward early."""
-
-
-def first_layer_inputs(model: BertLike, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
-    """Return the hidden states and the other arguments that the first layer is called with."""
-    options = {"use_cache": False} if model.config.is_decoder else {}
-    call = partial(model, **inputs_of(batch), **EVERY_TOKEN, **options)
-    x, *others = first_call(model.base_model.encoder.layer[0], call)
-    return x, tuple(others)
 
 
 def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[Any, ...]:

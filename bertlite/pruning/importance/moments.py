@@ -1,5 +1,8 @@
 """Least squares from sums over tokens: fitting a linear layer without keeping the tokens.
 
+Products are computed in float32, or a wider dtype of the tokens, and added up in float64.  They are of differences
+from the first tokens' mean, so that large means take no digits.
+
 Shapes:  T tokens · W inputs of the layer · D outputs
 """
 
@@ -13,6 +16,8 @@ from torch import Tensor
 RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, math.inf)  # that cross-validation chooses from
 FIRST = RIDGES.index(1e-3)
 FOLDS = 4  # of the sentences; each is held out once
+TOKENS = 2048  # that are multiplied at once
+ROWS = 512  # of a Gram matrix that are computed at once
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,7 @@ class Moments:
 
     @classmethod
     def of(cls, c: Tensor, y: Tensor) -> "Moments":
-        c, y = c.double(), y.double()
-        return cls(len(c), c.sum(0), y.sum(0), c.T @ c, c.T @ y, y.square().sum(0))
+        return total(gather([(c, y, torch.zeros(len(c), dtype=torch.long, device=c.device))]))
 
     def __add__(self, other: "Moments") -> "Moments":
         return Moments(*(a + b for a, b in zip(self.sums, other.sums, strict=True)))  # type: ignore[arg-type]
@@ -49,7 +53,7 @@ class Moments:
     def centred(self) -> tuple[Tensor, Tensor]:
         """Return CᵀC (W, W) and CᵀY (W, D) about the means."""
         c = self.c / self.count
-        return self.cc - torch.outer(c, self.c), self.cy - torch.outer(c, self.y)
+        return torch.addr(self.cc, c, self.c, alpha=-1), torch.addr(self.cy, c, self.y, alpha=-1)
 
     def bias(self, weight: Tensor) -> Tensor:
         """Return the best bias (D,) for a weight (D, W)."""
@@ -62,22 +66,78 @@ class Moments:
         return float((self.yy - 2 * ((weight * self.cy.T).sum(1) + bias * self.y) + squares).sum())
 
 
-def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]]) -> list[Moments]:
+class Sums:
+    """Moments in the making."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Tensor, Tensor]] = []  # tokens that are not multiplied yet
+
+    def add(self, c: Tensor, y: Tensor) -> None:
+        """Add inputs (T, W) and wanted outputs (T, D)."""
+        self.waiting.append((c, y))
+        if sum(len(c) for c, _ in self.waiting) >= TOKENS:
+            self.multiply()
+
+    def multiply(self) -> None:
+        """Add the products of the tokens that wait."""
+        c, y = (torch.cat(each) for each in zip(*self.waiting, strict=True))
+        self.waiting.clear()
+        dtype = torch.promote_types(c.dtype, torch.float32)
+        c, y = c.to(dtype), y.to(dtype)
+        if not hasattr(self, "count"):
+            self.mean_c, self.mean_y, self.count = c.mean(0), y.mean(0), 0
+            zeros = torch.zeros(1, dtype=torch.float64, device=c.device)
+            self.c, self.y, self.yy = (zeros.new_zeros(x.shape[1]) for x in (c, y, y))
+            self.cc, self.cy = (zeros.new_zeros(c.shape[1], x.shape[1]) for x in (c, y))
+        c, y = c - self.mean_c, y - self.mean_y
+        self.count += len(c)
+        self.c += c.sum(0)
+        self.y += y.sum(0)
+        self.yy += y.square().sum(0)
+        self.cy += c.T @ y
+        add_gram_(self.cc, c)
+
+    @property
+    def moments(self) -> Moments:
+        if self.waiting:
+            self.multiply()
+        n, c, y = self.count, self.mean_c.double(), self.mean_y.double()
+        both = self.c + n / 2 * c
+        cc = mirror_(self.cc).addr_(c, both).addr_(both, c)  # (C + c)ᵀ(C + c)
+        cy = self.cy.addr_(self.c, y).addr_(c, self.y + n * y)
+        return Moments(n, self.c + n * c, self.y + n * y, cc, cy, self.yy + 2 * y * self.y + n * y.square())
+
+
+def add_gram_(sums: Tensor, c: Tensor) -> None:
+    """Add CᵀC to the upper half of sums (W, W); blocks on the diagonal are whole."""
+    for first in range(0, len(sums), ROWS):
+        rows = slice(first, first + ROWS)
+        sums[rows, first:] += c[:, rows].T @ c[:, first:]
+
+
+def mirror_(sums: Tensor) -> Tensor:
+    """Fill the lower half of a symmetric matrix, in place."""
+    for first in range(0, len(sums), ROWS):
+        rows, rest = slice(first, first + ROWS), slice(first + ROWS, None)
+        sums[rest, rows] = sums[rows, rest].T
+    return sums
+
+
+def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]], folds: int = FOLDS) -> list[Moments]:
     """Sum (inputs, wanted outputs, number of its sentence) of all tokens by fold; there are no empty folds.
 
     Raises:
         ValueError: there are no tokens.
     """
-    folds: dict[int, Moments] = {}
+    found: dict[int, Sums] = {}
     for c, y, sentence in parts:
-        for fold in range(FOLDS):
-            own = sentence % FOLDS == fold
+        for fold in range(folds):
+            own = sentence % folds == fold
             if own.any():
-                found = Moments.of(c[own], y[own])
-                folds[fold] = folds[fold] + found if fold in folds else found
-    if not folds:
+                found.setdefault(fold, Sums()).add(*((c, y) if own.all() else (c[own], y[own])))
+    if not found:
         raise ValueError("the batches hold only padding")
-    return [folds[fold] for fold in sorted(folds)]
+    return [found[fold].moments for fold in sorted(found)]
 
 
 def total(folds: Sequence[Moments]) -> Moments:
@@ -107,11 +167,11 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
     if len(folds) < 2:
         raise ValueError("one sentence is too little to choose a ridge by: give a few hundred, or pass ridge=")
     whole = total(folds)
-    rests = [whole - fold for fold in folds]
 
     def held_out(index: int) -> float:
         error = 0.0
-        for fold, rest in zip(folds, rests, strict=True):
+        for fold in folds:
+            rest = whole - fold
             found = fit_matrix(rest, weight, RIDGES[index])
             error += fold.error(found, rest.bias(found))
         return error
@@ -139,7 +199,7 @@ def ridge_solve(gram: Tensor, wanted: Tensor, ridge: float) -> Tensor:
 
 def with_ridge(gram: Tensor, ridge: float) -> Tensor:
     """Return a Gram matrix with a share of its mean power added to the diagonal."""
-    return gram + torch.eye(len(gram), dtype=gram.dtype, device=gram.device) * (ridge * power(gram))
+    return gram + torch.diag_embed((ridge * power(gram)).expand(len(gram)))
 
 
 def power(gram: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Joint selection of the inputs of a linear layer to keep, whose weights are then fitted again.
 
-The loss of a choice is that of the best weights that are 0 for all other inputs,
+The loss of a choice is that of the best weights that are 0 for all other inputs, over that of the best weights X:
 
-    min ‖Y - C·X‖² + λ‖X - X₀‖²   over X with X = 0 outside the choice,
+    min tr((Z - X)ᵀ A (Z - X))   over Z with Z = 0 outside the choice,
 
-for centred inputs C (T, W), wanted outputs Y (T, D), old weights X₀.  It is a function of A = CᵀC + λI and
-B = CᵀY + λX₀.  Given the inverse P of A for the kept inputs, and the fit X = P·B, removing the inputs S adds
+for a Gram matrix A of the inputs, perhaps with a ridge.  Given P, the inverse of A for the kept inputs, removing the
+inputs S adds
 
     tr(X_Sᵀ P_SS⁻¹ X_S),   after which   X ← X - P_:S P_SS⁻¹ X_S   and   P ← P - P_:S P_SS⁻¹ P_S:
 
@@ -39,12 +39,13 @@ class Elimination:
         return float(self.losses[len(self.order) - kept])
 
 
-def eliminate(gram: Tensor, wanted: Tensor, width: int = 1, *, at_once: int = AT_ONCE) -> Elimination:
+def eliminate(gram: Tensor, fit: Tensor, width: int = 1, *, at_once: int = AT_ONCE) -> Elimination:
     """Remove all units, in each step those that now cost least, and refit the others after each step.
 
     Args:
         gram: A (W, W), positive definite.
-        wanted: B (W, D); multiplied by a square root of a (D, D) metric, for a loss in that metric.
+        fit: X (W, D), the best weights of all inputs; multiplied by a square root of a (D, D) metric, for a loss in
+            that metric.
         width: w, the consecutive inputs of one unit.
         at_once: each step removes 1 of so many remaining units, rounded up.  The losses are exact nevertheless, as a
             step removes its units jointly.
@@ -52,9 +53,8 @@ def eliminate(gram: Tensor, wanted: Tensor, width: int = 1, *, at_once: int = AT
     Raises:
         ValueError: the shapes do not fit, or the Gram matrix is not positive definite.
     """
-    check_problem(gram, wanted, width)
-    P = inverse(gram)
-    X = P @ wanted
+    check_problem(gram, fit, width)
+    P, X = inverse(gram), fit.clone()
     units = torch.arange(len(gram) // width, device=gram.device)  # of P and X
     left = torch.ones_like(units, dtype=torch.bool)
     order: list[int] = []
@@ -110,9 +110,9 @@ def inverse(gram: Tensor) -> Tensor:
     return torch.cholesky_inverse(factor)
 
 
-def check_problem(gram: Tensor, wanted: Tensor, width: int) -> None:
+def check_problem(gram: Tensor, fit: Tensor, width: int) -> None:
     """Raise ValueError for shapes that do not fit together."""
-    if gram.dim() != 2 or gram.shape[0] != gram.shape[1] or wanted.dim() != 2 or len(wanted) != len(gram):
-        raise ValueError(f"gram has shape {tuple(gram.shape)}, wanted {tuple(wanted.shape)}; give (W, W), (W, D)")
+    if gram.dim() != 2 or gram.shape[0] != gram.shape[1] or fit.dim() != 2 or len(fit) != len(gram):
+        raise ValueError(f"gram has shape {tuple(gram.shape)}, the fit {tuple(fit.shape)}; give (W, W), (W, D)")
     if width < 1 or len(gram) % width:
         raise ValueError(f"{len(gram)} inputs cannot be divided into units of {width} each")

@@ -29,6 +29,7 @@ class Structure:
     run_gated: Callable[[BertLike, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
     output: Callable[[BertLayer], BertOutput | BertSelfOutput]  # the module that projects them to the layer's output
     readers: Callable[[BertLayer], tuple[nn.Linear, ...]]  # the matrices that compute them from the layer's states
+    compute: Callable[..., Tensor]  # layer, states, the layer's other arguments -> inputs of that projection
     prune_: Callable[[Any, dict[int, list[int]]], object]
 
     def dense(self, layer: BertLayer) -> nn.Linear:
@@ -151,6 +152,7 @@ HEADS = Structure(
     run_gated=run_with_head_gates,
     output=lambda layer: layer.attention.output,
     readers=lambda layer: (layer.attention.self.query, layer.attention.self.key, layer.attention.self.value),
+    compute=lambda layer, x, *arguments: layer.attention.self(x, *arguments)[0],
     prune_=prune_heads_,
 )
 NEURONS = Structure(
@@ -160,6 +162,7 @@ NEURONS = Structure(
     run_gated=run_with_neuron_gates,
     output=lambda layer: layer.output,
     readers=lambda layer: (layer.intermediate.dense,),
+    compute=lambda layer, x, *arguments: layer.intermediate(x),
     prune_=prune_neurons_,
 )
 STRUCTURES = (HEADS, NEURONS)  # in the order in which a layer runs them

@@ -34,11 +34,11 @@ def kprune(model: Any, batches: Sequence[Batch], share: float, length: int) -> A
     costs = head_macs(model.config, length), neuron_macs(model.config, length)
     with eval_mode(pruned, model), torch.no_grad():
         wanted = [run(model, batch).logits for batch in batches]
-        runs = start_runs(pruned, model, batches)
+        runs = start_runs(pruned, model, batches, keep_below=True)
         for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(model), strict=True)):
-            for each in runs:
-                each.step_dense(other)
             for kind, structure in enumerate(STRUCTURES):
+                for each in runs:
+                    each.run_dense(structure, other)
                 found = knowledge(pruned, batches, runs, wanted, 2 * layer + kind)
                 scores = [x * (HEADS_WEIGHT, 1)[i % 2] / costs[i % 2] for i, x in found]
                 stays = chosen(scores, [costs[i % 2] for i, _ in found], budget)
@@ -46,8 +46,8 @@ def kprune(model: Any, batches: Sequence[Batch], share: float, length: int) -> A
                 structure.prune_(pruned, {layer: (~stays).nonzero()[:, 0].tolist()})
                 tune_(structure.dense(block), moments, stays.repeat_interleave(structure.width(block)))
                 budget -= int(stays.sum()) * costs[kind]
-            for each in runs:
-                each.step_pruned(block)
+                for each in runs:
+                    each.step(structure, block, other)
     return pruned
 
 

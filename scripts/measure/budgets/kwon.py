@@ -21,7 +21,7 @@ from bertlite.pruning.importance import rank_heads, rank_neurons
 from bertlite.pruning.importance.allocation import Choice, head_macs, neuron_macs
 from bertlite.pruning.importance.batches import Batch, eval_mode
 from bertlite.pruning.importance.least_squares import start_runs
-from bertlite.pruning.importance.moments import gather, total
+from bertlite.pruning.importance.moments import Moments, gather, total
 from bertlite.pruning.importance.structures import EVERY_TOKEN, STRUCTURES
 from bertlite.pruning.structure import layers_of
 
@@ -106,33 +106,36 @@ def rearrange(choice: Choice, grads: Tensor) -> Choice:
 @torch.no_grad()
 def tune_(model: Any, teacher: Any, batches: Sequence[Batch]) -> int:
     """Multiply heads and neurons by their tuned factors; return how many sublayers were tuned."""
-    from scipy.sparse.linalg import lsmr
-
     done = 0
     with eval_mode(model, teacher), torch.no_grad():
         runs = start_runs(model, teacher, batches)
         for layer, (block, other) in enumerate(zip(layers_of(model), layers_of(teacher), strict=True)):
-            for run in runs:
-                run.step_dense(other)
-            for place, structure in enumerate(STRUCTURES):
-                dense, width = structure.dense(block), structure.width(block)
-                if not dense.weight.numel() or (layer == 0 and place == 0):
-                    continue
-                moments = total(gather(run.fit(structure, block) for run in runs))
-                weight, units = dense.weight.double(), dense.weight.shape[1] // width
-                products = moments.cc * (weight.T @ weight)
-                ata = products.unflatten(1, (units, width)).unflatten(0, (units, width)).sum((1, 3))
-                wanted = moments.cy - moments.c[:, None] * dense.bias.double()  # the bias is no unit
-                atb = (wanted * weight.T).sum(1).unflatten(0, (units, width)).sum(1)
-                found = lsmr(ata.numpy(), (atb - ata.sum(1)).numpy(), damp=DAMP)[0]
-                factors = 1 + torch.from_numpy(np.asarray(found))
-                if float(factors.abs().max()) > LARGEST:
-                    return done
-                dense.weight.mul_(factors.repeat_interleave(width).to(dense.weight.dtype))
-                done += 1
-            for run in runs:
-                run.step_pruned(block)
+            for structure in STRUCTURES:
+                for run in runs:
+                    run.run_dense(structure, other)
+                dense = structure.dense(block)
+                if dense.weight.numel() and not (layer == 0 and structure is STRUCTURES[0]):
+                    width = structure.width(block)
+                    factors = factors_of(dense, width, total(gather(run.fit(structure, block) for run in runs)))
+                    if float(factors.abs().max()) > LARGEST:
+                        return done
+                    dense.weight.mul_(factors.repeat_interleave(width).to(dense.weight.dtype))
+                    done += 1
+                for run in runs:
+                    run.step(structure, block, other)
     return done
+
+
+def factors_of(dense: Any, width: int, moments: Moments) -> Tensor:
+    """Return the factors of units that have so many inputs of a projection."""
+    from scipy.sparse.linalg import lsmr
+
+    weight, units = dense.weight.double(), dense.weight.shape[1] // width
+    products = moments.cc * (weight.T @ weight)
+    ata = products.unflatten(1, (units, width)).unflatten(0, (units, width)).sum((1, 3))
+    wanted = moments.cy - moments.c[:, None] * dense.bias.double()  # the bias is no unit
+    atb = (wanted * weight.T).sum(1).unflatten(0, (units, width)).sum(1)
+    return 1 + torch.from_numpy(np.asarray(lsmr(ata.numpy(), (atb - ata.sum(1)).numpy(), damp=DAMP)[0]))
 
 
 def prune(model: Any, choice: tuple[Choice, Choice]) -> Any:

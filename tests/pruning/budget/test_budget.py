@@ -32,6 +32,7 @@ from bertlite.experiments import finetune
 from bertlite.experiments.data import DataSource, EncodedExamples, Examples
 from bertlite.inference.native.library import missing_platform
 from bertlite.pruning.budget import command, distil, search, times
+from bertlite.pruning.budget import texts as own_texts
 from bertlite.pruning.budget.judge import Quality, forward, judge, scores
 from bertlite.pruning.budget.search import State
 from bertlite.pruning.budget.target import Target, UnitCosts, read_work
@@ -98,7 +99,8 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def prune(world: Path, out: Path, *words: str, texts: str = "texts.txt", model: str = "model") -> int:
     target, *others = words
-    return main(["prune", "to", target, str(world / model), "--texts", str(world / texts), "--out", str(out), *others])
+    given = ["--texts", str(world / texts), "--calibration", "1024", "--out", str(out), *others]
+    return main(["prune", "to", target, str(world / model), *given])
 
 
 def report_of(folder: Path) -> Any:
@@ -294,6 +296,38 @@ def test_labels_are_used_where_they_are_given(world: Path, tmp_path: Path, capsy
     assert f"accuracy {100 * report['score']:.1f} [" in said
 
 
+def test_labels_may_judge_alone(world: Path, tmp_path: Path) -> None:
+    """The model is that of the texts without labels, and what is lost is counted by the labels."""
+    words = "50%", "--at", "1x16", "--lose-at-most", "100"
+    prune(world, tmp_path / "plain", *words)
+    labels = "--text", "text", "--label", "class", "--labels-for", "judging"
+    prune(world, tmp_path / "judged", *words, *labels, texts="texts.tsv")
+    states = [
+        BertForSequenceClassification.from_pretrained(tmp_path / each).state_dict() for each in ("plain", "judged")
+    ]
+    assert_same(*states, atol=0)
+    assert "agreement" in report_of(tmp_path / "plain")["lost"]["of"]
+    assert report_of(tmp_path / "judged")["lost"]["of"] == "accuracy"
+
+
+def test_texts_are_as_many_as_have_enough_tokens_in_batches_of_few_positions(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_texts, "POSITIONS", 24)
+    model, tokenizer = (cls.from_pretrained(world / "model") for cls in (BertForSequenceClassification, BertTokenizer))
+    every = read_texts(DataSource(str(world / "texts.txt"), ("text",), None), model.config)
+    for wanted in (500, 10**6):
+        texts = own_texts.with_tokens(every, wanted, tokenizer, 40)
+        assert texts.texts == every.texts[: len(texts)]
+        batches = batches_of(texts, tokenizer, model, 40)
+        tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+        assert wanted <= tokens < wanted + 12 if wanted == 500 else len(texts) == 120
+        sizes = [batch["input_ids"].shape for batch in batches]
+        assert sum(rows for rows, _ in sizes) == len(texts)
+        assert [length for _, length in sizes] == sorted(length for _, length in sizes)
+        assert max(rows * length for rows, length in sizes) <= 24
+
+
 def test_the_report_is_of_unseen_texts_where_they_are_given(
     world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +340,7 @@ def test_the_report_is_of_unseen_texts_where_they_are_given(
     assert prune(world, out, "50%", "--dev", str(dev), *columns, "--at", "2x16", "--lose-at-most", "100") == 0
     report, said = report_of(out), capsys.readouterr()
     assert report["texts"] == {"fitted to": 120, "held out": 50, "of": "dev.tsv", "note": None}
+    assert report["peak_bytes"] > report["bytes"]
     assert "held out" not in said.err
     against = ("evaluate", str(out), "--dev", str(dev), "--against", str(world / "model"), *columns)
     assert main([*against, "--out", str(tmp_path / "judged.json")]) in (0, 1)
@@ -386,12 +421,7 @@ def test_a_finished_model_that_misses_on_either_side_is_made_anew(
 
     def biased(models: Any, work: Any, device: str) -> Any:
         found = steady(models, work, device)
-        return {
-            **found,
-            "pruned": [
-                x * getattr(getattr(models["pruned"], "model", None), "factor", factor) for x in found["pruned"]
-            ],
-        }
+        return {**found, "pruned": [x * getattr(models["pruned"], "factor", factor) for x in found["pruned"]]}
 
     def pruned(self: Any, *args: Any) -> Any:
         model = fitted(self, *args)
@@ -479,7 +509,7 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
     backends: list[Any] = []
 
     def clock(models: Any, work: Any, device: str) -> Any:
-        backends.extend((each.backend, each.dtype) for each in models.values() if isinstance(each.backend, str))
+        backends.extend((each.backend, each.dtype) for each in models.values() if hasattr(each, "backend"))
         seconds = [2.0 - 0.9 * (name == "pruned") for name in models]
         return {name: [each] * 9 for name, each in zip(models, seconds, strict=True)}
 
@@ -500,6 +530,7 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
         ("2x --backend native --allocate latency", "only --backend plain runs: use macs"),
         ("40% --allocate latency", "which --allocate latency needs"),
         ("40% --distil 0", "--distil is 0; give minutes above 0"),
+        ("40% --labels-for judging", "needs --label NAME, the column with the labels"),
         ("40% --distil nan", "--distil is nan; give minutes above 0"),
         ("2x --at 1x41", "the work has 41 tokens; the model has positions for 40"),
     ],
@@ -779,8 +810,7 @@ def test_several_targets_share_one_search_and_are_as_each_alone(
     assert calls == ["output_metrics", "loss_curves", "time_table"]
     lines = said.err.splitlines()
     assert lines[0] == f"prune to 2x 40% 2.5 ms: loading {world / 'model'}"
-    assert "prune to 2x: gradients, 24 batches" in lines
-    assert "prune to 40%: fitting, 3 layers" in lines
+    assert "prune to 2x: gradients, 100 %" in lines
     stages = [line.partition(",")[0] for line in lines[1:] if line.startswith("prune to")]
     assert max(map(len, stages)) <= 80 - 52, "at 80 columns the bar, the rate and the time left stay"
     assert sum(line.startswith("next: bertlite evaluate ") for line in lines) == 3
@@ -826,7 +856,7 @@ def test_an_unfinished_search_is_not_continued_by_another(tmp_path: Path, monkey
         ValueError, match="a belongs to a search with another model: name another folder, or delete it"
     ):
         State(tmp_path / "a", {"model": "3x", "seed": 0})
-    monkeypatch.setattr("bertlite.pruning.budget.search.FORMAT", 3)
+    monkeypatch.setattr("bertlite.pruning.budget.search.FORMAT", search.FORMAT + 1)
     with pytest.raises(ValueError, match="a belongs to a search with another format"):
         State(tmp_path / "a", {"model": "2x", "seed": 0})
 

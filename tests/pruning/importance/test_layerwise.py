@@ -16,6 +16,7 @@ from bertlite.pruning.importance import (
     layerwise,
     loss_curves,
     macs,
+    moments,
     neuron_importance,
     output_metrics,
     prune_layerwise_,
@@ -342,6 +343,18 @@ def test_the_error_from_moments_is_that_of_the_tokens() -> None:
     assert (halves - Moments.of(c[:20], y[:20])).error(weight, bias) == pytest.approx(
         Moments.of(c[20:], y[20:]).error(weight, bias), rel=1e-8
     )
+
+
+def test_moments_of_float32_tokens_are_exact_by_blocks_and_about_large_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("TOKENS", 64), ("ROWS", 5)):
+        monkeypatch.setattr(moments, name, size)
+    draw = torch.Generator().manual_seed(0)
+    c, y = (torch.randn(300, width, generator=draw) + 1000 for width in (12, 3))
+    found = gather([(c[at : at + 30], y[at : at + 30], torch.arange(at, at + 30)) for at in range(0, 300, 30)])
+    assert len(found) == FOLDS
+    around, wanted = c.double() - c.double().mean(0), y.double() - y.double().mean(0)
+    for got, best in zip(total(found).centred, (around.T @ around, around.T @ wanted), strict=True):
+        assert_same(got, best, atol=1e-3)  # float32 products of 1000s are off by 0.1 each
 
 
 def test_few_sentences_do_not_make_a_model_worse() -> None:

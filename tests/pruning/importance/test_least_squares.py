@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from bertlite.pruning.importance import METHODS, repair, repair_
 from bertlite.pruning.importance import least_squares as module
 from bertlite.pruning.importance.least_squares import HeldOut
 from bertlite.pruning.importance.predictions import FLAGS, NORMAL, Prediction
+from bertlite.pruning.importance.structures import STRUCTURES
 
 L, N, H, D, W, V = 3, 4, 12, 48, 37, 97
 PRUNED = {0: [1, 3], 1: [0, 1, 2, 3], 2: [2]}
@@ -210,6 +212,22 @@ def test_every_model_with_a_head_is_repaired_as_its_body(cls: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("crossed", [False, True])
+@torch.no_grad()
+def test_a_run_goes_through_the_layers_as_the_models_do(crossed: bool) -> None:
+    model = make(is_decoder=crossed, add_cross_attention=crossed)
+    batch = data(count=5)[0]
+    if crossed:
+        batch["encoder_hidden_states"] = torch.randn(5, 6, N * H, dtype=F64)
+    pruned = prune_heads(model, {0: [1]})
+    (found,) = module.start_runs(pruned, model, [batch])
+    for layer, structure in product(range(L), STRUCTURES):
+        found.run_dense(structure, block_of(model, layer))
+        found.step(structure, block_of(pruned, layer), block_of(model, layer))
+    for track, each in ((found.own, pruned), (found.dense, model)):
+        assert_same(track.x[found.real], each(**batch).last_hidden_state[found.real])
+
+
 def test_half_precision_is_fitted_in_float64() -> None:
     model = make().bfloat16()
     pruned = prune_heads(model, {0: [1, 3]})
@@ -383,10 +401,11 @@ def sentences(batches: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
 def held_out_from(pruned: Any, dense: Any, batches: Any, layer: int) -> HeldOut:
     """Return what predictions are compared with, once the layers below one have run."""
     pruned.eval()
-    runs = module.start_runs(pruned, dense, batches)
+    runs = module.start_runs(pruned, dense, batches, keep_below=True)
     for block in [*pruned.base_model.encoder.layer][:layer]:
-        for each in runs:
-            each.step_pruned(block)
+        for structure, each in product(STRUCTURES, runs):
+            each.run_dense(structure, block)
+            each.step(structure, block, block)
     return HeldOut.of(pruned, dense.eval(), batches, runs)
 
 

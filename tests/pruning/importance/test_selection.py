@@ -13,12 +13,12 @@ from bertlite.pruning.importance.selection import Elimination, eliminate
 T, D = 61, 5
 
 
-def problem(inputs: int, seed: int = 0, ridge: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return correlated inputs C (T, W), wanted outputs Y (T, D), and A and B of them with old weights of zero."""
+def problem(inputs: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return correlated inputs C (T, W), wanted outputs Y (T, D), and of them A and the fit X."""
     draw = torch.Generator().manual_seed(seed)
     c = torch.randn(T, inputs, generator=draw, dtype=F64) @ torch.randn(inputs, inputs, generator=draw, dtype=F64)
     y = torch.randn(T, D, generator=draw, dtype=F64) + c @ torch.randn(inputs, D, generator=draw, dtype=F64)
-    return c, y, c.T @ c + ridge * torch.eye(inputs, dtype=F64), c.T @ y
+    return c, y, c.T @ c, torch.linalg.solve(c.T @ c, c.T @ y)
 
 
 def rows_of(units: Sequence[int], width: int) -> list[int]:
@@ -50,8 +50,8 @@ def exhaustive(c: Tensor, y: Tensor, remove: int, width: int = 1) -> tuple[float
 @pytest.mark.parametrize("at_once", [1, 3, 256])
 def test_every_loss_is_that_of_least_squares_on_what_is_left(width: int, at_once: int) -> None:
     units = 7
-    c, y, gram, wanted = problem(units * width)
-    found = eliminate(gram, wanted, width, at_once=at_once)
+    c, y, gram, fit = problem(units * width)
+    found = eliminate(gram, fit, width, at_once=at_once)
     assert sorted(found.order) == [*range(units)]
     assert found.losses[0] == 0
     for kept in range(units + 1):
@@ -61,12 +61,13 @@ def test_every_loss_is_that_of_least_squares_on_what_is_left(width: int, at_once
 
 
 def test_the_ridge_holds_to_old_weights() -> None:
-    """With A and B as the module says, the loss is that of the penalised problem with zeros for what is removed."""
+    """With a ridge in A and in the fit, the loss is that of the penalised problem with zeros for what is removed."""
     c, y, _, _ = problem(6)
     old, ridge = torch.randn(6, D, dtype=F64), 0.7
     design = torch.cat([c, ridge**0.5 * torch.eye(6, dtype=F64)])
     target = torch.cat([y, ridge**0.5 * old])
-    found = eliminate(c.T @ c + ridge * torch.eye(6, dtype=F64), c.T @ y + ridge * old)
+    gram = c.T @ c + ridge * torch.eye(6, dtype=F64)
+    found = eliminate(gram, torch.linalg.solve(gram, c.T @ y + ridge * old))
     whole = squared_error(design, target, [*range(6)])
     for kept in range(7):
         left = [unit for unit in range(6) if unit not in found.removed(kept)]
@@ -76,9 +77,9 @@ def test_the_ridge_holds_to_old_weights() -> None:
 @pytest.mark.parametrize("width", [1, 2])
 def test_the_first_unit_is_that_of_exhaustive_search(width: int) -> None:
     for seed in range(5):
-        c, y, gram, wanted = problem(6 * width, seed)
+        c, y, gram, fit = problem(6 * width, seed)
         loss, best = exhaustive(c, y, 1, width)
-        found = eliminate(gram, wanted, width)
+        found = eliminate(gram, fit, width)
         assert [found.order[0]] == best
         assert float(found.losses[1]) == pytest.approx(loss, rel=1e-8)
 
@@ -86,8 +87,8 @@ def test_the_first_unit_is_that_of_exhaustive_search(width: int) -> None:
 def test_elimination_comes_near_exhaustive_search() -> None:
     ratios = []
     for seed in range(7):
-        c, y, gram, wanted = problem(8, seed)
-        greedy = eliminate(gram, wanted)
+        c, y, gram, fit = problem(8, seed)
+        greedy = eliminate(gram, fit)
         ratios += [greedy.loss(8 - remove) / exhaustive(c, y, remove)[0] for remove in (2, 4, 6)]
     assert min(ratios) > 1 - 1e-9
     assert sum(ratio < 1 + 1e-9 for ratio in ratios) / len(ratios) > 0.3
@@ -97,7 +98,8 @@ def test_elimination_comes_near_exhaustive_search() -> None:
 def test_a_copy_of_another_input_costs_nothing() -> None:
     c, y, _, _ = problem(5)
     c = torch.cat([c, c[:, 2:3]], 1)
-    found = eliminate(c.T @ c + 1e-9 * torch.eye(6, dtype=F64), c.T @ y)
+    gram = c.T @ c + 1e-9 * torch.eye(6, dtype=F64)
+    found = eliminate(gram, torch.linalg.solve(gram, c.T @ y))
     assert found.order[0] in (2, 5)
     assert float(found.losses[1]) < 1e-6 < 1e-3 * float(found.losses[2])
 
