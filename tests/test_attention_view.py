@@ -307,13 +307,8 @@ def test_an_error_has_a_message_and_leaves_no_file(checkpoint, tmp_path, capsys)
         return capsys.readouterr().err.splitlines()[-1]
 
     out = ["--out", str(tmp_path / "a.html")]
-    assert "a.svg' has none of the suffixes .html, .json" in message("the", "--out", str(tmp_path / "a.svg"))
-    assert "a' has none of the suffixes" in message("the", "--out", str(tmp_path / "a"))
     assert "add --out FILE.html or --out FILE.json" in message("the")
-    assert "there is no layer 3" in message("the", *out, "--layers", "3,4")
-    assert "the text has 41 tokens" in message("the " * 39, *out)
-    assert "the text '' has no words" in message("", *out)
     assert "the text ' \\n' has no words" in message("the", "--pair", " \n", *out)
     assert "nowhere" in message("the", *out, model=str(Path(checkpoint, "nowhere")))
-    assert "'first' is not an integer" in message("the", *out, "--heads", "first")
+    assert "there is no layer 3" in message("the", *out, "--layers", "3,4")
     assert not list(tmp_path.iterdir())
