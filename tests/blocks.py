@@ -23,6 +23,7 @@ BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?```python\n(?P<co
 HUB_ID, COMMIT = "google-bert/bert-base-uncased", "0" * 40
 LIBRARIES = {  # what a block needs that may be missing
     "bertlite.hf": "transformers",
+    "bertlite.embed": "sentence_transformers",
     "from transformers": "transformers",
     "sentence_transformers": "sentence_transformers",
     "import datasets": "datasets",
