@@ -132,21 +132,18 @@ def test_a_large_model_is_no_absurd_one(tmp_path):
     assert BertModel.from_pretrained(tmp_path).config.intermediate_size == 70_000
 
 
-def test_65_layers_are_absurd_in_a_file_of_fewer_tensors(tmp_path):
-    hostile.config_of(num_hidden_layers=64)(tmp_path)
-    with pytest.raises(ValueError, match=r"it has \d layers, not 64 as the config says"):
-        BertModel.from_pretrained(tmp_path)
-    hostile.config_of(num_hidden_layers=65)(tmp_path)
-    with pytest.raises(ValueError, match=r"num_hidden_layers is 65, but there are \d\d tensors in all"):
-        BertModel.from_pretrained(tmp_path)
-
-
-def test_a_size_is_absurd_from_65537_on_where_no_tensor_has_it(tmp_path):
-    hostile.config_of(intermediate_size=2**16)(tmp_path)
-    with pytest.raises(ValueError, match="layer 0 has 37 of 65536 neurons"):
-        BertModel.from_pretrained(tmp_path)
-    hostile.config_of(intermediate_size=2**16 + 1)(tmp_path)
-    with pytest.raises(ValueError, match=r"intermediate_size is 65537, but no tensor is longer than 65536$"):
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"num_hidden_layers": 64}, r"it has \d layers, not 64 as the config says"),
+        ({"num_hidden_layers": 65}, r"num_hidden_layers is 65, but there are \d\d tensors in all"),
+        ({"intermediate_size": 2**16}, "layer 0 has 37 of 65536 neurons"),
+        ({"intermediate_size": 2**16 + 1}, r"intermediate_size is 65537, but no tensor is longer than 65536$"),
+    ],
+)
+def test_a_size_is_absurd_from_where_no_file_of_these_tensors_has_it(stated, message, tmp_path):
+    hostile.config_of(**stated)(tmp_path)
+    with pytest.raises(ValueError, match=message):
         BertModel.from_pretrained(tmp_path)
 
 

@@ -241,24 +241,30 @@ def test_texts_and_pairs_are_those_of_the_familys_own_class(family: tuple[str, P
 
 
 @pytest.mark.parametrize(
-    ("config", "limit"),
+    ("config", "stated", "limit"),
     [
-        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
-        ({"model_type": "xlm-roberta", "max_position_embeddings": 8194}, 8192),  # as bge-m3, with the family's padding
-        ({"model_type": "distilbert", "max_position_embeddings": 512, "pad_token_id": 0}, 512),
-        ({"model_type": "mpnet", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "bert", "max_position_embeddings": 31}, None, 31),
+        ({"model_type": "bert", "max_position_embeddings": 31}, int(1e30), 31),
+        ({"model_type": "bert", "max_position_embeddings": 31}, 23, 23),
+        ({"model_type": "gpt2", "max_position_embeddings": 31}, None, None),
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, None, 512),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 8194}, None, 8192),  # as bge-m3, with its padding
+        ({"model_type": "distilbert", "max_position_embeddings": 512, "pad_token_id": 0}, None, 512),
+        ({"model_type": "mpnet", "max_position_embeddings": 514, "pad_token_id": 1}, None, 512),
     ],
-    ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),
+    ids=str,
 )
-def test_without_a_stated_limit_the_positions_of_the_family_are_the_limit(
-    config: dict[str, Any], limit: int, tmp_path: Path
+def test_where_no_limit_is_stated_the_models_positions_are_it(
+    config: dict[str, Any], stated: int | None, limit: int | None, tmp_path: Path
 ) -> None:
     BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]).save_pretrained(tmp_path)
     path = tmp_path / "tokenizer_config.json"
-    stated = json.loads(path.read_text())
-    del stated["model_max_length"]
-    path.write_text(json.dumps(stated))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": stated}))
     (tmp_path / "config.json").write_text(json.dumps(config))
     tokenizer = BertTokenizer.from_pretrained(tmp_path)
-    assert tokenizer.model_max_length == limit
-    assert len(tokenizer.encode("a " * 9999, truncation=True)) == limit
+    if limit is None:
+        with pytest.raises(ValueError, match="has no model_max_length to truncate or pad to: pass max_length="):
+            tokenizer.encode("a", truncation=True)
+    else:
+        assert tokenizer.model_max_length == limit
+        assert len(tokenizer.encode("a " * 9999, truncation=True)) == limit

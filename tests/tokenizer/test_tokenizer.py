@@ -488,20 +488,6 @@ def test_a_refusal_names_the_value_and_the_way_out(call, message, small) -> None
         call(small)
 
 
-def test_a_models_positions_limit_what_its_files_do_not(small, tmp_path) -> None:
-    small.save_pretrained(tmp_path)
-    path, text = tmp_path / "tokenizer_config.json", "a b " * 40
-    config = json.loads(path.read_text(encoding="utf-8"))
-    (tmp_path / "config.json").write_text('{"model_type": "bert", "max_position_embeddings": 31}')
-    for limit, wanted in ((int(1e30), 31), (None, 31), (23, 23)):
-        path.write_text(json.dumps({**config, "model_max_length": limit}))
-        assert len(BertTokenizer.from_pretrained(tmp_path).encode(text, truncation=True)) == wanted
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "max_position_embeddings": 31}')
-    path.write_text(json.dumps({**config, "model_max_length": None}))
-    with pytest.raises(ValueError, match="this tokenizer has no model_max_length"):
-        BertTokenizer.from_pretrained(tmp_path).encode(text, truncation=True)
-
-
 def test_files_of_other_tokenizers_are_refused(small, tmp_path) -> None:
     def write(name: str, **changes: Any) -> None:
         small.save_pretrained(tmp_path)
