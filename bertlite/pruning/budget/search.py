@@ -40,9 +40,9 @@ from bertlite.support.records import cpu_name, quartiles, sha256_of, write_json
 from bertlite.support.timing import Timings, alternate, ratios
 
 Batches = Sequence[Mapping[str, Tensor]]
-CLOCK_ROUNDS, CLOCK_SECONDS = 15, 12.0  # of one timing: rounds, and a time limit
+CLOCK_ROUNDS, CLOCK_SECONDS = 9, 12.0  # of one timing: rounds, and a time limit
 CLOCK_REPEATS = 4  # timings of one model at most, until its pace is clear
-ATTEMPTS = 6  # choices of sizes that are timed
+ATTEMPTS = 4  # choices of sizes that are timed
 REFINEMENTS = 2  # searches after a finished model that is too slow or too fast
 SPARE = 0.03  # by how much a model should be faster than needed at most
 TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a pace that tells anything

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from bertlite.config import kept_heads, kept_neurons
@@ -18,7 +19,8 @@ from bertlite.support.progress import Progress
 from bertlite.support.records import quartiles
 from bertlite.support.timing import alternate
 
-ROUNDS = 15
+ROUNDS = 9
+SIZES = 7  # of a sublayer that are timed; the times of others lie on straight lines between them
 WIDE = 0.3  # spread of times that are not used
 
 
@@ -123,7 +125,7 @@ def time_sublayers(
     Args:
         model: pruned or not; the sublayers have other weights, and 0 to all heads that the model was built with.
         call: the arguments of the layer, from `called_with`.
-        neurons: the numbers of neurons to measure.
+        neurons: the numbers of neurons, ascending.
     """
     states, inputs = call
     block = list(layers_of(model))[layer]
@@ -138,18 +140,31 @@ def time_sublayers(
         return found
 
     runs: dict[str, Callable[[], Any]] = {}
-    for kept in range(all_heads + 1):
+    timed = {"heads": spaced(range(all_heads + 1)), "neurons": spaced(neurons)}
+    for kept in timed["heads"]:
         attention = smaller(heads=range(kept, all_heads)).attention
         runs[f"heads {kept}"] = partial(attention, states, inputs)
-    for kept in neurons:
+    for kept in timed["neurons"]:
         runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
     found = alternate(runs, ROUNDS, device, after_round=after_round)
     each = {name: quartiles(seconds) for name, seconds in found.items()}
-    heads, networks = (
-        nondecreasing({kept: each[f"{unit} {kept}"]["median"] for kept in sizes})
-        for unit, sizes in (("heads", range(all_heads + 1)), ("neurons", neurons))
-    )
-    return (heads, networks), statistics.median(map(relative_spread, each.values()))
+    found_of = {
+        unit: nondecreasing({kept: each[f"{unit} {kept}"]["median"] for kept in sizes})
+        for unit, sizes in timed.items()
+    }
+    pair = between(found_of["heads"], range(all_heads + 1)), between(found_of["neurons"], neurons)
+    return pair, statistics.median(map(relative_spread, each.values()))
+
+
+def spaced(sizes: Sequence[int]) -> list[int]:
+    """Return SIZES of these sizes in even steps, the first and the last among them, or all if they are fewer."""
+    last = len(sizes) - 1
+    return list(sizes) if last < SIZES else [sizes[round(last * i / (SIZES - 1))] for i in range(SIZES)]
+
+
+def between(times: Mapping[int, float], sizes: Sequence[int]) -> dict[int, float]:
+    """Return the times of all sizes, on straight lines between those that are timed."""
+    return dict(zip(sizes, np.interp(sizes, [*times], [*times.values()]).tolist(), strict=True))
 
 
 def relative_spread(times: Mapping[str, float]) -> float:

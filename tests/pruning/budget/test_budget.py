@@ -195,11 +195,14 @@ def test_pairs_are_two_segments(world: Path) -> None:
 # Times
 
 
-def test_times_are_those_of_all_sizes(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_of_all_sizes_lie_between_those_of_some(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "WIDE", 1e9)  # however busy the machine is
     model = BertForSequenceClassification.from_pretrained(world / "model")
+    monkeypatch.setattr(times, "SIZES", 3)
     table = times.time_table(model, full(2, 8), [9, 20])
     assert sorted(table.inner[0]) == [*range(N + 1)]
+    heads = table.inner[0]  # of which 0, 2 and 4 are timed
+    assert [heads[1], heads[3]] == pytest.approx([(heads[0] + heads[2]) / 2, (heads[2] + heads[4]) / 2])
     assert sorted(table.inner[1]) == [0, 9, 20, W]
     assert all(seconds > 0 for each in (*table.inner, *table.last) for seconds in each.values())
     full_size = table.total([(N, W)] * L)
