@@ -261,7 +261,10 @@ class OptimizedBody(nn.Module):
 
         Raises:
             TypeError: an argument that an encoder has no use for is not None.
+            RuntimeError: its parameter requires a gradient, and gradients are on.
         """
+        if self.anchor.requires_grad and torch.is_grad_enabled():
+            raise_missing("gradients: train the original, or run this under torch.no_grad()")
         given = {**dict(zip(self.arguments[2:], rest, strict=False)), **given}
         inputs = {name: given.pop(name, None) for name in INPUTS}
         asked = {name: given.pop(name, None) for name in ASKED}
@@ -293,6 +296,12 @@ class OptimizedBody(nn.Module):
     def may_skip_padding(self) -> bool:
         """Return False: heads of bertlite.hf get every token."""
         return False
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(f"an optimised encoder has no {name!r}: keep the original for that") from None
 
     @property
     def device(self) -> torch.device:

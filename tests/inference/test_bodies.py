@@ -141,10 +141,17 @@ def test_what_changes_nothing_works_and_what_would_says_how_to_go_on() -> None:
             change()
     with pytest.raises(RuntimeError, match="train the original"):
         quick.train()
+    with pytest.raises(RuntimeError, match="gradients: train the original"):
+        quick.requires_grad_()(**batch)
+    with torch.no_grad():
+        assert_same(quick(**batch).logits, before, atol=0)
+    with pytest.raises(AttributeError, match="has no 'embeddings': keep the original"):
+        _ = quick.bert.embeddings
     with pytest.raises(RuntimeError, match="save the original"):
         quick.state_dict()
     with pytest.raises(RuntimeError, match="load into the original"):
         quick.load_state_dict(model.state_dict())
+    quick.requires_grad_(False)
     with pytest.raises(TypeError, match="does not support encoder_hidden_states"):
         quick.bert(batch["input_ids"], encoder_hidden_states=before)
     with pytest.raises(TypeError, match="does not support is_causal"):
