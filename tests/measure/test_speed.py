@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import SIZES
+from natively import kernels_or_skip
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertlite.parity import reference
+from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.pruning.budget.work import Work, full
-from scripts.measure.speed import bench, engines, sections
+from scripts.measure.speed import bench, engines, sections, under
 from scripts.measure.speed.__main__ import main, new_record
 from scripts.measure.speed.accuracy import ERRORS, Accuracy, accuracies, accuracy
 from scripts.measure.speed.batches import LENGTHS, lengths_like, ragged, works
@@ -280,3 +282,14 @@ def test_a_record_of_another_environment_is_not_added_to(change, names, tmp_path
     path.write_text(json.dumps({"environment": new_record("cpu")["environment"] | change, "sections": {}}))
     with pytest.raises(ValueError, match=f"was measured in another environment, which differs in {names}: write"):
         main(["--only", "import", "--out", str(path)])
+
+
+def test_what_runs_under_a_pipeline_is_timed_beside_torch(tmp_path, monkeypatch):
+    if demo_checkpoint() is None:
+        pytest.skip(f"{DEMO} is not installed")
+    kernels_or_skip()
+    monkeypatch.setitem(under.USES, "classify", replace(under.USES["classify"], texts=3))
+    section = under.under("classify", Bench(7, tmp_path, "MiniLM", only=("bertlite int8",)))
+    assert [*section["seconds"]] == ["torch float32", "bertlite int8"]
+    assert section["ratios"]["torch float32 / bertlite int8"]["median"] > 0
+    assert 0 < section["errors"]["bertlite int8"] < ERRORS["int8"]

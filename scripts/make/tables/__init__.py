@@ -71,6 +71,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "halves": speed.halves,
     "familiesspeed": partial(speed.peers, "speed-families"),
     "avxtwo": speed.limited,
+    "under": partial(speed.under, "speed-under"),
+    "underavxtwo": partial(speed.under, "speed-under-avx2"),
     "roof": speed.roof,
     "checkpointing": partial(speed.checkpointing, "checkpointing"),
     "embed": speed.embed,

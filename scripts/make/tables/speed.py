@@ -23,6 +23,7 @@ ENGINES = ("OpenVINO", "CTranslate2", "bertlite native")  # of the short table
 HEADLINES = ("1 x 16", "8 x 128")  # and the texts of a data set: the batches of the short tables
 BASE = "transformers sdpa float32"
 WHOLE = "whole"
+UNDER = ("transformers", "sentence-transformers", "onnxruntime", "openvino")
 HALVES = ("half the heads", "half the neurons", "half of both")
 
 Sections = Mapping[str, dict[str, Any]]
@@ -128,6 +129,21 @@ def limited() -> str:
         return ""
     note = "On the same processor, limited to AVX2. OpenVINO's kernels that are not oneDNN's may go beyond it."
     return f"{note}\n\n{brief('speed-avx2')}"
+
+
+def under(name: str) -> str:
+    """Table of the speed of what other libraries have, by what runs beneath; empty if there is no record."""
+    if not (read.RESULTS / f"{name}.json").exists():
+        return ""
+    found = record(name)
+    (uses,) = grouped(found, "under").values()
+    ways = [way for dtype in DTYPES for way in engines_of(uses) if way.endswith(dtype)]
+    body = [[way, *(cell(use["ratios"], f"torch float32 / {way}") for use in uses.values())] for way in ways[1:]]
+    versions = found["environment"]["versions"]
+    peers = ", ".join(f"{each} {versions[each]}" for each in UNDER)
+    what = f"Times faster than torch in float32, tokenizing too: MiniLM, real lengths, batches of 32. {peers}."
+    heads = (f"{name}, {use['library']}" for name, use in uses.items())
+    return table(["", *heads], body, f"{what} {SPREAD} {measured_on(found)}.")
 
 
 def peers(*names: str) -> str:

@@ -4,6 +4,7 @@
     python -m scripts.measure.speed --only forward,pruned --models bert-base,MiniLM --out speed.json,speed.png,exported
     python -m scripts.measure.speed --only "forward 32 x,forward 1 x" --models bge-m3,all-mpnet --out speed.json
     python -m scripts.measure.speed --only training --out speed.json
+    python -m scripts.measure.speed --only under --models MiniLM --threads 1 --out scripts/results/speed-under.json
     python -m scripts.measure.speed --only import,loading,cold --rounds 7 --out scripts/results/startup.json
 
 Candidates run in turn, and every ratio is taken round by round and printed with its quartiles.  Forward passes are on
@@ -31,9 +32,10 @@ from bertlite.support.timing import check_rounds
 from scripts.measure.speed.bench import MODELS, Bench, longest_of, section_lines, suffix
 from scripts.measure.speed.engines import ENGINES
 from scripts.measure.speed.sections import sections
+from scripts.measure.speed.under import WAYS
 
 PICTURE = ".png"
-PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2")
+PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2", "sentence-transformers", "optimum-intel")
 FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
 
@@ -112,7 +114,8 @@ def run_sections(args: argparse.Namespace, record: dict[str, Any]) -> None:
     require_float32(os.environ)
     if not args.seconds > 0:
         raise ValueError(f"--seconds is {args.seconds}; a section needs more than 0")
-    select("engine", args.engines, [f"{engine.name} {dtype}" for engine in ENGINES for dtype in engine.dtypes])
+    ways = {**{engine.name: engine.dtypes for engine in ENGINES}, **WAYS}
+    select("engine", args.engines, [f"{name} {dtype}" for name, dtypes in ways.items() for dtype in dtypes])
     if unknown := [name for name in args.models if name not in MODELS]:
         raise ValueError(f"there is no model {unknown[0]!r}; have: {', '.join(MODELS)}")
     named = {

@@ -17,6 +17,7 @@ from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
 from scripts.measure.speed.batches import ragged
 from scripts.measure.speed.bench import Bench, Section, forward_sections, section_of, time_right_runs
 from scripts.measure.speed.engines import ALL, FLOATS, forward_of
+from scripts.measure.speed.under import USES, under
 
 WHOLE = "whole"
 
@@ -24,6 +25,8 @@ WHOLE = "whole"
 def sections(device: str, longest: int) -> dict[str, Section]:
     """Return the sections by name, in the order of running; no batch is longer than the longest."""
     running = {**forward_sections(device, longest), "pruned": pruned, "training": training}
+    if device == "cpu":
+        running |= {f"under {name}": partial(under, name) for name in USES}
     if device != "cpu":
         return running | {"training by autocast": partial(training, autocast=True)}
     return {"import": startup.imports, "loading": startup.loading, "cold start": startup.cold} | running
