@@ -1,10 +1,16 @@
 """The documentation: its code runs, it names everything that is public, and Sphinx builds it without a warning."""
 
+import json
 import re
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import blocks
 import pytest
@@ -41,6 +47,33 @@ def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
     page.write_text("```python\nx = 1\n```\n\n```python\nx / 0\n```\n")
     with pytest.raises(ZeroDivisionError):
         blocks.run(page, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries' own code
+def test_the_server_of_the_page_answers_requests_that_come_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    uvicorn = pytest.importorskip("uvicorn")
+    (code,) = re.findall(r"serves it -->\n(```python\n.*?```)", (DOCS / "serving.md").read_text("utf-8"), re.DOTALL)
+    (tmp_path / "page.md").write_text(code)
+    names = blocks.run(tmp_path / "page.md", tmp_path)
+    server = uvicorn.Server(uvicorn.Config(names["app"], port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/embed"
+
+    def ask(texts: list[str]) -> Any:
+        body, kind = json.dumps(texts).encode(), {"Content-Type": "application/json"}
+        return json.load(urllib.request.urlopen(urllib.request.Request(url, body, kind), timeout=60))
+
+    requests = [["so good", "poor"], [], ["says anne"], *([f"number {i}"] for i in range(9))]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        answers = list(pool.map(ask, requests))
+    server.should_exit = True
+    thread.join()
+    for texts, vectors in zip(requests, answers, strict=True):
+        assert vectors == [names["encoder"].encode(text).tolist() for text in texts]
 
 
 @pytest.mark.parametrize(
