@@ -4,6 +4,10 @@ The heads of a layer, and its neurons, are chosen jointly (`pruning.importance.s
 `loss_curves` gives the order in which they go and the loss at each size, of each sublayer of the dense model alone.
 To choose anew on the activations of the layers below, once these are pruned and fitted, brings nothing more.
 
+The nearest method is ZipLM (Kurtic et al. 2023, arXiv:2302.04089), which removes structures by the same formulas.
+There the loss is the squared error of a sublayer's output, and steps of pruning and of training alternate; here it is
+weighed by second moments of the gradient, and instead of training all matrices are fitted.
+
 Shapes:  L layers · D hidden · W inputs of an output projection, of n units with w inputs each
 """
 
