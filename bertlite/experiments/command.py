@@ -91,7 +91,7 @@ def finetune(args: argparse.Namespace) -> int:
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
     print(f"model: {run.folder / MODEL}")
     print(f"next: bertlite prune to 2x {run.folder / MODEL} --texts FILE --out FOLDER")
-    write_answer(args, read_runs(run.folder))
+    write_runs(args, read_runs(run.folder))
     return 0
 
 
@@ -137,7 +137,7 @@ def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[st
     return {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
 
 
-def write_answer(args: argparse.Namespace, records: Sequence[Record]) -> None:
+def write_runs(args: argparse.Namespace, records: Sequence[Record]) -> None:
     """Write the record of an action, the facts of its runs with their folders, if requested."""
     if args.record:
         facts = [{"folder": str(record.folder), **record.facts} for record in records]
@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
     records = [record for folder in folders for record in read_runs(folder)]
     print_rows(records, summarise(records, metric=metric), metric)
     print(f"run: {folders[0]}" if len(folders) == 1 else f"runs: {args.folder}")
-    write_answer(args, records)
+    write_runs(args, records)
     return int(len(folders) < len(cells))
 
 
