@@ -132,10 +132,14 @@ def overrides_for(case: Case, checkpoint: str | Path) -> Overrides:
 
     A new head has three labels: with two, a loss that swaps them could pass.
     """
-    architectures = read_config(Source(checkpoint)).extra.get("architectures") or ()
+    config = read_config(Source(checkpoint))
+    architectures = config.extra.get("architectures") or ()
     labels: dict[str, Any] = {"num_labels": 3} if case.model in LABELLED and case.model not in architectures else {}
-    if case.family.startswith("deberta") and case.model == LABELLED[0]:
-        labels["problem_type"] = "single_label_classification"  # else transformers computes the loss in float32
+    if case.model == "BertForQuestionAnswering":
+        labels["num_labels"] = 2
+    if case.family.startswith("deberta") and case.model == LABELLED[0] and config.problem_type is None:
+        one = config.num_labels == 1 and not labels  # without a problem type, the loss there is float32's
+        labels["problem_type"] = "regression" if one else "single_label_classification"
     return {**labels, **({"is_decoder": True} if case.model == DECODER else {}), **case.overrides}
 
 

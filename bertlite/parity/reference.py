@@ -120,13 +120,16 @@ def weights_of_layers(checkpoint: str | Path) -> int:
 def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: Path) -> str | Path:
     """Return a checkpoint that holds every tensor of this class: the one given, or a copy with a head added.
 
+    A head of another class, or for other labels, is none.
+
     transformers loads the checkpoint and saves the copy; missing tensors are drawn once, so that both sides read the
     same.
     """
     config = stock().AutoConfig.from_pretrained(checkpoint, **overrides)
     cls = class_for(model, config)
-    theirs, info = cls.from_pretrained(checkpoint, config=config, output_loading_info=True)
-    missing = set(info["missing_keys"])
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    theirs, info = cls.from_pretrained(checkpoint, config=config, **options)
+    missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     if not missing:
         return checkpoint
     draw = torch.Generator().manual_seed(0)

@@ -15,7 +15,7 @@ from bertlite.checkpoint.families import FAMILIES, read_config
 from bertlite.checkpoint.files import Source
 from bertlite.cli import main
 from bertlite.parity import Case, check
-from bertlite.parity.families import FAMILY_HEADS, KINDS, cases_of, save_random
+from bertlite.parity.families import FAMILY_HEADS, KINDS, batch_of, cases_of, save_random
 from bertlite.parity.inputs import encoded_sentences
 
 
@@ -66,6 +66,18 @@ def test_a_fault_is_found_and_named_by_our_module(kind: str, folders: Any) -> No
     report = check(Case("BertModel", "eager", "left", "float64", family=kind), "cpu", folders(kind), tamper)
     assert report.failed
     assert report.first_module == "encoder.layer.1.attention.self.key"
+
+
+@pytest.mark.parametrize("head", ["BertForQuestionAnswering", "BertForMultipleChoice"])
+def test_a_classifier_with_other_labels_is_compared_with_other_heads(head: str, folders: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.DebertaV2ForSequenceClassification.from_pretrained(
+        folders("deberta-v2"), num_labels=3
+    ).save_pretrained(tmp_path / "nli")
+    report = check(
+        Case(head, "sdpa", batch_of("deberta-v2", head), "float64", family="deberta-v2"), "cpu", tmp_path / "nli"
+    )
+    assert report.ok, f"\n{report}"
 
 
 def test_a_folder_of_a_family_is_compared_with_its_own_class(
