@@ -104,6 +104,8 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
     numbers: str = about["numbers"]
     config = BertConfig.from_values(path, about["config"])
     without_layers = replace(config, num_hidden_layers=0, pruned_heads={}, pruned_neurons={})
+    if config.position_embedding_type == "disentangled":  # whose table of distances is packed with the layers
+        without_layers = replace(without_layers, position_embedding_type="absolute")
     try:
         model = make_skeleton(CLASSES[about["class"]], without_layers, about["options"])
     except TypeError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import DISENTANGLED
 from natively import DTYPES, kernels_or_skip
 
 from bertlite import (
@@ -50,6 +51,7 @@ MODELS = {
     "an untied decoder": (BertForMaskedLM, {"tie_word_embeddings": False}, {}),
     "a classifier": (BertForSequenceClassification, {}, {}),
     "no pooler": (BertModel, {}, {"add_pooling_layer": False}),
+    "distances": (BertModel, {"position_embedding_type": "disentangled", **DISENTANGLED}, {}),
 }
 
 
