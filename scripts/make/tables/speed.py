@@ -274,7 +274,7 @@ def native_accuracy() -> str:
             cells += ["{difference:+.2f} ({low:+.2f} to {high:+.2f})".format_map(row), f"{row['same']:.2%}"]
         body.append(cells)
     most = max(abs(each["native"]["float32"]["difference"]) for each in found["results"].values())
-    head = ["", "metric", "as it is", *(cell for dtype in dtypes for cell in (f"{dtype} less it", "alike"))]
+    head = ["", "metric", "as it is", *(cell for dtype in dtypes for cell in (f"{dtype}, difference", "alike"))]
     return table(
         head,
         body,
