@@ -178,12 +178,14 @@ def openvino_engine(folder: Path, dtype: str, device: str) -> Forward:
 def openvino_settings(dtype: str) -> Mapping[str, Any]:
     """Return the settings of OpenVINO: torch's number of threads, and float32 computed in float32.
 
-    Where the processor has bfloat16, OpenVINO computes float32 in it unless told otherwise.
+    Where the processor has bfloat16, OpenVINO computes float32 in it unless told otherwise.  With AVX2 alone, what
+    stands beside 8-bit products is float32 too.
     """
+    wide = torch.backends.cpu.get_cpu_capability() != "AVX2"
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": "f32" if dtype == "float32" else "bf16",
+        "INFERENCE_PRECISION_HINT": "bf16" if dtype == "bfloat16" or (dtype == "int8" and wide) else "f32",
     }
 
 

@@ -45,7 +45,7 @@ class Use:
     outputs: int
     ask: Callable[[Any, Any], Any]
     dataset: str = "SST-2"
-    texts: int = 128
+    texts: int = 64
 
 
 def tagged(pipe: Any, texts: Sequence[str]) -> list[float]:
@@ -59,7 +59,7 @@ def classified(pipe: Any, texts: Sequence[str]) -> list[float]:
 
 USES = {
     "encode": Use("SentenceTransformer", "FeatureExtraction", 0, lambda it, texts: it.encode(texts)),
-    "rerank": Use("CrossEncoder", "SequenceClassification", 1, lambda it, pairs: it.predict(pairs), "WikiText-2", 32),
+    "rerank": Use("CrossEncoder", "SequenceClassification", 1, lambda it, pairs: it.predict(pairs), "WikiText-2", 12),
     "tag": Use("token-classification", "TokenClassification", 9, tagged),
     "classify": Use("text-classification", "SequenceClassification", 2, classified),
 }
