@@ -148,7 +148,7 @@ def test_a_client_that_was_not_run_has_no_row() -> None:
 
 
 def test_the_table_of_engines_that_are_limited_names_the_limits_and_needs_no_record(with_records) -> None:
-    assert with_records("avxtwo") == with_records("under") == ""
+    assert with_records("avxtwo") == ""
     record = a_record("speed")
     record["environment"]["limits"] = {"BERTLITE_NATIVE": "avx2"}
     assert ", BERTLITE_NATIVE=avx2, 2 threads" in with_records("avxtwo", speed_avx2=record)

@@ -71,6 +71,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "halves": speed.halves,
     "familiesspeed": partial(speed.peers, "speed-families"),
     "avxtwo": speed.limited,
+    "underbrief": partial(speed.under, "speed-under", only="bertlite"),
     "under": partial(speed.under, "speed-under"),
     "underavxtwo": partial(speed.under, "speed-under-avx2"),
     "roof": speed.roof,

@@ -131,13 +131,12 @@ def limited() -> str:
     return f"{note}\n\n{brief('speed-avx2')}"
 
 
-def under(name: str) -> str:
-    """Table of the speed of what other libraries have, by what runs beneath; empty if there is no record."""
-    if not (read.RESULTS / f"{name}.json").exists():
-        return ""
+def under(name: str, only: str = "") -> str:
+    """Table of the speed of what other libraries have, by what runs beneath, or only by one."""
     found = record(name)
     (uses,) = grouped(found, "under").values()
     ways = [way for dtype in DTYPES for way in engines_of(uses) if way.endswith(dtype)]
+    ways = ways[:1] + [way for way in ways[1:] if way.startswith(only)]
     body = [[way, *(cell(use["ratios"], f"torch float32 / {way}") for use in uses.values())] for way in ways[1:]]
     versions = found["environment"]["versions"]
     peers = ", ".join(f"{each} {versions[each]}" for each in UNDER)
@@ -169,8 +168,8 @@ def peers(*names: str) -> str:
 
 
 def roof() -> str:
-    """Table of the share of the processor's own limits the kernels reach on one thread; empty without a record."""
-    found, body = record("speed"), []
+    """Table of the share of the processor's own limits the kernels reach on one thread."""
+    found, body = record("roof"), []
     for forward in grouped(found, "forward").values():
         for batch, section in forward.items():
             shares = section.get("shares", {})
@@ -181,7 +180,7 @@ def roof() -> str:
                 limit = "bandwidth of a copy" if short else "multiply instructions"
                 body.append([section["model"], batch, limit, *(f"{each[what]:.0%}" if each else "" for each in cells)])
     note = f"Limits are measured between the rounds of the same run; one thread, {measured_on(found)}."
-    return table(["model", "batch", "share of", *DTYPES], body, note) if body else ""
+    return table(["model", "batch", "share of", *DTYPES], body, note)
 
 
 def halves() -> str:
