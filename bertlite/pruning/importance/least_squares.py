@@ -228,13 +228,17 @@ class PairedRun:
 
     def run_dense(self, structure: Structure, block: BertLayer) -> list[Tensor]:
         """Run the dense model up to the LayerNorm; return what the matrices give that compute heads or neurons."""
-        given: list[Tensor] = []
+        given: dict[nn.Module, Tensor] = {}
+
+        def record(module: nn.Module, args: object, out: Tensor) -> None:
+            given.setdefault(module, out)  # of tokens; a layer may project a table of distances afterwards
+
         with ExitStack() as hooks:
             for part in structure.readers(block):
-                hooks.enter_context(part.register_forward_hook(lambda module, args, out: given.append(out)))
+                hooks.enter_context(part.register_forward_hook(record))
             units = self.dense.units(structure, block)
         self.dense.x = self.dense.total(structure, block, units)
-        return given
+        return list(given.values())
 
     def fit_readers(self, structure: Structure, dense: BertLayer, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run the dense model, and return what the matrices that compute heads or neurons read, (T, D), what they give
