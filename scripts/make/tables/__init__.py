@@ -69,7 +69,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "startup": speed.startup,
     "peers": partial(speed.peers, "speed-small", "speed"),
     "halves": speed.halves,
-    "familiesspeed": partial(speed.peers, "speed-families"),
+    "familiesspeed": partial(speed.peers, "speed-families", "speed-deberta"),
     "avxtwo": speed.limited,
     "underbrief": partial(speed.under, "speed-under", only="bertlite"),
     "under": partial(speed.under, "speed-under"),

@@ -151,19 +151,22 @@ def peers(*names: str) -> str:
     A model and batch that two records have is shown of the first.  Texts of a fixed length are left to the record.
     """
     found, body, shown, known = [record(name) for name in names], [], {}, set()
+    others: set[str] = set()  # what is said of other baselines
     every = [(model, forward) for each in found for model, forward in grouped(each, "forward").items()]
     for model, forward in every:
         for batch, section in headlines(forward).items():
+            base = section.get("baseline", BASE)
             cells = [
                 rounded(section["ratios"], f"{over} / bertlite native {dtype}")
-                for over, dtype in [(BASE, each) for each in DTYPES] + [(f"OpenVINO {each}", each) for each in DTYPES]
+                for over, dtype in [(base, each) for each in DTYPES] + [(f"OpenVINO {each}", each) for each in DTYPES]
             ]
+            others |= {f" For {model} than {base}, which has no sdpa."} if base != BASE else set()
             if any(cells) and section["padding"] != "fixed" and (model, batch) not in known:
                 known.add((model, batch))
                 body.append([model, *heads_of({batch: section}), *cells])
                 shown[batch] = section
     head = ["model", "batch", *DTYPES, *(f"{each} over OpenVINO" for each in DTYPES)]
-    what = f"Times faster than {BASE}, and than OpenVINO in that dtype."
+    what = f"Times faster than {BASE}, and than OpenVINO in that dtype.{''.join(sorted(others))}"
     return table(head, body, note(what, shown, found[0], ROUNDED))
 
 

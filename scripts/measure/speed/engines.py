@@ -93,9 +93,9 @@ class Flat(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        return out.last_hidden_state, out.pooler_output
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=False)
+        return tuple(x for x in out[:2] if isinstance(x, Tensor))
 
 
 def export_once(folder: Path, name: str, write: Callable[[Path], Any]) -> Path:
@@ -159,7 +159,8 @@ def openvino_engine(folder: Path, dtype: str, device: str) -> Forward:
     import openvino as ov
 
     def write(path: Path) -> None:
-        model = reference.load(folder, "BertModel", {}, torch.float32, "sdpa", "cpu")
+        relative = read_config(Source(folder)).position_embedding_type == "disentangled"  # for which there is no sdpa
+        model = reference.load(folder, "BertModel", {}, torch.float32, "eager" if relative else "sdpa", "cpu")
         ov.save_model(ov.convert_model(model, example_input=sample_inputs()), path, compress_to_fp16=False)
 
     def quantise(path: Path) -> None:
