@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,29 @@ def test_zero_shot_classification(tmp_path: Path) -> None:
     ours, theirs = (each("word2 word3", **ask) for each in (optimize_for_inference(pipe), pipe))
     assert ours["labels"] == theirs["labels"]
     assert np.abs(np.array(ours["scores"]) - theirs["scores"]).max() <= WITHIN
+
+
+def test_a_DeBERTa_is_found_in_a_CrossEncoder_and_a_pipeline(tmp_path: Path) -> None:
+    """Of random weights, as no trained one is at hand."""
+    library = pytest.importorskip("sentence_transformers")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(minilm() / name, tmp_path)
+    torch.manual_seed(0)
+    labels = dict(enumerate(("entailment", "neutral", "contradiction")))
+    config = transformers.DebertaV2Config(
+        vocab_size=30522, hidden_size=96, num_hidden_layers=2, num_attention_heads=6, intermediate_size=200,
+        relative_attention=True, pos_att_type=["p2c", "c2p"], share_att_key=True, position_buckets=8,
+        norm_rel_ebd="layer_norm", position_biased_input=False, type_vocab_size=0, initializer_range=0.1,
+        id2label=labels, label2id={name: i for i, name in labels.items()},
+    )  # fmt: skip
+    transformers.DebertaV2ForSequenceClassification(config).save_pretrained(tmp_path)
+    cross = library.CrossEncoder(str(tmp_path), device="cpu")
+    pairs = [(TEXTS[0], text) for text in TEXTS[:9]]
+    assert np.abs(optimize_for_inference(cross).predict(pairs) - cross.predict(pairs)).max() <= 1e-5
+    asked = transformers.pipeline("zero-shot-classification", model=str(tmp_path), device="cpu")
+    ours, theirs = (numbers(each(TEXTS[:3], ["food", "travel"])) for each in (optimize_for_inference(asked), asked))
+    assert len(ours) == 6
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= 1e-5
 
 
 def setfit() -> tuple[Any, Callable[[Any], Any]]:
