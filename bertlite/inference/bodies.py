@@ -207,7 +207,10 @@ def pools_flat(part: Any) -> bool:
 def leave_out_padding(pooling: nn.Module, args: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any]]:
     """Give a Pooling its tokens without padding, or torch would sum them in an order that the longest text decides."""
     (features,) = args
-    real = features["attention_mask"].bool()
+    mask = features.get("attention_mask")
+    if mask is None or "cu_seq_lens_q" in features or mask.shape != features["token_embeddings"].shape[:2]:
+        return (features,)  # there is no padding that is known, or it was left out before
+    real = mask.bool()
     ends = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
     padded = features["token_embeddings"]
     return ({**features, "padded": padded, "token_embeddings": padded[real][None], "cu_seq_lens_q": ends},)
@@ -215,6 +218,8 @@ def leave_out_padding(pooling: nn.Module, args: tuple[dict[str, Any], ...]) -> t
 
 def put_padding_back(pooling: nn.Module, args: object, features: dict[str, Any]) -> dict[str, Any]:
     """Return a Pooling's features with the tokens as they came."""
+    if "padded" not in features:
+        return features
     del features["cu_seq_lens_q"]
     return {**features, "token_embeddings": features.pop("padded")}
 
@@ -260,11 +265,13 @@ class OptimizedBody(nn.Module):
         """Run the encoder; arguments and results are those of the module whose place it took.
 
         Raises:
-            TypeError: an argument that an encoder has no use for is not None.
+            TypeError: there are more arguments than that module takes, or one that an encoder has no use for.
             RuntimeError: its parameter requires a gradient, and gradients are on.
         """
         if self.anchor.requires_grad and torch.is_grad_enabled():
             raise_missing("gradients: train the original, or run this under torch.no_grad()")
+        if len(rest) > len(self.arguments) - 2:
+            raise TypeError(f"an optimised encoder takes {len(self.arguments)} arguments, not {2 + len(rest)}")
         given = {**dict(zip(self.arguments[2:], rest, strict=False)), **given}
         inputs = {name: given.pop(name, None) for name in INPUTS}
         asked = {name: given.pop(name, None) for name in ASKED}

@@ -14,7 +14,7 @@ from bertlite import densify, optimize_for_inference, prune_heads
 from bertlite.checkpoint.families import FAMILIES, REASONS, Origin
 from bertlite.inspection import inspect
 from bertlite.models.heads import CLASSES
-from bertlite.parity.families import gradients_as_ours
+from bertlite.parity.families import FIELDS, gradients_as_ours
 
 transformers = pytest.importorskip("transformers")
 
@@ -27,14 +27,8 @@ SIZES = {
 }
 WITH_PADDING_FIRST = {**SIZES, "max_position_embeddings": 42, "type_vocab_size": 1}
 VERSION_3 = {  # of DeBERTa
+    **FIELDS["deberta-v2"],
     "max_position_embeddings": 40,
-    "relative_attention": True,
-    "pos_att_type": "p2c|c2p",
-    "share_att_key": True,
-    "position_buckets": 8,
-    "norm_rel_ebd": "layer_norm",
-    "position_biased_input": False,
-    "type_vocab_size": 0,
     "legacy": transformers.__version__.startswith("4."),  # which ties a matrix of the other head to the embeddings
     "layer_norm_eps": 1e-7,
 }

@@ -154,6 +154,8 @@ def test_what_changes_nothing_works_and_what_would_says_how_to_go_on() -> None:
     quick.requires_grad_(False)
     with pytest.raises(TypeError, match="does not support encoder_hidden_states"):
         quick.bert(batch["input_ids"], encoder_hidden_states=before)
+    with pytest.raises(TypeError, match=r"takes \d+ arguments, not 40"):
+        quick.bert(*[None] * 40)
     with pytest.raises(TypeError, match="does not support is_causal"):
         quick.bert(batch["input_ids"], is_causal=True)
     with pytest.raises(TypeError, match="output_hidden_states is"):

@@ -33,10 +33,17 @@ def default(name: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-def test_an_optimised_model_is_the_same_under_another_default(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "positions"),
+    [(torch.float32, "absolute"), (torch.bfloat16, "disentangled"), (torch.int8, "absolute")],
+    ids=str,
+)
+def test_an_optimised_model_is_the_same_under_another_default(
+    name: str, dtype: torch.dtype, positions: str, tmp_path: Path
+) -> None:
     kernels_or_skip()
-    model, batch = make_native(BertForSequenceClassification).float(), make_batch()
+    model = make_native(BertForSequenceClassification, position_embedding_type=positions).float()
+    batch = make_batch()
     quick = optimize_for_inference(model, dtype=dtype, backend="native")
     quick.save(tmp_path)
     pickled, wanted = pickle.dumps(quick), quick(**batch).logits
