@@ -32,6 +32,7 @@ from scripts.measure.budgets import kprune, kwon, methods, tasks
 from scripts.measure.budgets.methods import OURS, WAYS, Subject
 
 L, N, W, H = 3, 4, 37, 12
+LAYERS = "whole layers left out"
 
 
 def data(count: int = 40) -> list[dict[str, Tensor]]:
@@ -40,9 +41,9 @@ def data(count: int = 40) -> list[dict[str, Tensor]]:
     return [{name: x[start : start + 10] for name, x in whole.items()} for start in range(0, count, 10)]
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", [name for name in WAYS if name != "whole"])
 def test_every_way_meets_the_share_and_leaves_the_model_alone(name: str) -> None:
-    if name == "Torch-Pruning":
+    if "Torch-Pruning" in name:
         pytest.importorskip("torch_pruning", reason="torch-pruning is not installed")
     model = make(BertForSequenceClassification, num_labels=3)
     before = copy.deepcopy(model.state_dict())
@@ -244,6 +245,7 @@ def test_points_lost_are_means_of_tasks_and_ways_are_compared_within_tasks() -> 
     ours, other = (rows["pruned", way] for way in (OURS, "K-prune"))
     assert ours["lost"] == pytest.approx(1.0)  # of a 2, of b 0: not 1.33, the mean of the three models
     assert ours["lost_within"] == pytest.approx(12.706, abs=1e-3)  # Student's with two tasks: t is 12.706
+    assert ours["one_within"] == pytest.approx(12.706 * 3**0.5, abs=1e-3)  # of one more, by its own variance besides
     assert (other["tasks"], other["worst"]) == (3, ["c", pytest.approx(10)])
     assert other["more"] == pytest.approx((0 + 3) / 2)  # without c, which ours lacks
     assert other["more_within"] == pytest.approx(12.706 * 1.5, abs=2e-3)
@@ -265,12 +267,23 @@ def test_all_stages_of_a_task_are_recorded_and_drawn(tmp_path: Path, monkeypatch
     make(BertForSequenceClassification).float().save_pretrained(tmp_path / "model")
     BertTokenizer({word: i for i, word in enumerate(words)}).save_pretrained(tmp_path / "model")
     out = f"{tmp_path / 'runs'},{tmp_path / 'record.json'},{tmp_path / 'picture.png'}"
-    given = [str(tmp_path / "model"), "--data", str(tmp_path), "--tasks", "tiny", "--ways", OURS]
-    given += ["--shares", "0.5", "--stages", "pruned,distilled,timed,speed", "--minutes", "0.05", "--max-length", "16"]
+    given = [str(tmp_path / "model"), "--data", str(tmp_path), "--tasks", "tiny", "--ways", f"{OURS};{LAYERS}"]
+    given += [
+        "--shares",
+        "0.5",
+        "--stages",
+        "pruned,distilled,timed,int8,speed",
+        "--minutes",
+        "0.05",
+        "--max-length",
+        "16",
+    ]
     assert budgets.main([*given, "--out", out]) == 0
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
-    assert [row["stage"] for row in record["rows"]] == [*budgets.SCORES]
-    (found,) = record["runs"]
+    assert [row["stage"] for row in record["rows"] if row["way"] == OURS] == [*budgets.SCORES]
+    found, other = (next(run for run in record["runs"] if run["way"] == way) for way in (OURS, LAYERS))
+    assert {*budgets.SCORES.values()} <= {*other}
+    assert len(other["heads_kept"]) == 2  # of three layers
     assert found["of"]["minutes"] == 0.05
     assert 0 < found["of"]["prune_seconds"] < 3
     assert found["of"]["epochs"] > 0
@@ -281,13 +294,23 @@ def test_all_stages_of_a_task_are_recorded_and_drawn(tmp_path: Path, monkeypatch
     given += ["--minutes", "1e-6"]  # none is left to train
     assert budgets.main([*given, "--out", out]) == 0
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
-    (found,) = record["runs"]
+    found = next(run for run in record["runs"] if run["way"] == OURS)
     assert found["of"]["epochs"] == 0
     assert found["timed"] == found["score"]
     monkeypatch.setattr(budgets.Bench, "go_on", lambda *_: pytest.fail("it was done again"))
     monkeypatch.setattr(budgets.Bench, "prune", lambda *_: pytest.fail("it was done again"))
     assert budgets.main([*given, "--out", out, "--record-only"]) == 0
     assert json.loads((tmp_path / "record.json").read_text(encoding="utf-8")) == record
+    earlier = record["runs"] + [found | {"way": "K-prune"}]
+    (tmp_path / "record.json").write_text(json.dumps(record | {"runs": earlier}), encoding="utf-8")
+    assert budgets.main([*given, "--out", out, "--record-only"]) == 0
+    kept = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    assert {run["way"] for run in kept["runs"]} == {OURS, LAYERS, "K-prune"}
+    assert kept["commits"] == record["commits"]
+    earlier[-1]["model"] = "another"
+    (tmp_path / "record.json").write_text(json.dumps(record | {"runs": earlier}), encoding="utf-8")
+    with pytest.raises(ValueError, match="has another model fine-tuned on tiny"):
+        budgets.main([*given, "--out", out, "--record-only"])
 
 
 def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:

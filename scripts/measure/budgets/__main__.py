@@ -4,25 +4,29 @@
 
 The folder holds the data sets of which the tasks are made (`tasks.py`).  CHECKPOINT is fine-tuned on each task, once
 for each seed, and every model is pruned to every share in every way (`methods.py`).  Then come other stages: equal
-distillation; pruning and distillation within equal CPU time, as by `prune to --distil`; and the speed, for which a
-machine must be quiet.  A task is done before the next begins.  What is finished is not done again.  The record holds
-what is finished of the tasks, ways, shares and stages that are named: `--record-only` writes it and runs nothing.
+distillation; pruning and distillation within equal CPU time, as by `prune to --distil`; 8 bits; and the speed, for
+which a machine must be quiet.  A task is done before the next begins.  What is finished is not done again.  The record
+holds what is finished of the tasks, ways, shares and stages that are named, and what it held before of the same
+fine-tuned models: `--record-only` writes it and runs nothing.
 """
 
 import argparse
+import json
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, cached_property, partial
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from bertlite import optimize_for_inference
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
@@ -39,13 +43,14 @@ from bertlite.support.progress import Progress
 from bertlite.support.records import Record, Run, is_finished, quartiles, read_runs, version_of, write_record
 from bertlite.support.timing import alternate, ratios
 from scripts.measure.budgets import tasks
-from scripts.measure.budgets.methods import OURS, WAYS, Subject, Way, library
+from scripts.measure.budgets.methods import OURS, WAYS, OfLayers, Subject, Way, library
 from scripts.measure.budgets.picture import draw
 
 PICTURE = ".png"
 LENGTH = 128  # tokens of the sequence whose MACs are counted
 BATCH = 32
-SCORES = {"pruned": "score", "distilled": "distilled", "timed": "timed"}  # the stage, and what a run calls its score
+SCORES = {"pruned": "score", "distilled": "distilled", "timed": "timed", "int8": "int8"}  # the stage's, in a run
+SPEEDS = {"int8": "int8_speedup"}  # of a stage; of others "speedup"
 STAGES = (*SCORES, "speed")
 CHOOSING = 256  # the last training examples, by which the best state of a timed training is chosen
 WORK, ROUNDS = (8, 128), 7  # of the speed
@@ -70,18 +75,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     places = [path for path, run in every.items() if (run["task"], run["way"], run["share"]) in wanted]
     found = [every[path] for path in places]
     runs = [run for path in places for run in (*read_runs(path), *later_runs(path))]
+    found, before = with_earlier(found, args.out[RECORD])
     rows = summary(found, args.stages)
     for row in rows:
         print("{share:4.0%} {way}, {stage}: {lost:.1f} lost, {tasks} tasks (at worst {worst[1]:.1f})".format_map(row))
-    dense = {run["task"]: read_runs(folder / run["task"] / f"dense-{run['seed']}")[0] for run in found}
+    places = [place for place in sorted(folder.glob("*/dense-*")) if is_finished(place)]
+    dense = {place.parent.name: read_runs(place)[0].config for place in places}
+    tuning = {name: {x: config[x] for x in ("examples", "epochs", "lr")} for name, config in dense.items()}
+    made = provenance(runs)
     record = {
         "what": "ways to prune to a share of the MACs, without training and after distillation",
-        "tuning": {name: {x: run.config[x] for x in ("examples", "epochs", "lr")} for name, run in dense.items()},
+        "tuning": before.get("tuning", {}) | tuning,
         "distillation": {"examples": args.distil, "batch": BATCH, "lr": args.lr},
         "minutes": args.minutes,
         "length": LENGTH,
         "torch_pruning": version_of("torch-pruning"),
-        **provenance(runs),
+        **made,
+        "commits": [*dict.fromkeys([*commits_of(before), *commits_of(made)])],
         "rows": rows,
         "runs": found,
     }
@@ -138,6 +148,31 @@ def results(place: Path) -> dict[str, Any]:
     (run,) = read_runs(place)
     found = {**run.config, **run.results, "model": run.facts["model"]["dense"]}
     return found | dict(item for run in later_runs(place) for item in run.results.items())
+
+
+def with_earlier(runs: list[dict[str, Any]], path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return runs with those of the record in a file that are not among them, and that record, {} if there is none.
+
+    Raises:
+        ValueError: a task's runs there are of another fine-tuned model.
+    """
+    if not path.exists():
+        return runs, {}
+    before = json.loads(path.read_text(encoding="utf-8"))
+    key, model = itemgetter("task", "way", "share", "seed"), {(run["task"], run["seed"]): run["model"] for run in runs}
+    have = {key(run) for run in runs}
+    for run in before["runs"]:
+        if model.setdefault((run["task"], run["seed"]), run["model"]) != run["model"]:
+            raise ValueError(
+                f"{path} has another model fine-tuned on {run['task']}: write to another file, or delete it"
+            )
+    return [*(run for run in before["runs"] if key(run) not in have), *runs], before
+
+
+def commits_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the commits that a record's runs were made from, none of an empty record."""
+    git = record.get("environment", {}).get("git")
+    return record.get("commits") or ([git["commit"]] if git else [])
 
 
 def beside(place: Path, stage: str) -> Path:
@@ -241,7 +276,7 @@ class Bench:
     def distilled(self, pruned: Record, folder: Path) -> dict[str, Any]:
         model, data = self.load(pruned), first(self.train, self.examples)
         recipe = Recipe(epochs=1, lr=self.lr, batch_size=BATCH, seed=pruned.config["seed"], distil=1, hidden=1)
-        finetune_(model, data, self.task, recipe, teacher=self.teacher)
+        finetune_(model, data, self.task, recipe, teacher=self.teacher_of(self.teacher, model))
         return {"distilled": self.judge(model)[self.metric]}
 
     def timed(self, pruned: Record, folder: Path) -> dict[str, Any]:
@@ -255,20 +290,30 @@ class Bench:
         left = self.minutes - used / 60
         found = {"minutes": self.minutes, "prune_seconds": used, "epochs": 0.0}
         try:
-            training = Distillation(self.model, data, True, left, score, clock=time.process_time)
+            teacher = self.teacher_of(self.model, model)
+            training = Distillation(teacher, data, True, left, score, clock=time.process_time)
             with Progress(None, "steps", what="timed", shown=False) as progress:
                 found |= {"epochs": training.train_(model, State(folder / "state", {}), progress)["epochs"]}
         except TooShortError as error:
             found |= {"note": str(error)}  # no time is left for a step: the pruned model it is
         return {"timed": self.judge(model)[self.metric], "of": found}
 
+    def teacher_of(self, teacher: Any, pruned: Any) -> Any:
+        """Return a teacher of a pruned model, which may have fewer layers."""
+        layers, count = (each.config.num_hidden_layers for each in (self.model, pruned))
+        return teacher if count == layers else OfLayers(self.model, teacher, count)
+
+    def int8(self, pruned: Record, folder: Path) -> dict[str, Any]:
+        return {"int8": self.judge(optimize_for_inference(self.load(pruned), dtype=torch.int8))[self.metric]}
+
     def speed(self, pruned: Record, folder: Path) -> dict[str, Any]:
-        """Time the pruned model beside the dense one."""
-        inputs = full(*WORK).inputs(self.model.config.vocab_size, "cpu")
-        models = {"dense": self.model.eval(), "pruned": self.load(pruned).eval()}
+        """Time the pruned model, as it is and in 8 bits, beside the dense one as it is."""
+        inputs, model = full(*WORK).inputs(self.model.config.vocab_size, "cpu"), self.load(pruned).eval()
+        models = {"dense": self.model.eval(), "pruned": model, "int8": optimize_for_inference(model, dtype=torch.int8)}
         with torch.inference_mode():
             times = alternate({name: partial(model, **inputs) for name, model in models.items()}, ROUNDS)
-        return {"speedup": quartiles(ratios(times, "dense", "pruned"))}
+        speedup, int8 = (quartiles(ratios(times, "dense", name)) for name in ("pruned", "int8"))
+        return {"speedup": speedup, "int8_speedup": int8}
 
     def load(self, pruned: Record) -> Any:
         return self.task.load(str(pruned.folder / "model"))
@@ -304,18 +349,29 @@ def summary(runs: Sequence[dict[str, Any]], stages: Sequence[str] = tuple(STAGES
                 "share": share,
                 "stage": stage,
                 "way": way,
+                "labels": WAYS[way].labels or stage == "timed",
                 "tasks": len(means[way]),
                 "worst": [worst, means[way][worst]],
             }
             row |= with_interval("lost", clustered_estimate([*ways[way].values()]))
+            row["one_within"] = within_of_one([*means[way].values()])
             if way != ours and (shared := sorted({*means[way]} & {*means.get(ours, {})})):
                 more = [[means[way][task] - means[ours][task]] for task in shared]
                 row |= with_interval("more", clustered_estimate(more))
             same = (run for run in runs if (run["share"], run["way"]) == (share, way))
-            if speeds := [run["speedup"]["median"] for run in same if "speedup" in run]:
+            speed = SPEEDS.get(stage, "speedup")
+            if speeds := [run[speed]["median"] for run in same if speed in run]:
                 row["speedup"] = statistics.median(speeds)
             rows.append(row)
     return rows
+
+
+def within_of_one(lost: Sequence[float]) -> float | None:
+    """Return half the width of the 95 % interval of what one more task loses, None of a single task."""
+    from scipy.stats import t
+
+    count = len(lost)
+    return float(t.ppf(0.975, count - 1) * np.std(lost, ddof=1) * (1 + 1 / count) ** 0.5) if count > 1 else None
 
 
 def with_interval(name: str, found: Estimate) -> dict[str, float | None]:

@@ -143,9 +143,14 @@ def prune(model: Any, choice: tuple[Choice, Choice]) -> Any:
     return prune_neurons(prune_heads(model, choice[0]), choice[1])
 
 
-def kwon(model: Any, batches: Sequence[Batch], grads: dict[str, Tensor], share: float, length: int) -> Any:
-    """Return the model pruned by the method, by the gradients of `both_gradients`."""
+def choose(model: Any, grads: dict[str, Tensor], share: float, length: int) -> tuple[Choice, Choice]:
+    """Return the heads and the neurons that the method removes, by the gradients of `both_gradients`."""
     heads, neurons = search(model, grads, share, length)
-    pruned = prune(model, (rearrange(heads, grads["heads"]), rearrange(neurons, grads["neurons"])))
+    return rearrange(heads, grads["heads"]), rearrange(neurons, grads["neurons"])
+
+
+def kwon(model: Any, batches: Sequence[Batch], grads: dict[str, Tensor], share: float, length: int) -> Any:
+    """Return the model pruned by the method."""
+    pruned = prune(model, choose(model, grads, share, length))
     tune_(pruned, prune(model, search(model, grads, share**0.5, length)), batches)
     return pruned

@@ -8,16 +8,18 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from bertlite import prune_heads, prune_neurons, with_pruned
+from bertlite import with_pruned
 from bertlite.pruning.importance import loss_curves, macs, output_metrics, prune_layerwise_
 from bertlite.pruning.importance.allocation import Choice
 from bertlite.pruning.importance.batches import Batch
 from bertlite.pruning.importance.layerwise import Curves, sizes_within
-from bertlite.pruning.structure import layers_of
+from bertlite.pruning.importance.selection import Elimination
+from bertlite.pruning.structure import layers_of, with_fields
 from scripts.measure.budgets.kprune import kprune
-from scripts.measure.budgets.kwon import both_gradients, kwon
+from scripts.measure.budgets.kwon import both_gradients, choose, kwon, prune
 
 RATIOS = 100  # to prune at, that Torch-Pruning is tried with: multiples of 1/100
 
@@ -59,8 +61,8 @@ def library() -> ModuleType:
         ) from None
 
 
-def torch_pruning(subject: Subject, share: float) -> Any:
-    """Prune by Torch-Pruning's pruner: group taylor scores, globally, one ratio of heads and of neurons.
+def torch_pruning(subject: Subject, share: float) -> tuple[Choice, Choice]:
+    """Choose by Torch-Pruning's pruner: group taylor scores, globally, one ratio of heads and of neurons.
 
     The pruner leaves a layer whole that would lose all its heads or neurons, so ratios are tried one after the other:
     that which leaves most within the share is taken.
@@ -71,8 +73,7 @@ def torch_pruning(subject: Subject, share: float) -> Any:
         left = macs(with_pruned(subject.model.config, *choice), subject.length)
         if best[0] < left <= share * macs(subject.model.config, subject.length):
             best = left, choice
-    heads, neurons = best[1]
-    return prune_neurons(prune_heads(subject.model, heads), neurons)
+    return best[1]
 
 
 def lowest(subject: Subject, ratio: float) -> tuple[Choice, Choice]:
@@ -118,6 +119,58 @@ def joint(subject: Subject, share: float) -> Any:
     return prune_layerwise_(copy.deepcopy(subject.model), subject.model, subject.batches, subject.curves, sizes)
 
 
+def unfitted(subject: Subject, share: float) -> Any:
+    """Choose as `bertlite prune to` does, and fit nothing."""
+    sizes = sizes_within(subject.model.config, subject.curves, share, subject.length)
+    pairs = [*zip(subject.curves, sizes, strict=True)]
+    gone = ({i: pair[kind].removed(size[kind]) for i, (pair, size) in enumerate(pairs)} for kind in (0, 1))
+    heads, neurons = gone
+    return prune(subject.model, (heads, neurons))
+
+
+def fitted(subject: Subject, choice: tuple[Choice, Choice]) -> Any:
+    """Remove what others choose, and fit the rest as `bertlite prune to` does."""
+    config, none = subject.model.config, torch.zeros(0)
+    every, curves, sizes = (config.num_attention_heads, config.intermediate_size), [], []
+    for layer in range(config.num_hidden_layers):
+        gone = [list(each.get(layer, ())) for each in choice]
+        orders = [[*own, *({*range(count)} - {*own})] for own, count in zip(gone, every, strict=True)]
+        heads, neurons = (Elimination(tuple(order), none) for order in orders)
+        curves.append((heads, neurons))
+        sizes.append((every[0] - len(gone[0]), every[1] - len(gone[1])))
+    return prune_layerwise_(copy.deepcopy(subject.model), subject.model, subject.batches, curves, sizes)
+
+
+def with_fewer_layers(subject: Subject, share: float) -> Any:
+    """Leave out whole layers: of each of as many groups of layers as the share allows, rounded, the first stays."""
+    model, layers = subject.model, subject.model.config.num_hidden_layers
+    count = max(1, round(share * layers))
+    found = type(model)(with_fields(model.config, {"num_hidden_layers": count}))
+    found.load_state_dict(model.state_dict(), strict=False)  # all but the layers, which are others
+    for i, block in enumerate(layers_of(found)):
+        block.load_state_dict(list(layers_of(model))[i * layers // count].state_dict())
+    return found.eval()
+
+
+class OfLayers(nn.Module):
+    """A teacher for fewer layers, each of which learns what a group of the teacher's computes.
+
+    Args:
+        teacher: the model, or a record of what it computes.
+    """
+
+    def __init__(self, model: Any, teacher: nn.Module, count: int) -> None:
+        super().__init__()
+        layers = model.config.num_hidden_layers
+        self.teacher, self.states = teacher, [i * layers // count for i in range(count + 1)]
+        self.label_kind, self.device = model.label_kind, model.device
+
+    def forward(self, **inputs: Any) -> Any:
+        out = self.teacher(**inputs)
+        out.hidden_states = tuple(out.hidden_states[i] for i in self.states)
+        return out
+
+
 @dataclass(frozen=True)
 class Way:
     """A way to prune, and how many texts it has: as many as its authors give it."""
@@ -125,13 +178,22 @@ class Way:
     prune: Callable[[Subject, float], Any]  # the subject, the share of the MACs -> the pruned model
     texts: int = 1024
     tokens: int | None = None  # instead of a number of texts
+    labels: bool = False  # it reads them
 
 
 OURS = "prune to"
+KWON = 2048  # texts
 WAYS = {
-    "Torch-Pruning": Way(torch_pruning),
-    "Kwon et al.": Way(lambda x, share: kwon(x.model, x.batches, x.gradients, share, x.length), 2048),
+    "whole": Way(lambda x, share: x.model),
+    "whole layers left out": Way(with_fewer_layers),
+    "Torch-Pruning": Way(lambda x, share: prune(x.model, torch_pruning(x, share)), labels=True),
+    "Torch-Pruning's choice, our fit": Way(lambda x, share: fitted(x, torch_pruning(x, share)), labels=True),
+    "Kwon et al.": Way(lambda x, share: kwon(x.model, x.batches, x.gradients, share, x.length), KWON, labels=True),
+    "Kwon et al.'s choice, our fit": Way(
+        lambda x, share: fitted(x, choose(x.model, x.gradients, share, x.length)), KWON, labels=True
+    ),
     "K-prune": Way(lambda x, share: kprune(x.model, x.batches, share, x.length), tokens=100_000),
+    f"{OURS}'s choice, no fit": Way(unfitted),
     OURS: Way(joint),
     **{f"{OURS}, {texts:,} texts": Way(joint, texts) for texts in (256, 2048)},
 }

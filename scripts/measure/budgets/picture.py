@@ -7,8 +7,8 @@ from typing import Any
 
 from bertlite.experiments.plots import COLOURS, pyplot
 
-LINES = {"pruned": "-", "distilled": "--", "timed": ":"}
-WHEN = {"pruned": "", "distilled": ", distilled alike", "timed": ", distilled in equal time"}
+LINES = {"pruned": "-", "distilled": "--", "timed": ":", "int8": "-."}
+WHEN = {"pruned": "", "distilled": ", distilled alike", "timed": ", distilled in equal time", "int8": ", in 8 bits"}
 LOWEST = -25.0  # points; lines below end at the edge
 
 

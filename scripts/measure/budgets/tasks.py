@@ -156,8 +156,8 @@ def capitals(data: Path, part: str) -> list[Row]:
 
 
 TASKS = {
-    "sst2": Dataset(sst2),
-    "trec": Dataset(numbered("trec/TREC.train.all"), 6),
+    "sst2": Dataset(sst2, epochs=3),
+    "trec": Dataset(numbered("trec/TREC.train.all"), 6, epochs=3),
     "stsb": Dataset(stsb, 1, pairs=True),
     "agnews": Dataset(agnews, 4),
     "sick": Dataset(sick(4), 3, pairs=True),
@@ -178,7 +178,7 @@ TAGGED = {"tags": Dataset(tags), "capitals": Dataset(capitals)}
 def write_task(name: str, data: Path, folder: Path) -> dict[str, Path]:
     """Write the examples of a task as train.jsonl and dev.jsonl, unless they are there; return both paths.
 
-    Of more than JUDGED examples a sample judges.  A text that judges is not trained on.
+    Of more than JUDGED examples a sample judges.  A text that judges is not trained on.  Empty texts are left out.
     """
     found = {part: folder / name / f"{part}.jsonl" for part in ("train", "dev")}
     if not all(path.exists() for path in found.values()):
@@ -188,6 +188,6 @@ def write_task(name: str, data: Path, folder: Path) -> dict[str, Path]:
         rows["train"] = [row for row in rows["train"] if row[:2] not in judged]
         found["train"].parent.mkdir(parents=True, exist_ok=True)
         for part, path in found.items():
-            each = [json.dumps({"a": a, "b": b, "label": label}) + "\n" for a, b, label in rows[part]]
+            each = [json.dumps({"a": a, "b": b, "label": label}) + "\n" for a, b, label in rows[part] if a]
             path.write_text("".join(each), encoding="utf-8")
     return found
