@@ -76,12 +76,19 @@ def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
 
 
 def place_tensors(state: State, wanted: State, dtype: torch.dtype | None, device: torch.device | str | None) -> State:
-    """Return the wanted tensors, contiguous, on one device; names share memory only if they share a tensor."""
+    """Return the wanted tensors, contiguous, on one device; names share memory only if they share a tensor.
+
+    If the largest cannot stay mapped from the file, none does, so that the file takes no memory beside the copies.
+    """
     done: dict[int, Tensor] = {}
     used = set()
-    for tensor in {id(state[name]): state[name] for name in wanted}.values():
+    tensors = {id(state[name]): state[name] for name in wanted}
+    unmap = any(is_misaligned(tensor) for tensor in sorted(tensors.values(), key=lambda x: x.nbytes)[-1:])
+    for tensor in tensors.values():
         moved = tensor.detach().to(device, dtype if tensor.is_floating_point() else None).contiguous()
-        done[id(tensor)] = moved.clone() if moved.data_ptr() in used or is_misaligned(moved) else moved
+        mapped = moved.data_ptr() == tensor.data_ptr()
+        copied = moved.data_ptr() in used or is_misaligned(moved) or (unmap and mapped)
+        done[id(tensor)] = moved.clone() if copied else moved
         used.add(moved.data_ptr())
     return {name: done[id(state[name])] for name in wanted}
 
