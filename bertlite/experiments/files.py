@@ -1,5 +1,6 @@
 """The files in a run's folder: predictions of its model and of the dense one, scores, and the heads removed."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from bertlite import kept_heads, kept_neurons
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
-from bertlite.support.records import Record, sha256_of
+from bertlite.support.records import Record
 
 MASKS, SCORES = "masks.json", "scores.json"
 DENSE = "dense"  # the outputs of the dense model that a run pruned, in its predictions
@@ -17,13 +18,12 @@ DENSE = "dense"  # the outputs of the dense model that a run pruned, in its pred
 
 def model_sha256(model: Any) -> str:
     """Return a hash of a model's weights with their names."""
-    parts: list[str | bytes] = []
+    found = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
-        parts += [
-            f"{name} {value.dtype} {tuple(value.shape)}",
-            value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(),
-        ]
-    return sha256_of(*parts)
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        for part in (f"{name} {value.dtype} {tuple(value.shape)}".encode(), content):
+            found.update(hashlib.sha256(part).digest())
+    return found.hexdigest()
 
 
 def prediction_lines(labels: Array, **outputs: Array) -> Iterator[dict[str, Any]]:
