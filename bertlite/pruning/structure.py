@@ -361,9 +361,9 @@ def restore_units(units: Sequence[int], built: int) -> Change:
     return change
 
 
-def unit_rows(units: Sequence[int], width: int, device: torch.device) -> Tensor:
+def unit_rows(units: Sequence[int] | Tensor, width: int, device: torch.device) -> Tensor:
     """Return the rows or columns of units, by their positions in the matrix, which are not a head's number."""
-    starts = torch.tensor(units, dtype=torch.long, device=device) * width
+    starts = torch.as_tensor(units, dtype=torch.long, device=device) * width
     return (starts[:, None] + torch.arange(width, device=device)).flatten()
 
 

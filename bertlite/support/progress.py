@@ -8,6 +8,7 @@ from typing import Any, Self, TextIO, TypeVar
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 10.0
+BAR = "{l_bar}{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"  # as tqdm's, for parts of a unit too
 COUNTS = 52  # columns of a terminal for counts, rate and time left
 T = TypeVar("T")
 
@@ -67,9 +68,9 @@ class Progress:
         if self.file.isatty():
             room = shutil.get_terminal_size().columns - COUNTS
             what = what if len(what) <= room else f"{what[: max(room - 1, 8)]}…"
-            options |= {"bar_format": "{desc}"} if total is None and unit == "" else {}
+            options["bar_format"] = "{desc}" if total is None and unit == "" else BAR
         else:
-            line = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
+            line = "{n:.0f} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
             options = {"bar_format": f"{{desc}}{': ' if what else ''}{line}", "file": Lines(self.file), "miniters": 0}
             options |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES, "smoothing": 0}
         options |= {"desc": what, "total": total, "unit": f" {unit}", "initial": done}

@@ -10,6 +10,7 @@ A `Run` is the folder of one experiment::
     *.json              other files that the experiment saves, such as its masks
 """
 
+import ctypes
 import hashlib
 import json
 import math
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -254,6 +255,12 @@ def peak_memory() -> int | None:
     except ModuleNotFoundError:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system, which glibc keeps in the gaps between what is in use."""
+    with suppress(AttributeError, OSError, TypeError):  # other C libraries
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:

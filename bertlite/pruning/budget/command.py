@@ -128,7 +128,7 @@ class Job:
 
     def run(self, target: Target, folder: Path, settings: dict[str, Any], state: State) -> dict[str, Any]:
         """Prune to a target, write the folder and return its report."""
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         own = State(state.folder / sha256_of(json.dumps(settings, sort_keys=True))[:16], settings)
         with Progress(None, "steps", what=f"prune to {target.text}") as progress:
             found = self.search(
@@ -152,6 +152,7 @@ class Job:
             "environment": environment(self.args.device),
             "peak_bytes": peak_memory(),
             "wall_seconds": round(time.perf_counter() - began, 1),
+            "cpu_seconds": round(time.process_time() - cpu_began, 1),
         }
         write_result(self, folder, found.model, report)
         shutil.rmtree(own.folder)
@@ -297,11 +298,14 @@ def read_model(
     Raises:
         ValueError: the model chooses between texts, which files of texts do not group.
     """
-    cls = class_for(Source(args.checkpoint))
+    cls, start = class_for(Source(args.checkpoint)), peak_memory()
     if issubclass(cls, MultipleChoiceBody):
         raise ValueError(f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs")
     model = cls.from_pretrained(args.checkpoint, device=args.device)
-    tokenizer, given = BertTokenizer.from_pretrained(args.checkpoint), {"dense_bytes": file_size(model)}
+    tokenizer, given = (
+        BertTokenizer.from_pretrained(args.checkpoint),
+        {"dense_bytes": file_size(model), "start_bytes": start},
+    )
     if not args.vocabulary:
         return model, tokenizer, given
     small, own, facts = with_fewer_tokens(model, tokenizer, texts, dev, 0, args.max_length)

@@ -36,7 +36,7 @@ from bertlite.pruning.importance.layerwise import (
 from bertlite.pruning.importance.selection import Elimination
 from bertlite.pruning.structure import layers_of, prune_heads_, prune_neurons_
 from bertlite.support.progress import Progress, short_time
-from bertlite.support.records import cpu_name, quartiles, sha256_of, write_json
+from bertlite.support.records import cpu_name, quartiles, release_memory, sha256_of, write_json
 from bertlite.support.timing import Timings, alternate, ratios
 
 Batches = Sequence[Mapping[str, Tensor]]
@@ -194,11 +194,12 @@ class Search:
 
     def work_of(self, part: str, total: int, done: int = 0) -> Callable[[], None]:
         """Begin a part of PERCENT, and show the time left of all; return what counts one of its `total` as done."""
-        parts = [*PERCENT]
-        before = sum(PERCENT[each] for each in parts[: parts.index(part)])
-        counted = iter([before + PERCENT[part] * i // total for i in range(done, total + 1)])
-        self.progress.stage(part, 100, "%", done=next(counted))
-        return lambda: self.progress.advance(next(counted) - self.progress.done)
+        release_memory()
+        parts, share = [*PERCENT], PERCENT[part] / total
+        self.progress.stage(
+            part, 100, "%", done=sum(PERCENT[each] for each in parts[: parts.index(part)]) + share * done
+        )
+        return partial(self.progress.advance, share)
 
     def curves(self) -> Curves:
         """Return the loss of removing the units of each sublayer."""
@@ -223,7 +224,7 @@ class Search:
         if self.by != "latency":
             return None
         place = [self.work.lengths, cpu_name(), torch.get_num_threads(), torch.__version__]  # others measure anew
-        name = f"times-{sha256_of(json.dumps(place))[:16]}"
+        name = f"layer-times-{sha256_of(json.dumps(place))[:16]}"
         if not self.shared.has(name):
             sizes = {n for _, neurons in losses for n in neurons}
             found = time_table(self.model, self.work, sizes, self.device, self.progress)
@@ -351,22 +352,19 @@ class Search:
 
     def pruned(self, sizes: Sizes, curves: Curves, attempt: int) -> Any:
         """Return the model pruned to these sizes and fitted, layer by layer."""
-        layers = list(layers_of(self.model))
-        shared = {id(x): nn.Parameter(x.detach(), x.requires_grad) for layer in layers for x in layer.parameters()}
-        model = copy.deepcopy(self.model, shared)
-        start = 0
+        model, layers, start = sharing_copy(self.model), self.model.config.num_hidden_layers, 0
         while self.state.has(f"layer-{attempt}-{start}"):
             own_layer_(model, start)
             put_layer_(model, start, self.state.once(f"layer-{attempt}-{start}", dict))
             start += 1
-        advance = self.work_of("fitting", len(layers), start)
-        if start == len(layers):
+        advance = self.work_of("fitting", layers, start)
+        if start == layers:
             return model
 
         def keep(layer: int) -> None:
             self.state.save(f"layer-{attempt}-{layer}", layer_of(model, layer))
             advance()
-            if layer + 1 < len(layers):
+            if layer + 1 < layers:
                 own_layer_(model, layer + 1)
 
         own_layer_(model, start)
@@ -430,10 +428,17 @@ def clock(models: Mapping[str, Any], work: Work, device: str) -> dict[str, list[
 
 def shape_of(model: Any, sizes: Sizes) -> Any:
     """Return a copy of a model with these sizes, to time it: which units it keeps does not matter."""
-    found = copy.deepcopy(model)
+    found = sharing_copy(model)
     heads = {i: kept_heads(model.config, i)[count:] for i, (count, _) in enumerate(sizes)}
     neurons = {i: kept_neurons(model.config, i)[count:] for i, (_, count) in enumerate(sizes)}
     return prune_neurons_(prune_heads_(found, heads), neurons)
+
+
+def sharing_copy(model: Any) -> Any:
+    """Return a copy of a model that has the memory of its embeddings and layers."""
+    parts = model.base_model.embeddings, *layers_of(model)
+    shared = {id(x): nn.Parameter(x.detach(), x.requires_grad) for part in parts for x in part.parameters()}
+    return copy.deepcopy(model, shared)
 
 
 def own_layer_(model: Any, layer: int) -> None:

@@ -13,7 +13,7 @@ from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
 TEXTS, TOKENS_OF_INPUT = 1024, 16  # to fit to by default: so many, or as have so many tokens for each matrix input
-POSITIONS = 1024  # of a batch at most, unless one text has more: what gradients keep takes 18 kB each for a base layer
+POSITIONS = 512  # of a batch at most, unless one text has more: what gradients keep takes 37 kB each in a base layer
 
 
 def read_texts(source: DataSource, config: BertConfig) -> Examples:

@@ -1,8 +1,7 @@
 """The times of sublayers by their sizes, measured on this machine."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite.config import kept_heads, kept_neurons
+from bertlite.config import kept_neurons
 from bertlite.pruning.budget.work import Work
 from bertlite.pruning.importance.allocation import BySize
-from bertlite.pruning.importance.structures import own_forward
+from bertlite.pruning.importance.structures import arguments_of
 from bertlite.pruning.structure import layers_of, with_fields, with_pruned
 from bertlite.support.progress import Progress
 from bertlite.support.records import quartiles
@@ -28,44 +27,28 @@ WIDE = 0.3  # spread of times that are not used
 class TimeTable:
     """Median seconds of sublayers by their sizes: of a layer, and of the last one, which may compute only [CLS].
 
-    `rest` is the time of all that pruning does not remove: embeddings, the task head, and calls.  `spread` is the
-    distance of the quartiles of a time over its median.
+    `spread` is the distance of the quartiles of a time over its median.
     """
 
     inner: BySize
     last: BySize
-    rest: float
     spread: float = 0.0
 
     def costs(self, layers: int) -> list[BySize]:
         """Return the tables of so many layers."""
         return [*[self.inner] * (layers - 1), self.last]
 
-    def total(self, sizes: Iterable[tuple[int, int]]) -> float:
-        """Return the expected seconds of a forward of a model with these sizes."""
-        sizes = list(sizes)
-        each = zip(self.costs(len(sizes)), sizes, strict=True)
-        return self.rest + sum(attention[heads] + network[neurons] for (attention, network), (heads, neurons) in each)
 
-
-def time_table(
-    model: Any,
-    work: Work,
-    neurons: Iterable[int],
-    device: str = "cpu",
-    progress: Progress | None = None,
-) -> TimeTable:
+def time_table(model: Any, work: Work, neurons: Iterable[int], device: str, progress: Progress) -> TimeTable:
     """Measure the times of sublayers with 0 to all heads and with these numbers of neurons, twice if they vary widely.
-
-    Where even those of the whole model do, no sublayer is timed.
 
     Args:
         model: the dense model; not changed.
         work: the batch to time.
     """
-    progress = progress or Progress(None, "rounds", shown=False)
-    own = {len(kept_neurons(model.config, layer)) for layer in range(model.config.num_hidden_layers)}
-    sizes = sorted({*neurons, *own, 0, model.config.intermediate_size})
+    config = model.config
+    kept = {len(kept_neurons(config, layer)) for layer in range(config.num_hidden_layers)}
+    sizes = sorted({*neurons, *kept, 0, config.intermediate_size})
     found = measure_table(model, work, sizes, device, progress)
     if found.spread > WIDE:
         again = measure_table(model, work, sizes, device, progress)
@@ -74,40 +57,18 @@ def time_table(
 
 
 def measure_table(model: Any, work: Work, neurons: list[int], device: str, progress: Progress) -> TimeTable:
-    """Time the whole model, and the sublayers of the first and of the last layer."""
-    inputs = work.inputs(model.config.vocab_size, device)
+    """Time the sublayers of the first and of the last layer."""
     last = model.config.num_hidden_layers - 1
     with torch.inference_mode():
-        whole = partial(model, **inputs)
-        with called_with(model, 0) as first_call, called_with(model, last) as last_call:
-            whole()
-        progress.stage("layer times", ROUNDS * (2 + (last > 0)), "rounds")
-        timings = alternate({"whole": whole}, ROUNDS, device, after_round=progress.advance)["whole"]
-        if (wide := relative_spread(quartiles(timings))) > WIDE:
-            return TimeTable(({}, {}), ({}, {}), 0.0, wide)
+        first_call, last_call = (
+            arguments_of(model, layer, partial(model, **work.inputs(model.config.vocab_size, device)))
+            for layer in (0, last)
+        )
+        progress.stage("layer times", ROUNDS * (1 + (last > 0)), "rounds")
         time = partial(time_sublayers, model, neurons=neurons, device=device, after_round=progress.advance)
-        inner, spread = time(0, first_call[0])
-        final, other = (inner, spread) if last == 0 else time(last, last_call[0])
-    tables = zip([*[inner] * last, final], range(last + 1), strict=True)
-    used = sum(
-        attention[len(kept_heads(model.config, i))] + network[len(kept_neurons(model.config, i))]
-        for (attention, network), i in tables
-    )
-    return TimeTable(inner, final, max(statistics.median(timings) - used, 0.0), max(spread, other))
-
-
-@contextmanager
-def called_with(model: Any, layer: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Record the arguments of the calls of a layer, without a hook, with which the last layer would do more work."""
-    block, calls = list(layers_of(model))[layer], []
-    forward = block.forward
-
-    def record(*args: Any) -> Any:
-        calls.append(args)
-        return forward(*args)
-
-    with own_forward(block, record):
-        yield calls
+        inner, spread = time(0, first_call)
+        final, other = time(last, last_call) if last else (inner, spread)
+    return TimeTable(inner, final, max(spread, other))
 
 
 def time_sublayers(
@@ -124,7 +85,7 @@ def time_sublayers(
 
     Args:
         model: pruned or not; the sublayers have other weights, and 0 to all heads that the model was built with.
-        call: the arguments of the layer, from `called_with`.
+        call: the arguments of the layer, from `arguments_of`.
         neurons: the numbers of neurons, ascending.
     """
     states, inputs = call

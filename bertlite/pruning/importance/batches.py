@@ -111,6 +111,11 @@ def real_tokens(batch: Batch) -> Tensor:
     return torch.ones(shape, dtype=torch.bool, device=given.device).reshape(-1, shape[-1])
 
 
+def flatten(x: Tensor, real: Tensor) -> Tensor:
+    """Return the states of real tokens, (T, …), of (rows, S, …), or of packed ones, which have no padding."""
+    return x[real] if x.dim() == 3 else x
+
+
 def split_examples(batch: Batch) -> Iterator[Batch]:
     """Yield a batch for each of its examples."""
     count = count_examples(batch)

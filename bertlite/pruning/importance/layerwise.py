@@ -14,6 +14,7 @@ Shapes:  L layers · D hidden · W inputs of an output projection, of n units wi
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,12 +27,13 @@ from bertlite.pruning.importance.batches import (
     check_model,
     count_examples,
     eval_mode,
+    flatten,
     read_batches,
     real_tokens,
 )
 from bertlite.pruning.importance.least_squares import Track, check_pair, fit_layers_, start_runs, warn_of_few
 from bertlite.pruning.importance.measurements import ScoringTask
-from bertlite.pruning.importance.moments import Moments, add_gram_, gather, mirror_, total, with_ridge
+from bertlite.pruning.importance.moments import Moments, add_gram_, add_ridge_, gather, packed_zeros, unpack
 from bertlite.pruning.importance.selection import Elimination, eliminate
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, run
 from bertlite.pruning.structure import BertLike, Model, check_linear, layers_of
@@ -144,7 +146,7 @@ def loss_curves(
         for layer, block in enumerate(layers_of(model)):
             scaled = []
             for place, structure in enumerate(STRUCTURES):
-                moments = total(gather((run_on(*each, structure, block) for each in tracks), folds=1))
+                (moments,) = gather((run_on(*each, structure, block) for each in tracks), folds=1)
                 metric, scale = (None, 1.0) if metrics is None else (metrics[layer][place], 0.5 / examples)
                 scaled.append(curve(moments, structure, block, metric, scale))
             every.append((scaled[0], scaled[1]))
@@ -157,7 +159,7 @@ def run_on(track: Track, real: Tensor, structure: Structure, block: BertLayer) -
     """Run an attention or a feed-forward network; return what its heads or neurons compute, (T, W), for `gather`."""
     units = track.units(structure, block)
     track.step(structure, block, track.total(structure, block, units))
-    flat = units[real] if units.dim() == 3 else units
+    flat = flatten(units, real)
     return flat, flat[:, :0], torch.zeros(len(flat), dtype=torch.long, device=flat.device)
 
 
@@ -172,7 +174,7 @@ def curve(
     if metric is None:
         scale = 1 / float(((weight @ gram) * weight).sum().clamp(min=1e-300))
     fit = weight.T if metric is None else weight.T @ root(metric)
-    found = eliminate(with_ridge(gram, RIDGE), fit, structure.width(block))
+    found = eliminate(add_ridge_(gram, RIDGE), fit, structure.width(block))
     return Elimination(found.order, found.losses * scale)
 
 
@@ -195,39 +197,34 @@ def output_metrics(
     """
     task = ScoringTask(model, HEADS, target=target, seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    sums: list[Tensor] = []
-    tokens = 0
+    width, layers = model.config.hidden_size, model.config.num_hidden_layers
+    sums = [packed_zeros(width, model.device) for _ in range(2 * layers)]
     read = task.labelled(batches)
-    examples = sum(map(count_examples, read))
+    examples, tokens = sum(map(count_examples, read)), sum(int(real_tokens(batch).sum()) for batch in read)
     draws = 1 if target == "loss" or not examples else min(MOST_DRAWS, max(1, DRAWS // examples))
     with eval_mode(model):
         for batch in shown(read * draws):
-            objective = task.objective(batch, generator)
-            grads, real = output_gradients(model, batch, objective)
-            tokens += int(real.sum())
-            sums = sums or [torch.zeros(2 * x.shape[-1:], dtype=torch.float64, device=x.device) for x in grads]
-            for each, grad in zip(sums, grads, strict=True):
-                flat = grad[real]
-                add_gram_(each, flat.to(torch.promote_types(flat.dtype, torch.float32)))
-    means = [mirror_(x) / tokens for x in sums]
+            add_gradients_(sums, model, batch, task.objective(batch, generator))
+    means = [unpack(x, width).div_(tokens * draws) for x in sums]
     return list(zip(means[::2], means[1::2], strict=True))
 
 
-def output_gradients(model: BertLike, batch: Batch, objective: Callable[[Any], Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Return the gradients of the summed loss of a batch at the outputs of all sublayers, (rows, S, D) each."""
-    probes: list[Tensor] = []
+def add_gradients_(sums: Sequence[Tensor], model: BertLike, batch: Batch, objective: Callable[[Any], Tensor]) -> None:
+    """Add the products of the gradients of a batch's summed loss at the output of each sublayer."""
+    real, leaves = real_tokens(batch), []
 
-    def probe(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        probes.append(torch.zeros_like(out, requires_grad=True))
-        return out + probes[-1]
+    def watch(total: Tensor, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        if not out.requires_grad:
+            leaves.append(out.requires_grad_())
+        dtype = torch.promote_types(out.dtype, torch.float32)
+        out.register_hook(lambda grad: add_gram_(total, flatten(grad, real).to(dtype)))
 
+    places = ((block, structure) for block in layers_of(model) for structure in STRUCTURES)
     with ExitStack() as hooks:
-        for block in layers_of(model):
-            for structure in STRUCTURES:
-                hooks.enter_context(structure.dense(block).register_forward_hook(probe))
-        out = run(model, batch, **EVERY_TOKEN)
-    losses = objective(out)
-    return list(torch.autograd.grad(losses[~losses.detach().isnan()].sum(), probes)), real_tokens(batch)
+        for total, (block, structure) in zip(sums, places, strict=True):
+            hooks.enter_context(structure.dense(block).register_forward_hook(partial(watch, total)))
+        losses = objective(run(model, batch, **EVERY_TOKEN))
+    torch.autograd.grad(losses[~losses.detach().isnan()].sum(), leaves)
 
 
 # To a budget

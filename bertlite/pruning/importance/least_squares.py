@@ -7,7 +7,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,20 +17,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertlite.config import pruned_neurons
-from bertlite.pruning.importance.batches import Batch, check_model, eval_mode, inputs_of, read_batches, real_tokens
-from bertlite.pruning.importance.moments import FOLDS, Moments, choose_ridge, fit_matrix, gather, total
+from bertlite.pruning.importance.batches import (
+    Batch,
+    check_model,
+    eval_mode,
+    flatten,
+    read_batches,
+    real_tokens,
+)
+from bertlite.pruning.importance.moments import FOLDS, choose_ridge, fit_matrix, gather, total, without_each
 from bertlite.pruning.importance.predictions import Prediction, divergence, predictions
-from bertlite.pruning.importance.selection import inputs_of_units
 from bertlite.pruning.importance.structures import (
     EVERY_TOKEN,
     HEADS,
     STRUCTURES,
     Structure,
+    arguments_of,
     own_forward,
     run,
     started_at,
 )
-from bertlite.pruning.structure import BertLike, Model, check_linear, layers_of
+from bertlite.pruning.structure import BertLike, Model, check_linear, layers_of, unit_rows
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "refit")
@@ -127,17 +134,14 @@ def fit_layers_(
             fits = layer >= start and structure in structures
             if fits and all_matrices and structure.dense(block).in_features:
                 units = [structure.kept(dense.config, layer).index(i) for i in structure.kept(pruned.config, layer)]
-                rows = inputs_of_units(
-                    torch.tensor(units, dtype=torch.long, device=pruned.device), structure.width(block)
-                )
-                folds = gather(each.fit_readers(structure, other, rows) for each in runs)
-                refit_(structure.readers(block), folds, ridge)
+                rows = unit_rows(units, structure.width(block), pruned.device)
+                refit_(structure.readers(block), (each.fit_readers(structure, other, rows) for each in runs), ridge)
             else:
                 for each in runs:
                     each.run_dense(structure, other)
             if fits:
-                folds = gather(each.fit(structure, block) for each in runs)
-                refit_([structure.dense(block)], folds, ridge, choose_share and partial(choose_share, layer))
+                tokens = (each.fit(structure, block) for each in runs)
+                refit_([structure.dense(block)], tokens, ridge, choose_share and partial(choose_share, layer))
             for each in runs:
                 each.step(structure, block, other)
         if layer >= start:
@@ -194,9 +198,7 @@ class Track:
     @classmethod
     def start(cls, model: BertLike, batch: Batch) -> "Track":
         """Return the states and the arguments that the first layer is called with."""
-        options = {"use_cache": False} if model.config.is_decoder else {}
-        call = partial(model, **inputs_of(batch), **EVERY_TOKEN, **options)
-        x, *others = first_call(model.base_model.encoder.layer[0], call)
+        x, *others = arguments_of(model, 0, partial(run, model, batch, **options_of(model)))
         return cls(x, tuple(others))
 
     def units(self, structure: Structure, block: BertLayer) -> Tensor:
@@ -247,16 +249,16 @@ class PairedRun:
         Args:
             rows: of the dense model's matrices, those that are left.
         """
-        wanted = [self.flat(given)[:, rows] for given in self.run_dense(structure, dense)]
-        return self.flat(self.own.x), torch.cat(wanted, -1), self.sentence
+        wanted = [flatten(given, self.real)[:, rows] for given in self.run_dense(structure, dense)]
+        return flatten(self.own.x, self.real), torch.cat(wanted, -1), self.sentence
 
     def fit(self, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
         """Return the input of an output projection, (T, W), its wanted output, (T, D), and sentences.
 
         The dense model has run up to the LayerNorm.
         """
-        wanted = self.flat(self.dense.x) - self.flat(self.own.x)
-        return self.flat(self.own.units(structure, block)), wanted, self.sentence
+        wanted = flatten(self.dense.x - self.own.x, self.real)
+        return flatten(self.own.units(structure, block), self.real), wanted, self.sentence
 
     def step(self, structure: Structure, block: BertLayer, dense: BertLayer) -> None:
         """Go on behind the LayerNorm in both models, to which the dense model has run."""
@@ -264,9 +266,6 @@ class PairedRun:
         self.dense.step(structure, dense, self.dense.x)
         if structure is STRUCTURES[-1] and self.below is not None:
             self.below = self.own.x
-
-    def flat(self, x: Tensor) -> Tensor:
-        return x[self.real] if x.dim() == 3 else x  # else packed: there is no padding
 
 
 def start_runs(
@@ -282,39 +281,29 @@ def start_runs(
     return runs
 
 
-class StopForward(Exception):  # noqa: N818  # no error
-    """Ends a forward early."""
-
-
-def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[Any, ...]:
-    """Run until a module is called; return its arguments."""
-    calls: list[tuple[Any, ...]] = []
-
-    def stop(module: nn.Module, args: tuple[Any, ...]) -> None:
-        calls.append(args)
-        raise StopForward
-
-    with module.register_forward_pre_hook(stop), suppress(StopForward):
-        run()
-    (args,) = calls
-    return args
-
-
 def refit_(
     parts: Sequence[nn.Linear],
-    folds: Sequence[Moments],
+    tokens: Iterable[tuple[Tensor, Tensor, Tensor]],
     ridge: float | None,
     choose_share: Callable[[nn.Linear, Sequence[Tensor]], float] | None = None,
 ) -> None:
-    """Fit linear layers that read the same inputs; with `choose_share`, the bias goes only that share of the way."""
-    weight, moments = torch.cat([part.weight for part in parts]).double(), total(folds)
-    if weight.numel():
-        weight = fit_matrix(moments, weight, choose_ridge(folds, weight) if ridge is None else ridge)
-    bias = moments.bias(weight)
-    if choose_share is not None:
+    """Fit linear layers that read the same inputs; with `choose_share`, the bias goes only that share of the way.
+
+    Args:
+        tokens: as for `gather`.
+    """
+    weight, folds = torch.cat([part.weight for part in parts]).double(), gather(tokens)
+    if ridge is None and weight.numel():
+        ridge = choose_ridge(folds, weight)
+    if choose_share is not None:  # the matrix stays
         (part,) = parts
-        share = choose_share(part, [(moments - fold).bias(weight) for fold in folds])
-        bias = between(part.bias.double(), bias, share)
+        share = choose_share(part, [rest.bias(weight) for rest in without_each(folds)])
+        bias = between(part.bias.double(), total(folds).bias(weight), share)
+    else:
+        moments = total(folds)
+        del folds  # as large as all that is computed below
+        weight = fit_matrix(moments, weight, math.inf if ridge is None else ridge)
+        bias = moments.bias(weight)
     sizes = [len(part.weight) for part in parts]
     for part, own, shift in zip(parts, weight.split(sizes), bias.split(sizes), strict=True):
         part.weight.copy_(own)

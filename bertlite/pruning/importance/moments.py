@@ -7,8 +7,8 @@ Shapes:  T tokens · W inputs of the layer · D outputs
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,47 +18,34 @@ FIRST = RIDGES.index(1e-3)
 FOLDS = 4  # of the sentences; each is held out once
 OUTPUTS = 128  # of a matrix, evenly spaced, that its ridge is chosen by
 TOKENS = 2048  # that are multiplied at once
-ROWS = 512  # of a Gram matrix that are computed at once
+ROWS = 512  # of a Gram matrix that are computed and kept at once
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over tokens of inputs C (T, W) and wanted outputs Y (T, D), in float64, which can be added."""
+    """Sums over tokens of inputs C (T, W) and wanted outputs Y (T, D), in float64."""
 
     count: float
     c: Tensor  # (W,)
     y: Tensor  # (D,)
-    cc: Tensor  # (W, W)
+    upper: Tensor  # of CᵀC, packed
     cy: Tensor  # (W, D)
     yy: Tensor  # (D,)
 
-    @classmethod
-    def of(cls, c: Tensor, y: Tensor) -> "Moments":
-        return total(gather([(c, y, torch.zeros(len(c), dtype=torch.long, device=c.device))]))
-
-    def __add__(self, other: "Moments") -> "Moments":
-        return Moments(*(a + b for a, b in zip(self.sums, other.sums, strict=True)))  # type: ignore[arg-type]
-
-    def __sub__(self, other: "Moments") -> "Moments":
-        return Moments(*(a - b for a, b in zip(self.sums, other.sums, strict=True)))  # type: ignore[arg-type]
-
     @property
-    def sums(self) -> tuple[float | Tensor, ...]:
-        return self.count, self.c, self.y, self.cc, self.cy, self.yy
-
-    def of_inputs(self, rows: Tensor) -> "Moments":
-        """Return the moments of these inputs only."""
-        return Moments(self.count, self.c[rows], self.y, self.cc[rows][:, rows], self.cy[rows], self.yy)
+    def cc(self) -> Tensor:
+        """Return CᵀC (W, W)."""
+        return unpack(self.upper, len(self.c))
 
     def of_outputs(self, columns: slice) -> "Moments":
         """Return the moments of these outputs only."""
-        return Moments(self.count, self.c, self.y[columns], self.cc, self.cy[:, columns], self.yy[columns])
+        return replace(self, y=self.y[columns], cy=self.cy[:, columns], yy=self.yy[columns])
 
     @property
     def centred(self) -> tuple[Tensor, Tensor]:
         """Return CᵀC (W, W) and CᵀY (W, D) about the means."""
         c = self.c / self.count
-        return torch.addr(self.cc, c, self.c, alpha=-1), torch.addr(self.cy, c, self.y, alpha=-1)
+        return self.cc.addr_(c, self.c, alpha=-1), torch.addr(self.cy, c, self.y, alpha=-1)
 
     def bias(self, weight: Tensor) -> Tensor:
         """Return the best bias (D,) for a weight (D, W)."""
@@ -85,22 +72,22 @@ class Sums:
 
     def multiply(self) -> None:
         """Add the products of the tokens that wait."""
-        c, y = (torch.cat(each) for each in zip(*self.waiting, strict=True))
+        dtype = torch.promote_types(self.waiting[0][0].dtype, torch.float32)
+        c, y = (torch.cat(each).to(dtype) for each in zip(*self.waiting, strict=True))
         self.waiting.clear()
-        dtype = torch.promote_types(c.dtype, torch.float32)
-        c, y = c.to(dtype), y.to(dtype)
         if not hasattr(self, "count"):
             self.mean_c, self.mean_y, self.count = c.mean(0), y.mean(0), 0
             zeros = torch.zeros(1, dtype=torch.float64, device=c.device)
             self.c, self.y, self.yy = (zeros.new_zeros(x.shape[1]) for x in (c, y, y))
-            self.cc, self.cy = (zeros.new_zeros(c.shape[1], x.shape[1]) for x in (c, y))
-        c, y = c - self.mean_c, y - self.mean_y
+            self.upper, self.cy = packed_zeros(c.shape[1], c.device), zeros.new_zeros(c.shape[1], y.shape[1])
+        c -= self.mean_c
+        y -= self.mean_y
         self.count += len(c)
         self.c += c.sum(0)
         self.y += y.sum(0)
         self.yy += y.square().sum(0)
         self.cy += c.T @ y
-        add_gram_(self.cc, c)
+        add_gram_(self.upper, c)
 
     @property
     def moments(self) -> Moments:
@@ -108,24 +95,43 @@ class Sums:
             self.multiply()
         n, c, y = self.count, self.mean_c.double(), self.mean_y.double()
         both = self.c + n / 2 * c
-        cc = mirror_(self.cc).addr_(c, both).addr_(both, c)  # (C + c)ᵀ(C + c)
+        for rows, block in blocks(self.upper, len(c)):  # (C + c)ᵀ(C + c)
+            block.addr_(c[rows], both[rows.start :]).addr_(both[rows], c[rows.start :])
         cy = self.cy.addr_(self.c, y).addr_(c, self.y + n * y)
-        return Moments(n, self.c + n * c, self.y + n * y, cc, cy, self.yy + 2 * y * self.y + n * y.square())
+        return Moments(n, self.c + n * c, self.y + n * y, self.upper, cy, self.yy + 2 * y * self.y + n * y.square())
 
 
-def add_gram_(sums: Tensor, c: Tensor) -> None:
-    """Add CᵀC to the upper half of sums (W, W); blocks on the diagonal are whole."""
-    for first in range(0, len(sums), ROWS):
-        rows = slice(first, first + ROWS)
-        sums[rows, first:] += c[:, rows].T @ c[:, first:]
+# A symmetric matrix (W, W), packed: of each ROWS rows what is right of the diagonal, and the whole block on it
 
 
-def mirror_(sums: Tensor) -> Tensor:
-    """Fill the lower half of a symmetric matrix, in place."""
-    for first in range(0, len(sums), ROWS):
-        rows, rest = slice(first, first + ROWS), slice(first + ROWS, None)
-        sums[rest, rows] = sums[rows, rest].T
-    return sums
+def blocks(upper: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield rows of a packed matrix, and their part of it from the first of these columns on."""
+    at = 0
+    for first in range(0, width, ROWS):
+        shape = min(ROWS, width - first), width - first
+        yield slice(first, first + shape[0]), upper[at : at + shape[0] * shape[1]].view(shape)
+        at += shape[0] * shape[1]
+
+
+def packed_zeros(width: int, device: torch.device) -> Tensor:
+    """Return zeros, packed, in float64."""
+    size = sum(min(ROWS, width - first) * (width - first) for first in range(0, width, ROWS))
+    return torch.zeros(size, dtype=torch.float64, device=device)
+
+
+def add_gram_(upper: Tensor, c: Tensor) -> None:
+    """Add CᵀC to packed sums."""
+    for rows, block in blocks(upper, c.shape[1]):
+        block += c[:, rows].T @ c[:, rows.start :]
+
+
+def unpack(upper: Tensor, width: int) -> Tensor:
+    """Return a packed matrix whole."""
+    found = upper.new_empty(width, width)
+    for rows, block in blocks(upper, width):
+        found[rows, rows.start :] = block
+        found[rows.start :, rows] = block.T
+    return found
 
 
 def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]], folds: int = FOLDS) -> list[Moments]:
@@ -145,12 +151,16 @@ def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]], folds: int = FOLDS) -
     return [found[fold].moments for fold in sorted(found)]
 
 
-def total(folds: Sequence[Moments]) -> Moments:
+def total(folds: Iterable[Moments]) -> Moments:
     """Return the moments of all tokens."""
-    whole = folds[0]
-    for each in folds[1:]:
-        whole = whole + each
-    return whole
+    fields = zip(*(vars(fold).values() for fold in folds), strict=True)
+    return Moments(*(sum(each) for each in fields))
+
+
+def without_each(folds: Sequence[Moments]) -> Iterator[Moments]:
+    """Yield the moments of all tokens but those of a fold, for each."""
+    for fold in folds:
+        yield total(other for other in folds if other is not fold)
 
 
 def fit_matrix(moments: Moments, weight: Tensor, ridge: float) -> Tensor:
@@ -173,12 +183,10 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
         raise ValueError("one sentence is too little to choose a ridge by: give a few hundred, or pass ridge=")
     some = slice(None, None, -(-len(weight) // OUTPUTS))
     weight, folds = weight[some], [fold.of_outputs(some) for fold in folds]
-    whole = total(folds)
 
     def held_out(index: int) -> float:
         error = 0.0
-        for fold in folds:
-            rest = whole - fold
+        for fold, rest in zip(folds, without_each(folds), strict=True):
             found = fit_matrix(rest, weight, RIDGES[index])
             error += fold.error(found, rest.bias(found))
         return error
@@ -195,18 +203,19 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
 
 
 def ridge_solve(gram: Tensor, wanted: Tensor, ridge: float) -> Tensor:
-    """Return the smallest x that minimises |gram·x - wanted|; a ridge draws it towards 0."""
+    """Return the smallest x that minimises |gram·x - wanted|; a ridge, added to `gram` in place, draws it to 0."""
     if not ridge:
         return torch.linalg.pinv(gram, hermitian=True) @ wanted
-    factor, fault = torch.linalg.cholesky_ex(with_ridge(gram, ridge))
+    factor, fault = torch.linalg.cholesky_ex(add_ridge_(gram, ridge))
     if fault:  # not positive definite, by rounding
-        return torch.linalg.solve(with_ridge(gram, ridge), wanted)
+        return torch.linalg.solve(gram, wanted)
     return torch.cholesky_solve(wanted, factor)
 
 
-def with_ridge(gram: Tensor, ridge: float) -> Tensor:
-    """Return a Gram matrix with a share of its mean power added to the diagonal."""
-    return gram + torch.diag_embed((ridge * power(gram)).expand(len(gram)))
+def add_ridge_(gram: Tensor, ridge: float) -> Tensor:
+    """Add a share of its mean power to the diagonal of a Gram matrix."""
+    gram.diagonal().add_(ridge * power(gram))
+    return gram
 
 
 def power(gram: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bertlite.pruning.structure import unit_rows
+
 AT_ONCE = 128  # 1 of so many remaining units is removed in each step: of 1,024 units, 8
 SHRINK = 0.75  # the matrices are made smaller when this share of their units is left
 
@@ -51,9 +53,8 @@ def eliminate(gram: Tensor, fit: Tensor, width: int = 1, *, at_once: int = AT_ON
             step removes its units jointly.
 
     Raises:
-        ValueError: the shapes do not fit, or the Gram matrix is not positive definite.
+        ValueError: the Gram matrix is not positive definite.
     """
-    check_problem(gram, fit, width)
     P, X = inverse(gram), fit.clone()
     units = torch.arange(len(gram) // width, device=gram.device)  # of P and X
     left = torch.ones_like(units, dtype=torch.bool)
@@ -66,8 +67,8 @@ def eliminate(gram: Tensor, fit: Tensor, width: int = 1, *, at_once: int = AT_ON
         costs = removal_costs(P, X, width, left)
         step = -(-count // at_once)
         lowest = costs.argsort(stable=True)[:step]
-        rows = inputs_of_units(lowest, width)
-        factor = torch.linalg.cholesky(symmetric(P[rows][:, rows]))
+        rows = unit_rows(lowest, width, gram.device)
+        factor = torch.linalg.cholesky(P[rows][:, rows])
         half = torch.linalg.solve_triangular(factor, X[rows], upper=False)  # (width·step, D)
         across = torch.linalg.solve_triangular(factor, P[rows], upper=False)
         added = half.unflatten(0, (step, width)).square().sum((1, 2)).cumsum(0)
@@ -91,15 +92,6 @@ def removal_costs(P: Tensor, X: Tensor, width: int, left: Tensor) -> Tensor:
     return costs.masked_scatter_(left, (own * torch.linalg.solve(blocks, own)).sum((1, 2)))
 
 
-def inputs_of_units(units: Tensor, width: int) -> Tensor:
-    """Return the inputs of units, unit by unit."""
-    return (units[:, None] * width + torch.arange(width, device=units.device)).flatten()
-
-
-def symmetric(matrix: Tensor) -> Tensor:
-    return (matrix + matrix.T) / 2
-
-
 def inverse(gram: Tensor) -> Tensor:
     """Return the inverse of a positive definite matrix."""
     if not len(gram):
@@ -108,11 +100,3 @@ def inverse(gram: Tensor) -> Tensor:
     if fault:
         raise ValueError("the Gram matrix is not positive definite: give more calibration data, or a larger ridge")
     return torch.cholesky_inverse(factor)
-
-
-def check_problem(gram: Tensor, fit: Tensor, width: int) -> None:
-    """Raise ValueError for shapes that do not fit together."""
-    if gram.dim() != 2 or gram.shape[0] != gram.shape[1] or fit.dim() != 2 or len(fit) != len(gram):
-        raise ValueError(f"gram has shape {tuple(gram.shape)}, the fit {tuple(fit.shape)}; give (W, W), (W, D)")
-    if width < 1 or len(gram) % width:
-        raise ValueError(f"{len(gram)} inputs cannot be divided into units of {width} each")

@@ -106,6 +106,24 @@ def own_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
             module.__dict__["forward"] = before
 
 
+class Reached(Exception):  # noqa: N818  # no error
+    """Ends a forward where a layer is called; holds its arguments."""
+
+
+def arguments_of(model: BertLike, layer: int, run: Callable[[], Any]) -> tuple[Any, ...]:
+    """Run a model until a layer is called, without a hook, with which the last one would do more work."""
+
+    def stop(*args: Any) -> Any:
+        raise Reached(*args)
+
+    try:
+        with own_forward(list(layers_of(model))[layer], stop):
+            run()
+    except Reached as reached:
+        return reached.args
+    raise AssertionError(f"layer {layer} was not called")
+
+
 @contextmanager
 def recorded_layers(model: BertLike) -> Iterator[list[Any]]:
     """Record what every layer returns in the forward of the block; run layers whole."""

@@ -110,6 +110,5 @@ def tune_(part: Any, moments: Any, rows: Tensor) -> None:
     if not rows.any():
         part.bias.zero_()
         return
-    own = moments.of_inputs(rows.nonzero()[:, 0])
-    wanted = own.cy - torch.outer(own.c, part.bias.double())
-    part.weight.copy_(ridge_solve(own.cc, wanted, 0.0).T)
+    wanted = moments.cy[rows] - torch.outer(moments.c[rows], part.bias.double())
+    part.weight.copy_(ridge_solve(moments.cc[rows][:, rows], wanted, 0.0).T)

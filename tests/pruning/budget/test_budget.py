@@ -39,10 +39,13 @@ from bertlite.pruning.budget.target import Target, UnitCosts, read_work
 from bertlite.pruning.budget.texts import batches_of, read_texts, split
 from bertlite.pruning.budget.work import full
 from bertlite.pruning.importance import macs
+from bertlite.pruning.importance.structures import arguments_of
+from bertlite.support.progress import Progress
 from bertlite.support.records import lock_folder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
 L, N, W = 3, 4, 37
+HIDDEN = Progress(None, "rounds", shown=False)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,7 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         """Times that are wrong by a factor, and by another for heads: the clock has to put it right."""
         unit = UnitCosts.macs(model.config, full(1, 16))
         pair = {n: 1.5e-8 * n * unit.head for n in range(N + 1)}, {n: 2e-8 * n * unit.neuron for n in neurons}
-        return times.TimeTable(pair, pair, 1e-3)
+        return times.TimeTable(pair, pair)
 
     monkeypatch.setattr(search, "clock", clock)
     monkeypatch.setattr(search, "time_table", table)
@@ -199,16 +202,13 @@ def test_times_of_all_sizes_lie_between_those_of_some(world: Path, monkeypatch: 
     monkeypatch.setattr(times, "WIDE", 1e9)  # however busy the machine is
     model = BertForSequenceClassification.from_pretrained(world / "model")
     monkeypatch.setattr(times, "SIZES", 3)
-    table = times.time_table(model, full(2, 8), [9, 20])
+    table = times.time_table(model, full(2, 8), [9, 20], "cpu", HIDDEN)
     assert sorted(table.inner[0]) == [*range(N + 1)]
     heads = table.inner[0]  # of which 0, 2 and 4 are timed
     assert [heads[1], heads[3]] == pytest.approx([(heads[0] + heads[2]) / 2, (heads[2] + heads[4]) / 2])
     assert sorted(table.inner[1]) == [0, 9, 20, W]
     assert all(seconds > 0 for each in (*table.inner, *table.last) for seconds in each.values())
-    full_size = table.total([(N, W)] * L)
-    assert full_size == pytest.approx(
-        table.rest + 2 * (table.inner[0][N] + table.inner[1][W]) + table.last[0][N] + table.last[1][W]
-    )
+    assert table.costs(L) == [table.inner, table.inner, table.last]
 
 
 def test_times_of_a_wide_spread_are_measured_again_and_not_used(
@@ -216,10 +216,10 @@ def test_times_of_a_wide_spread_are_measured_again_and_not_used(
 ) -> None:
     model = BertForSequenceClassification.from_pretrained(world / "model")
     spreads = iter((0.9, 0.5, 0.8, 0.1, 0.2))
-    monkeypatch.setattr(times, "measure_table", lambda *args: times.TimeTable(({}, {}), ({}, {}), 0.0, next(spreads)))
-    found = [times.time_table(model, full(2, 8), [9]).spread for _ in range(3)]
+    monkeypatch.setattr(times, "measure_table", lambda *args: times.TimeTable(({}, {}), ({}, {}), next(spreads)))
+    found = [times.time_table(model, full(2, 8), [9], "cpu", HIDDEN).spread for _ in range(3)]
     assert found == [0.5, 0.1, 0.2]  # the better of two measurements
-    monkeypatch.setattr(search, "time_table", lambda *_: times.TimeTable(({}, {}), ({}, {}), 0.0, 0.4))
+    monkeypatch.setattr(search, "time_table", lambda *_: times.TimeTable(({}, {}), ({}, {}), 0.4))
     assert prune(world, tmp_path / "fast", "2x", "--at", "1x16") == 0  # and no warning, as the clock says it is met
     assert report_of(tmp_path / "fast")["sizes_by"] == "macs"
 
@@ -228,18 +228,17 @@ def test_the_times_of_a_model_pruned_before_are_by_what_is_kept(world: Path, mon
     monkeypatch.setattr(times, "WIDE", 1e9)
     model = BertForSequenceClassification.from_pretrained(world / "model")
     model = prune_neurons(prune_heads(model, {0: [1], 2: range(N)}), {1: range(9)})
-    table = times.time_table(model, full(2, 8), [20])
+    table = times.time_table(model, full(2, 8), [20], "cpu", HIDDEN)
     assert sorted(table.inner[0]) == [*range(N + 1)]
     assert sorted(table.last[1]) == [0, 20, W - 9, W]
-    assert table.total([(3, W), (4, W - 9), (0, W)]) > table.rest
 
 
 def test_the_last_layer_of_a_classifier_is_timed_as_it_runs_for_the_first_token_alone(world: Path) -> None:
     model = BertForSequenceClassification.from_pretrained(world / "model")
-    with torch.inference_mode(), times.called_with(model, 0) as first, times.called_with(model, L - 1) as last:
-        model(**full(2, 8).inputs(14))
-    assert first[0][0].shape == (2, 8, 48)
-    assert last[0][0].shape == (2, 1, 48)
+    with torch.inference_mode():
+        first, last = (arguments_of(model, layer, lambda: model(**full(2, 8).inputs(14))) for layer in (0, L - 1))
+    assert first[0].shape == (2, 8, 48)
+    assert last[0].shape == (2, 1, 48)
     assert "forward" not in vars(model.bert.encoder.layer[0])
 
 

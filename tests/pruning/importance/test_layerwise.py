@@ -26,9 +26,19 @@ from bertlite.pruning.importance import (
     repair,
 )
 from bertlite.pruning.importance.layerwise import GRID, RIDGE, losses_by_size
-from bertlite.pruning.importance.least_squares import METHODS
-from bertlite.pruning.importance.moments import FOLDS, RIDGES, Moments, choose_ridge, fit_matrix, gather, total
+from bertlite.pruning.importance.least_squares import METHODS, refit_
+from bertlite.pruning.importance.moments import (
+    FOLDS,
+    RIDGES,
+    Moments,
+    choose_ridge,
+    fit_matrix,
+    gather,
+    total,
+    without_each,
+)
 from bertlite.pruning.importance.structures import HEADS, NEURONS
+from bertlite.support.timing import peak_bytes
 
 L, N, D, W = 3, 4, 48, 37
 SIZES = [(2, 20), (0, 37), (3, 0)]
@@ -319,13 +329,12 @@ def problem(sentences: int, noise: float) -> tuple[list[Moments], Tensor, Tensor
 
 def test_the_chosen_ridge_is_the_best_of_all_on_held_out_sentences() -> None:
     folds, _, old = problem(40, noise=3.0)
-    whole = total(folds)
 
     def held_out(ridge: float) -> float:
         error = 0.0
-        for fold in folds:
-            weight = fit_matrix(whole - fold, old, ridge)
-            error += fold.error(weight, (whole - fold).bias(weight))
+        for fold, rest in zip(folds, without_each(folds), strict=True):
+            weight = fit_matrix(rest, old, ridge)
+            error += fold.error(weight, rest.bias(weight))
         return error
 
     assert len(folds) == FOLDS
@@ -337,12 +346,12 @@ def test_the_error_from_moments_is_that_of_the_tokens() -> None:
     c, y = torch.randn(50, 7, generator=draw, dtype=F64) + 2, torch.randn(50, 3, generator=draw, dtype=F64) - 1
     weight, bias = torch.randn(3, 7, generator=draw, dtype=F64), torch.randn(3, generator=draw, dtype=F64)
     wanted = float((y - c @ weight.T - bias).square().sum())
-    assert Moments.of(c, y).error(weight, bias) == pytest.approx(wanted, rel=1e-10)
-    halves = Moments.of(c[:20], y[:20]) + Moments.of(c[20:], y[20:])
-    assert halves.error(weight, bias) == pytest.approx(wanted, rel=1e-10)
-    assert (halves - Moments.of(c[:20], y[:20])).error(weight, bias) == pytest.approx(
-        Moments.of(c[20:], y[20:]).error(weight, bias), rel=1e-8
-    )
+    folds = gather([(c, y, torch.arange(50) // 20)], folds=3)
+    assert [fold.count for fold in folds] == [20, 20, 10]
+    assert total(folds).error(weight, bias) == pytest.approx(wanted, rel=1e-10)
+    for rest, gone in zip(without_each(folds), torch.arange(50).split(20), strict=True):
+        left = (y - c @ weight.T - bias).square().sum(1).sum() - (y - c @ weight.T - bias)[gone].square().sum()
+        assert rest.error(weight, bias) == pytest.approx(float(left), rel=1e-10)
 
 
 def test_moments_of_float32_tokens_are_exact_by_blocks_and_about_large_means(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,6 +364,15 @@ def test_moments_of_float32_tokens_are_exact_by_blocks_and_about_large_means(mon
     around, wanted = c.double() - c.double().mean(0), y.double() - y.double().mean(0)
     for got, best in zip(total(found).centred, (around.T @ around, around.T @ wanted), strict=True):
         assert_same(got, best, atol=1e-3)  # float32 products of 1000s are off by 0.1 each
+
+
+def test_a_fit_takes_the_memory_of_six_gram_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moments, "ROWS", 32)
+    draw, wide = torch.Generator().manual_seed(0), 512
+    c, y = torch.randn(1200, wide, generator=draw), torch.randn(1200, 4, generator=draw)
+    part, sentence = torch.nn.Linear(wide, 4).requires_grad_(False), torch.arange(1200)
+    tokens = ((c[at : at + 100], y[at : at + 100], sentence[at : at + 100]) for at in range(0, 1200, 100))
+    assert peak_bytes(lambda: refit_([part], tokens, None)) < 6 * wide**2 * 8
 
 
 def test_few_sentences_do_not_make_a_model_worse() -> None:
