@@ -40,10 +40,10 @@ outputs of the given model.  A speed or a time is measured at the end: the targe
 by at most 10 %.  Where other work makes the clock too noisy, sizes are chosen by MACs.
 
 No labels are needed: the divergence from the given model's predictions takes the place of the loss.  With --label, the
-loss itself is used.  With --distil, the layers that are left are then trained to have the given model's predictions
-and hidden states, and the labels if there are any; of six states, that with the best predictions on the texts of
---dev, or on those held out, is kept.  A killed search or training continues where it stopped when the same command is
-given again."""
+loss itself is used.  With --distil, the layers that are left are then trained to have the given model's predictions,
+or an encoder's vectors, its hidden states, and the labels if there are any; of six states, that with the best
+predictions or vectors on the texts of --dev, or on those held out, is kept.  A killed search or training continues
+where it stopped when the same command is given again."""
 DATA = "--train train.tsv --dev dev.tsv"
 
 

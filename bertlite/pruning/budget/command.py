@@ -70,7 +70,7 @@ MADE = (
 UNTRAINED = "no weight was trained."
 TRAINED = (
     "then the layers were trained on {texts} texts, {epochs:.1f} times each in {steps} steps of {step_seconds:.2g} s,"
-    " {minutes:g} min with checks, to have the given model's predictions and hidden states{labels}; kept were those of"
+    " {minutes:g} min with checks, to have the given model's {outputs} and hidden states{labels}; kept were those of"
     " step {best_step}, the best of {checks} on the {judged}, which flatters figures on these a little."
 )
 VERDICTS = {
@@ -120,7 +120,7 @@ class Job:
             what = "is normal" if self.args.lose_at_most is None else "--lose-at-most allows"
             warnings.warn(
                 f"the pruned model loses {lost['points']:.1f} points of {lost['of']}, more than {what}"
-                f" ({most:g}): give more texts, a larger budget or, where a head predicts something, --distil",
+                f" ({most:g}): give more texts, a larger budget or --distil",
                 stacklevel=2,
             )
         asked = self.args.lose_at_most is not None or self.args.dev is not None
@@ -364,7 +364,9 @@ def describe_training(report: dict[str, Any]) -> str:
     """Return what was trained, for how long and with which texts."""
     facts = report["distilled"]
     labels = " and for the labels" if facts["labels"] else ""
-    return TRAINED.format(**{**facts, "labels": labels, "checks": CHECKS + 1, "judged": describe_held_out(report)})
+    outputs = "vectors" if "cosine" in report else "predictions"
+    more = {"labels": labels, "outputs": outputs, "checks": CHECKS + 1, "judged": describe_held_out(report)}
+    return TRAINED.format(**{**facts, **more})
 
 
 def read_work_of(args: argparse.Namespace, config: BertConfig) -> Work:

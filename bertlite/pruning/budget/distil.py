@@ -59,7 +59,7 @@ class Distillation:
     Raises:
         ModuleNotFoundError: accelerate is not installed.
         TooShortError: the minutes are not above 0.
-        ValueError: the model has no predictions of one class or number.
+        ValueError: the model has a head that predicts neither classes nor numbers.
     """
 
     teacher: Any
@@ -74,10 +74,10 @@ class Distillation:
     def __post_init__(self) -> None:
         if not 0 < self.minutes < math.inf:
             raise TooShortError(f"--distil is {self.minutes:g}; give minutes above 0")
-        kind = getattr(self.teacher, "label_kind", "no")
-        if kind not in ("class", "number"):
+        kind = getattr(self.teacher, "label_kind", None)  # None of an encoder without a head
+        if kind not in ("class", "number", None):
             raise ValueError(
-                f"{type(self.teacher).__name__} predicts {kind} labels; --distil needs a head for classes or numbers"
+                f"{type(self.teacher).__name__} predicts {kind}; --distil takes heads for classes or numbers, or none"
             )
         import_optional("accelerate", "--distil", "experiments")
 

@@ -18,7 +18,8 @@ def distillation_loss(
     """Compute a distillation loss: the distance of a student's outputs from its teacher's.
 
     It is T² · KL(teacher ‖ student) of the logits at temperature T (Hinton et al. 2015, arXiv:1503.02531), for a
-    regression the mean squared difference of logits; plus `hidden_weight` times that of hidden states.
+    regression the mean squared difference of logits, without logits 1 less the cosine of the mean vectors of tokens;
+    plus `hidden_weight` times the mean squared difference of hidden states.
 
     Args:
         student, teacher: outputs of the two models on one batch; with hidden states if hidden_weight is above 0.
@@ -61,10 +62,22 @@ def distillation_loss(
         pairs = zip(*states, strict=True)
         gaps = torch.stack([(mine - theirs.detach()).square().mean(-1) for mine, theirs in pairs]).mean(0)
         term = hidden_weight * masked_mean(gaps, attention_mask)
+        if loss is None:
+            last = (out.hidden_states[-1] for out in (student, teacher))
+            mine, theirs = (F.normalize(mean_vectors(each, attention_mask), dim=-1) for each in last)
+            term = term + (mine - theirs.detach()).square().sum(-1).mean() / 2
         loss = term if loss is None else loss + term
     if loss is None:
         raise ValueError("the outputs have no logits; compare hidden states, with hidden_weight above 0")
     return loss
+
+
+def mean_vectors(states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Average (B, S, D) over tokens that are not padding, to (B, D)."""
+    if attention_mask is None:
+        return states.mean(1)
+    real = attention_mask.to(states.dtype)[..., None]
+    return (states * real).sum(1) / real.sum(1)
 
 
 def masked_mean(each: Tensor, attention_mask: Tensor | None) -> Tensor:

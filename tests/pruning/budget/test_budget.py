@@ -684,23 +684,45 @@ def test_distillation_is_told_and_leaves_nothing_worse(
 
 
 @pytest.mark.parametrize(
-    "cls", [BertForMaskedLM, BertForTokenClassification, BertForQuestionAnswering, BertForPreTraining]
+    "cls", [BertForMaskedLM, BertForTokenClassification, BertForQuestionAnswering, BertForPreTraining, BertModel]
 )
-def test_heads_of_tokens_are_distilled(cls: Any, world: Path, tmp_path: Path, thirty_steps: None) -> None:
+def test_heads_of_tokens_and_encoders_are_distilled(
+    cls: Any, world: Path, tmp_path: Path, thirty_steps: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     make(cls, vocab_size=len(WORDS)).float().save_pretrained(tmp_path / "model")
     BertTokenizer.from_pretrained(world / "model").save_pretrained(tmp_path / "model")
     words = ["prune", "to", "30%", str(tmp_path / "model"), "--texts", str(world / "texts.txt"), "--at", "2x16"]
     assert main([*words, "--distil", "2", "--out", str(tmp_path / "small")]) == 0
     report = report_of(tmp_path / "small")
     assert report["distilled"]["steps"] == 30
-    assert 0 <= report["agreement"] <= 1
+    like, outputs = ("cosine", "vectors") if cls is BertModel else ("agreement", "predictions")
+    assert 0 <= report[like] <= 1
+    assert f"to have the given model's {outputs} and hidden states" in capsys.readouterr().out
 
 
-def test_a_model_without_predictions_is_not_distilled(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert prune(world, tmp_path / "x", "40%", "--at", "1x16", "--distil", "1", model="encoder") == 2
-    assert "BertModel predicts no labels; --distil needs a head for classes or numbers" in capsys.readouterr().err
+def test_an_encoder_without_a_head_is_distilled_to_its_own_vectors(thirty_steps: None) -> None:
+    dense = make(BertModel).float()
+    draw = random.Random(0)
+    ids = [(2, *draw.choices(range(5, 14), k=draw.randint(2, 9)), 3) for _ in range(120)]
+    train, held = (
+        EncodedExamples(tuple((each, (0,) * len(each)) for each in some), (0.0,) * len(some))
+        for some in (ids[:96], ids[96:])
+    )
+    batch = held.batch(range(24), torch.float32)
+    del batch["labels"]
+    model = prune_heads(prune_neurons(dense, {0: range(20), 2: range(9)}), {0: [0, 1], 2: [3]})
+    asked = distil.Distillation(dense, train, False, 1, Quality(dense, [batch]))
+    before = judge(model, dense, [batch])
+    asked.finetune_(model, replace(distil.RECIPE, lr=1e-3, epochs=2.5))
+    after = judge(model, dense, [batch])
+    assert after["kl"] < before["kl"] / 2
+    assert 1 - after["cosine"] < (1 - before["cosine"]) / 2
+
+
+def test_a_head_for_flags_is_not_distilled() -> None:
+    model = make(BertForSequenceClassification, problem_type="multi_label_classification")
+    with pytest.raises(ValueError, match="BertForSequenceClassification predicts flags; --distil takes heads for"):
+        distil.Distillation(model, EncodedExamples((), ()), False, 1, lambda model: 0)
 
 
 def test_a_killed_distillation_goes_on_and_ends_as_one_that_was_not(

@@ -61,7 +61,16 @@ def test_gradients_reach_the_student_alone() -> None:
     assert student.grad is not None
 
 
-@pytest.mark.parametrize("cls", [BertForTokenClassification, BertForQuestionAnswering])
+def test_encoders_are_compared_by_the_direction_of_their_mean_vectors() -> None:
+    student, teacher = (outputs(BertModel, seed) for seed in (1, 2))
+    a, b = (out.last_hidden_state.mean(1) for out in (student, teacher))
+    states = zip(student.hidden_states, teacher.hidden_states, strict=True)
+    gaps = torch.stack([(mine - theirs).square().mean() for mine, theirs in states])
+    wanted = 1 - torch.cosine_similarity(a, b).mean() + 0.7 * gaps.mean()
+    assert_same(distillation_loss(student, teacher, hidden_weight=0.7), wanted)
+
+
+@pytest.mark.parametrize("cls", [BertForTokenClassification, BertForQuestionAnswering, BertModel])
 def test_padding_does_not_count(cls: Any) -> None:
     student, teacher = (outputs(cls, seed) for seed in (1, 2))
     mask = make_batch()["attention_mask"]
