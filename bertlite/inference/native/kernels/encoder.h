@@ -359,7 +359,8 @@ class Encoder {
     template <class Workers, class T, class Finish>
     void project(const Value* input, long stride, const Quantization* quantization, long count, const Matrix& matrix,
                  const Target<T>& to, const Workers& workers, Finish finish) {
-        const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)};
+        // Behind the blocks of a call there are those that its thread takes next, or another matrix.
+        const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word), true};
         const typename Kind::Sum* start = nullptr;
         if constexpr (!quantized) start = matrix.bias;
         // Copies, because for the compiler a store of a vector may change what `this` points to.

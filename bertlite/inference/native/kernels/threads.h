@@ -1,6 +1,7 @@
 // A team of threads that works through phases of one forward together.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -22,32 +23,39 @@ extern "C" int omp_get_thread_num();
 
 namespace bertlite {
 
-// Work in pieces: the next to be taken, and how many are done.
-struct alignas(64) Phase {
-    std::atomic<long> next{0}, done{0};
-};
-
 // The threads that work through a list of phases.  Each takes the phases in the same order, and pieces of a phase as
 // long as there are any; it goes on when all pieces are done, not when all threads have arrived: one that the system
 // has suspended delays the others by its current piece at most.
 class Team {
    public:
-    explicit Team(long phases) : phases_(std::make_unique<Phase[]>(phases)) {}
+    Team(long phases, long threads)
+        : threads_(threads),
+          stride_((threads + 8) / 8 * 8),  // whole cache lines
+          counters_(std::make_unique<std::atomic<long>[]>(phases * stride_)) {}
 
     // The view of one thread.
     class Member {
        public:
-        explicit Member(Team& team) : team_(team) {}
+        Member(Team& team, long thread) : team_(team), thread_(thread) {}
 
-        // Call work(piece) for pieces 0 up to `pieces` together with the others, and return when all are done.
+        // Call work(piece) for pieces 0 up to `pieces` together with the others, and return when all are done.  Each
+        // thread has a range of them, which it takes first: what lies together is read by one.
         template <class Work>
         void parallel_for(long pieces, Work work) {
-            Phase& phase = team_.phases_[at_++];
-            for (long piece; (piece = phase.next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
-                work(piece);
-                phase.done.fetch_add(1, std::memory_order_release);
+            const long threads = team_.threads_;
+            std::atomic<long>* taken = team_.counters_.get() + at_++ * team_.stride_;  // of each range
+            std::atomic<long>& done = taken[threads];
+            for (long i = 0; i < threads; i++) {
+                const long range = (thread_ + i) % threads, first = pieces * range / threads;
+                const long count = pieces * (range + 1) / threads - first;
+                while (taken[range].load(std::memory_order_relaxed) < count) {
+                    const long piece = taken[range].fetch_add(1, std::memory_order_relaxed);
+                    if (piece >= count) break;
+                    work(first + piece);
+                    done.fetch_add(1, std::memory_order_release);
+                }
             }
-            for (long spins = 0; phase.done.load(std::memory_order_acquire) < pieces; spins++) {
+            for (long spins = 0; done.load(std::memory_order_acquire) < pieces; spins++) {
                 if (team_.aborted_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread failed");
                 if (spins < SPINS)
                     pause();
@@ -66,6 +74,7 @@ class Team {
         }
 
         Team& team_;
+        const long thread_;
         long at_ = 0;
     };
 
@@ -73,7 +82,8 @@ class Team {
     void abort() { aborted_.store(true, std::memory_order_relaxed); }
 
    private:
-    std::unique_ptr<Phase[]> phases_;
+    const long threads_, stride_;
+    std::unique_ptr<std::atomic<long>[]> counters_;
     std::atomic<bool> aborted_{false};
 };
 
@@ -87,7 +97,7 @@ inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] { is_forked.
 template <class Work>
 class TeamRun {
    public:
-    TeamRun(long threads, long phases, Work work) : work_(work), team_(phases) {
+    TeamRun(long threads, long phases, Work work) : work_(work), team_(phases, std::max(threads, 1l)) {
         if (threads <= 1 || is_forked.load()) {
             run(0);
         } else {
@@ -108,7 +118,7 @@ class TeamRun {
    private:
     void run(long thread) {
         try {
-            Team::Member member(team_);
+            Team::Member member(team_, thread);
             work_(thread, member);
         } catch (const std::exception& error) {
             if (!failed_.exchange(true)) {

@@ -157,7 +157,8 @@ void matmul_columns(long count, long columns, const char* rows, long stride, con
 // A weight in blocks, or keys or values packed alike.
 struct Blocks {
     const uint32_t* words;
-    long inputs;  // in words
+    long inputs;           // in words
+    bool goes_on = false;  // whether what lies behind the last block that is multiplied will be needed soon
     const uint32_t* block(long index) const { return words + index * inputs * BLOCK; }
 };
 
@@ -225,7 +226,7 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
         const long block = column / BLOCK, within = column % BLOCK;
         const long columns = std::min(BLOCK - within, last - column);
         const uint32_t* from = weight.block(block) + within;
-        const bool more = column + columns < last;
+        const bool more = column + columns < last || weight.goes_on;
         const bool by_torch = BY_TORCH<Kind> && columns == BLOCK && weight.inputs;
         const long tiles = divide_up(count, by_torch ? TORCH_ROWS : TILE_ROWS);
         for (long tile = 0, row = 0; tile < tiles; tile++) {
