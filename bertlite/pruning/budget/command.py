@@ -27,7 +27,7 @@ from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.budget.distil import CHECKS, Distillation
-from bertlite.pruning.budget.judge import Quality, judge
+from bertlite.pruning.budget.quality import Quality, evaluate_pruned
 from bertlite.pruning.budget.search import SETTINGS as SETTINGS_FILE
 from bertlite.pruning.budget.search import Outcome, Search, State
 from bertlite.pruning.budget.target import Target, check_work, read_work, spare_bytes
@@ -129,14 +129,14 @@ class Job:
     def run(self, target: Target, folder: Path, settings: dict[str, Any], state: State) -> dict[str, Any]:
         """Prune to a target, write the folder and return its report."""
         began, cpu_began = time.perf_counter(), time.process_time()
-        own = State(state.folder / sha256_of(json.dumps(settings, sort_keys=True))[:16], settings)
+        search_state = State(state.folder / sha256_of(json.dumps(settings, sort_keys=True))[:16], settings)
         with Progress(None, "steps", what=f"prune to {target.text}") as progress:
             found = self.search(
-                target=target, by=settings["allocate"], shared=state, state=own, progress=progress
+                target=target, by=settings["allocate"], shared=state, state=search_state, progress=progress
             ).run()
-            trained = self.distillation and self.distillation.train_(found.model, own, progress)
+            trained = self.distillation and self.distillation.train_(found.model, search_state, progress)
             shown = progress.over("comparing", self.judged, "batches")
-            results = judge(found.model, self.model, shown, self.pooling)
+            results = evaluate_pruned(found.model, self.model, shown, self.pooling)
         results["lost"] |= self.limit(results["lost"])
         report = {
             "what": "bertlite prune to",
@@ -155,7 +155,7 @@ class Job:
             "cpu_seconds": round(time.process_time() - cpu_began, 1),
         }
         write_result(self, folder, found.model, report)
-        shutil.rmtree(own.folder)
+        shutil.rmtree(search_state.folder)
         return report
 
 
@@ -308,8 +308,8 @@ def read_model(
     )
     if not args.vocabulary:
         return model, tokenizer, given
-    small, own, facts = with_fewer_tokens(model, tokenizer, texts, dev, 0, args.max_length)
-    return small, own, {**given, "vocabulary": facts}
+    small, small_tokenizer, facts = with_fewer_tokens(model, tokenizer, texts, dev, 0, args.max_length)
+    return small, small_tokenizer, {**given, "vocabulary": facts}
 
 
 def read_targets(args: argparse.Namespace) -> dict[Path, Target]:
@@ -489,7 +489,11 @@ def timed_work(report: dict[str, Any]) -> str:
 
 def print_report(report: dict[str, Any], folder: Path) -> None:
     """Print the results."""
-    speed, own, dense = with_spread(report["speedup"]), report["seconds"]["median"], report["dense_seconds"]["median"]
+    speed, pruned, dense = (
+        with_spread(report["speedup"]),
+        report["seconds"]["median"],
+        report["dense_seconds"]["median"],
+    )
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     if report["distilled"]:
         print(describe_training(report))
@@ -497,7 +501,7 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")
     if "vocabulary" in report:
         print(*describe(report["vocabulary"]), SAME_TOKENS, sep="\n")
-    print(f"time at {timed_work(report)}: {short_time(own)}, was {short_time(dense)}: {speed} x as fast")
+    print(f"time at {timed_work(report)}: {short_time(pruned)}, was {short_time(dense)}: {speed} x as fast")
     if report["every_token"]:
         slower = with_spread(report["every_token"]["speedup"])
         print(f"the last layer computes [CLS] alone, as bertlite does; every token, as transformers does: {slower} x")

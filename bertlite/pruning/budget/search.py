@@ -1,7 +1,7 @@
 """The search: the loss and cost of sizes, the choice that meets the budget, and pruning and fitting to it.
 
-A pace is the time of a forward over the target: above 1 is too slow.  Each step writes a file to the folder of the
-search, so that a killed search continues where it stopped.
+A time ratio is the time of a forward over the target: above 1 is too slow.  Each step writes a file to the folder of
+the search, so that a killed search continues where it stopped.
 """
 
 import copy
@@ -41,15 +41,15 @@ from bertlite.support.timing import Timings, alternate, ratios
 
 Batches = Sequence[Mapping[str, Tensor]]
 CLOCK_ROUNDS, CLOCK_SECONDS = 9, 12.0  # of one timing: rounds, and a time limit
-CLOCK_REPEATS = 4  # timings of one model at most, until its pace is clear
+CLOCK_REPEATS = 4  # timings of one model at most, until its time ratio is clear
 ATTEMPTS = 4  # choices of sizes that are timed
 REFINEMENTS = 2  # searches after a finished model that is too slow or too fast
 SPARE = 0.03  # by how much a model should be faster than needed at most
-TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a pace that tells anything
+TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a time ratio that tells anything
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
 PERCENT = {"gradients": 30, "loss curves": 30, "fitting": 40}  # of the time of a search but for its clock
-FORMAT = 3  # of the files of a search; raise it with every change that earlier files do not fit
+FORMAT = 4  # of the files of a search; raise it with every change that earlier files do not fit
 
 
 class State:
@@ -93,17 +93,17 @@ class State:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """The median pace over the rounds of a timing, with its 95 % interval."""
+class TimeRatio:
+    """The median time ratio over the rounds of a timing, with its 95 % interval."""
 
     low: float
     median: float
     high: float
 
     @classmethod
-    def of(cls, paces: Sequence[float]) -> "Pace":
+    def of(cls, values: Sequence[float]) -> "TimeRatio":
         """Return the median and its interval between two of the values, by the sign test."""
-        ordered = sorted(paces)
+        ordered = sorted(values)
         beyond = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
         return cls(ordered[beyond], statistics.median(ordered), ordered[-1 - beyond])
 
@@ -122,7 +122,7 @@ class Pace:
 
 
 class NoisyClockError(Exception):
-    """The times of this machine vary too much to tell a pace; holds the share of the dense model's time to reach."""
+    """The times of this machine vary too much to tell a ratio; holds the share of the dense model's time to reach."""
 
     def __init__(self, share: float) -> None:
         super().__init__(share)
@@ -137,12 +137,12 @@ NOISY = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen sizes, and the median pace of a model with them, nan where the clock was not asked or not clear."""
+    """The chosen sizes, and the median time ratio of a model with them, nan where the clock did not tell."""
 
     sizes: list[tuple[int, int]]
     macs: float  # share of the dense model's
     loss: float  # expected, nats per example
-    pace: float
+    ratio: float
     by: str  # the cost by which the sizes were chosen
 
 
@@ -152,7 +152,7 @@ class Search:
 
     Args:
         model: the dense model, or one pruned before; not changed.
-        fit: batches to measure and fit on; `judge` are others.
+        fit: batches to measure and fit on; `evaluate_pruned` has others.
         by: "macs", "latency" or, for a target of size, "bytes", the cost by which sizes are chosen.
         shared: gradients, curves and times, which do not depend on the target.
         state: choices and fitted layers.
@@ -176,7 +176,7 @@ class Search:
     seed: int = 0
     device: str = "cpu"
     dense_bytes: int = 0
-    time_correction: float = 1.0  # pace of a finished model over that of its plan
+    time_correction: float = 1.0  # ratio of a finished model over that of its plan
 
     def metrics(self) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers."""
@@ -224,7 +224,7 @@ class Search:
         if self.by != "latency":
             return None
         place = [self.work.lengths, cpu_name(), torch.get_num_threads(), torch.__version__]  # others measure anew
-        name = f"layer-times-{sha256_of(json.dumps(place))[:16]}"
+        name = f"times-{sha256_of(json.dumps(place))[:16]}"
         if not self.shared.has(name):
             sizes = {n for _, neurons in losses for n in neurons}
             found = time_table(self.model, self.work, sizes, self.device, self.progress)
@@ -244,9 +244,9 @@ class Search:
         built = unit.total([(config.num_attention_heads, config.intermediate_size)] * config.num_hidden_layers)
         by_macs = unit.by_size(losses)
 
-        def planned(by: str, sizes: list[tuple[int, int]], pace: float = math.nan) -> Plan:
+        def planned(by: str, sizes: list[tuple[int, int]], ratio: float = math.nan) -> Plan:
             expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
-            return Plan(sizes, unit.total(sizes) / built, expected, pace, by)
+            return Plan(sizes, unit.total(sizes) / built, expected, ratio, by)
 
         if self.target.is_met_by_all:
             return planned(self.by, self.own_sizes())
@@ -268,10 +268,13 @@ class Search:
         return [(len(kept_heads(config, i)), len(kept_neurons(config, i))) for i in range(config.num_hidden_layers)]
 
     def sizes_by_clock(self, losses: list[BySize], costs: list[BySize]) -> tuple[list[tuple[int, int]], float]:
-        """Return the sizes of lowest loss that are measured to be fast enough and their pace, by false position.
+        """Return the sizes of lowest loss that are measured to be fast enough and their time ratio, by false position.
 
         A model with the chosen sizes is timed beside the dense one; if it is too slow, or needlessly fast, the budget
         is changed by as much, and sizes are chosen again.
+
+        Raises:
+            NoisyClockError: a time ratio is not clear.
         """
         best = [(min(heads), min(neurons)) for heads, neurons in costs]
         if self.time_correction == 1:
@@ -279,38 +282,29 @@ class Search:
         times, smallest = self.smallest
         if smallest.verdict is None:
             raise self.noisy(times)
-        best_pace = self.time_correction * smallest.median
-        if best_pace > 1:
-            return best, best_pace
+        best_ratio = self.time_correction * smallest.median
+        if best_ratio > 1:
+            return best, best_ratio
         low = sum(min(cost.values()) for pair in costs for cost in pair)  # a budget that is met
         high = sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, self.own_sizes(), strict=True))
-        high_pace = self.time_correction * Pace.of(self.paces(times["dense"], times["dense"])).median
-        if high_pace <= 1:
-            return choose_sizes(losses, costs, high), high_pace
+        high_ratio = self.time_correction * TimeRatio.of(self.time_ratios(times["dense"], times["dense"])).median
+        if high_ratio <= 1:
+            return choose_sizes(losses, costs, high), high_ratio
         for attempt in range(ATTEMPTS):
-            share = (1 - SPARE / 2 - best_pace) / (high_pace - best_pace) if attempt % 3 < 2 else 0.5
+            share = (1 - SPARE / 2 - best_ratio) / (high_ratio - best_ratio) if attempt % 3 < 2 else 0.5
             budget = low + min(max(share, 0.02), 0.98) * (high - low)
             sizes = choose_sizes(losses, costs, budget)
-            _, pace = self.timed_with(sizes)
-            if pace > 1:
-                high, high_pace = budget, pace
+            times, ratio = self.time(shape_of(self.model, sizes), self.time_correction)
+            self.progress.advance()
+            if ratio.verdict is None:
+                raise self.noisy(times)
+            if ratio.median > 1:
+                high, high_ratio = budget, ratio.median
                 continue
-            low, best, best_pace = budget, sizes, pace
-            if pace >= 1 - SPARE:
+            low, best, best_ratio = budget, sizes, ratio.median
+            if best_ratio >= 1 - SPARE:
                 break
-        return best, best_pace
-
-    def timed_with(self, sizes: list[tuple[int, int]]) -> tuple[Timings, float]:
-        """Time a model with these sizes beside the dense one; return the times and the median pace, corrected.
-
-        Raises:
-            NoisyClockError: the pace is not clear.
-        """
-        times, pace = self.time(shape_of(self.model, sizes), self.time_correction)
-        self.progress.advance()
-        if pace.verdict is None:
-            raise self.noisy(times)
-        return times, pace.median
+        return best, best_ratio
 
     def noisy(self, times: Timings) -> NoisyClockError:
         """Return the error for these times."""
@@ -318,37 +312,37 @@ class Search:
         return NoisyClockError(self.target.seconds(dense) / dense)
 
     @cached_property
-    def smallest(self) -> tuple[Timings, Pace]:
-        """The times and the pace of a model without any head or neuron."""
+    def smallest(self) -> tuple[Timings, TimeRatio]:
+        """The times and the time ratio of a model without any head or neuron."""
         return self.time(shape_of(self.model, [(0, 0)] * self.model.config.num_hidden_layers))
 
     def check_reachable(self) -> None:
         """Raise ValueError if even a model without any head or neuron is too slow."""
         if not self.target.is_timed or self.target.is_met_by_all:
             return
-        times, pace = self.smallest
-        if pace.verdict == "slow":
+        times, ratio = self.smallest
+        if ratio.verdict == "slow":
             small, dense = (statistics.median(times[name]) for name in ("pruned", "dense"))
             raise ValueError(
                 f"the target {self.target.text} cannot be met by pruning: without any head or neuron a forward takes"
                 f" {short_time(small)}, {dense / small:.3g} x as fast"
             )
 
-    def time(self, pruned: Any, correction: float = 1.0) -> tuple[Timings, Pace]:
-        """Time a pruned model beside the dense one, again until its pace is clear or CLOCK_REPEATS are used up."""
+    def time(self, pruned: Any, correction: float = 1.0) -> tuple[Timings, TimeRatio]:
+        """Time a pruned model beside the dense one, again until the ratio is clear or CLOCK_REPEATS are used up."""
         models = {"dense": self.timed, "pruned": self.prepare(pruned)}
         times: Timings = {name: [] for name in models}
         for _ in range(CLOCK_REPEATS):
             for name, seconds in clock(models, self.work, self.device).items():
                 times[name] += seconds
-            pace = Pace.of([correction * each for each in self.paces(times["pruned"], times["dense"])])
-            if not self.target.is_timed or pace.is_clear:
+            ratio = TimeRatio.of([correction * each for each in self.time_ratios(times["pruned"], times["dense"])])
+            if not self.target.is_timed or ratio.is_clear:
                 break
-        return times, pace
+        return times, ratio
 
-    def paces(self, pruned: Sequence[float], dense: Sequence[float]) -> list[float]:
-        """Return the pace of each round: the time of a forward over the target, above 1 is too slow; 0 for MACs."""
-        return [own / self.target.seconds(whole) for own, whole in zip(pruned, dense, strict=True)]
+    def time_ratios(self, pruned: Sequence[float], dense: Sequence[float]) -> list[float]:
+        """Return the time ratio of each round, of a forward over the target; 0 for MACs."""
+        return [seconds / self.target.seconds(whole) for seconds, whole in zip(pruned, dense, strict=True)]
 
     def pruned(self, sizes: Sizes, curves: Curves, attempt: int) -> Any:
         """Return the model pruned to these sizes and fitted, layer by layer."""
@@ -382,14 +376,14 @@ class Search:
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             model = self.pruned(plan.sizes, curves, attempt)
             self.progress.stage("clock")
-            times, pace = self.time(model)
-            verdict = pace.verdict if self.target.is_timed and not self.target.is_met_by_all else "right"
+            times, ratio = self.time(model)
+            verdict = ratio.verdict if self.target.is_timed and not self.target.is_met_by_all else "right"
             if verdict == "fast" and plan.sizes == self.own_sizes():
                 verdict = "right"  # nothing had to be removed
             if verdict in ("right", None) or attempt == REFINEMENTS:
                 break
-            if not math.isnan(plan.pace):  # else a misread clock chose too small or too large a model: search anew
-                self.time_correction *= pace.median / plan.pace
+            if not math.isnan(plan.ratio):  # else a misread clock chose too small or too large a model: search anew
+                self.time_correction *= ratio.median / plan.ratio
         if plan.by != self.by and verdict != "right":
             warnings.warn(NOISY.format(target=self.target.text, macs=plan.macs), stacklevel=2)
         return Outcome(model, plan, {**speed_of(times), "every_token": self.time_every_token(model)}, verdict)
@@ -410,7 +404,7 @@ def speed_of(times: Timings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished search: the model, its plan, quartiles of the measured times, and the verdict on its pace."""
+    """A finished search: the model, its plan, quartiles of the measured times, and the verdict on its time."""
 
     model: Any
     plan: Plan

@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
         raise FileExistsError(f"{args.folder} is there already: name another folder")
     model = class_for(Source(args.checkpoint)).from_pretrained(args.checkpoint, device=args.device)
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
-    small, own, facts = with_fewer_tokens(model, tokenizer, texts, dev, args.tokens or 0, args.max_length)
+    small, fewer, facts = with_fewer_tokens(model, tokenizer, texts, dev, args.tokens or 0, args.max_length)
     report = {
         "what": "bertlite prune vocabulary",
         "checkpoint": args.checkpoint,
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     }
     figures = [Figure("megabytes of the weights", facts["bytes"] / 1e6, dense=facts["dense_bytes"] / 1e6)]
     write_model(
-        args.folder, small, args.checkpoint, tokenizer=own, figures=figures, how=describe(facts), report=report
+        args.folder, small, args.checkpoint, tokenizer=fewer, figures=figures, how=describe(facts), report=report
     )
     if args.record:
         write_record(args.record, report)
@@ -59,14 +59,14 @@ def with_fewer_tokens(
     """
     most, judged = (texts, dev) if dev else split(texts, len(texts), HELD_OUT, 0)
     longest = min(max_length, model.config.max_position_embeddings)
-    small, own = prune_vocabulary(model, tokenizer, given(most), at_least=at_least)
-    changes = compare((model, tokenizer), (small, own), given(judged), longest)
+    small, fewer = prune_vocabulary(model, tokenizer, given(most), at_least=at_least)
+    changes = compare((model, tokenizer), (small, fewer), given(judged), longest)
     if dev is None:
-        small, own = prune_vocabulary(model, tokenizer, given(texts), at_least=at_least)
-    kept = {"tokens": len(own), "dense_tokens": len(tokenizer), "texts": len(texts), "of": texts.name}
+        small, fewer = prune_vocabulary(model, tokenizer, given(texts), at_least=at_least)
+    kept = {"tokens": len(fewer), "dense_tokens": len(tokenizer), "texts": len(texts), "of": texts.name}
     sizes = {"bytes": file_size(small), "dense_bytes": file_size(model)}
     judged_on = f"{len(judged)} texts {'' if dev else 'held out '}of {judged.name}"
-    return small, own, {**kept, **sizes, "judged on": judged_on, **changes}
+    return small, fewer, {**kept, **sizes, "judged on": judged_on, **changes}
 
 
 def given(texts: Examples) -> list[Text]:

@@ -102,9 +102,9 @@ def check_sizes(model: BertLike, dense: BertLike, curves: "Curves", sizes: Sizes
         for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
             for part in structure.readers(block):
                 check_linear(f"what computes the {structure.unit}s of layer {layer}", part)
-            own, unit = structure.kept(model.config, layer), structure.unit
-            have = len(own)
-            if own != structure.kept(dense.config, layer):
+            units, unit = structure.kept(model.config, layer), structure.unit
+            have = len(units)
+            if units != structure.kept(dense.config, layer):
                 raise ValueError(f"layer {layer} has other {unit}s than the dense model: prune a copy of that")
             if len(curve.order) != have:
                 raise ValueError(f"layer {layer} has {have} {unit}s, its curve {len(curve.order)}")

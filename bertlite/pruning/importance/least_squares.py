@@ -224,7 +224,7 @@ class PairedRun:
     first: int  # the number of its first row among all
     real: Tensor  # (rows, S)
     sentence: Tensor  # (T,), the number of each token's row
-    own: Track  # in the pruned model
+    pruned: Track
     dense: Track
     below: Tensor | None = None  # the input of the pruned model's layer, if it is kept
 
@@ -250,22 +250,22 @@ class PairedRun:
             rows: of the dense model's matrices, those that are left.
         """
         wanted = [flatten(given, self.real)[:, rows] for given in self.run_dense(structure, dense)]
-        return flatten(self.own.x, self.real), torch.cat(wanted, -1), self.sentence
+        return flatten(self.pruned.x, self.real), torch.cat(wanted, -1), self.sentence
 
     def fit(self, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
         """Return the input of an output projection, (T, W), its wanted output, (T, D), and sentences.
 
         The dense model has run up to the LayerNorm.
         """
-        wanted = flatten(self.dense.x - self.own.x, self.real)
-        return flatten(self.own.units(structure, block), self.real), wanted, self.sentence
+        wanted = flatten(self.dense.x - self.pruned.x, self.real)
+        return flatten(self.pruned.units(structure, block), self.real), wanted, self.sentence
 
     def step(self, structure: Structure, block: BertLayer, dense: BertLayer) -> None:
         """Go on behind the LayerNorm in both models, to which the dense model has run."""
-        self.own.step(structure, block, self.own.total(structure, block, self.own.units(structure, block)))
+        self.pruned.step(structure, block, self.pruned.total(structure, block, self.pruned.units(structure, block)))
         self.dense.step(structure, dense, self.dense.x)
         if structure is STRUCTURES[-1] and self.below is not None:
-            self.below = self.own.x
+            self.below = self.pruned.x
 
 
 def start_runs(
@@ -274,9 +274,9 @@ def start_runs(
     """Return the runs of all batches, before the first layer."""
     runs, before = [], 0
     for batch in read_batches(pruned, batches):
-        own, real = Track.start(pruned, batch), real_tokens(batch)
-        sentence, below = real.nonzero()[:, 0] + before, own.x if keep_below else None
-        runs.append(PairedRun(before, real, sentence, own, Track.start(dense, batch), below))
+        track, real = Track.start(pruned, batch), real_tokens(batch)
+        sentence, below = real.nonzero()[:, 0] + before, track.x if keep_below else None
+        runs.append(PairedRun(before, real, sentence, track, Track.start(dense, batch), below))
         before += len(real)
     return runs
 
@@ -305,8 +305,8 @@ def refit_(
         weight = fit_matrix(moments, weight, math.inf if ridge is None else ridge)
         bias = moments.bias(weight)
     sizes = [len(part.weight) for part in parts]
-    for part, own, shift in zip(parts, weight.split(sizes), bias.split(sizes), strict=True):
-        part.weight.copy_(own)
+    for part, fit, shift in zip(parts, weight.split(sizes), bias.split(sizes), strict=True):
+        part.weight.copy_(fit)
         part.bias.copy_(shift)
 
 
@@ -371,8 +371,8 @@ class HeldOut:
         found = []
         for batch, dense, known in zip(self.batches, self.dense, self.runs, strict=True):
             with started_at(self.model, layer, known.below), own_forward(part, self.by_fold(known, part.weight, fits)):
-                own = predictions(self.model, run(self.model, batch, **options_of(self.model)), batch)
-            pairs = [*zip(dense, own, strict=True)]
+                given = predictions(self.model, run(self.model, batch, **options_of(self.model)), batch)
+            pairs = [*zip(dense, given, strict=True)]
             parts = [[p.distance(q) for p, q in pairs], [p.disagreement(q) for p, q in pairs]]
             found.append(torch.stack([torch.stack(each).sum(0).double() for each in parts]))
         return torch.cat(found, 1)
@@ -384,8 +384,8 @@ class HeldOut:
             number = known.first + torch.arange(len(x), device=x.device) if x.dim() == 3 else known.sentence
             out = x.new_empty(*x.shape[:-1], len(weight))
             for fold, bias in zip(self.folds.tolist(), fits, strict=True):
-                own = number % FOLDS == fold
-                out[own] = F.linear(x[own], weight, bias.to(x.dtype))
+                rows = number % FOLDS == fold
+                out[rows] = F.linear(x[rows], weight, bias.to(x.dtype))
             return out
 
         return forward

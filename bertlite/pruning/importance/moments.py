@@ -143,9 +143,9 @@ def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]], folds: int = FOLDS) -
     found: dict[int, Sums] = {}
     for c, y, sentence in parts:
         for fold in range(folds):
-            own = sentence % folds == fold
-            if own.any():
-                found.setdefault(fold, Sums()).add(*((c, y) if own.all() else (c[own], y[own])))
+            chosen = sentence % folds == fold
+            if chosen.any():
+                found.setdefault(fold, Sums()).add(*((c, y) if chosen.all() else (c[chosen], y[chosen])))
     if not found:
         raise ValueError("the batches hold only padding")
     return [found[fold].moments for fold in sorted(found)]

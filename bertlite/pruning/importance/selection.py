@@ -87,9 +87,9 @@ def removal_costs(P: Tensor, X: Tensor, width: int, left: Tensor) -> Tensor:
     each = left.nonzero()[:, 0]
     units = len(left), width
     blocks = P.unflatten(1, units).unflatten(0, units)[each, :, each]  # (n, w, w), on the diagonal
-    own = X.unflatten(0, units)[each]
+    weights = X.unflatten(0, units)[each]
     costs = torch.full(left.shape, torch.inf, dtype=X.dtype, device=X.device)
-    return costs.masked_scatter_(left, (own * torch.linalg.solve(blocks, own)).sum((1, 2)))
+    return costs.masked_scatter_(left, (weights * torch.linalg.solve(blocks, weights)).sum((1, 2)))
 
 
 def inverse(gram: Tensor) -> Tensor:

@@ -74,8 +74,8 @@ def run_with_neuron_gates(model: BertLike, batch: Batch, gate: Tensor) -> Any:
     gate = row_gates(gate, batch)
     with whole_layers(model), ExitStack() as hooks:
         for layer, block in enumerate(layers_of(model)):
-            own = gate[layer][:, list(kept_neurons(model.config, layer))]
-            hook = partial(scale_neurons, own, real_tokens(batch))
+            gates = gate[layer][:, list(kept_neurons(model.config, layer))]
+            hook = partial(scale_neurons, gates, real_tokens(batch))
             hooks.enter_context(block.intermediate.register_forward_hook(hook))
         return run(model, batch, **EVERY_TOKEN)
 

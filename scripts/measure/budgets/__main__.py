@@ -35,7 +35,7 @@ from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
 from bertlite.pruning.budget.distil import Distillation, RecordedTeacher, TooShortError
-from bertlite.pruning.budget.judge import Quality
+from bertlite.pruning.budget.quality import Quality
 from bertlite.pruning.budget.search import State
 from bertlite.pruning.budget.work import full
 from bertlite.pruning.importance import macs

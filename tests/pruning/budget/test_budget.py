@@ -33,7 +33,7 @@ from bertlite.experiments.data import DataSource, EncodedExamples, Examples
 from bertlite.inference.native.library import missing_platform
 from bertlite.pruning.budget import command, distil, search, times
 from bertlite.pruning.budget import texts as own_texts
-from bertlite.pruning.budget.judge import Quality, forward, judge, scores
+from bertlite.pruning.budget.quality import Quality, evaluate_pruned, forward, scores
 from bertlite.pruning.budget.search import State
 from bertlite.pruning.budget.target import Target, UnitCosts, read_work
 from bertlite.pruning.budget.texts import batches_of, read_texts, split
@@ -491,8 +491,8 @@ def test_where_the_clock_tells_nothing_macs_choose_and_the_target_is_not_called_
     assert f"({low}–{high}) x as fast" in said
 
 
-def test_the_interval_of_a_pace_tells_or_does_not() -> None:
-    assert search.Pace.of([1.2, 0.9, 1.0, 1.1, 0.95, 1.05, 1.15, 0.8, 1.3]) == search.Pace(0.9, 1.05, 1.2)
+def test_the_interval_of_a_time_ratio_tells_or_does_not() -> None:
+    assert search.TimeRatio.of([1.2, 0.9, 1.0, 1.1, 0.95, 1.05, 1.15, 0.8, 1.3]) == search.TimeRatio(0.9, 1.05, 1.2)
     for low, median, high, verdict, clear in (
         (1.01, 2.0, 9.0, "slow", True),
         (0.1, 0.5, 0.89, "fast", True),
@@ -501,8 +501,8 @@ def test_the_interval_of_a_pace_tells_or_does_not() -> None:
         (0.96, 1.01, 1.04, "slow", False),
         (0.85, 0.95, 1.04, None, False),
     ):
-        pace = search.Pace(low, median, high)
-        assert (pace.verdict, pace.is_clear) == (verdict, clear)
+        ratio = search.TimeRatio(low, median, high)
+        assert (ratio.verdict, ratio.is_clear) == (verdict, clear)
 
 
 def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -712,9 +712,9 @@ def test_an_encoder_without_a_head_is_distilled_to_its_own_vectors(thirty_steps:
     del batch["labels"]
     model = prune_heads(prune_neurons(dense, {0: range(20), 2: range(9)}), {0: [0, 1], 2: [3]})
     asked = distil.Distillation(dense, train, False, 1, Quality(dense, [batch]))
-    before = judge(model, dense, [batch])
+    before = evaluate_pruned(model, dense, [batch])
     asked.finetune_(model, replace(distil.RECIPE, lr=1e-3, epochs=2.5))
-    after = judge(model, dense, [batch])
+    after = evaluate_pruned(model, dense, [batch])
     assert after["kl"] < before["kl"] / 2
     assert 1 - after["cosine"] < (1 - before["cosine"]) / 2
 
@@ -809,7 +809,7 @@ def test_states_are_compared_with_predictions_that_are_made_once(world: Path) ->
     quality = Quality(dense, batches)
     found = [quality(model), quality(model)]
     assert len(calls) == 2
-    whole = judge(model, dense, batches)
+    whole = evaluate_pruned(model, dense, batches)
     assert found == [(whole["score"], -whole["kl"])] * 2
     assert whole["kl"] > 0
 

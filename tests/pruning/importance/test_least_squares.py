@@ -224,7 +224,7 @@ def test_a_run_goes_through_the_layers_as_the_models_do(crossed: bool) -> None:
     for layer, structure in product(range(L), STRUCTURES):
         found.run_dense(structure, block_of(model, layer))
         found.step(structure, block_of(pruned, layer), block_of(model, layer))
-    for track, each in ((found.own, pruned), (found.dense, model)):
+    for track, each in ((found.pruned, pruned), (found.dense, model)):
         assert_same(track.x[found.real], each(**batch).last_hidden_state[found.real])
 
 

@@ -16,7 +16,9 @@ from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_token
 from bertlite.pruning.importance.predictions import Prediction, divergence, predictions
 
 
-def judge(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], pooling: str = "mean") -> dict[str, Any]:
+def evaluate_pruned(
+    model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], pooling: str = "mean"
+) -> dict[str, Any]:
     """Compare a model with the dense one.
 
     Args:
@@ -135,9 +137,9 @@ def run_both(
             labels = [batch["labels"].cpu()] if "labels" in batch else []
             outputs.append([*(x.double().cpu() for x in (mine, theirs)), *labels])
     found: list[Any] = [torch.cat(each).numpy() for each in zip(*outputs, strict=True)]
-    own, given, truth = (found + [None] * 3)[:3]
+    mine, given, truth = (found + [None] * 3)[:3]
     agreement = 1 - differ / labels_in_all if labels_in_all else None
-    return Both(float(torch.cat(divergences).mean()), agreement, own, given, truth)
+    return Both(float(torch.cat(divergences).mean()), agreement, mine, given, truth)
 
 
 def task_of(outputs: Array) -> Task:
