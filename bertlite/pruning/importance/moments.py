@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bertlite.support.records import release_memory
+
 RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, math.inf)  # that cross-validation chooses from
 FIRST = RIDGES.index(1e-3)
 FOLDS = 4  # of the sentences; each is held out once
@@ -148,6 +150,7 @@ def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]], folds: int = FOLDS) -
                 found.setdefault(fold, Sums()).add(*((c, y) if chosen.all() else (c[chosen], y[chosen])))
     if not found:
         raise ValueError("the batches hold only padding")
+    release_memory()  # the tokens left gaps that large matrices do not fit into
     return [found[fold].moments for fold in sorted(found)]
 
 
