@@ -1,15 +1,15 @@
-"""Ablate the heads of a classifier one at a time, and all heads of a layer but one, as Michel et al. 2019 did.
+"""Remove the heads of a classifier one at a time, and all heads of a layer but one, as Michel et al. 2019 did.
 
     python -m scripts.measure.one_head CHECKPOINT --train train.tsv --dev dev.tsv --columns text,label \\
-        --max-length 64 --examples 872 --out scripts/results/one_head.json
+        --max-length 64 --examples 872 --out scripts/results/one_head/sst2.json
 
 Paul Michel, Omer Levy, Graham Neubig: Are Sixteen Heads Really Better than One?  NeurIPS 2019, arXiv:1905.10650.
-Section 3.2 masks each head alone; section 3.3 masks all heads of a layer but one, chosen on training examples.  Here
-heads are also replaced by their mean over training examples.  CHECKPOINT is a folder or a hub id of a sequence
-classifier with its tokenizer.
+Section 3.2 removes each head alone; section 3.3 all heads of a layer but one, chosen here on training examples.
+CHECKPOINT is a folder or a hub id of a sequence classifier with its tokenizer.
 """
 
 import argparse
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite import kept_heads
-from bertlite.causal import ablated, mean_contexts
+from bertlite import kept_heads, optimize_for_inference, prune_heads
 from bertlite.cli.parts import RECORD, count, integer, paths
 from bertlite.cli.prune import add_data
 from bertlite.experiments.command import data_source
@@ -38,18 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     sources = [read_examples(data_source(args, path, None)) for path in (args.train, args.dev)]
     for examples in sources:
         TASK.check(examples, model.config)
-    train, dev = (TASK.encode(examples.sample(args.examples, args.seed), tokenizer) for examples in sources)
+    dev = TASK.encode(sources[1].sample(args.examples, args.seed), tokenizer)
     chosen_on = TASK.encode(sources[0].sample(args.examples // 2, args.seed + 1), tokenizer)
     layers = {
         layer: kept for layer in range(model.config.num_hidden_layers) if (kept := kept_heads(model.config, layer))
     }
     heads = [(layer, head) for layer, kept in layers.items() for head in kept]
-    batches = [train.batch(range(i, min(i + 32, len(train))), TASK.labels) for i in range(0, len(train), 32)]
-    means = mean_contexts(model, batches)
-    dense = outcome(model, dev, {}, None)
+    dense = outcome(model, dev, {})
 
-    def change(gone: Mapping[int, Sequence[int]], contexts: Any = None) -> dict[str, float]:
-        return changes(dense, outcome(model, dev, gone, contexts))
+    def change(gone: Mapping[int, Sequence[int]]) -> dict[str, float]:
+        return changes(dense, outcome(model, dev, gone))
 
     def others(layer: int, head: int) -> dict[int, list[int]]:
         return {layer: [other for other in layers[layer] if other != head]}
@@ -61,9 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     alone: dict[tuple[int, int], float] = {}
     with Progress(len(heads), "heads", what="one head") as progress:
         for layer, head in heads:
-            gone = {layer: [head]}
-            rows.append({"layer": layer, "head": head, "zero": change(gone), "mean": change(gone, means)})
-            alone[layer, head] = float(outcome(model, chosen_on, others(layer, head), None)[1].mean())
+            rows.append({"layer": layer, "head": head, "zero": change({layer: [head]})})
+            alone[layer, head] = float(outcome(model, chosen_on, others(layer, head))[1].mean())
             progress.advance()
     best = {layer: max(kept, key=partial(score, layer)) for layer, kept in layers.items()}  # of equals the first
     single = [{"layer": layer, "head": head, **change(others(layer, head))} for layer, head in best.items()]
@@ -73,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "environment": environment(),
         "data": {"train": sources[0].sha256, "dev": sources[1].sha256},
         "model": model_sha256(model),
-        "examples": {"dev": len(dev), "means": len(train), "choice": len(chosen_on)},
+        "examples": {"dev": len(dev), "choice": len(chosen_on)},
         "seed": args.seed,
+        "cpu_seconds": round(time.process_time()),
         "dense": {"loss": float(dense[0].mean()), "accuracy": float(dense[1].mean())},
         "heads": rows,
         "one_head_a_layer": single,
@@ -97,11 +94,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def outcome(
-    model: Any, data: EncodedExamples, heads: Mapping[int, Sequence[int]], contexts: Any
+    model: Any, data: EncodedExamples, heads: Mapping[int, Sequence[int]]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the loss of every example with these heads ablated, and whether the prediction is right."""
-    with ablated(model, heads, contexts):
-        outputs = torch.from_numpy(predict(model, data, TASK)).double()
+    """Return the loss of every example without these heads, and whether the prediction is right."""
+    pruned = optimize_for_inference(prune_heads(model, heads), verify=False)
+    outputs = torch.from_numpy(predict(pruned, data, TASK)).double()
     labels = torch.tensor(data.labels).long()
     losses = torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
     return losses.numpy(), (outputs.argmax(-1) == labels).numpy()
