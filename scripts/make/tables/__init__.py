@@ -61,6 +61,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgetsfew": partial(pruning.budgets, "pruned", "distilled", everywhere=False),
     "budgettasks": pruning.budget_tasks,
     "budgetspeed": pruning.measured,
+    "budgetlarge": pruning.large,
     "vocabulary": pruning.vocabulary,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,

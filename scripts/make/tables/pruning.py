@@ -168,7 +168,8 @@ def percent(value: float | None) -> str:
 
 def measured() -> str:
     """Table of what the command itself reports, for speeds as targets, before and after minutes of training."""
-    found = [row for each in records("pruning/prune_to*.json") for row in each.get("targets", [each])]
+    every = [row for each in records("pruning/prune_to*.json") for row in each.get("targets", [each])]
+    found = [row for row in every if "score" in row]
     body = [
         [
             f"`{row['target']}`" + (f", `--distil {row['distilled']['minutes']:g}`" if row["distilled"] else ""),
@@ -188,6 +189,26 @@ def measured() -> str:
         f" {measured_on(first)}. The second target of a command begins with the curves of the first."
     )
     return table(head, body, note)
+
+
+def large() -> str:
+    """Table of what a search takes for models that are not MiniLM."""
+    found = [each for each in records("pruning/prune_to*.json") if each.get("cpu_seconds") and "score" not in each]
+    body = [
+        [
+            f"{row['checkpoint']}, {row['dense_bytes'] / 1e6:,.0f} MB",
+            f"{row['texts']['fitted to']:,}",
+            f"{row['cpu_seconds']:,.0f} s",
+            f"{row['peak_bytes'] / 1e6:,.0f} MB",
+            f"{(row['peak_bytes'] - row['start_bytes']) / row['dense_bytes']:.2f}",
+        ]
+        for row in sorted(found, key=lambda row: row["dense_bytes"])
+    ]
+    note = (
+        f"Random weights, texts of some 79 tokens, to {found[0]['target']} of the MACs; {measured_on(found[0])}."
+        f" Without libraries: less the {found[0]['start_bytes'] / 1e6:.0f} MB that they take before the model is read."
+    )
+    return table(["model", "texts", "CPU time", "memory at most", "without libraries, times the file"], body, note)
 
 
 def vocabulary() -> str:
