@@ -24,6 +24,11 @@ HEADLINES = ("1 x 16", "8 x 128")  # and the texts of a data set: the batches of
 BASE = "transformers sdpa float32"
 WHOLE = "whole"
 UNDER = ("transformers", "sentence-transformers", "onnxruntime", "openvino")
+LIMITS = {
+    "multiply": "multiply instructions",
+    "read": "bandwidth of reading",
+    "copy": "bandwidth of a copy, read and written",
+}
 HALVES = ("half the heads", "half the neurons", "half of both")
 
 Sections = Mapping[str, dict[str, Any]]
@@ -171,19 +176,24 @@ def peers(*names: str) -> str:
 
 
 def roof() -> str:
-    """Table of the share of the processor's own limits the kernels reach on one thread."""
-    found, body = record("roof"), []
-    for forward in grouped(found, "forward").values():
-        for batch, section in forward.items():
-            shares = section.get("shares", {})
-            cells = [shares.get(f"bertlite native {each}", {}) for each in DTYPES]
-            if section["threads"] == 1 and any(cells):
-                short = section["tokens"] < 64  # so few that reading the weights is the limit
-                what = "copy" if short else "multiply"
-                limit = "bandwidth of a copy" if short else "multiply instructions"
-                body.append([section["model"], batch, limit, *(f"{each[what]:.0%}" if each else "" for each in cells)])
-    note = f"Limits are measured between the rounds of the same run; one thread, {measured_on(found)}."
-    return table(["model", "batch", "share of", *DTYPES], body, note)
+    """Table of the share of the processor's own limits the kernels reach on one thread, also limited to AVX2."""
+    names = ["roof", *(["roof-avx2"] if (read.RESULTS / "roof-avx2.json").exists() else [])]
+    body: dict[tuple[str, str, str], list[str]] = {}
+    for i, name in enumerate(names):
+        sections = [each for forward in grouped(record(name), "forward").values() for each in forward.values()]
+        for section in (each for each in sections if each["threads"] == 1):
+            few = section["tokens"] < 64  # so few that reading the weights may be the limit
+            for limit in LIMITS if few else ("multiply",):
+                found = [section["shares"].get(f"bertlite native {dtype}", {}).get(limit) for dtype in DTYPES]
+                line = body.setdefault((section["model"], section["work"], LIMITS[limit]), [""] * 3 * len(names))
+                line[3 * i : 3 * i + 3] = [f"{share:.0%}" if share else "" for share in found]
+    lines = [[*key, *cells] for key, cells in body.items() if any(cells)]
+    heads = [dtype + end for end in ("", ", AVX2")[: len(names)] for dtype in DTYPES]
+    note = (
+        "Of a batch's rows the one with the larger share is its limit. Limits are measured between the rounds of the"
+        f" same run; one thread, {measured_on(record('roof'))}."
+    )
+    return table(["model", "batch", "share of", *heads], lines, note)
 
 
 def halves() -> str:

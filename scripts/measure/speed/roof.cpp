@@ -1,6 +1,11 @@
-// The most that one thread of this processor can do: its multiply instructions as the kernels have them, and copying.
+// The most that one thread of this processor can do: its multiply instructions as the kernels have them, and memory.
 #include <chrono>
-#include <vector>
+#include <cstdlib>
+#include <memory>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "tiles.h"
 
@@ -31,17 +36,42 @@ static double multiply() {
     return 2.0 * times * sums * LANES * 4 / sizeof(typename Kind::Value) / taken;
 }
 
+// Memory on huge pages, as weights lie.
+static auto allocate(long bytes) {
+    constexpr long huge = 2 << 20;
+    std::unique_ptr<char, void (*)(void*)> memory(
+        static_cast<char*>(std::aligned_alloc(huge, round_up(bytes, huge))), std::free);
+#if defined(__linux__)
+    madvise(memory.get(), bytes, MADV_HUGEPAGE);
+#endif
+    std::memset(memory.get(), 1, bytes);
+    return memory;
+}
+
 #pragma GCC visibility push(default)
 extern "C" {
 double multiply_float32() { return multiply<Float32>(); }
 double multiply_bfloat16() { return multiply<BFloat16s>(); }
 double multiply_int8() { return multiply<Int8>(); }
 
+// Bytes a second that are read, of so many, which no cache holds.
+double read(long bytes) {
+    const auto from = allocate(bytes);
+    Words sums[4] = {};
+    const double taken = seconds([&] {
+        for (long i = 0; i < bytes; i += 4 * WIDTH)
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) sums[j] += load_words(from.get() + i + j * WIDTH);
+    });
+    for (auto& each : sums) asm volatile("" ::"m"(each));
+    return bytes / taken;
+}
+
 // Bytes a second that are read and written, of a copy that no cache holds.
 double copy(long bytes) {
-    std::vector<char> from(bytes, 1), to(bytes, 2);
-    const double taken = seconds([&] { std::memcpy(to.data(), from.data(), bytes); });
-    asm volatile("" ::"r"(to.data()) : "memory");
+    const auto from = allocate(bytes), to = allocate(bytes);
+    const double taken = seconds([&] { std::memcpy(to.get(), from.get(), bytes); });
+    asm volatile("" ::"r"(to.get()) : "memory");
     return 2.0 * bytes / taken;
 }
 }

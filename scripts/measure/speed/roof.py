@@ -13,7 +13,8 @@ from bertlite.inference.native.library import FLAGS, SOURCES, find_compiler, usa
 
 SOURCE = Path(__file__).with_name("roof.cpp")
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-COPIED = 128 << 20  # bytes, of which no cache holds many
+MEMORY = ("read", "copy")
+MOVED = 128 << 20  # bytes, of which no cache holds many
 
 
 @cache
@@ -27,7 +28,9 @@ def program() -> ctypes.CDLL:
 
 
 class Roof:
-    """The highest rates of one thread that were seen: operations a second by dtype, and bytes a second of a copy.
+    """The highest rates of one thread that were seen: operations a second by dtype, and bytes a second of memory.
+
+    A copy counts the bytes that it reads and those that it writes.
 
     Where the kernels multiply bfloat16 and int8 with AMX, which the program does not, there is no rate of these.
     """
@@ -38,10 +41,10 @@ class Roof:
     def measure(self) -> None:
         """Measure the rates once more, a fifth of a second."""
         narrow = () if usable_sets()[0].uses_torch else ("multiply_bfloat16", "multiply_int8")
-        for name in ("multiply_float32", *narrow, "copy"):
+        for name in ("multiply_float32", *narrow, *MEMORY):
             function = getattr(program(), name)
             function.restype = ctypes.c_double
-            rate = function(ctypes.c_long(COPIED)) if name == "copy" else function()
+            rate = function(ctypes.c_long(MOVED)) if name in MEMORY else function()
             key = name.removeprefix("multiply_")
             self.rates[key] = max(rate, self.rates.get(key, 0.0))
 
@@ -62,7 +65,8 @@ def shares(section: Mapping[str, Any], config: BertConfig, lengths: Sequence[int
     """Return the shares of the roof that bertlite's kernels reach in a section, by engine.
 
     Returns:
-        {engine: {"multiply": of its operations, "copy": of the bandwidth, for reading each weight once}}
+        {engine: {"multiply": of its operations, "read" and "copy": of the bandwidth, for reading each weight once}};
+        the largest of the first two is the share of the tighter limit
     """
     found, roof = {}, section["roof"]
     for name, row in section["seconds"].items():
@@ -70,5 +74,6 @@ def shares(section: Mapping[str, Any], config: BertConfig, lengths: Sequence[int
         if name.startswith("bertlite native") and dtype in roof:
             rate = operations(config, lengths) / row["median"]
             read = weights(config) * BYTES[dtype] / row["median"]
-            found[name] = {"multiply": rate / (section["threads"] * roof[dtype]), "copy": read / roof["copy"]}
+            found[name] = {"multiply": rate / (section["threads"] * roof[dtype])}
+            found[name] |= {each: read / roof[each] for each in MEMORY}
     return found
