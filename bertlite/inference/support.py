@@ -22,9 +22,10 @@ from bertlite.stack.modules import (
     BertOutput,
     BertSelfAttention,
     BertSelfOutput,
+    Dropout,
 )
 
-DROPOUT = (nn.Dropout, nn.Identity)
+DROPOUT = (Dropout, nn.Dropout, nn.Identity)
 LAYER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # the classes of a layer's modules; linear ones have no choice
     "": (BertLayer,),
     "attention": (BertAttention,),

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,11 +81,10 @@ class Padded:
         return None
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Sequences that attend in one call, padded to the longest of them."""
 
-    slots: slice  # of the P slots
+    slots: int  # of the P slots, after those of the groups before
     sequences: int
     real: Tensor | None  # (sequences, 1, 1, length) bool, None if all are
 
@@ -257,7 +256,7 @@ class Packed:
             if shortest < longest:
                 lengths = self.counts[self.tensor(sequences)]
                 real = torch.arange(longest, device=self.counts.device) < lengths[:, None, None, None]
-            groups.append(Group(slice(slots, slots + rows * longest), rows, real))
+            groups.append(Group(rows * longest, rows, real))
             order += sequences
             row_lengths += [longest] * rows
             slots += rows * longest

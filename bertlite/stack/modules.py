@@ -16,11 +16,18 @@ from torch import Tensor, nn
 
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
 from bertlite.stack.activations import ACTIVATIONS
-from bertlite.stack.attention import LayerContext, ScoreBias, attend, relative_scores
+from bertlite.stack.attention import LayerContext, ScoreBias, attend, drop, relative_scores
 from bertlite.stack.disentangled import add_projections_, add_table_, disentangled_bias, find_table
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
 PROJECTIONS = ("query", "key", "value", "pos_key_proj", "pos_query_proj")  # to heads; the last two only of distances
+
+
+class Dropout(nn.Dropout):
+    """nn.Dropout, but `drop` for packed tokens, (T, D); of rows it drops what transformers drops."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return drop(input, self.p) if self.training and input.dim() == 2 else super().forward(input)
 
 
 class BertEmbeddings(nn.Module):
@@ -39,7 +46,7 @@ class BertEmbeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
         self.norms_last = own_field(config, "projected_before_norm")
         self.LayerNorm = nn.LayerNorm(config.hidden_size if self.norms_last else size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.projection: nn.Linear | None = None
         if size != config.hidden_size:
             self.projection = nn.Linear(size, config.hidden_size, bias=not self.norms_last)
@@ -131,13 +138,13 @@ class BertSelfAttention(nn.Module):
 
 
 class BertSelfOutput(nn.Module):
-    """Project the heads back to D, then add and normalise."""
+    """Project the heads, or neurons, back to D, then add and normalise."""
 
     def __init__(self, config: BertConfig, width: int) -> None:
         super().__init__()
         self.dense = linear(width, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
         return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
@@ -186,17 +193,11 @@ class BertIntermediate(nn.Module):
         return self.intermediate_act_fn(self.dense(hidden_states))
 
 
-class BertOutput(nn.Module):
-    """The narrow half of the feed-forward network, then add and normalise."""
+class BertOutput(BertSelfOutput):
+    """The narrow half of the feed-forward network, then add and normalise: as after the heads."""
 
     def __init__(self, config: BertConfig, width: int | None = None) -> None:
-        super().__init__()
-        self.dense = linear(config.intermediate_size if width is None else width, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, intermediate), (…, D) -> (…, D)
-        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+        super().__init__(config, config.intermediate_size if width is None else width)
 
 
 class BertLayer(nn.Module):

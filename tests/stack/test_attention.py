@@ -13,7 +13,7 @@ from conftest import F64, ON_CPU, OnCuda, assert_same, distance, full_outputs, g
 from torch import Tensor
 
 from bertlite import BertModel
-from bertlite.stack.attention import Requirements, select
+from bertlite.stack.attention import MOST_DRAWING, Requirements, drop, select
 from bertlite.stack.inputs import read_mask
 
 B, S, N, L = 2, 11, 4, 3
@@ -356,3 +356,25 @@ def test_a_gpu_looks_at_the_values_of_a_mask_itself(monkeypatch: pytest.MonkeyPa
     assert_same(got.as_subclass(Tensor), wanted, atol=0)
     with pytest.raises(RuntimeError, match=r"attention_mask holds others than 1 \(attend\) and 0 \(do not\)"):
         read_mask((2 * mask).as_subclass(OnCuda), *full)
+
+
+# Dropout of packed tokens
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+def test_other_draws_drop_as_many_and_scale_the_rest(rate: float, dtype: torch.dtype) -> None:
+    assert torch.get_num_threads() <= MOST_DRAWING, "conftest gives tests fewer"
+    x = torch.ones(103, 77, dtype=dtype, requires_grad=True)  # odd: four share a draw
+    torch.manual_seed(3)
+    out, again = drop(x, rate), drop(x, rate)
+    torch.manual_seed(3)
+    assert_same(drop(x, rate), out, atol=0)
+    assert torch.equal(again, out) == (rate in (0, 1))
+    kept = out != 0
+    # 4.5 standard deviations of a mean of this many draws
+    assert abs(kept.double().mean().item() - (1 - rate)) <= 4.5 * math.sqrt(rate * (1 - rate) / x.numel())
+    if rate < 1:
+        step = max(2**-15, torch.finfo(dtype).eps)  # the rate is rounded to 2^-16
+        torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (1 - rate)), rtol=step, atol=0)
+    assert_same(torch.autograd.grad(out.sum(), x)[0], out, atol=0)
