@@ -96,7 +96,7 @@ def finetune_(
     steps = len(batches) // share  # a remainder would leave some processes waiting
     if not steps:
         raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {share} processes make no step")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor(steps, recipe.warmup))
     best = Best(model, score, steps, checks)
     accelerator.register_for_checkpointing(schedule, best)
