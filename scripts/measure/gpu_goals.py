@@ -17,7 +17,7 @@ from bertlite.parity import reference
 from bertlite.pruning.importance import macs
 from bertlite.support.records import environment, write_json, write_record
 from bertlite.support.timing import FEWEST, alternate, summary
-from scripts.measure.speed.batches import works
+from scripts.measure.speed.batches import ragged, works
 from scripts.measure.speed.bench import MODELS, suffix
 
 SHAPES = ("bert-base", "bert-large")
@@ -99,7 +99,7 @@ def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterato
                 yield "full", SPEED, what, over(compiled, sdpa), 1
                 flops = 2 * len(work.lengths) * macs(config, work.width)
                 yield "peak", SPEED, what, flops / sdpa["median"] / peak if sdpa and peak else None, 1
-        name = f"training by autocast{suffix(model, None)}"
+        name = f"training {ragged('SST-2', 32, 128).name} by autocast{suffix(model, None)}"
         section = sections.get(name, {})
         ratio = section.get("ratios", {}).get("transformers sdpa / bertlite packed", {})
         yield "training", SPEED, name, ratio.get("median"), section.get("filled", 1)

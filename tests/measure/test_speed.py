@@ -15,6 +15,9 @@ from bertlite.inference.native.library import usable_sets
 from bertlite.parity import reference
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.pruning.budget.work import Work, full
+from bertlite.support.records import environment, write_json
+from scripts.make.tables import read
+from scripts.make.tables import speed as tables
 from scripts.measure.speed import bench, engines, sections, under
 from scripts.measure.speed.__main__ import main, new_record
 from scripts.measure.speed.accuracy import ERRORS, Accuracy, accuracies, accuracy
@@ -235,7 +238,7 @@ def test_pruned_models_stand_beside_the_whole(kept, few_rounds, monkeypatch):
     assert all(0 < error < 1e-5 for error in found["errors"].values())
 
 
-def test_training_by_autocast_computes_in_bfloat16(kept, few_rounds):
+def test_training_by_autocast_computes_in_bfloat16_and_is_shown(kept, few_rounds, tmp_path, monkeypatch):
     seen = set()
 
     class Watch(TorchDispatchMode):
@@ -246,11 +249,16 @@ def test_training_by_autocast_computes_in_bfloat16(kept, few_rounds):
             return out
 
     with Watch():
-        found = sections.training(Bench(3, kept, seconds=0.01), autocast=True)
+        found = sections.training(ragged("SST-2", 8, 128), Bench(3, kept, seconds=0.01), autocast=True)
     assert seen == {torch.bfloat16}
     assert "bfloat16 by autocast" in found["what"]
     assert set(found["ratios"]) == {f"transformers sdpa / bertlite {name}" for name in ("sdpa", "packed")}
-    assert "training by autocast" in sections.sections("cuda", 512)
+    names = {name for name in sections.sections("cuda", 512) if "training" in name}
+    assert names >= {f"training {work}{how}" for work in ("32 x 49 SST-2", "8 x 128") for how in ("", " by autocast")}
+    shown = {"environment": {**environment(), "threads": found["threads"]}, "sections": {"training a": found}}
+    write_json(tmp_path / "training.json", shown)
+    monkeypatch.setattr(read, "RESULTS", tmp_path)
+    assert f"| {found['model']} | {found['work']} ({found['filled']:.0%}) | " in tables.training()
 
 
 def test_the_script_adds_to_a_record_and_draws(kept, few_rounds, tmp_path):

@@ -110,10 +110,9 @@ def on_gpu(name: str) -> str:
     found = record(name)
     forward = forward_sections(found)
     lines = []
-    for section in (found["sections"].get(each) for each in ("training", "training by autocast")):
-        if section:
-            ratios = (f"{pair} = {with_spread(ratio)}" for pair, ratio in section["ratios"].items())
-            lines.append(f"{section['what']}: {', '.join(ratios)}.")
+    for section in (each for name, each in found["sections"].items() if name.startswith("training")):
+        ratios = (f"{pair} = {with_spread(ratio)}" for pair, ratio in section["ratios"].items())
+        lines.append(f"{section['what']}: {', '.join(ratios)}.")
     return "\n\n".join([over_base(found, forward, engines_of(forward)), *lines])
 
 
@@ -208,6 +207,22 @@ def halves() -> str:
                 body.append([model, dtype, milliseconds(section["seconds"][dense], ".1f"), *cells])
     head = ["model", "dtype", WHOLE, *HALVES]
     return table(head, body, note(f"8 x 128, times faster than the {WHOLE} model.", {}, found))
+
+
+def training() -> str:
+    """Table of the time of a training step, and of how much faster it is in bertlite; empty if there is no record."""
+    if not (read.RESULTS / "training.json").exists():
+        return ""
+    found, body, shown = record("training"), [], {}
+    for model, trained in grouped(found, "training").items():
+        for batch, section in trained.items():
+            cells = [cell(section["ratios"], f"transformers sdpa / bertlite {name}") for name in ("sdpa", "packed")]
+            step = milliseconds(section["seconds"]["transformers sdpa"])
+            body.append([model, *heads_of({batch: section}), step, *cells])
+            shown[batch] = section
+    head = ["model", "batch", "transformers sdpa", "bertlite sdpa", "bertlite packed"]
+    what = "A step of a classifier in float32: dropout, AdamW (fused); times faster than transformers."
+    return table(head, body, note(what, shown, found))
 
 
 def checkpointing(name: str) -> str:

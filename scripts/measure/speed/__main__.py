@@ -3,7 +3,7 @@
     python -m scripts.measure.speed --only "forward 8 x 128" --engines "bertlite native",OpenVINO --rounds 7
     python -m scripts.measure.speed --only forward,pruned --models bert-base,MiniLM --out speed.json,speed.png,exported
     python -m scripts.measure.speed --only "forward 32 x,forward 1 x" --models bge-m3,all-mpnet --out speed.json
-    python -m scripts.measure.speed --only training --out speed.json
+    python -m scripts.measure.speed --only training --models bert-base,MiniLM --out scripts/results/training.json
     python -m scripts.measure.speed --only under --models MiniLM --threads 1 --out scripts/results/speed-under.json
     python -m scripts.measure.speed --only import,loading,cold --rounds 7 --out scripts/results/startup.json
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.pruning.budget.work import full
-from bertlite.support.timing import alternate, peak_bytes, summary
+from bertlite.pruning.budget.work import Work, full
+from bertlite.support.timing import alternate, peak_bytes
 from scripts.measure.speed import startup
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
 from scripts.measure.speed.batches import ragged
@@ -24,11 +24,14 @@ WHOLE = "whole"
 
 def sections(device: str, longest: int) -> dict[str, Section]:
     """Return the sections by name, in the order of running; no batch is longer than the longest."""
-    running = {**forward_sections(device, longest), "pruned": pruned, "training": training}
-    if device == "cpu":
-        running |= {f"under {name}": partial(under, name) for name in USES}
+    running = {**forward_sections(device, longest), "pruned": pruned}
+    for work in (ragged("SST-2", 32, 128), ragged("WikiText-2", 8, 512), full(8, 128)):
+        running[f"training {work.name}"] = partial(training, work)
+        if device != "cpu":
+            running[f"training {work.name} by autocast"] = partial(training, work, autocast=True)
     if device != "cpu":
-        return running | {"training by autocast": partial(training, autocast=True)}
+        return running
+    running |= {f"under {name}": partial(under, name) for name in USES}
     return {"import": startup.imports, "loading": startup.loading, "cold start": startup.cold} | running
 
 
@@ -74,17 +77,16 @@ def pruned_models(bench: Bench) -> dict[str, bertlite.BertModel]:
     }
 
 
-def training(bench: Bench, autocast: bool = False) -> dict[str, Any]:
-    """Time a classifier's forward, backward and step of AdamW, at the lengths of SST-2, dropout on.
+def training(work: Work, bench: Bench, autocast: bool = False) -> dict[str, Any]:
+    """Time a classifier's forward, backward and step of AdamW on a batch, dropout on.
 
     AdamW is fused, as transformers' Trainer has it by default; with `autocast` matmuls are in bfloat16.
     """
     import transformers
 
-    work = ragged("SST-2", 32, 128)
     batch: dict[str, Tensor] = {
         **work.inputs(bench.config.vocab_size, bench.device),
-        "labels": torch.arange(32, device=bench.device) % 2,
+        "labels": torch.arange(len(work.lengths), device=bench.device) % 2,
     }
     models = {
         "transformers sdpa": transformers.BertForSequenceClassification.from_pretrained(
@@ -115,8 +117,8 @@ def training(bench: Bench, autocast: bool = False) -> dict[str, Any]:
     times = alternate(steps, bench.rounds, bench.device, warm=1, seconds=bench.seconds, after_round=bench.after_round)
     over = [("transformers sdpa", name) for name in times if name.startswith("bertlite")]
     dtype = "bfloat16 by autocast" if autocast else "float32"
-    found = summary(f"training step, {work.name}, {work.filled:.0%} filled, {dtype}", times, over)
-    found["filled"] = work.filled
+    found = section_of(f"training step, {work.name}, {work.filled:.0%} filled, {dtype}", bench, times, over, {})
+    found |= {"work": work.name, "filled": work.filled, "padding": work.padding}
     if bench.device != "cpu":
         found["peak_bytes"] = {name: peak_bytes(step, bench.device) for name, step in steps.items()}
     return found
