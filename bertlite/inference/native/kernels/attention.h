@@ -74,9 +74,10 @@ void pack_values(const Head<Kind>& head, uint32_t* to) {
         }
 }
 
-// Write the softmax numerators of one query's scores, e^(score - largest), to `weights`; return 1 / their sum.
+// Write the softmax numerators of one query's scores, 2^(factor x (score - largest)), to `weights`; return 1 / their sum.
 template <class Value>
-float softmax(float* scores, long keys, long padded, Value* weights, bool keep) {
+float softmax(float* scores, long keys, long padded, float factor, Value* weights, bool keep) {
+    constexpr bool rounded = std::is_same_v<Value, BFloat16>;
     for (long key = keys; key < padded; key++) scores[key] = -INFINITY;
     Vector maxima = broadcast(-INFINITY);
     for (long key = 0; key < padded; key += LANES) maxima = max(maxima, load(scores + key));
@@ -84,8 +85,7 @@ float softmax(float* scores, long keys, long padded, Value* weights, bool keep) 
     if (largest == -INFINITY) largest = 0;  // all keys are masked
     Vector total = zeros();
     for (long key = 0; key < padded; key += LANES) {
-        Vector shifted = load(scores + key) - broadcast(largest);
-        Vector weight = where_positive(broadcast(-87.0f) - shifted, zeros(), exp(shifted));  // a nan stays one
+        Vector weight = exp2<rounded>((load(scores + key) - broadcast(largest)) * broadcast(factor));
         total = total + weight;
         store(weights + key, weight);
         if (keep) store(scores + key, weight);
@@ -105,12 +105,7 @@ void add_distances(const Head<Kind>& head, long query, long count, const Attenti
         const long first = head.rows[key - (query + count - 1)] / STEP * STEP;
         const long last = round_up(head.rows[key + keys - 1 - query] + 1, STEP);
         const Target<float> to{workspace.relative - first, stride};
-        matmul<Distances>(rows, head.stride, number, vectors, nullptr, first, last, to,
-                          [=](long row, long rows, long column, long columns, const float* sums) {
-                              for (long i = 0; i < rows; i++)
-                                  for (long j = 0; j < columns; j += LANES)
-                                      store(to.at(row + i, column + j), load(sums + i * BLOCK + j));
-                          });
+        matmul<Distances>(rows, head.stride, number, vectors, nullptr, first, last, to, in_place);
         return workspace.relative - first;
     };
     if (head.distances.words) {
@@ -145,7 +140,8 @@ void attend(const Head<Kind>& head, long first, long last, const AttentionWorksp
     using Value = typename Kind::Value;
     const long keys = head.key_count, padded = round_up(keys, LANES);
     const long words = head.head_size / Kind::per_word;
-    const Vector scale = broadcast(head.scale);
+    const bool adds = head.rows || head.distance_bias || head.bias;  // to the scores, which are then scaled first
+    const float factor = (adds ? 1 : head.scale) * LOG2_E;
     const Blocks key_blocks{workspace.keys, words};
     const Blocks value_blocks{workspace.values, divide_up(keys, Kind::per_word)};
     float inverse[QUERIES];
@@ -154,12 +150,12 @@ void attend(const Head<Kind>& head, long first, long last, const AttentionWorksp
         const long count = std::min(part, last - query);
         const Target<float> scores_at{workspace.scores, workspace.key_capacity};
         matmul<Kind>(head.queries + query * head.stride, head.stride, count, key_blocks, nullptr, 0, padded, scores_at,
-                     [=](long row, long rows, long column, long columns, const float* sums) {
-                         for (long i = 0; i < rows; i++)
-                             for (long j = 0; j < columns; j += LANES)
-                                 store(scores_at.at(row + i, column + j), load(sums + i * BLOCK + j) * scale);
-                     });
+                     in_place);
+        for (long i = 0; adds && i < count; i++)
+            for (long key = 0; key < padded; key += LANES)
+                store(scores_at.at(i, key), load(scores_at.at(i, key)) * broadcast(head.scale));
         if (head.rows) add_distances<Distances>(head, query, count, workspace);
+        BERTLITE_PHASE("softmax and context");
         for (long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * workspace.key_capacity;
             if (head.distance_bias) {
@@ -170,7 +166,7 @@ void attend(const Head<Kind>& head, long first, long last, const AttentionWorksp
                 const float* bias = head.bias + (query + i) * head.bias_stride;
                 for (long key = 0; key < keys; key++) scores[key] += bias[key];
             }
-            inverse[i] = softmax(scores, keys, padded, workspace.weights + i * workspace.key_capacity,
+            inverse[i] = softmax(scores, keys, padded, factor, workspace.weights + i * workspace.key_capacity,
                                  head.probabilities != nullptr);
             if (head.has_keys && !head.has_keys[(query + i) * head.has_keys_stride]) inverse[i] = 0;
             const float gate = head.gate ? head.gate[(query + i) * head.gate_stride] : 1;

@@ -230,6 +230,7 @@ class Encoder {
     bool first_tokens_only(long layer) const { return batch_.first_only && is_last(layer); }
 
     void work(long thread, Team::Member& member) {
+        BERTLITE_PHASE("layers");
         run_tokens(batch_.tokens, thread, member,
                    [&](TokenBlock& block, const auto& workers) { before_layers(block, workers); });
         for (long layer = 0; layer < model_.layer_count; layer++) {
@@ -285,6 +286,7 @@ class Encoder {
     template <class Workers, class Work>
     static void for_each_token(const TokenBlock& block, const Workers& workers, Work work) {
         workers.parallel_for(block.count, TOKENS_SHARED, [&](long from, long to) {
+            BERTLITE_PHASE("token by token");
             for (long token = from; token < to; token++) work(token);
         });
     }
@@ -323,14 +325,16 @@ class Encoder {
                 convert<Kind>(context + token * widest_heads_, width, block.input + token * input_stride(),
                               block.quantization + token);
             });
+            BERTLITE_PHASE("output");
             add_projection(block.input, input_stride(), block.quantization, layer.output, hidden, block, workers);
         } else {
+            BERTLITE_PHASE("output");
             add_projection(context, widest_heads_, block.quantization, layer.output, hidden, block, workers);
         }
         for_each_token(block, workers, [&](long token) {
-            layer_norm(hidden.at(token, 0), model_.hidden_size, layer.attention_norm_weight, layer.attention_norm_bias,
-                       float(model_.epsilon));
-            convert<Kind>(hidden.at(token, 0), D, block.input + token * input_stride(), block.quantization + token);
+            layer_norm<Kind>(hidden.at(token, 0), model_.hidden_size, layer.attention_norm_weight,
+                             layer.attention_norm_bias, float(model_.epsilon), block.input + token * input_stride(),
+                             block.quantization + token);
         });
         project_up(layer, block, workers);
         if constexpr (quantized) {
@@ -340,17 +344,19 @@ class Encoder {
                               block.intermediate + token * widest_neurons_, block.intermediate_quantization + token);
             });
         }
-        add_projection(block.intermediate, widest_neurons_, block.intermediate_quantization, layer.down, hidden, block,
-                       workers);
+        {
+            BERTLITE_PHASE("down");
+            add_projection(block.intermediate, widest_neurons_, block.intermediate_quantization, layer.down, hidden,
+                           block, workers);
+        }
         for_each_token(block, workers, [&](long token) {
-            layer_norm(hidden.at(token, 0), model_.hidden_size, layer.output_norm_weight, layer.output_norm_bias,
-                       float(model_.epsilon));
-            if (is_last(index)) {
+            layer_norm<Kind>(hidden.at(token, 0), model_.hidden_size, layer.output_norm_weight, layer.output_norm_bias,
+                             float(model_.epsilon), is_last(index) ? nullptr : block.input + token * input_stride(),
+                             block.quantization + token);
+            if (is_last(index))
                 write_output(block.first + token, hidden.at(token, 0));
-                return;
-            }
-            write_state(index + 1, block.first + token, hidden.at(token, 0));
-            convert<Kind>(hidden.at(token, 0), D, block.input + token * input_stride(), block.quantization + token);
+            else
+                write_state(index + 1, block.first + token, hidden.at(token, 0));
         });
         if (!is_last(index)) project_qkv(model_.layers[index + 1], block, workers);
     }
@@ -384,6 +390,7 @@ class Encoder {
 
     template <class Workers>
     void project_qkv(const Layer& layer, const TokenBlock& block, const Workers& workers) {
+        BERTLITE_PHASE("queries, keys and values");
         const long stride = 3 * widest_heads_;
         const Target<HeadValue> qkv{qkv_ + block.first * stride, stride};
         project(block.input, input_stride(), block.quantization, block.count, layer.qkv, qkv, workers,
@@ -399,11 +406,12 @@ class Encoder {
 
     template <class Workers>
     void project_up(const Layer& layer, const TokenBlock& block, const Workers& workers) {
+        BERTLITE_PHASE("up");
         const auto activation = static_cast<Activation>(model_.activation);
         const auto into = [&](auto* neurons) {
             const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, widest_neurons_};
             project(block.input, input_stride(), block.quantization, block.count, layer.up, to, workers,
-                    [=](auto* at, Vector y) { store(at, apply(activation, y)); });
+                    [=](auto* at, Vector y) { store(at, apply<!std::is_same_v<Kind, Float32>>(activation, y)); });
         };
         if constexpr (quantized)
             into(block.neurons);
@@ -472,6 +480,9 @@ class Encoder {
         if (batch_.probabilities)
             head.probabilities =
                 batch_.probabilities[index] + (sequence * layer.head_count + n) * queries * head.key_count;
+        for (long i = 0; n + 1 < layer.head_count && i < 3 * head.key_count; i++)  // what is probably next
+            prefetch(head.queries + i / 3 * head.stride + i % 3 * width + H);
+        BERTLITE_PHASE("attention");
         pack_blocks<Attending>(head.keys, head.key_count, H, head.stride, workspace.keys);
         pack_values(head, workspace.values);
         attend<Distances>(head, first, last, workspace);

@@ -5,35 +5,53 @@
 
 namespace bertlite {
 
-// e^x by its Taylor polynomial of degree 7 on |r| <= ln(2) / 2, x = n ln(2) + r; to float quantization.
-// Below -87 it gives e^-87, which is 1.6e-38, and above 88 e^88; nan stays nan.
-inline Vector exp(Vector x) {
-    x = max(broadcast(-87.0f), min(broadcast(88.0f), x));
-    Vector n = nearest_integer(x * broadcast(1.44269504f));  // 1 / ln(2)
-    // ln(2) in two parts, of which the first has few bits, so that n times it is exact
-    Vector r = multiply_add(n, broadcast(-0.693359375f), x);
-    r = multiply_add(n, broadcast(2.12194440e-4f), r);
-    Vector p = broadcast(1.0f / 5040);
-    for (float coefficient : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
-        p = multiply_add(p, r, broadcast(coefficient));
-    return ldexp(p, n);
+// c0 x^n + c1 x^(n-1) + ...
+template <int count>
+inline Vector polynomial(Vector x, const float (&coefficients)[count]) {
+    Vector sum = broadcast(coefficients[0]);
+#pragma GCC unroll 8
+    for (int i = 1; i < count; i++) sum = multiply_add(sum, x, broadcast(coefficients[i]));
+    return sum;
 }
 
-inline Vector sigmoid(Vector x) { return broadcast(1) / (broadcast(1) + exp(zeros() - x)); }
+// 2^x by a minimax polynomial of the fraction: to a relative error of 7.5e-5 where the result is then rounded to
+// bfloat16, by up to 2e-3, and else to float quantization.  Below -126 it may be 0; nan stays nan.
+template <bool rounded>
+inline Vector exp2(Vector x) {
+    return exp2(x, [](Vector fraction) {
+        if constexpr (rounded)
+            return polynomial(fraction, {0.07802452f, 0.22606716f, 0.69583356f, 0.9999252f});
+        else
+            return polynomial(fraction, {0.00021702256f, 0.0012439687f, 0.0096788406f, 0.05548334f, 0.24022983f,
+                                         0.693147f, 1.0f});
+    });
+}
+
+constexpr float LOG2_E = 1.44269504f;
+
+inline Vector sigmoid(Vector x) { return broadcast(1) / (broadcast(1) + exp2<false>(x * broadcast(-LOG2_E))); }
 
 // x times the normal distribution function of x.  The distribution function is 1/2 + x P(x^2) / Q(x^2), fitted by
 // least squares with Lawson's weights to a relative error of 2.1e-8 up to |x| = 5.6.  Beyond, it is 0 or 1 in float32,
 // exactly: trained models have neurons of 30 and more at every token, and their errors would add up over the layers.
+// Where the result is then rounded to 8 bits, it is 1/2 + x P(x^2), off by 1.3e-4 / |x| at most; beyond |x| = 4 it is 0
+// or 1, exactly again, as P(16) is 1/8.
+template <bool rounded>
 inline Vector gelu(Vector x) {
+    if constexpr (rounded) {
+        const Vector bounded = max(broadcast(-4.0f), min(broadcast(4.0f), x));
+        const Vector p = polynomial(
+            bounded * bounded, {-4.375824147473395e-10f, 5.050120677196901e-08f, -2.3093300569598796e-06f,
+                                5.739017797168344e-05f, -0.0008827410638332367f, 0.009039524011313915f,
+                                -0.06506366282701492f, 0.3981860876083374f});
+        return x * multiply_add(bounded, p, broadcast(0.5f));
+    }
     Vector bounded = max(broadcast(-5.6f), min(broadcast(5.6f), x));
     Vector z = bounded * bounded;
-    Vector p = broadcast(2.2297575341667653e-08f), q = broadcast(1.1796624903581687e-06f);
-    for (float coefficient : {6.289786597335478e-06f, 0.00016892835265025496f, 0.0046773445792496204f,
-                              0.033928919583559036f, 0.3989422619342804f})
-        p = multiply_add(p, z, broadcast(coefficient));
-    for (float coefficient :
-         {7.33439956093207e-05f, 0.0018854865338653326f, 0.028677497059106827f, 0.25171351432800293f, 1.0f})
-        q = multiply_add(q, z, broadcast(coefficient));
+    Vector p = polynomial(z, {2.2297575341667653e-08f, 6.289786597335478e-06f, 0.00016892835265025496f,
+                              0.0046773445792496204f, 0.033928919583559036f, 0.3989422619342804f});
+    Vector q = polynomial(z, {1.1796624903581687e-06f, 7.33439956093207e-05f, 0.0018854865338653326f,
+                              0.028677497059106827f, 0.25171351432800293f, 1.0f});
     const Vector beyond = where_positive(x, broadcast(1), zeros());  // a product, as of -infinity it is nan
     return x * (bounded == x ? multiply_add(bounded, p / q, broadcast(0.5f)) : beyond);
 }
@@ -46,11 +64,13 @@ inline Vector gelu_tanh(Vector x) {
 
 enum class Activation : long { identity, relu, gelu, gelu_tanh, silu, quick_gelu, tanh, sigmoid };
 
-inline Vector apply(Activation activation, Vector x) {
+// `rounded`: the result is then rounded to 8 bits.
+template <bool rounded = false>
+Vector apply(Activation activation, Vector x) {
     switch (activation) {
         case Activation::identity: return x;
         case Activation::relu: return max(zeros(), x);
-        case Activation::gelu: return gelu(x);
+        case Activation::gelu: return gelu<rounded>(x);
         case Activation::gelu_tanh: return gelu_tanh(x);
         case Activation::silu: return x * sigmoid(x);
         case Activation::quick_gelu: return x * sigmoid(x * broadcast(1.702f));

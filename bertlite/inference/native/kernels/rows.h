@@ -7,53 +7,91 @@
 
 namespace bertlite {
 
-// Apply LayerNorm to (width,) in place.  Where the variance overflows, the result is nan.  Behind x there are zeros,
-// to a whole vector, and behind weight and bias.
-inline void layer_norm(float* x, long width, const float* weight, const float* bias, float epsilon) {
-    Vector total = zeros();
-    for (long i = 0; i < width; i += LANES) total = total + load(x + i);
-    const float average = reduce_sum(total) / width;
-    const Vector mean = broadcast(average);
-    Vector squares = zeros();
-    for (long i = 0; i + LANES <= width; i += LANES) {
-        Vector centred = load(x + i) - mean;
-        squares = multiply_add(centred, centred, squares);
-    }
-    float rest = 0;
-    for (long i = width / LANES * LANES; i < width; i++) rest += (x[i] - average) * (x[i] - average);
-    const float variance = (reduce_sum(squares) + rest) / width;
-    const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
-    for (long i = 0; i < width; i += LANES)
-        store(x + i, multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i)));
-}
-
 // An 8-bit integer stands for integer * scale + offset.
 struct Quantization {
     float scale, offset;
 };
 
-// Convert (width,) to the dtype of a matmul.  8-bit integers are asymmetric: 0 is the smallest number and 255 the
+// The largest and the smallest of a row's numbers and 0, from their bits: as signed integers those of the largest are
+// the largest, and as unsigned ones those of the smallest.  An infinity or nan is beyond all others.
+class Range {
+   public:
+    void add(Vector x) {
+        largest_ = max_integers(largest_, (Integers)x);
+        smallest_ = max_words(smallest_, (Words)x);
+    }
+
+    float largest() const { return reduce_max((Vector)largest_); }
+    float smallest() const { return -reduce_max(max(zeros() - (Vector)smallest_, zeros())); }
+    float nan_or_0() const { return reduce_sum((Vector)largest_ * zeros() + (Vector)smallest_ * zeros()); }
+
+   private:
+    Integers largest_{};
+    Words smallest_{};
+};
+
+// Convert (width,), of this range, to 8-bit integers.  They are asymmetric: 0 is the smallest number and 255 the
 // largest, the range being widened to include 0, which is exact.
 template <class Kind, class From>
+inline void quantize(const From* from, long width, const Range& range, typename Kind::Value* to,
+                     Quantization* quantization) {
+    const float low = range.smallest(), step = (range.largest() - low) * (1.0f / 255);
+    const float scale = step >= 0x1p-126f ? step : 1, inverse = 1 / scale, nan_or_0 = range.nan_or_0();
+    const float zero_point = nan_or_0 == 0 ? std::nearbyint(-low * inverse) : 0;
+    for (long i = 0; i < width; i += LANES)
+        store_rounded(to + i, multiply_add(load(from + i), broadcast(inverse), broadcast(zero_point)));
+    *quantization = {scale + nan_or_0, -(zero_point + LEAST) * scale};  // integers cannot be nan, so the scale is
+}
+
+// Convert (width,) to the dtype of a matmul.
+template <class Kind, class From>
 inline void convert(const From* from, long width, typename Kind::Value* to, Quantization* quantization) {
-    if constexpr (std::is_same_v<Kind, Int8>) {
-        Vector largest = zeros(), smallest = zeros(), fault = zeros();
-        for (long i = 0; i < width; i += LANES) {
-            Vector x = load(from + i);
-            largest = max(x, largest);
-            smallest = min(x, smallest);
-            fault = multiply_add(x, zeros(), fault);  // 0, or nan if x is infinite or nan
-        }
-        const float low = -reduce_max(zeros() - smallest), step = (reduce_max(largest) - low) / 255;
-        const float scale = step > 0 ? step : 1, nan_or_0 = reduce_sum(fault);
-        const float zero_point = nan_or_0 == 0 ? std::nearbyint(-low / scale) : 0;
-        const Vector inverse = broadcast(1 / scale);
-        for (long i = 0; i < width; i += LANES)
-            store_rounded(to + i, multiply_add(load(from + i), inverse, broadcast(zero_point)));
-        *quantization = {scale + nan_or_0, -(zero_point + LEAST) * scale};  // integers cannot be nan, so the scale is
-    } else {
-        for (long i = 0; i < width; i += LANES) store(to + i, load(from + i));
+    Range range;
+    for (long i = 0; i < width; i += LANES)
+        if constexpr (std::is_same_v<Kind, Int8>)
+            range.add(load(from + i));
+        else
+            store(to + i, load(from + i));
+    if constexpr (std::is_same_v<Kind, Int8>) quantize<Kind>(from, width, range, to, quantization);
+}
+
+// The sum over (width,) of term(i) for each vector, in four sums that do not wait for each other.
+template <class Term>
+inline float sum_of(long width, Term term) {
+    Vector sums[4] = {};
+    long i = 0;
+    for (; i + 4 * LANES <= width; i += 4 * LANES)
+        for (long j = 0; j < 4; j++) sums[j] = sums[j] + term(i + j * LANES);
+    for (; i < width; i += LANES) sums[0] = sums[0] + term(i);
+    return reduce_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+// Apply LayerNorm to (width,) in place, and convert it to the dtype of a matmul unless `to` is null.  Where the
+// variance overflows, the result is nan.  Behind x there are zeros, to a whole vector, and behind weight and bias.
+template <class Kind = Float32>
+inline void layer_norm(float* x, long width, const float* weight, const float* bias, float epsilon,
+                       typename Kind::Value* to = nullptr, Quantization* quantization = nullptr) {
+    const float average = sum_of(width, [=](long i) { return load(x + i); }) / width;
+    const Vector mean = broadcast(average);
+    const long whole = width / LANES * LANES;
+    float squares = sum_of(whole, [=](long i) {
+        const Vector centred = load(x + i) - mean;
+        return centred * centred;
+    });
+    for (long i = whole; i < width; i++) squares += (x[i] - average) * (x[i] - average);
+    const float variance = squares / width;
+    const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
+    Range range;
+    for (long i = 0; i < width; i += LANES) {
+        const Vector y = multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i));
+        store(x + i, y);
+        if constexpr (std::is_same_v<Kind, Int8>)
+            range.add(y);
+        else if (to)
+            store(to + i, y);
     }
+    if constexpr (std::is_same_v<Kind, Int8>)
+        if (to) quantize<Kind>(x, width, range, to, quantization);
 }
 
 }  // namespace bertlite

@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "profile.h"
+
 #if defined(BERTLITE_STD_THREADS)
 #include <thread>
 #include <vector>
@@ -55,6 +57,7 @@ class Team {
                     done.fetch_add(1, std::memory_order_release);
                 }
             }
+            BERTLITE_PHASE("waiting");
             for (long spins = 0; done.load(std::memory_order_acquire) < pieces; spins++) {
                 if (team_.aborted_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread failed");
                 if (spins < SPINS)

@@ -8,6 +8,7 @@
 #include <climits>
 #include <type_traits>
 
+#include "profile.h"
 #include "vectors.h"
 
 #if defined(BERTLITE_BRGEMM)
@@ -79,19 +80,22 @@ constexpr long COLUMNS_AT_ONCE = VECTORS_AT_ONCE * LANES;
 template <class Kind>
 constexpr long WORDS_SUMMED = std::is_same_v<typename Kind::Sum, float> ? 256 : LONG_MAX;
 
-// One tile: sums[row * BLOCK + column] = start[column] + ROWS rows times VECTORS x LANES columns.
+// One tile: sums[row * sums_stride + column] = start[column] + ROWS rows times VECTORS x LANES columns.
 //
 // rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  AHEAD: whether weights
 // needed next, at `ahead`, are prefetched.  All loops over sums are unrolled, or GCC keeps them in memory.
 template <class Kind, bool AHEAD, int ROWS, int VECTORS>
 void multiply_tile(const char* rows, long stride, const uint32_t* weight, long words, const typename Kind::Sum* start,
-                   typename Kind::Sum* sums, const char* ahead) {
+                   typename Kind::Sum* sums, long sums_stride, const char* ahead) {
     constexpr int parts = Kind::per_word * sizeof(typename Kind::Value) / 4;
     typename Kind::Sums sum[ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) std::memcpy(&sum[i][j], start + j * LANES, WIDTH);
+        for (int j = 0; j < VECTORS; j++) {
+            sum[i][j] = typename Kind::Sums{};
+            if (!std::is_same_v<Kind, Int8>) std::memcpy(&sum[i][j], start + j * LANES, WIDTH);
+        }
     for (long first = 0, word = 0;; first = word) {
         for (const long last = std::min(words - first, WORDS_SUMMED<Kind>) + first; word < last; word++) {
             if (AHEAD) {
@@ -120,9 +124,9 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
 #pragma GCC unroll 4
             for (int j = 0; j < VECTORS; j++) {
                 typename Kind::Sums before{};
-                if (first) std::memcpy(&before, sums + i * BLOCK + j * LANES, WIDTH);
+                if (first) std::memcpy(&before, sums + i * sums_stride + j * LANES, WIDTH);
                 sum[i][j] = first ? sum[i][j] + before : sum[i][j];
-                std::memcpy(sums + i * BLOCK + j * LANES, &sum[i][j], WIDTH);
+                std::memcpy(sums + i * sums_stride + j * LANES, &sum[i][j], WIDTH);
                 sum[i][j] = typename Kind::Sums{};
             }
         if (word >= words) return;
@@ -141,11 +145,11 @@ void matmul_tile(long count, long vectors, Rest... rest) {
 
 template <class Kind>
 void matmul_columns(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
-                    const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
+                    const typename Kind::Sum* start, typename Kind::Sum* sums, long sums_stride, const char* ahead) {
     for (long column = 0; column < columns; column += COLUMNS_AT_ONCE) {
         const auto run = [=](auto tile) {
             tile(count, (columns - column) / LANES, rows, stride, weight + column, words, start + column,
-                 sums + column, ahead);
+                 sums + column, sums_stride, ahead);
         };
         if (ahead && column == 0)
             run([](auto... all) { matmul_tile<Kind, true>(all...); });
@@ -172,15 +176,15 @@ constexpr long TORCH_ROWS = 32;  // two tiles of AMX
 
 template <class Kind>
 void matmul_by_torch(const typename Kind::Value* rows, long stride, long count, const uint32_t* block, long words,
-                     const typename Kind::Sum* start, typename Kind::Sum* sums) {
-    for (long i = 0; start && i < count; i++) std::memcpy(sums + i * BLOCK, start, BLOCK * sizeof *sums);
+                     const typename Kind::Sum* start, typename Kind::Sum* sums, long sums_stride) {
+    for (long i = 0; start && i < count; i++) std::memcpy(sums + i * sums_stride, start, BLOCK * sizeof *sums);
     const long inputs = words * Kind::per_word;
     if constexpr (Kind::per_word == 2) {
-        at::native::cpublas::brgemm(count, BLOCK, inputs, stride, BLOCK, BLOCK, start != nullptr,
+        at::native::cpublas::brgemm(count, BLOCK, inputs, stride, BLOCK, sums_stride, start != nullptr,
                                     reinterpret_cast<const at::BFloat16*>(rows),
                                     reinterpret_cast<const at::BFloat16*>(block), sums);
     } else if constexpr (Kind::per_word == 4) {
-        at::native::cpublas::brgemm(count, BLOCK, inputs, stride, BLOCK, BLOCK, start != nullptr, rows,
+        at::native::cpublas::brgemm(count, BLOCK, inputs, stride, BLOCK, sums_stride, start != nullptr, rows,
                                     reinterpret_cast<const int8_t*>(block), sums);
     }
 }
@@ -195,7 +199,7 @@ constexpr bool BY_TORCH = false;
 constexpr long TORCH_ROWS = 0;
 template <class Kind>
 void matmul_by_torch(const typename Kind::Value*, long, long, const uint32_t*, long, const typename Kind::Sum*,
-                     typename Kind::Sum*) {}
+                     typename Kind::Sum*, long) {}
 inline void release_tiles() {}
 
 #endif
@@ -214,14 +218,22 @@ struct Target {
     }
 };
 
+struct InPlace {
+    void operator()(long, long, long, long, const void*) const {}
+};
+constexpr InPlace in_place;
+
 // Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES, and add `start`, one
 // number for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called
-// with the sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.
+// with the sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.  With `in_place` for
+// `finish` the sums are left in `to`.
 template <class Kind, class T, class Finish>
 void matmul(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
             const typename Kind::Sum* start, long first, long last, const Target<T>& to, Finish finish) {
     alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
-    alignas(64) typename Kind::Sum sums[(BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS) * BLOCK];
+    constexpr bool stays = std::is_same_v<Finish, InPlace>;
+    alignas(64) typename Kind::Sum tile_sums[stays ? 1 : (BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS) * BLOCK];
+    const long sums_stride = stays ? to.stride : BLOCK;
     for (long column = first; column < last;) {
         const long block = column / BLOCK, within = column % BLOCK;
         const long columns = std::min(BLOCK - within, last - column);
@@ -232,15 +244,21 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
         for (long tile = 0, row = 0; tile < tiles; tile++) {
             const long size = (count - row + tiles - tile - 1) / (tiles - tile);  // as even as can be
             const auto* begin = start ? start + column : nullptr;
-            to.prefetch_tile(row, size, column, columns);
+            auto* sums = tile_sums;
+            if constexpr (stays)
+                sums = to.at(row, column);
+            else
+                to.prefetch_tile(row, size, column, columns);
             if (by_torch) {
-                matmul_by_torch<Kind>(rows + row * stride, stride, size, from, weight.inputs, begin, sums);
+                matmul_by_torch<Kind>(rows + row * stride, stride, size, from, weight.inputs, begin, sums,
+                                      sums_stride);
             } else {
                 const char* next = reinterpret_cast<const char*>(weight.block(block + 1)) + tile * weight.inputs * 128;
                 matmul_columns<Kind>(size, columns, reinterpret_cast<const char*>(rows + row * stride),
                                   stride * sizeof(typename Kind::Value), from, weight.inputs, begin ? begin : no_start,
-                                  sums, more && tile < TILES_AHEAD ? next : nullptr);
+                                  sums, sums_stride, more && tile < TILES_AHEAD ? next : nullptr);
             }
+            BERTLITE_PHASE("finish");
             finish(row, size, column, columns, sums);
             row += size;
         }

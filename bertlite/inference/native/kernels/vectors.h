@@ -84,6 +84,8 @@ inline Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
 inline Vector max(Vector a, Vector b) { return a > b ? a : b; }
 inline Vector min(Vector a, Vector b) { return a < b ? a : b; }
 #endif
+inline Integers max_integers(Integers a, Integers b) { return a > b ? a : b; }
+inline Words max_words(Words a, Words b) { return a > b ? a : b; }
 // a where x > 0, else b
 inline Vector where_positive(Vector x, Vector a, Vector b) { return x > zeros() ? a : b; }
 
@@ -145,16 +147,18 @@ inline void store(BFloat16* to, Vector v) {
 // Adding it to a float of magnitude below 2^22 leaves no bits after the point; the lowest bits are then the integer.
 constexpr float ROUNDS = 0x1.8p23f;
 
+// 2^x = power(fraction) * 2^(x - fraction), with a fraction of 0 to 1; power(fraction) is less than 2, or near it.
+template <class Power>
+inline Vector exp2(Vector x, Power power) {
 #if defined(__AVX512BW__)
-inline Vector nearest_integer(Vector a) {
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-inline Vector ldexp(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }  // x * 2^n for integers n
+    const Vector fraction = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // of an infinity 0
+    return _mm512_scalef_ps(power(fraction), x);  // times 2^floor(x)
 #else
-inline Vector nearest_integer(Vector a) { return a + ROUNDS - ROUNDS; }
-// x * 2^n for an integer n of -126 to 127, by building the float 2^n from its exponent bits
-inline Vector ldexp(Vector x, Vector n) { return x * (Vector)(((Words)(n + ROUNDS) << 23) + 0x3f800000u); }
+    x = max(broadcast(-126.9f), min(broadcast(127.9f), x));  // nan stays one
+    const Vector floor = x - 0.5f + ROUNDS - ROUNDS;
+    return power(x - floor) * (Vector)(((Words)(floor + ROUNDS) << 23) + 0x3f800000u);  // exponent bits: 0 for -127
 #endif
+}
 
 using LaneNumbers = std::make_integer_sequence<int, LANES>;
 
@@ -230,7 +234,11 @@ inline Words rounded_words(Vector v) {
     return (Words)(max(min(v, broadcast(255)), zeros()) + ROUNDS) & 0xff;
 }
 inline void store_rounded(uint8_t* to, Vector v) {
+#if defined(__AVX512BW__)
+    const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_max_epi32(_mm512_cvtps_epi32(v), __m512i{}));
+#else
     const Bytes bytes = __builtin_convertvector(rounded_words(v) + uint32_t(LEAST), Bytes);
+#endif
     std::memcpy(to, &bytes, sizeof bytes);
 }
 inline void store_rounded(uint16_t* to, Vector v) {  // each four as `even_and_odd` takes them: first the even ones
