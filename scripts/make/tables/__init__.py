@@ -63,6 +63,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgetspeed": pruning.measured,
     "budgetlarge": pruning.large,
     "vocabulary": pruning.vocabulary,
+    "encoders": pruning.encoders,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,
     "families": proof.families,
@@ -84,7 +85,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "criteria": library.criteria,
     "commands": library.commands,
     "oneshot": partial(pruning.pruning, "sst2"),
-    "similarity": partial(pruning.pruning, "stsb"),
     "subnetworks": pruning.subnetworks,
     # of the records that scripts/measure/gpu_checks.py writes
     "gpuparity": partial(proof.parity, "parity-cuda.json"),

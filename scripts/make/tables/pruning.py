@@ -41,14 +41,12 @@ def within(row: dict[str, Any], headline: str) -> str:
 
 
 def intervals_of(record: Record) -> str:
-    """Write the metric, the dense model's result and the kind of interval."""
-    kinds = {row["over"] for row in record["rows"]}
-    over = [f"over {kind}" for kind in ("models and examples", "seeds and examples") if kind in kinds]
-    over += ["over the examples where there is one run"] if "examples" in kinds else []
+    """Write the metric, the dense model's result and what intervals are over."""
+    (over,) = {row["over"] for row in record["rows"]}
     return (
         f"100 × {record['headline']}, dense {100 * record['dense'][record['headline']]:.1f};"
         f" {record['setting']['calibration']} calibration examples where nothing else is said;"
-        f" ± is half of a 95 % interval, {', '.join(over)}."
+        f" ± is half of a 95 % interval, over {over}."
     )
 
 
@@ -228,3 +226,30 @@ def vocabulary() -> str:
     names = ["", "tokens", "file", "other texts that change", f"{metric}, all tokens", "these", "factorised instead"]
     note = "MiniLM fine-tuned on each task; the tokens are those of its training texts, or more; judged on others."
     return table(names, body, note)
+
+
+def encoders() -> str:
+    """Table of a sentence encoder before and after pruning, judged by tasks that it was not fitted to."""
+    found = record("pruning/encoders")
+    dense, *rows = found["rows"]
+    names = [name for name, each in dense.items() if isinstance(each, dict)]
+    body = [["100 %", "", "", *(f"{100 * dense[name]['score']:.1f}" for name in names)]]
+    body += [
+        [
+            f"{100 * row['macs']:.0f} %",
+            f"`--distil {row['distilled']['minutes']:g}`" if row["distilled"] else "",
+            f"{row['cosine']:.3f}",
+            *(
+                f"{100 * row[name]['difference']:+.1f}"
+                + show_interval(row[name]["difference_low"], row[name]["difference_high"], "+")
+                for name in names
+            ),
+        ]
+        for row in rows
+    ]
+    note = (
+        f"{found['checkpoint']}, fitted to {found['texts']['fitted to']:,} texts without labels; the cosine with its"
+        f" own vectors is on {found['texts']['held out']:,} others. 100 × Spearman's correlation or nDCG@10 of the"
+        " given model, and the difference from it, paired, with 95 % intervals over pairs of texts or over intents."
+    )
+    return table(["MACs", "", "cosine", *names], body, note)
