@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
 from bertlite.stack.activations import ACTIVATIONS
@@ -27,7 +28,8 @@ class Dropout(nn.Dropout):
     """nn.Dropout, but `drop` for packed tokens, (T, D); of rows it drops what transformers drops."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return drop(input, self.p) if self.training and input.dim() == 2 else super().forward(input)
+        packed = self.training and input.dim() == 2
+        return drop(input, self.p) if packed else F.dropout(input, self.p, self.training, self.inplace)
 
 
 class BertEmbeddings(nn.Module):

@@ -263,6 +263,12 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def map_large_blocks(size: int = 2**20) -> None:
+    """Let glibc map blocks of this size one by one, for this process: freed ones go back to the system at once."""
+    with suppress(AttributeError, OSError, TypeError):  # other C libraries
+        ctypes.CDLL(None).mallopt(-3, size)  # M_MMAP_THRESHOLD
+
+
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Return the machine, the versions and the commit that a figure is measured with; JSON-ready."""
     import torch

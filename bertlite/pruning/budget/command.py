@@ -39,7 +39,7 @@ from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for, read_pooling
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.support.progress import Progress, short_time
-from bertlite.support.records import environment, lock_folder, peak_memory, sha256_of, write_record
+from bertlite.support.records import environment, lock_folder, map_large_blocks, peak_memory, sha256_of, write_record
 from bertlite.support.rows import format_of
 from bertlite.support.timing import with_spread
 from bertlite.tokenizer import BertTokenizer
@@ -161,6 +161,7 @@ class Job:
 
 def main(args: argparse.Namespace) -> int:
     """Prune a checkpoint to each budget; return 1 if a measured time misses its target, or too much is lost."""
+    map_large_blocks()
     targets = read_targets(args)
     ways = {folder: way_to_allocate(args, target) for folder, target in targets.items()}
     with lock_folder(args.folder):

@@ -1,6 +1,7 @@
 """Tables of pruning: shares of heads removed, and budgets."""
 
-from collections import Counter
+from itertools import product
+from statistics import mean, median
 from typing import Any
 
 from bertlite.experiments.compare import describe_way, show_interval
@@ -9,10 +10,11 @@ from bertlite.pruning.criteria import CRITERIA
 from scripts.make.tables.read import Record, measured_on, record, records, table, with_spread
 
 OURS = "prune to"
-NAMES = {OURS: "`bertlite prune to`"}  # of the comparison of budgets: what a reader calls them
+NAMES = {OURS: "`bertlite prune to`", "whole": "the whole model"}  # of the comparison of budgets: what a reader calls them
+PEERS = ("Kwon et al.", "Torch-Pruning")  # of the table that a reader sees first
+MANY = 10  # tasks of a comparison that tells something of others
 STAGES = {"pruned": "", "distilled": ", distilled", "timed": ", in equal time"}
-SCORES = {"pruned": "score", "distilled": "distilled", "timed": "timed"}  # of a run
-BRIEF = [*((share, "pruned") for share in (0.5, 0.3, 0.2)), *((share, "distilled") for share in (0.3, 0.2))]
+SCORES = {"pruned": "score", "distilled": "distilled"}  # of a run
 
 
 def pruning(name: str) -> str:
@@ -66,42 +68,44 @@ def subnetworks() -> str:
 
 
 def budgets_brief() -> str:
-    """Table of the points that each way loses at each share, before and after distillation."""
-    found = over_most_tasks(record("pruning/budgets"))
-    rows = {(row["way"], row["share"], row["stage"]): row for row in found["rows"]}
-    columns = [each for each in BRIEF if each in columns_of(found)]
-    ways = [way for way in best_first(found) if all((way, *each) in rows for each in columns)]
-    body = [[named(way), *(give(rows[way, *each], "lost") for each in columns)] for way in ways]
-    head = ["points lost at", *(f"{100 * share:g} % of the MACs{STAGES[stage]}" for share, stage in columns)]
-    return table(head, body, note(found, any(stage == "distilled" for _, stage in columns)))
+    """Table of the points that each way loses, and of its speed, by the share of the MACs and the stage."""
+    found = record("pruning/budgets")
+    rows = {(row["share"], row["stage"], row["way"]): row for row in found["rows"] if row["tasks"] >= MANY}
+    body: list[list[Any]] = []
+    for share, stage in sorted({each[:2] for each in rows}, key=by_stage):
+        own = {way: rows[share, stage, way] for each, of, way in rows if (each, of) == (share, stage)}
+        ours = next(row for way, row in own.items() if way.startswith(OURS))
+        cells = [with_speed(own[way]) if way in own else "" for way in PEERS]
+        body.append([f"{100 * share:g} %{STAGES[stage]}", ours["tasks"], with_speed(ours), *cells])
+    return table(["MACs", "tasks", NAMES[OURS], *(f"{way}, reads labels" for way in PEERS)], body, note(found))
 
 
-def note(found: Record, distilled: bool) -> str:
-    """Write what points are, and over what their means and intervals are."""
-    alike = f" All are distilled alike, on {found['distillation']['examples']:,} examples." if distilled else ""
+def with_speed(row: dict[str, Any]) -> str:
+    """Write the points lost, and the speed where it was measured."""
+    return give(row, "lost") + (f", {row['speedup']:.2g} x" if row["stage"] == "pruned" and "speedup" in row else "")
+
+
+def note(found: Record) -> str:
+    """Write what points are, over what their means and intervals are, and how stages train."""
     return (
-        f"100 × the metric, dense less pruned; means over {found['rows'][0]['tasks']} tasks, one fine-tuned MiniLM"
-        f" each, ± half of a 95 % interval over tasks.{alike}"
+        "100 × the metric, dense less pruned; means over tasks, one fine-tuned MiniLM each, ± half of a 95 % interval"
+        " over tasks; x is the median speed over some of them, as by 8 x 128. Distilled: all alike, on"
+        f" {found['distillation']['examples']:,} examples without labels. In equal time: {found['minutes']:g} CPU"
+        " minutes for pruning and distillation, which reads labels."
     )
 
 
-def columns_of(found: Record) -> list[tuple[float, str]]:
-    """Return the shares and stages that rows have."""
-    have = {(row["share"], row["stage"]) for row in found["rows"]}
-    return sorted(have, key=lambda each: ([*STAGES].index(each[1]), -each[0]))
+def by_stage(each: tuple[float, str]) -> tuple[int, float]:
+    """Order shares and stages."""
+    return [*STAGES].index(each[1]), -each[0]
 
 
-def named(way: str) -> str:
-    return next((name + way.removeprefix(ours) for ours, name in NAMES.items() if way.startswith(ours)), way)
-
-
-def best_first(found: Record) -> list[str]:
-    """Return the ways, from the least lost without training, at the smallest share that most ways have."""
-    rows = [row for row in found["rows"] if row["stage"] == "pruned"]
-    ways = Counter(row["share"] for row in rows)
-    share = max(ways, key=lambda share: (ways[share], -share))
-    lost = {row["way"]: row["lost"] for row in rows if row["share"] == share}
-    return sorted(lost, key=lambda way: lost[way])
+def named(row: dict[str, Any]) -> str:
+    """Write what a way is called, and that it reads labels."""
+    way = next(
+        (name + row["way"].removeprefix(ours) for ours, name in NAMES.items() if row["way"].startswith(ours)), ""
+    )
+    return (way or row["way"]) + (", reads labels" if row["labels"] else "")
 
 
 def give(row: dict[str, Any], name: str, sign: str = "") -> str:
@@ -112,38 +116,50 @@ def give(row: dict[str, Any], name: str, sign: str = "") -> str:
     return f"{row[name]:{sign}.1f}" + ("" if within is None else f" ±{within:.1f}")
 
 
-def budgets(*stages: str, everywhere: bool = True) -> str:
-    """Table of the points that each way loses: mean, worst task, difference from ours, at each share.
+def budgets(*stages: str, many: bool = True) -> str:
+    """Table of the points that each way loses: mean, range of one more task, worst task, difference from ours, speed.
 
     Args:
         stages: those shown.
-        everywhere: show the ways that were run on all tasks, else the others.
+        many: show what was run on MANY tasks or more, else the others.
     """
-    found = over_most_tasks(record("pruning/budgets"), everywhere)
+    found = record("pruning/budgets")
+    rows = [row for row in found["rows"] if row["stage"] in stages and (row["tasks"] >= MANY) == many]
     body = [
         [
             f"{100 * row['share']:g} %{STAGES[row['stage']]}",
-            named(row["way"]),
-            *([] if everywhere else [row["tasks"]]),
+            named(row),
+            row["tasks"],
             give(row, "lost"),
+            "" if row["one_within"] is None else f"±{row['one_within']:.1f}",
             f"{row['worst'][0]} {row['worst'][1]:.1f}",
             give(row, "more", "+"),
+            f"{row['speedup']:.2f}" if "speedup" in row and row["stage"] == "pruned" else "",
         ]
-        for column in columns_of(found)
-        for row in sorted(found["rows"], key=lambda row: row["lost"])
-        if (row["share"], row["stage"]) == column and row["stage"] in stages
+        for row in sorted(rows, key=lambda row: (by_stage((row["share"], row["stage"])), row["lost"]))
     ]
-    head = ["MACs", "way", "points lost", "worst task", f"more than {NAMES[OURS]}"]
-    if not everywhere:
-        return table([*head[:2], "tasks", *head[2:]], body)
-    equal = f" In equal time: {found['minutes']:g} CPU minutes for pruning and distillation."
-    return table(head, body, note(found, "distilled" in stages) + (equal if "timed" in stages else ""))
+    head = ["MACs", "way", "tasks", "points lost", "one more task", "worst task", f"more than {NAMES[OURS]}", "speed"]
+    return table(head, body, note(found) if many else "")
 
 
-def over_most_tasks(found: Record, most: bool = True) -> Record:
-    """Return the record with the rows that are means over all tasks, or with the others."""
-    count = max(row["tasks"] for row in found["rows"])
-    return {**found, "rows": [row for row in found["rows"] if (row["tasks"] == count) == most]}
+def int8() -> str:
+    """Table of the points lost and the speed, in float32 and in 8 bits, over the tasks that have both."""
+    runs = [run for run in record("pruning/budgets")["runs"] if "int8" in run]
+    tasks = {run["task"] for run in runs}
+    body = []
+    for way, share in sorted({(run["way"], run["share"]) for run in runs}, key=lambda each: (-each[1], each[0])):
+        own = [run for run in runs if (run["way"], run["share"]) == (way, share)]
+        if way in ("whole", OURS) and {run["task"] for run in own} == tasks:
+            lost = [mean(100 * (run["dense"] - run[name]) for run in own) for name in ("score", "int8")]
+            speeds = [
+                median(run[name]["median"] for run in own if name in run) for name in ("speedup", "int8_speedup")
+            ]
+            each = [cell for pair in zip(lost, speeds, strict=True) for cell in pair]
+            name = named({"way": way, "labels": False})
+            body.append([f"{100 * share:g} %", name, *(f"{x:.{1 + i % 2}f}" for i, x in enumerate(each))])
+    head = ["MACs", "way", "points lost, float32", "speed", "points lost, int8", "speed, int8"]
+    text = "Means over {}, speeds beside the dense model in float32 as it is, 8 x 128, {}."
+    return table(head, body, text.format(", ".join(sorted(tasks)), measured_on(record("pruning/budgets"))))
 
 
 def budget_tasks() -> str:
@@ -151,7 +167,8 @@ def budget_tasks() -> str:
     found = record("pruning/budgets")
     ours = [run for run in found["runs"] if run["way"] == OURS]
     cells = {(run["task"], run["share"], stage): run.get(name) for run in ours for stage, name in SCORES.items()}
-    columns = [each for each in columns_of(found) if any(cells.get((run["task"], *each)) for run in ours)]
+    shown = {(run["share"], stage) for run, (stage, name) in product(ours, SCORES.items()) if name in run}
+    columns = sorted(shown, key=by_stage)
     body = [
         [task, run["metric"], *(percent(x) for x in (run["dense"], *(cells.get((task, *each)) for each in columns)))]
         for task, run in sorted({run["task"]: run for run in ours}.items())

@@ -9,16 +9,16 @@ from bertlite.experiments.plots import COLOURS, pyplot
 
 LINES = {"pruned": "-", "distilled": "--", "timed": ":", "int8": "-."}
 WHEN = {"pruned": "", "distilled": ", distilled alike", "timed": ", distilled in equal time", "int8": ", in 8 bits"}
+MANY = 10
 LOWEST = -25.0  # points; lines below end at the edge
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw rows of a record: a line for each way and stage, with bands for the intervals.
 
-    Drawn are those over the most tasks, with the most shares.
+    Drawn are those over MANY tasks or more, with the most shares.
     """
-    most = max(row["tasks"] for row in rows)
-    rows = [row for row in rows if row["tasks"] == most]
+    rows = [row for row in rows if row["tasks"] >= min(MANY, max(row["tasks"] for row in rows))]
     shares = Counter((row["way"], row["stage"]) for row in rows)
     lines = [each for each in shares if shares[each] == max(shares.values())]
     plt = pyplot()

@@ -74,7 +74,8 @@ void pack_values(const Head<Kind>& head, uint32_t* to) {
         }
 }
 
-// Write the softmax numerators of one query's scores, 2^(factor x (score - largest)), to `weights`; return 1 / their sum.
+// Write the softmax numerators of one query's scores, 2^(factor x (score - largest)), to `weights`; return 1 / their
+// sum.
 template <class Value>
 float softmax(float* scores, long keys, long padded, float factor, Value* weights, bool keep) {
     constexpr bool rounded = std::is_same_v<Value, BFloat16>;

@@ -34,8 +34,8 @@ inline Vector sigmoid(Vector x) { return broadcast(1) / (broadcast(1) + exp2<fal
 // x times the normal distribution function of x.  The distribution function is 1/2 + x P(x^2) / Q(x^2), fitted by
 // least squares with Lawson's weights to a relative error of 2.1e-8 up to |x| = 5.6.  Beyond, it is 0 or 1 in float32,
 // exactly: trained models have neurons of 30 and more at every token, and their errors would add up over the layers.
-// Where the result is then rounded to 8 bits, it is 1/2 + x P(x^2), off by 1.3e-4 / |x| at most; beyond |x| = 4 it is 0
-// or 1, exactly again, as P(16) is 1/8.
+// Where the result is then rounded to 8 bits, it is 1/2 + x P(x^2), off by 1.3e-4 / |x| at most; beyond |x| = 4 it is
+// 0 or 1, exactly again, as P(16) is 1/8.
 template <bool rounded>
 inline Vector gelu(Vector x) {
     if constexpr (rounded) {

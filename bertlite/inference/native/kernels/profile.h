@@ -45,7 +45,9 @@ inline int phase_number(const char* name) {
 }
 
 extern "C" {
-__attribute__((visibility("default"), used)) inline const char* bertlite_phase(long number) { return phase_names[number]; }
+__attribute__((visibility("default"), used)) inline const char* bertlite_phase(long number) {
+    return phase_names[number];
+}
 
 // Return the time of a thread in a phase, and forget it.
 __attribute__((visibility("default"), used)) inline uint64_t bertlite_time(long thread, long outer, long phase) {

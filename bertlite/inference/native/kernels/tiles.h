@@ -225,8 +225,8 @@ constexpr InPlace in_place;
 
 // Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES, and add `start`, one
 // number for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called
-// with the sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.  With `in_place` for
-// `finish` the sums are left in `to`.
+// with the sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.  With `in_place`
+// for `finish` the sums are left in `to`.
 template <class Kind, class T, class Finish>
 void matmul(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
             const typename Kind::Sum* start, long first, long last, const Target<T>& to, Finish finish) {
