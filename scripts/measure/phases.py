@@ -1,6 +1,7 @@
 """Count the time of each phase of the native kernels, by thread, in a build that counts it.
 
-    python -m scripts.measure.phases --hidden-size 384 --heads 12 --batch 8 128 --dtype int8 --threads 2
+    python -m scripts.measure.phases --hidden-size 384 --dtypes int8 --threads 2
+    python -m scripts.measure.phases --texts SST-2 --batch 32 128 --threads 2 --out scripts/results/phases.json
 
 Prints each thread's share of its forward's time, phase by phase, and the processor's clock cycles (nanoseconds, but on
 x86) of a token in a layer.  "up / finish" is what follows a tile of the up-projection's matmul: activation and store.
@@ -19,11 +20,16 @@ from statistics import median
 import torch
 
 from bertlite import BertConfig, BertModel
+from bertlite.cli.parts import names_of
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.library import compile_kernels, usable_sets
+from bertlite.pruning.budget.work import Work, full
+from bertlite.support.records import environment, write_record
+from scripts.measure.speed.batches import ragged, works
 
+DTYPES = ("float32", "bfloat16", "int8")
 MOST_PHASES, MOST_THREADS = 64, 64  # of kernels/profile.h
 
 
@@ -32,10 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hidden-size", type=int, default=768, help="(default: bert-base's, %(default)s)")
     parser.add_argument("--heads", type=int, default=12, help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs=2, default=(8, 128), help="sequences and tokens (default: 8 128)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), default="int8")
+    text = "with the lengths of SST-2 or WikiText-2, cut to the tokens of --batch (default: all have so many)"
+    parser.add_argument(
+        "--texts", choices=sorted({work.name.split()[-1] for work in works() if work.filled < 1}), help=text
+    )
+    parser.add_argument("--dtypes", type=names_of("dtype", DTYPES), default=DTYPES, help="(default: all)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="the record (default: none)")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     config = BertConfig(
@@ -45,29 +56,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_hidden_layers=args.layers,
         vocab_size=1000,
     )
-    dtype = getattr(torch, args.dtype)
+    work = ragged(args.texts, *args.batch) if args.texts else full(*args.batch)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profiled.so"
         best = usable_sets()[0]
         compile_kernels(replace(best, flags=(*best.flags, "-DBERTLITE_PROFILE")), path)
-        model = BertModel(config, add_pooling_layer=False).eval().requires_grad_(False)
-        quick = InferenceModel(native_copy(model, dtype, Kernels(str(path))), "native", dtype)
-        ids = torch.randint(1, config.vocab_size, tuple(args.batch))
-        quick(ids)
-        library = ctypes.CDLL(str(path))
-        read(library)
-        rounds = []
-        for _ in range(args.rounds):
-            quick(ids)
-            rounds.append(read(library))
-    for thread in sorted({thread for each in rounds for thread in each}):
-        phases = {phase for each in rounds for phase in each.get(thread, ())}
-        medians = {phase: median(each.get(thread, Counter())[phase] for each in rounds) for phase in phases}
-        total, scale = sum(medians.values()), args.layers * ids.numel()
-        print(f"thread {thread}: {total / scale:.0f} for each token and layer")
-        for phase, spent in sorted(medians.items(), key=lambda each: -each[1]):
-            print(f"  {phase:45} {spent / total:6.1%} {spent / scale:9.1f}")
+        found = {dtype: measure(config, work, dtype, path, args.rounds) for dtype in args.dtypes}
+    for dtype, threads in found.items():
+        for thread, phases in threads.items():
+            total, scale = sum(phases.values()), args.layers * work.tokens
+            print(f"{dtype}, thread {thread}: {total / scale:.0f} for each token and layer")
+            for phase, spent in phases.items():
+                print(f"  {phase:45} {spent / total:6.1%} {spent / scale:9.1f}")
+    if args.out is not None:
+        shape = {"hidden_size": args.hidden_size, "layers": args.layers, "work": work.name}
+        write_record(args.out, {"what": "phases", "environment": environment(), **shape, "phases": found})
     return 0
+
+
+def measure(config: BertConfig, work: Work, dtype: str, path: Path, rounds: int) -> dict[int, dict[str, float]]:
+    """Return the time of each thread's phases in a forward, medians of rounds, the longest first."""
+    model = BertModel(config, add_pooling_layer=False).eval().requires_grad_(False)
+    kind = getattr(torch, dtype)
+    quick = InferenceModel(native_copy(model, kind, Kernels(str(path))), "native", kind)
+    inputs, library, every = work.inputs(config.vocab_size), ctypes.CDLL(str(path)), []
+    for _ in range(rounds + 1):
+        quick(**inputs)
+        every.append(read(library))
+    found = {}
+    for thread in sorted({thread for each in every for thread in each}):
+        names = {phase for each in every for phase in each.get(thread, ())}
+        medians = {name: float(median(each.get(thread, Counter())[name] for each in every[1:])) for name in names}
+        found[thread] = dict(sorted(medians.items(), key=lambda each: -each[1]))
+    return found
 
 
 def read(library: ctypes.CDLL) -> dict[int, Counter[str]]:

@@ -78,6 +78,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "under": partial(speed.under, "speed-under"),
     "underavxtwo": partial(speed.under, "speed-under-avx2"),
     "roof": speed.roof,
+    "idle": speed.idle,
     "training": speed.training,
     "checkpointing": partial(speed.checkpointing, "checkpointing"),
     "embed": speed.embed,

@@ -13,6 +13,7 @@ from scripts.make.tables.read import (
     measured_on,
     milliseconds,
     record,
+    records,
     rounded,
     table,
     with_spread,
@@ -193,6 +194,19 @@ def roof() -> str:
         f" same run; one thread, {measured_on(record('roof'))}."
     )
     return table(["model", "batch", "share of", *heads], lines, note)
+
+
+def idle() -> str:
+    """Table of the share of their time that threads wait for each other."""
+    found = records("phases*.json")
+    body = []
+    for each in sorted(found, key=lambda each: each["hidden_size"]):
+        shares = [
+            [phases.get("waiting", 0.0) / sum(phases.values()) for phases in threads.values()]
+            for threads in each["phases"].values()
+        ]
+        body.append([each["hidden_size"], each["work"], *(f"{sum(x) / len(x):.1%}" for x in shares)])
+    return table(["width", "batch", *found[0]["phases"]], body, f"Means over threads; {measured_on(found[0])}.")
 
 
 def halves() -> str:
