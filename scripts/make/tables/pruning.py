@@ -10,7 +10,7 @@ from bertlite.pruning.criteria import CRITERIA
 from scripts.make.tables.read import Record, measured_on, record, records, table, with_spread
 
 OURS = "prune to"
-NAMES = {OURS: "`bertlite prune to`", "whole": "the whole model"}  # of the comparison of budgets: what a reader calls them
+NAMES = {OURS: "`bertlite prune to`"}  # of the comparison of budgets: what a reader calls them
 PEERS = ("Kwon et al.", "Torch-Pruning")  # of the table that a reader sees first
 MANY = 10  # tasks of a comparison that tells something of others
 STAGES = {"pruned": "", "distilled": ", distilled", "timed": ", in equal time"}
@@ -112,7 +112,7 @@ def give(row: dict[str, Any], name: str, sign: str = "") -> str:
     """Write a figure and half of its interval; nothing if the row has none."""
     if name not in row:
         return ""
-    within = row[f"{name}_within"]
+    within = row[f"{name}_within"] if row["tasks"] > 2 else None  # of two it says nothing
     return f"{row[name]:{sign}.1f}" + ("" if within is None else f" ±{within:.1f}")
 
 
@@ -131,7 +131,7 @@ def budgets(*stages: str, many: bool = True) -> str:
             named(row),
             row["tasks"],
             give(row, "lost"),
-            "" if row["one_within"] is None else f"±{row['one_within']:.1f}",
+            "" if row["tasks"] < 3 else f"±{row['one_within']:.1f}",
             f"{row['worst'][0]} {row['worst'][1]:.1f}",
             give(row, "more", "+"),
             f"{row['speedup']:.2f}" if "speedup" in row and row["stage"] == "pruned" else "",

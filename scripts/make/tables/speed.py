@@ -224,9 +224,7 @@ def halves() -> str:
 
 
 def training() -> str:
-    """Table of the time of a training step, and of how much faster it is in bertlite; empty if there is no record."""
-    if not (read.RESULTS / "training.json").exists():
-        return ""
+    """Table of the time of a training step, and of how much faster it is in bertlite."""
     found, body, shown = record("training"), [], {}
     for model, trained in grouped(found, "training").items():
         for batch, section in trained.items():

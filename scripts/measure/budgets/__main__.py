@@ -43,7 +43,7 @@ from bertlite.support.progress import Progress
 from bertlite.support.records import Record, Run, is_finished, quartiles, read_runs, version_of, write_record
 from bertlite.support.timing import alternate, ratios
 from scripts.measure.budgets import tasks
-from scripts.measure.budgets.methods import OURS, WAYS, OfLayers, Subject, Way, library
+from scripts.measure.budgets.methods import FEWER, OURS, WAYS, OfLayers, Subject, Way, library
 from scripts.measure.budgets.picture import draw
 
 PICTURE = ".png"
@@ -342,7 +342,7 @@ def summary(runs: Sequence[dict[str, Any]], stages: Sequence[str] = tuple(STAGES
     rows = []
     for (share, stage), ways in sorted(lost.items(), key=lambda item: (-item[0][0], STAGES.index(item[0][1]))):
         means = {way: {task: float(np.mean(x)) for task, x in by_task.items()} for way, by_task in ways.items()}
-        ours = next((way for way in WAYS if way in ways and way.startswith(OURS)), OURS)
+        ours = next((way for way in WAYS if way in ways and way in (OURS, FEWER)), OURS)
         for way in (way for way in WAYS if way in ways):
             worst = max(means[way], key=lambda task: means[way][task])
             row = {

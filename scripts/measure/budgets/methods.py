@@ -182,6 +182,7 @@ class Way:
 
 
 OURS = "prune to"
+FEWER = f"{OURS}, 256 texts"
 KWON = 2048  # texts
 WAYS = {
     "whole": Way(lambda x, share: x.model),
