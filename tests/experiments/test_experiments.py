@@ -1002,7 +1002,7 @@ def test_the_plan_of_the_figures_is_made_of_commands(tmp_path):
     picture.parent.mkdir(parents=True)
     picture.touch()
     done = subprocess.run(
-        ["bash", script, tmp_path, tmp_path, "selection", "sst2", "subnetworks", "stsb"],
+        ["bash", script, tmp_path, tmp_path, "selection", "sst2", "subnetworks"],
         env={**os.environ, "PYTHON": str(stub)},
         capture_output=True,
         text=True,

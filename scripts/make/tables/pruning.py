@@ -76,8 +76,14 @@ def budgets_brief() -> str:
         own = {way: rows[share, stage, way] for each, of, way in rows if (each, of) == (share, stage)}
         ours = next(row for way, row in own.items() if way.startswith(OURS))
         cells = [with_speed(own[way]) if way in own else "" for way in PEERS]
-        body.append([f"{100 * share:g} %{STAGES[stage]}", ours["tasks"], with_speed(ours), *cells])
-    return table(["MACs", "tasks", NAMES[OURS], *(f"{way}, reads labels" for way in PEERS)], body, note(found))
+        body.append([f"{100 * share:g} %{STAGES[stage]}", with_speed(ours), *cells])
+    counts = sorted({row["tasks"] for row in rows.values()})
+    text = (
+        f"Points lost: means over {' or '.join(map(str, counts))} tasks, one MiniLM each, ± half of a 95 %"
+        f" interval; x: speed. Equal time: {found['minutes']:g} CPU minutes. {' and '.join(PEERS)} read labels,"
+        " in equal time all."
+    )
+    return table(["MACs", NAMES[OURS], *PEERS], body, text)
 
 
 def with_speed(row: dict[str, Any]) -> str:
