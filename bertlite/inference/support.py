@@ -22,10 +22,9 @@ from bertlite.stack.modules import (
     BertOutput,
     BertSelfAttention,
     BertSelfOutput,
-    Dropout,
 )
 
-DROPOUT = (Dropout, nn.Dropout, nn.Identity)
+DROPOUT = (nn.Dropout, nn.Identity)
 LAYER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # the classes of a layer's modules; linear ones have no choice
     "": (BertLayer,),
     "attention": (BertAttention,),

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
 from bertlite.stack.activations import ACTIVATIONS
@@ -24,12 +23,10 @@ DISTANCE_BUCKETS = 32  # of positions "bucketed"
 PROJECTIONS = ("query", "key", "value", "pos_key_proj", "pos_query_proj")  # to heads; the last two only of distances
 
 
-class Dropout(nn.Dropout):
-    """nn.Dropout, but `drop` for packed tokens, (T, D); of rows it drops what transformers drops."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        packed = self.training and input.dim() == 2
-        return drop(input, self.p) if packed else F.dropout(input, self.p, self.training, self.inplace)
+def drop_by(module: nn.Module, x: Tensor) -> Tensor:
+    """Apply a dropout: to packed tokens, (T, D), by `drop`; of rows it drops what transformers drops."""
+    packed = type(module) is nn.Dropout and module.training and x.dim() == 2
+    return drop(x, module.p) if packed else module(x)
 
 
 class BertEmbeddings(nn.Module):
@@ -48,7 +45,7 @@ class BertEmbeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
         self.norms_last = own_field(config, "projected_before_norm")
         self.LayerNorm = nn.LayerNorm(config.hidden_size if self.norms_last else size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projection: nn.Linear | None = None
         if size != config.hidden_size:
             self.projection = nn.Linear(size, config.hidden_size, bias=not self.norms_last)
@@ -78,10 +75,10 @@ class BertEmbeddings(nn.Module):
                 position_embeds = position_embeds * (position_ids >= 0)[..., None]
             x = x + position_embeds
         if self.projection is None:
-            return self.dropout(self.LayerNorm(x))
+            return drop_by(self.dropout, self.LayerNorm(x))
         if self.norms_last:
-            return self.dropout(self.LayerNorm(self.projection(x)))
-        return self.projection(self.dropout(self.LayerNorm(x)))
+            return drop_by(self.dropout, self.LayerNorm(self.projection(x)))
+        return self.projection(drop_by(self.dropout, self.LayerNorm(x)))
 
 
 class BertSelfAttention(nn.Module):
@@ -146,10 +143,10 @@ class BertSelfOutput(nn.Module):
         super().__init__()
         self.dense = linear(width, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
-        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
+        return self.LayerNorm(drop_by(self.dropout, self.dense(hidden_states)) + input_tensor)
 
 
 class BertAttention(nn.Module):

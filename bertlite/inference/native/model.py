@@ -17,14 +17,14 @@ from bertlite.stack.attention import PACKING
 from bertlite.stack.body import has_hooks, has_hooks_within, output_or_tuple
 from bertlite.stack.inputs import first_position, values_readable
 from bertlite.stack.layouts import Padded
-from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler, Dropout
+from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
 INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}
 # arguments of a forward that is left to BertBody, unless they ask for nothing
 RARE = INPUTS | {"use_cache", "output_attentions", "output_hidden_states"}
 NO_LIMIT = 2**62  # of positions, where there is no table of them
-PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout, Dropout)  # the parts of embeddings that the kernels replace
+PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
 
 
 class NativeEmbeddings(BertEmbeddings):
