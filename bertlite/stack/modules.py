@@ -25,8 +25,10 @@ PROJECTIONS = ("query", "key", "value", "pos_key_proj", "pos_query_proj")  # to 
 
 def drop_by(module: nn.Module, x: Tensor) -> Tensor:
     """Apply a dropout: to packed tokens, (T, D), by `drop`; of rows it drops what transformers drops."""
-    packed = type(module) is nn.Dropout and module.training and x.dim() == 2
-    return drop(x, module.p) if packed else module(x)
+    if type(module) is nn.Dropout and module.training and x.dim() == 2:
+        return drop(x, module.p)
+    dropped: Tensor = module(x)
+    return dropped
 
 
 class BertEmbeddings(nn.Module):
