@@ -1,6 +1,5 @@
 """The files in a run's folder: predictions of its model and of the dense one, scores, and the heads removed."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from bertlite import kept_heads, kept_neurons
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
-from bertlite.support.records import Record
+from bertlite.support.records import Record, sha256_of
 
 MASKS, SCORES = "masks.json", "scores.json"
 DENSE = "dense"  # the outputs of the dense model that a run pruned, in its predictions
@@ -18,12 +17,11 @@ DENSE = "dense"  # the outputs of the dense model that a run pruned, in its pred
 
 def model_sha256(model: Any) -> str:
     """Return a hash of a model's weights with their names."""
-    found = hashlib.sha256()
+    parts: list[str | memoryview] = []
     for name, value in sorted(model.state_dict().items()):
-        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        for part in (f"{name} {value.dtype} {tuple(value.shape)}".encode(), content):
-            found.update(hashlib.sha256(part).digest())
-    return found.hexdigest()
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data  # on a CPU no copy
+        parts += [f"{name} {value.dtype} {tuple(value.shape)}", content]
+    return sha256_of(*parts)
 
 
 def prediction_lines(labels: Array, **outputs: Array) -> Iterator[dict[str, Any]]:

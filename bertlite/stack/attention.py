@@ -164,7 +164,7 @@ def probabilities(q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | N
 
 
 def drop(x: Tensor, rate: float) -> Tensor:
-    """Return `F.dropout` of x; on a CPU by other draws, of 16 bits, which take a quarter of the time."""
+    """Return `F.dropout` of x; on a CPU by other draws, of 16 bits, which take less time."""
     drawn, dropped = 2**16, round(rate * 2**16)
     few = torch.get_num_threads() <= MOST_DRAWING
     if not (x.is_cpu and few and 0 < dropped < drawn) or torch.compiler.is_compiling():

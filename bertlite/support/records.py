@@ -184,7 +184,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
 
 
-def sha256(part: str | bytes | Path) -> str:
+def sha256(part: str | bytes | memoryview | Path) -> str:
     """Return the SHA-256 of a text in UTF-8, of bytes or of a file's contents, in hexadecimal digits."""
     if isinstance(part, Path):
         with part.open("rb") as file:
@@ -192,7 +192,7 @@ def sha256(part: str | bytes | Path) -> str:
     return hashlib.sha256(part.encode() if isinstance(part, str) else part).hexdigest()
 
 
-def sha256_of(*parts: str | bytes | Path) -> str:
+def sha256_of(*parts: str | bytes | memoryview | Path) -> str:
     """Return one hash of several texts, bytes and files, in this order: the SHA-256 of their SHA-256s."""
     return sha256(b"".join(bytes.fromhex(sha256(part)) for part in parts))
 

@@ -398,6 +398,33 @@ struct Case {
     }
 };
 
+// The largest error of a function of vectors over a range, each divided by relative_to of the truth.
+template <class Function, class Truth, class Scale>
+double error_of(float from, float to, Function function, Truth truth, Scale relative_to) {
+    double worst = 0;
+    for (long i = 0; i < 20000; i += LANES) {
+        float x[LANES], y[LANES];
+        for (long j = 0; j < LANES; j++) x[j] = from + (to - from) * (i + j) / 20000;
+        store(y, function(load(x)));
+        for (long j = 0; j < LANES; j++)
+            worst = std::max(worst, std::fabs(y[j] - truth(x[j])) / relative_to(truth(x[j])));
+    }
+    return worst;
+}
+
+// Whether the functions with fewer terms are as near as functions.h says.
+bool rounded_functions_are_near() {
+    const auto power = [](double x) { return std::exp2(x); };
+    const auto gelu_of = [](double x) { return activate(long(Activation::gelu), x); };
+    const auto beyond = [](double x) { return std::max(x, 0.0); };
+    const auto itself = [](double y) { return y; };
+    const auto one = [](double) { return 1.0; };
+    return error_of(-125, 126, exp2<true>, power, itself) < 8e-5 &&
+           error_of(-125, 126, exp2<false>, power, itself) < 2.5e-7 &&
+           error_of(-4, 4, gelu<true>, gelu_of, one) < 1.4e-4 && error_of(4, 300, gelu<true>, beyond, one) == 0 &&
+           error_of(-300, -4, gelu<true>, beyond, one) == 0;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -411,6 +438,10 @@ int main(int count, char** arguments) {
     // relative to the largest number: float32 rounds at 6e-8, bfloat16 at 4e-3, 8-bit integers at 4e-3, and each layer
     // adds
     const double allowed[3] = {1e-5, 4e-2, 1e-1};
+    if (!rounded_functions_are_near()) {
+        std::fprintf(stderr, "a power of two or GELU is further from the truth than it says\n");
+        return 1;
+    }
     const auto begun = std::chrono::steady_clock::now();
     double worst[3] = {};
     long number = 0;

@@ -303,10 +303,8 @@ def read_model(
     if issubclass(cls, MultipleChoiceBody):
         raise ValueError(f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs")
     model = cls.from_pretrained(args.checkpoint, device=args.device)
-    tokenizer, given = (
-        BertTokenizer.from_pretrained(args.checkpoint),
-        {"dense_bytes": file_size(model), "start_bytes": start},
-    )
+    tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
+    given = {"dense_bytes": file_size(model), "start_bytes": start}
     if not args.vocabulary:
         return model, tokenizer, given
     small, small_tokenizer, facts = with_fewer_tokens(model, tokenizer, texts, dev, 0, args.max_length)
@@ -490,11 +488,7 @@ def timed_work(report: dict[str, Any]) -> str:
 
 def print_report(report: dict[str, Any], folder: Path) -> None:
     """Print the results."""
-    speed, pruned, dense = (
-        with_spread(report["speedup"]),
-        report["seconds"]["median"],
-        report["dense_seconds"]["median"],
-    )
+    pruned, dense = report["seconds"]["median"], report["dense_seconds"]["median"]
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     if report["distilled"]:
         print(describe_training(report))
@@ -502,7 +496,10 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")
     if "vocabulary" in report:
         print(*describe(report["vocabulary"]), SAME_TOKENS, sep="\n")
-    print(f"time at {timed_work(report)}: {short_time(pruned)}, was {short_time(dense)}: {speed} x as fast")
+    print(
+        f"time at {timed_work(report)}: {short_time(pruned)}, was {short_time(dense)}:"
+        f" {with_spread(report['speedup'])} x as fast"
+    )
     if report["every_token"]:
         slower = with_spread(report["every_token"]["speedup"])
         print(f"the last layer computes [CLS] alone, as bertlite does; every token, as transformers does: {slower} x")

@@ -196,9 +196,8 @@ class Search:
         """Begin a part of PERCENT, and show the time left of all; return what counts one of its `total` as done."""
         release_memory()
         parts, share = [*PERCENT], PERCENT[part] / total
-        self.progress.stage(
-            part, 100, "%", done=sum(PERCENT[each] for each in parts[: parts.index(part)]) + share * done
-        )
+        before = sum(PERCENT[each] for each in parts[: parts.index(part)])
+        self.progress.stage(part, 100, "%", done=before + share * done)
         return partial(self.progress.advance, share)
 
     def curves(self) -> Curves:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from bertlite.pruning.budget.command import print_report
 from scripts.make.tables.proof import claims_of, parity_records, verdict
-from scripts.make.tables.pruning import OURS, give
+from scripts.make.tables.pruning import give
 from scripts.make.tables.read import cell, record, records, table
 from scripts.make.tables.speed import BASE, forward_sections
+from scripts.measure.budgets.methods import OURS
 
 WAYS = {  # of the landing page, each with its next step
     "speed": ("Use it", "[install and load a checkpoint](quickstart.md)"),

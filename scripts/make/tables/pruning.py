@@ -8,11 +8,11 @@ from bertlite.experiments.compare import describe_way, show_interval
 from bertlite.experiments.experiment import REPAIRS
 from bertlite.pruning.criteria import CRITERIA
 from scripts.make.tables.read import Record, measured_on, record, records, table, with_spread
+from scripts.measure.budgets.methods import FEWER, OURS
+from scripts.measure.budgets.picture import MANY
 
-OURS = "prune to"
-NAMES = {OURS: "`bertlite prune to`"}  # of the comparison of budgets: what a reader calls them
+NAME = f"`bertlite {OURS}`"
 PEERS = ("Kwon et al.", "Torch-Pruning")  # of the table that a reader sees first
-MANY = 10  # tasks of a comparison that tells something of others
 STAGES = {"pruned": "", "distilled": ", distilled", "timed": ", in equal time"}
 SCORES = {"pruned": "score", "distilled": "distilled"}  # of a run
 
@@ -74,16 +74,16 @@ def budgets_brief() -> str:
     body: list[list[Any]] = []
     for share, stage in sorted({each[:2] for each in rows}, key=by_stage):
         own = {way: rows[share, stage, way] for each, of, way in rows if (each, of) == (share, stage)}
-        ours = next(row for way, row in own.items() if way.startswith(OURS))
+        ours = own[OURS] if OURS in own else own[FEWER]
         cells = [with_speed(own[way]) if way in own else "" for way in PEERS]
         body.append([f"{100 * share:g} %{STAGES[stage]}", with_speed(ours), *cells])
     counts = sorted({row["tasks"] for row in rows.values()})
     text = (
-        f"Points lost: means over {' or '.join(map(str, counts))} tasks, one MiniLM each, ± half of a 95 %"
+        f"Points lost: means over {' or '.join(map(str, counts))} tasks of a MiniLM, ± half of a 95 %"
         f" interval; x: speed. Equal time: {found['minutes']:g} CPU minutes. {' and '.join(PEERS)} read labels,"
         " in equal time all."
     )
-    return table(["MACs", NAMES[OURS], *PEERS], body, text)
+    return table(["MACs", NAME, *PEERS], body, text)
 
 
 def with_speed(row: dict[str, Any]) -> str:
@@ -108,10 +108,8 @@ def by_stage(each: tuple[float, str]) -> tuple[int, float]:
 
 def named(row: dict[str, Any]) -> str:
     """Write what a way is called, and that it reads labels."""
-    way = next(
-        (name + row["way"].removeprefix(ours) for ours, name in NAMES.items() if row["way"].startswith(ours)), ""
-    )
-    return (way or row["way"]) + (", reads labels" if row["labels"] else "")
+    way = {"whole": "the whole model"}.get(row["way"], row["way"]).replace(OURS, NAME)
+    return way + (", reads labels" if row["labels"] else "")
 
 
 def give(row: dict[str, Any], name: str, sign: str = "") -> str:
@@ -130,7 +128,8 @@ def budgets(*stages: str, many: bool = True) -> str:
         many: show what was run on MANY tasks or more, else the others.
     """
     found = record("pruning/budgets")
-    rows = [row for row in found["rows"] if row["stage"] in stages and (row["tasks"] >= MANY) == many]
+    pruned = (row for row in found["rows"] if row["share"] < 1)
+    rows = [row for row in pruned if row["stage"] in stages and (row["tasks"] >= MANY) == many]
     body = [
         [
             f"{100 * row['share']:g} %{STAGES[row['stage']]}",
@@ -144,7 +143,7 @@ def budgets(*stages: str, many: bool = True) -> str:
         ]
         for row in sorted(rows, key=lambda row: (by_stage((row["share"], row["stage"])), row["lost"]))
     ]
-    head = ["MACs", "way", "tasks", "points lost", "one more task", "worst task", f"more than {NAMES[OURS]}", "speed"]
+    head = ["MACs", "way", "tasks", "points lost", "one more task", "worst task", f"more than {NAME}", "speed"]
     return table(head, body, note(found) if many else "")
 
 
@@ -180,7 +179,7 @@ def budget_tasks() -> str:
         for task, run in sorted({run["task"]: run for run in ours}.items())
     ]
     head = ["task", "metric", "dense", *(f"{100 * share:g} %{STAGES[stage]}" for share, stage in columns)]
-    return table(head, body, f"100 × the metric of {NAMES[OURS]}.")
+    return table(head, body, f"100 × the metric of {NAME}.")
 
 
 def percent(value: float | None) -> str:
@@ -271,8 +270,8 @@ def encoders() -> str:
         for row in rows
     ]
     note = (
-        f"{found['checkpoint']}, fitted to {found['texts']['fitted to']:,} texts without labels; the cosine with its"
-        f" own vectors is on {found['texts']['held out']:,} others. 100 × Spearman's correlation or nDCG@10 of the"
-        " given model, and the difference from it, paired, with 95 % intervals over pairs of texts or over intents."
+        f"Fitted to {found['texts']['fitted to']:,} texts without labels; the cosine with the given model's vectors is"
+        f" on {found['texts']['held out']:,} others. 100 × Spearman's correlation or nDCG@10 of the given model, and"
+        " the difference from it, paired, with 95 % intervals over pairs of texts or over intents."
     )
     return table(["MACs", "", "cosine", *names], body, note)

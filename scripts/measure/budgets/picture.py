@@ -9,7 +9,7 @@ from bertlite.experiments.plots import COLOURS, pyplot
 
 LINES = {"pruned": "-", "distilled": "--", "timed": ":", "int8": "-."}
 WHEN = {"pruned": "", "distilled": ", distilled alike", "timed": ", distilled in equal time", "int8": ", in 8 bits"}
-MANY = 10
+MANY = 10  # tasks of a comparison that tells something of others
 LOWEST = -25.0  # points; lines below end at the edge
 
 
