@@ -36,18 +36,17 @@ struct AttentionWorkspace {
 template <class Kind>
 struct Head {
     using Value = typename Kind::Value;
-    const Value *queries, *keys, *values;  // (tokens, H), rows `stride` apart
-    long stride;
-    Value* context;  // (queries, H), rows `context_stride` apart
+    const Value *queries, *keys, *values;  // (tokens, H)
+    Value* context;                        // (queries, H), rows `context_stride` apart
     long context_stride;
     long key_count, head_size;
-    float scale;         // of the scores
+    float scale;                      // of the scores
     Blocks distances, key_distances;  // vectors by which queries and keys are multiplied, or without words
     const int32_t* rows;              // for query i and key j their vectors are rows[j - i]; or null
     long exact_distances;             // up to which rows follow each other
     const float* distance_bias;       // (distances,): added to the scores, or null
     long zero_distance;               // which of them is distance 0
-    const float* bias;           // added to the scores of query i at bias + i * bias_stride, or null
+    const float* bias;                // added to the scores of query i at bias + i * bias_stride, or null
     long bias_stride;
     const uint8_t* has_keys;  // 0 for a query that may attend to no key, or null; has_keys_stride apart
     long has_keys_stride;
@@ -64,12 +63,12 @@ void pack_values(const Head<Kind>& head, uint32_t* to) {
     for (long word = 0; word < words; word++)
         for (long column = 0; column < head.head_size; column += LANES) {
             uint32_t* at = to + (column / BLOCK * words + word) * BLOCK + column % BLOCK;
-            const auto* first = head.values + word * Kind::per_word * head.stride + column;
+            const auto* first = head.values + word * Kind::per_word * head.head_size + column;
             if constexpr (Kind::per_word == 1) {
                 std::memcpy(at, first, LANES * 4);
             } else {
                 const bool last = word * 2 + 1 == head.key_count;
-                interleave(first, last ? zero_value : first + head.stride, at);
+                interleave(first, last ? zero_value : first + head.head_size, at);
             }
         }
 }
@@ -106,11 +105,11 @@ void add_distances(const Head<Kind>& head, long query, long count, const Attenti
         const long first = head.rows[key - (query + count - 1)] / STEP * STEP;
         const long last = round_up(head.rows[key + keys - 1 - query] + 1, STEP);
         const Target<float> to{workspace.relative - first, stride};
-        matmul<Distances>(rows, head.stride, number, vectors, nullptr, first, last, to, in_place);
+        matmul<Distances>(rows, head.head_size, number, vectors, nullptr, first, last, to, in_place);
         return workspace.relative - first;
     };
     if (head.distances.words) {
-        const float* all = multiply(head.distances, head.queries + query * head.stride, count, 0, head.key_count);
+        const float* all = multiply(head.distances, head.queries + query * head.head_size, count, 0, head.key_count);
         for (long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * capacity;
             const float* products = all + i * stride;
@@ -126,7 +125,7 @@ void add_distances(const Head<Kind>& head, long query, long count, const Attenti
     }
     for (long key = 0; head.key_distances.words && key < head.key_count; key += QUERIES) {
         const long keys = std::min(QUERIES, head.key_count - key);
-        const float* products = multiply(head.key_distances, head.keys + key * head.stride, keys, key, keys);
+        const float* products = multiply(head.key_distances, head.keys + key * head.head_size, keys, key, keys);
         for (long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * capacity + key;
             const int32_t* rows = head.rows - query - i + key;
@@ -150,8 +149,8 @@ void attend(const Head<Kind>& head, long first, long last, const AttentionWorksp
     for (long query = first; query < last; query += part) {
         const long count = std::min(part, last - query);
         const Target<float> scores_at{workspace.scores, workspace.key_capacity};
-        matmul<Kind>(head.queries + query * head.stride, head.stride, count, key_blocks, nullptr, 0, padded, scores_at,
-                     in_place);
+        matmul<Kind>(head.queries + query * head.head_size, head.head_size, count, key_blocks, nullptr, 0, padded,
+                     scores_at, in_place);
         for (long i = 0; adds && i < count; i++)
             for (long key = 0; key < padded; key += LANES)
                 store(scores_at.at(i, key), load(scores_at.at(i, key)) * broadcast(head.scale));

@@ -166,10 +166,14 @@ class Encoder {
             batch_.sequences = batch.ids->rows;
             batch_.starts = places_.starts.data();
         }
+        long widest_neurons = 0;
         for (long layer = 0; layer < model.layer_count; layer++) {
             widest_heads_ = std::max(widest_heads_, model.layers[layer].output.inputs);
-            widest_neurons_ = std::max(widest_neurons_, round_up(model.layers[layer].up.outputs, LANES));
+            widest_neurons = std::max(widest_neurons, round_up(model.layers[layer].up.outputs, LANES));
         }
+        neurons_stride_ = row_stride<Value>(widest_neurons);
+        context_stride_ = row_stride<HeadValue>(widest_heads_);
+        input_stride_ = row_stride<Value>(std::max(width(), widest_heads_));
         order_.resize(batch_.sequences);
         std::iota(order_.begin(), order_.end(), 0l);
         std::stable_sort(order_.begin(), order_.end(), [&](long a, long b) { return length(a) > length(b); });
@@ -203,7 +207,7 @@ class Encoder {
         norm_ = batch_.ids ? arena.take<float>(2 * D) : nullptr;
         pooler_input_ = batch_.pooler ? arena.take<float>(batch_.sequences * D) : nullptr;
         qkv_ = arena.take<HeadValue>(tokens * 3 * widest_heads_);
-        context_ = arena.take<HeadValue>(tokens * widest_heads_);
+        context_ = arena.take<HeadValue>(tokens * context_stride_);
         blocks_.clear();
         workspaces_.clear();
         for (long i = 0; i < (shares_ ? 1 : threads_); i++) blocks_.push_back(take_block(arena, tokens_at_once_));
@@ -214,17 +218,22 @@ class Encoder {
 
     TokenBlock take_block(Arena& arena, long count) {
         TokenBlock block;
-        block.input = arena.take<Value>(count * input_stride());
+        block.input = arena.take<Value>(count * input_stride_);
         block.quantization = arena.take<Quantization>(count);
-        block.neurons = quantized ? arena.take<float>(count * widest_neurons_) : nullptr;
-        block.intermediate = arena.take<Value>(count * widest_neurons_);
+        block.neurons = quantized ? arena.take<float>(count * neurons_stride_) : nullptr;
+        block.intermediate = arena.take<Value>(count * neurons_stride_);
         block.intermediate_quantization = arena.take<Quantization>(count);
         block.count = count;
         return block;
     }
 
     long width() const { return round_up(model_.hidden_size, LANES); }  // of a row of hidden states
-    long input_stride() const { return std::max(width(), widest_heads_); }
+    // How far rows of so many numbers lie apart: an odd number of cache lines, or those of a tile share few sets of a
+    // cache.
+    template <class T>
+    static long row_stride(long numbers) {
+        return (divide_up(numbers * long(sizeof(T)), 64) | 1) * 64 / long(sizeof(T));
+    }
     long length(long sequence) const { return batch_.starts[sequence + 1] - batch_.starts[sequence]; }
     bool is_last(long layer) const { return layer + 1 == model_.layer_count; }
     bool first_tokens_only(long layer) const { return batch_.first_only && is_last(layer); }
@@ -303,7 +312,7 @@ class Encoder {
                 return;
             }
             write_state(0, block.first + token, hidden);
-            convert<Kind>(hidden, D, block.input + token * input_stride(), block.quantization + token);
+            convert<Kind>(hidden, D, block.input + token * input_stride_, block.quantization + token);
         });
         if (model_.layer_count) project_qkv(model_.layers[0], block, workers);
     }
@@ -318,40 +327,40 @@ class Encoder {
                 std::memcpy(hidden.at(token, 0), hidden_ + batch_.starts[block.first + token] * D, D * sizeof(float));
             });
 
-        const HeadValue* context = context_ + block.first * widest_heads_;
+        const HeadValue* context = context_ + block.first * context_stride_;
         if constexpr (quantized) {
             const long width = layer.output.inputs;
             for_each_token(block, workers, [&](long token) {
-                convert<Kind>(context + token * widest_heads_, width, block.input + token * input_stride(),
+                convert<Kind>(context + token * context_stride_, width, block.input + token * input_stride_,
                               block.quantization + token);
             });
             BERTLITE_PHASE("output");
-            add_projection(block.input, input_stride(), block.quantization, layer.output, hidden, block, workers);
+            add_projection(block.input, input_stride_, block.quantization, layer.output, hidden, block, workers);
         } else {
             BERTLITE_PHASE("output");
-            add_projection(context, widest_heads_, block.quantization, layer.output, hidden, block, workers);
+            add_projection(context, context_stride_, block.quantization, layer.output, hidden, block, workers);
         }
         for_each_token(block, workers, [&](long token) {
             layer_norm<Kind>(hidden.at(token, 0), model_.hidden_size, layer.attention_norm_weight,
-                             layer.attention_norm_bias, float(model_.epsilon), block.input + token * input_stride(),
+                             layer.attention_norm_bias, float(model_.epsilon), block.input + token * input_stride_,
                              block.quantization + token);
         });
         project_up(layer, block, workers);
         if constexpr (quantized) {
             const long width = round_up(layer.up.outputs, LANES);
             for_each_token(block, workers, [&](long token) {
-                convert<Kind>(block.neurons + token * widest_neurons_, width,
-                              block.intermediate + token * widest_neurons_, block.intermediate_quantization + token);
+                convert<Kind>(block.neurons + token * neurons_stride_, width,
+                              block.intermediate + token * neurons_stride_, block.intermediate_quantization + token);
             });
         }
         {
             BERTLITE_PHASE("down");
-            add_projection(block.intermediate, widest_neurons_, block.intermediate_quantization, layer.down, hidden,
+            add_projection(block.intermediate, neurons_stride_, block.intermediate_quantization, layer.down, hidden,
                            block, workers);
         }
         for_each_token(block, workers, [&](long token) {
             layer_norm<Kind>(hidden.at(token, 0), model_.hidden_size, layer.output_norm_weight, layer.output_norm_bias,
-                             float(model_.epsilon), is_last(index) ? nullptr : block.input + token * input_stride(),
+                             float(model_.epsilon), is_last(index) ? nullptr : block.input + token * input_stride_,
                              block.quantization + token);
             if (is_last(index))
                 write_output(block.first + token, hidden.at(token, 0));
@@ -362,9 +371,9 @@ class Encoder {
     }
 
     // Multiply tokens by a weight; `finish(at, y)` is given 16 outputs with their bias, and where in `to` they belong.
-    template <class Workers, class T, class Finish>
+    template <class Workers, class To, class Finish>
     void project(const Value* input, long stride, const Quantization* quantization, long count, const Matrix& matrix,
-                 const Target<T>& to, const Workers& workers, Finish finish) {
+                 const To& to, const Workers& workers, Finish finish) {
         // Behind the blocks of a call there are those that its thread takes next, or another matrix.
         const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word), true};
         const typename Kind::Sum* start = nullptr;
@@ -391,9 +400,9 @@ class Encoder {
     template <class Workers>
     void project_qkv(const Layer& layer, const TokenBlock& block, const Workers& workers) {
         BERTLITE_PHASE("queries, keys and values");
-        const long stride = 3 * widest_heads_;
-        const Target<HeadValue> qkv{qkv_ + block.first * stride, stride};
-        project(block.input, input_stride(), block.quantization, block.count, layer.qkv, qkv, workers,
+        const long H = model_.head_size;
+        const HeadsTarget<HeadValue> qkv{qkv_ + block.first * H, batch_.tokens, H};
+        project(block.input, input_stride_, block.quantization, block.count, layer.qkv, qkv, workers,
                 [](HeadValue* at, Vector y) { store(at, y); });
     }
 
@@ -409,8 +418,8 @@ class Encoder {
         BERTLITE_PHASE("up");
         const auto activation = static_cast<Activation>(model_.activation);
         const auto into = [&](auto* neurons) {
-            const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, widest_neurons_};
-            project(block.input, input_stride(), block.quantization, block.count, layer.up, to, workers,
+            const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, neurons_stride_};
+            project(block.input, input_stride_, block.quantization, block.count, layer.up, to, workers,
                     [=](auto* at, Vector y) { store(at, apply<!std::is_same_v<Kind, Float32>>(activation, y)); });
         };
         if constexpr (quantized)
@@ -438,14 +447,14 @@ class Encoder {
     void attend_pair(long index, long sequence, long n, long queries, long first, long last,
                      const AttentionWorkspace<Attending>& workspace) {
         const Layer& layer = model_.layers[index];
-        const long start = batch_.starts[sequence], H = model_.head_size, width = layer.output.inputs;
+        const long start = batch_.starts[sequence], H = model_.head_size;
+        const long heads = batch_.tokens * H, parts = layer.head_count * heads;  // from one to the next
         Head<Attending> head{};
-        head.stride = 3 * widest_heads_;
-        head.queries = qkv_ + start * head.stride + n * H;
-        head.keys = head.queries + width;
-        head.values = head.keys + width;
-        head.context = context_ + (first_tokens_only(index) ? sequence : start) * widest_heads_ + n * H;
-        head.context_stride = widest_heads_;
+        head.queries = qkv_ + n * heads + start * H;
+        head.keys = head.queries + parts;
+        head.values = head.keys + parts;
+        head.context = context_ + (first_tokens_only(index) ? sequence : start) * context_stride_ + n * H;
+        head.context_stride = context_stride_;
         head.key_count = length(sequence);
         head.head_size = H;
         head.scale = float(model_.score_scale);
@@ -480,10 +489,8 @@ class Encoder {
         if (batch_.probabilities)
             head.probabilities =
                 batch_.probabilities[index] + (sequence * layer.head_count + n) * queries * head.key_count;
-        for (long i = 0; n + 1 < layer.head_count && i < 3 * head.key_count; i++)  // what is probably next
-            prefetch(head.queries + i / 3 * head.stride + i % 3 * width + H);
         BERTLITE_PHASE("attention");
-        pack_blocks<Attending>(head.keys, head.key_count, H, head.stride, workspace.keys);
+        pack_blocks<Attending>(head.keys, head.key_count, H, H, workspace.keys);
         pack_values(head, workspace.values);
         attend<Distances>(head, first, last, workspace);
     }
@@ -542,7 +549,8 @@ class Encoder {
     Batch batch_;
     const long threads_;
     TokenPlaces places_;
-    long widest_heads_ = 0, widest_neurons_ = 0, longest_ = 0, tokens_at_once_ = 0;
+    long widest_heads_ = 0, longest_ = 0, tokens_at_once_ = 0;
+    long input_stride_, context_stride_, neurons_stride_;  // from row to row
     bool shares_ = false;
     std::vector<long> order_;
     std::vector<DistanceRows> distance_rows_;  // of each layer
@@ -554,7 +562,7 @@ class Encoder {
     float* firsts_;        // (sequences, D): of the first tokens, if the last layer computes only these
     float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm
     float* pooler_input_;  // (sequences, D), in the dtype of the pooler
-    HeadValue* qkv_;       // (T, 3 N H): queries, keys, values
+    HeadValue* qkv_;       // (3 N, T, H): queries, keys, values
     HeadValue* context_;   // (T, N H)
     std::vector<TokenBlock> blocks_;
     std::vector<AttentionWorkspace<Attending>> workspaces_;

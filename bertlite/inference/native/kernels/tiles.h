@@ -22,11 +22,16 @@ namespace bertlite {
 
 constexpr long BLOCK = 64;  // outputs in a block of a weight
 constexpr long TILE_ROWS = 6;
+// With 6 rows 24 sums, which leaves 8 of 32 registers, or 12, which leaves 4 of 16.
+constexpr int VECTORS_AT_ONCE = REGISTERS / 8;
+constexpr long COLUMNS_AT_ONCE = VECTORS_AT_ONCE * LANES;
+constexpr bool WHOLE_WORDS = COLUMNS_AT_ONCE == BLOCK;  // whether a tile reads all of each word of a block
+
 #if !defined(BERTLITE_TILES_AHEAD)
-#define BERTLITE_TILES_AHEAD 2
+#define BERTLITE_TILES_AHEAD (WHOLE_WORDS ? 2 : 4)
 #define BERTLITE_FETCHES_TARGETS 1
 #endif
-// how many of a block's tiles prefetch the next block, half of it each
+// how many rows of tiles prefetch the weights that are needed next; a power of two
 constexpr long TILES_AHEAD = BERTLITE_TILES_AHEAD;
 constexpr bool FETCHES_TARGETS = BERTLITE_FETCHES_TARGETS;  // whether a tile's target is prefetched
 
@@ -71,22 +76,36 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
     }
 };
 
-// With 6 rows 24 sums, which leaves 8 of 32 registers, or 12, which leaves 4 of 16.
-constexpr int VECTORS_AT_ONCE = REGISTERS / 8;
-constexpr long COLUMNS_AT_ONCE = VECTORS_AT_ONCE * LANES;
-
 // Words of a row that are summed on their own before the rest is added: in one sum of 3072 floats each product is
 // rounded to the step of all that came before, and the error is two to six times torch's.  Sums of integers are exact.
 template <class Kind>
-constexpr long WORDS_SUMMED = std::is_same_v<typename Kind::Sum, float> ? 256 : LONG_MAX;
+constexpr long WORDS_SUMMED = !std::is_same_v<typename Kind::Sum, float> ? LONG_MAX : (WHOLE_WORDS ? 256 : 384);
 
-// One tile: sums[row * sums_stride + column] = start[column] + ROWS rows times VECTORS x LANES columns.
+// Weights that are needed next, or null: a tile prefetches one line of them with every so many of its words, a power
+// of two, or two lines with each if it reads whole words.
+struct Ahead {
+    const char* lines;
+    long every;
+
+    // The share of one row of tiles in so many words at `next`.
+    Ahead(const uint32_t* next, long words, long tile, long tiles) {
+        constexpr long TILES_OF_ROW = BLOCK / COLUMNS_AT_ONCE, LINES_OF_WORD = BLOCK * 4 / 64;
+        long share = TILES_AHEAD;
+        while (!WHOLE_WORDS && share > tiles) share /= 2;
+        every = WHOLE_WORDS ? 1 : share * TILES_OF_ROW / LINES_OF_WORD;
+        const long lines_each = WHOLE_WORDS ? 2 * words : TILES_OF_ROW * divide_up(words, std::max(1l, every));
+        lines = next && tile < share ? reinterpret_cast<const char*>(next) + tile * lines_each * 64 : nullptr;
+    }
+};
+
+// One tile: sums[row * sums_stride + column] = start[column] + ROWS rows times VECTORS x LANES columns, and if it
+// `adds` what was there before.
 //
-// rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  AHEAD: whether weights
-// needed next, at `ahead`, are prefetched.  All loops over sums are unrolled, or GCC keeps them in memory.
+// rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  AHEAD: whether it
+// prefetches `ahead`.  All loops over sums are unrolled, or GCC keeps them in memory.
 template <class Kind, bool AHEAD, int ROWS, int VECTORS>
 void multiply_tile(const char* rows, long stride, const uint32_t* weight, long words, const typename Kind::Sum* start,
-                   typename Kind::Sum* sums, long sums_stride, const char* ahead) {
+                   typename Kind::Sum* sums, long sums_stride, bool adds, Ahead ahead) {
     constexpr int parts = Kind::per_word * sizeof(typename Kind::Value) / 4;
     typename Kind::Sums sum[ROWS][VECTORS];
 #pragma GCC unroll 6
@@ -96,12 +115,13 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
             sum[i][j] = typename Kind::Sums{};
             if (!std::is_same_v<Kind, Int8>) std::memcpy(&sum[i][j], start + j * LANES, WIDTH);
         }
-    for (long first = 0, word = 0;; first = word) {
+    for (long first = 0, word = 0;; first = word, adds = true) {
         for (const long last = std::min(words - first, WORDS_SUMMED<Kind>) + first; word < last; word++) {
-            if (AHEAD) {
-                prefetch(ahead + word * 128);
-                prefetch(ahead + word * 128 + 64);
-            } else if (COLUMNS_AT_ONCE < BLOCK) {
+            if (WHOLE_WORDS && AHEAD) {
+                prefetch(ahead.lines + word * 128);
+                prefetch(ahead.lines + word * 128 + 64);
+            } else if (!WHOLE_WORDS) {
+                if (AHEAD && !(word & (ahead.every - 1))) prefetch(ahead.lines), ahead.lines += 64;
                 prefetch_near(weight + (word + 8) * BLOCK);  // as one line of each word's four is read
             }
 #pragma GCC unroll 2
@@ -124,8 +144,8 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
 #pragma GCC unroll 4
             for (int j = 0; j < VECTORS; j++) {
                 typename Kind::Sums before{};
-                if (first) std::memcpy(&before, sums + i * sums_stride + j * LANES, WIDTH);
-                sum[i][j] = first ? sum[i][j] + before : sum[i][j];
+                if (adds) std::memcpy(&before, sums + i * sums_stride + j * LANES, WIDTH);
+                sum[i][j] = adds ? sum[i][j] + before : sum[i][j];
                 std::memcpy(sums + i * sums_stride + j * LANES, &sum[i][j], WIDTH);
                 sum[i][j] = typename Kind::Sums{};
             }
@@ -145,16 +165,19 @@ void matmul_tile(long count, long vectors, Rest... rest) {
 
 template <class Kind>
 void matmul_columns(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
-                    const typename Kind::Sum* start, typename Kind::Sum* sums, long sums_stride, const char* ahead) {
+                    const typename Kind::Sum* start, typename Kind::Sum* sums, long sums_stride, bool adds,
+                    Ahead ahead) {
     for (long column = 0; column < columns; column += COLUMNS_AT_ONCE) {
         const auto run = [=](auto tile) {
             tile(count, (columns - column) / LANES, rows, stride, weight + column, words, start + column,
-                 sums + column, sums_stride, ahead);
+                 sums + column, sums_stride, adds, ahead);
         };
-        if (ahead && column == 0)
+        if (ahead.lines) {
             run([](auto... all) { matmul_tile<Kind, true>(all...); });
-        else
+            ahead.lines += divide_up(words, ahead.every) * 64;
+        } else {
             run([](auto... all) { matmul_tile<Kind, false>(all...); });
+        }
     }
 }
 
@@ -210,57 +233,92 @@ struct Target {
     T* first;
     long stride;
     T* at(long row, long column) const { return first + row * stride + column; }
+};
 
-    // Prefetch a tile's part: a write that misses the cache stalls the matmul that follows.
-    void prefetch_tile(long row, long rows, long column, long columns) const {
-        for (long i = row; FETCHES_TARGETS && i < row + rows; i++)
-            for (long j = column; j < column + columns; j += 64 / long(sizeof(T))) prefetch(at(i, j));
+// The same with the columns of each head apart, (heads, tokens, H): rows of all heads together would lie so far from
+// each other that those of one head share a few sets of the first cache.
+template <class T>
+struct HeadsTarget {
+    T* first;
+    long tokens, head_size;
+    T* at(long row, long column) const {
+        return first + (column / head_size * tokens + row) * head_size + column % head_size;
     }
 };
+
+// Prefetch a tile's part of a target: a write that misses the cache stalls the matmul that follows.
+template <class To>
+void prefetch_tile(const To& to, long row, long rows, long column, long columns) {
+    for (long i = row; FETCHES_TARGETS && i < row + rows; i++)
+        for (long j = column; j < column + columns; j += 64 / long(sizeof *to.at(i, j))) prefetch(to.at(i, j));
+}
 
 struct InPlace {
     void operator()(long, long, long, long, const void*) const {}
 };
 constexpr InPlace in_place;
 
+// Where a tile reads some outputs of each word, a long weight is multiplied in parts of so many words: a part of a
+// block stays in the second cache, beside the next one, until it has been multiplied by all rows, whose sums wait
+// meanwhile.
+constexpr long WORDS_AT_ONCE = 384, ROWS_AT_ONCE = 128;
+
 // Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES, and add `start`, one
 // number for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called
 // with the sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.  With `in_place`
 // for `finish` the sums are left in `to`.
-template <class Kind, class T, class Finish>
+template <class Kind, class To, class Finish>
 void matmul(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
-            const typename Kind::Sum* start, long first, long last, const Target<T>& to, Finish finish) {
+            const typename Kind::Sum* start, long first, long last, const To& to, Finish finish) {
     alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
-    alignas(64) typename Kind::Sum tile_sums[stays ? 1 : (BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS) * BLOCK];
-    const long sums_stride = stays ? to.stride : BLOCK;
+    constexpr long word_bytes = Kind::per_word * sizeof(typename Kind::Value);
+    constexpr long most_rows = !WHOLE_WORDS ? ROWS_AT_ONCE : (BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS);
+    alignas(64) typename Kind::Sum tile_sums[stays ? 1 : most_rows * BLOCK];
+    const long inputs = weight.inputs;
+    long sums_stride = BLOCK;
+    if constexpr (stays) sums_stride = to.stride;
+    const bool splits = !stays && !WHOLE_WORDS && inputs > WORDS_AT_ONCE;
+    const long group = splits ? ROWS_AT_ONCE : count, part = splits ? WORDS_AT_ONCE : inputs;
     for (long column = first; column < last;) {
         const long block = column / BLOCK, within = column % BLOCK;
         const long columns = std::min(BLOCK - within, last - column);
-        const uint32_t* from = weight.block(block) + within;
-        const bool more = column + columns < last || weight.goes_on;
-        const bool by_torch = BY_TORCH<Kind> && columns == BLOCK && weight.inputs;
-        const long tiles = divide_up(count, by_torch ? TORCH_ROWS : TILE_ROWS);
-        for (long tile = 0, row = 0; tile < tiles; tile++) {
-            const long size = (count - row + tiles - tile - 1) / (tiles - tile);  // as even as can be
-            const auto* begin = start ? start + column : nullptr;
-            auto* sums = tile_sums;
-            if constexpr (stays)
-                sums = to.at(row, column);
-            else
-                to.prefetch_tile(row, size, column, columns);
-            if (by_torch) {
-                matmul_by_torch<Kind>(rows + row * stride, stride, size, from, weight.inputs, begin, sums,
-                                      sums_stride);
-            } else {
-                const char* next = reinterpret_cast<const char*>(weight.block(block + 1)) + tile * weight.inputs * 128;
-                matmul_columns<Kind>(size, columns, reinterpret_cast<const char*>(rows + row * stride),
-                                  stride * sizeof(typename Kind::Value), from, weight.inputs, begin ? begin : no_start,
-                                  sums, sums_stride, more && tile < TILES_AHEAD ? next : nullptr);
-            }
-            BERTLITE_PHASE("finish");
-            finish(row, size, column, columns, sums);
-            row += size;
+        const uint32_t* from = weight.block(block);
+        const bool by_torch = BY_TORCH<Kind> && columns == BLOCK && inputs;
+        for (long row = 0; row < count; row += group) {
+            const long end = std::min(count, row + group);
+            const long tiles = divide_up(end - row, by_torch ? TORCH_ROWS : TILE_ROWS);
+            long word = 0;
+            do {
+                const long words = std::min(part, inputs - word);
+                const bool done = word + words == inputs;
+                const bool more = !done || column + columns < last || weight.goes_on;
+                for (long tile = 0, at = row; tile < tiles; tile++) {
+                    const long size = divide_up(end - at, tiles - tile);  // as even as can be
+                    const auto* begin = start ? start + column : nullptr;
+                    auto* sums = tile_sums + (splits ? (at - row) * BLOCK : 0);
+                    if constexpr (stays)
+                        sums = to.at(at, column);
+                    else if (done)
+                        prefetch_tile(to, at, size, column, columns);
+                    if (by_torch) {
+                        matmul_by_torch<Kind>(rows + at * stride, stride, size, from + within, inputs, begin, sums,
+                                              sums_stride);
+                    } else {
+                        matmul_columns<Kind>(size, columns,
+                                             reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
+                                             stride * sizeof(typename Kind::Value), from + word * BLOCK + within,
+                                             words, begin && !word ? begin : no_start, sums, sums_stride, word > 0,
+                                             {more ? from + (word + words) * BLOCK : nullptr, words, tile, tiles});
+                    }
+                    if (done) {
+                        BERTLITE_PHASE("finish");
+                        finish(at, size, column, columns, sums);
+                    }
+                    at += size;
+                }
+                word += words;
+            } while (word < inputs);
         }
         column += columns;
     }
