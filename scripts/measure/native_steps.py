@@ -24,6 +24,7 @@ from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.library import (
+    AVX2,
     INSTRUCTION_SETS,
     InstructionSet,
     compile_kernels,
@@ -33,14 +34,19 @@ from bertlite.support.records import environment, write_record
 from bertlite.support.timing import alternate, check_rounds, summary, with_spread
 
 AS_IT_IS = "as it is"
-STEPS = {  # what is changed: flags of the compiler
-    "weights are not fetched ahead": ("-DBERTLITE_TILES_AHEAD=0", "-DBERTLITE_FETCHES_TARGETS=1"),
-    "what a product goes to is not fetched ahead": ("-DBERTLITE_TILES_AHEAD=2", "-DBERTLITE_FETCHES_TARGETS=0"),
-    "outputs are never shared out": ("-DBERTLITE_TOKENS=128", "-DBERTLITE_FEW_TOKENS=0"),
-    "outputs are shared out up to 256 tokens for each thread": ("-DBERTLITE_TOKENS=128", "-DBERTLITE_FEW_TOKENS=256"),
-    "32 tokens at a time": ("-DBERTLITE_TOKENS=32", "-DBERTLITE_FEW_TOKENS=48"),
-    "64 tokens at a time": ("-DBERTLITE_TOKENS=64", "-DBERTLITE_FEW_TOKENS=48"),
-    "256 tokens at a time": ("-DBERTLITE_TOKENS=256", "-DBERTLITE_FEW_TOKENS=48"),
+STEPS = {  # what is changed: a flag of the compiler
+    "weights are not fetched ahead": "-DBERTLITE_TILES_AHEAD=0",
+    "what a product goes to is not fetched ahead": "-DBERTLITE_FETCHES_TARGETS=0",
+    "outputs are never shared out": "-DBERTLITE_FEW_TOKENS=0",
+    "outputs are shared out up to 256 tokens for each thread": "-DBERTLITE_FEW_TOKENS=256",
+    "32 tokens at a time": "-DBERTLITE_TOKENS=32",
+    "64 tokens at a time": "-DBERTLITE_TOKENS=64",
+    "256 tokens at a time": "-DBERTLITE_TOKENS=256",
+}
+AVX2_STEPS = {  # where a tile takes 16 outputs of each word
+    "long weights are not multiplied in parts": "-DBERTLITE_WORDS_AT_ONCE=1000000",
+    "weights are fetched ahead by one row of tiles": "-DBERTLITE_TILES_AHEAD=1",
+    "loops are aligned by chance": "-fno-align-loops",
 }
 TORCH = "products by torch's brgemm"
 WORKS = {"1 x 16": (1, 16), "1 x 128": (1, 128), "8 x 128": (8, 128)}
@@ -80,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def variants(chosen: InstructionSet) -> Iterator[Mapping[str, Kernels]]:
     """Compile the kernels of a set of instructions as they are and without each step."""
     built: dict[str, InstructionSet] = {AS_IT_IS: chosen}
-    built |= {step: replace(chosen, flags=(*chosen.flags, *flags)) for step, flags in STEPS.items()}
+    steps = STEPS | (AVX2_STEPS if {*AVX2} <= {*chosen.flags} else {})
+    built |= {step: replace(chosen, flags=(*chosen.flags, flag)) for step, flag in steps.items()}
     if chosen.needs == HAS_BRGEMM and not chosen.uses_torch:
         built[TORCH] = INSTRUCTION_SETS["amx"]
     with tempfile.TemporaryDirectory() as folder:

@@ -45,6 +45,17 @@ def test_sizes_around_tiles_on_every_set(name, dtype):
 
 @dtypes
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_weights_and_rows_that_are_multiplied_in_parts_on_every_set(name, dtype, set_threads):
+    set_threads(4)  # so many that 150 tokens are rows of one product
+    model, batch = make_native(intermediate_size=1700, max_position_embeddings=90), batch_of(90, 59, 1)
+    together = check(model, dtype, name, **batch).last_hidden_state
+    if name != "amx":  # torch's products may depend on how many rows there are
+        alone = natively(model, dtype, name)(**{key: x[:1] for key, x in batch.items()}).last_hidden_state
+        assert torch.equal(alone[0], together[0])
+
+
+@dtypes
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_every_set_adds_the_distances_of_tokens(name, dtype):
     kinds = ("disentangled", "relative_key_query", "relative_key", "bucketed")
     for kind in kinds if name == usable_sets()[0].name else kinds[:2]:  # the others' products are tested above

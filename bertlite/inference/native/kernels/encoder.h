@@ -133,6 +133,8 @@ using AttentionOf = std::conditional_t<std::is_same_v<Kind, Float32> || BFloat16
 // scripts/measure/native_steps.py compares these figures with others; its record is scripts/results/native_steps.json.
 #if !defined(BERTLITE_TOKENS)
 #define BERTLITE_TOKENS 128
+#endif
+#if !defined(BERTLITE_FEW_TOKENS)
 #define BERTLITE_FEW_TOKENS 48
 #endif
 constexpr long TOKENS = BERTLITE_TOKENS;          // tokens that a thread takes through the second phase at a time

@@ -29,7 +29,12 @@ constexpr bool WHOLE_WORDS = COLUMNS_AT_ONCE == BLOCK;  // whether a tile reads 
 
 #if !defined(BERTLITE_TILES_AHEAD)
 #define BERTLITE_TILES_AHEAD (WHOLE_WORDS ? 2 : 4)
+#endif
+#if !defined(BERTLITE_FETCHES_TARGETS)
 #define BERTLITE_FETCHES_TARGETS 1
+#endif
+#if !defined(BERTLITE_WORDS_AT_ONCE)
+#define BERTLITE_WORDS_AT_ONCE 384
 #endif
 // how many rows of tiles prefetch the weights that are needed next; a power of two
 constexpr long TILES_AHEAD = BERTLITE_TILES_AHEAD;
@@ -85,16 +90,17 @@ constexpr long WORDS_SUMMED = !std::is_same_v<typename Kind::Sum, float> ? LONG_
 // of two, or two lines with each if it reads whole words.
 struct Ahead {
     const char* lines;
-    long every;
+    long every, bytes_each;  // of lines, which each tile prefetches
 
     // The share of one row of tiles in so many words at `next`.
     Ahead(const uint32_t* next, long words, long tile, long tiles) {
         constexpr long TILES_OF_ROW = BLOCK / COLUMNS_AT_ONCE, LINES_OF_WORD = BLOCK * 4 / 64;
         long share = TILES_AHEAD;
         while (!WHOLE_WORDS && share > tiles) share /= 2;
-        every = WHOLE_WORDS ? 1 : share * TILES_OF_ROW / LINES_OF_WORD;
-        const long lines_each = WHOLE_WORDS ? 2 * words : TILES_OF_ROW * divide_up(words, std::max(1l, every));
-        lines = next && tile < share ? reinterpret_cast<const char*>(next) + tile * lines_each * 64 : nullptr;
+        every = WHOLE_WORDS ? 1 : std::max(1l, share * TILES_OF_ROW / LINES_OF_WORD);
+        bytes_each = WHOLE_WORDS ? words * 2 * 64 : divide_up(words, every) * 64;
+        const long before = tile * TILES_OF_ROW * bytes_each;
+        lines = next && tile < share ? reinterpret_cast<const char*>(next) + before : nullptr;
     }
 };
 
@@ -174,7 +180,7 @@ void matmul_columns(long count, long columns, const char* rows, long stride, con
         };
         if (ahead.lines) {
             run([](auto... all) { matmul_tile<Kind, true>(all...); });
-            ahead.lines += divide_up(words, ahead.every) * 64;
+            ahead.lines += ahead.bytes_each;
         } else {
             run([](auto... all) { matmul_tile<Kind, false>(all...); });
         }
@@ -261,7 +267,7 @@ constexpr InPlace in_place;
 // Where a tile reads some outputs of each word, a long weight is multiplied in parts of so many words: a part of a
 // block stays in the second cache, beside the next one, until it has been multiplied by all rows, whose sums wait
 // meanwhile.
-constexpr long WORDS_AT_ONCE = 384, ROWS_AT_ONCE = 128;
+constexpr long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
 
 // Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES, and add `start`, one
 // number for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called
