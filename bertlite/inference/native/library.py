@@ -42,7 +42,7 @@ FLAGS = (
 )
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 VNNI, BF16 = "-mavx512vnni", "-mavx512bf16"
-AVX2 = ("-mavx2", "-mfma", "-falign-loops=64")  # aligned by chance, tiles of int8 are 5 % slower
+AVX2 = ("-mavx2", "-mfma", "-falign-loops=64")  # by chance int8 can be 5 % slower
 ON_MAC = {"FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_BF16": "bf16"}  # as Linux names them
 HASH_SIZE = hashlib.sha256().digest_size
 
