@@ -43,7 +43,7 @@ STEPS = {  # what is changed: a flag of the compiler
     "64 tokens at a time": "-DBERTLITE_TOKENS=64",
     "256 tokens at a time": "-DBERTLITE_TOKENS=256",
 }
-AVX2_STEPS = {  # where a tile takes 16 outputs of each word
+AVX2_STEPS = {  # where a block of a weight stays in the first cache
     "long weights are not multiplied in parts": "-DBERTLITE_WORDS_AT_ONCE=1000000",
     "weights are fetched ahead by one row of tiles": "-DBERTLITE_TILES_AHEAD=1",
     "loops are aligned by chance": "-fno-align-loops",

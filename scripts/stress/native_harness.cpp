@@ -51,7 +51,7 @@ struct Weight {
 
     Weight(Random& random, long dtype, long outputs_, long inputs_, long threads)
         : outputs(outputs_), inputs(inputs_) {
-        const long per_word = dtype == float32 ? 1 : dtype == bfloat16 ? 2 : 4, padded = round_up(outputs, BLOCK);
+        const long per_word = dtype == float32 ? 1 : dtype == bfloat16 ? 2 : 4, padded = round_up(outputs, GROUP);
         values = normal(random, outputs * inputs, 0, 1 / std::sqrt(std::max(1.0f, float(inputs))));
         bias = normal(random, outputs, 0, 0.2f);
         padded_bias = bias;
@@ -109,7 +109,7 @@ struct LayerWeights {
         } else if (kind == 1) {
             for (long i = 0, row = 0, last = 2 * draw(random, 1, 90); i <= last; i++, row += draw(random, 0, 3) % 3)
                 rows.push_back(row);
-            table = round_up(long(rows.back()) + 1, BLOCK);
+            table = round_up(long(rows.back()) + 1, GROUP);
             const long which = draw(random, 0, 2);
             if (which < 2) distances = std::make_unique<Weight>(random, type, N * table, H, threads);
             if (which > 0) key_distances = std::make_unique<Weight>(random, type, N * table, H, threads);

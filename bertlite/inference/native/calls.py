@@ -124,7 +124,8 @@ class Kernels:
         self._run.argtypes = [c_long, POINTER(Model), POINTER(Batch), c_long, *message]
         self._pack.argtypes = [c_long, c_void_p, c_long, c_long, *(c_void_p,) * 3, c_long, *message]
         self._linear.argtypes = [c_long, POINTER(Linear), c_void_p, c_long, c_void_p, c_long, *message]
-        self._run.restype = self._pack.restype = self._linear.restype = c_long
+        self._run.restype = self._pack.restype = self._linear.restype = library.bertlite_block.restype = c_long
+        self.block: int = library.bertlite_block()  # outputs in a block of a packed weight
 
     def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> bool:
         """Run the layers on a batch; other Python threads run meanwhile.  False is a batch that is left to Python."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Linear, Matrix
-from bertlite.inference.native.weights import BLOCK, BYTES, aligned, round_up
+from bertlite.inference.native.weights import BYTES, GROUP, aligned, round_up
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,9 +29,10 @@ class NativeLinear(nn.Module):
         self.activate("linear")
 
     def pack(self, weight: Tensor) -> Tensor:
-        """Return the weight in blocks, (blocks, words of inputs, BLOCK, numbers in a word)."""
+        """Return the weight in blocks, (blocks, words of inputs, outputs in a block, numbers in a word)."""
         floats, per_word = weight.to(self.dtype).float().contiguous(), 4 // BYTES[self.numbers]
-        shape = torch.Size((-(-self.outputs // BLOCK), -(-self.inputs // per_word), BLOCK, per_word))
+        outputs, words = round_up(self.outputs, GROUP), -(-self.inputs // per_word)
+        shape = torch.Size((outputs // self.kernels.block, words, self.kernels.block, per_word))
         packed = aligned(shape.numel() * BYTES[self.numbers]).view(self.dtype).view(shape)
         sizes, threads = (self.outputs, self.inputs), torch.get_num_threads()
         self.kernels.pack(self.numbers, floats.data_ptr(), sizes, packed.data_ptr(), 0, 0, threads)
@@ -44,7 +45,7 @@ class NativeLinear(nn.Module):
     def activate(self, act: str) -> None:
         """Apply an activation to the outputs from now on."""
         self.activation = act
-        self.padded_bias = torch.zeros(round_up(self.outputs, BLOCK), dtype=torch.float32, device="cpu")
+        self.padded_bias = torch.zeros(round_up(self.outputs, GROUP), dtype=torch.float32, device="cpu")
         if self.bias is not None:
             self.padded_bias[: self.outputs] = self.bias
         matrix = Matrix(self.weight.data_ptr(), self.padded_bias.data_ptr(), 0, 0, self.outputs, self.inputs)

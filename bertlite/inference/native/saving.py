@@ -1,8 +1,8 @@
 """Save a model with packed weights, and map it again without packing.
 
 All is in one safetensors file: the packed weights, one tensor of bytes; embeddings, pooler and head, by their names in
-a checkpoint; and in the metadata, as JSON, the config and what else describes them.  Packed weights are the same for
-every x86-64 processor.  All sizes follow from the config, and tensors that do not fit it are refused.
+a checkpoint; and in the metadata, as JSON, the config and what else describes them.  A processor whose kernels have
+blocks of another width packs a copy.  All sizes follow from the config, and tensors that do not fit it are refused.
 """
 
 import re
@@ -28,13 +28,13 @@ from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import load_kernels
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import NativeBertModel
-from bertlite.inference.native.weights import NativeWeights, Shape
+from bertlite.inference.native.weights import BLOCKS, NativeWeights, Shape
 from bertlite.inference.support import missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
 from bertlite.support.records import to_json
 
-FORMAT = 3  # of the file and of the packed weights in it
+FORMAT = 4  # of the file and of the packed weights in it
 FILE = "native.safetensors"
 REPLACED = re.compile(rf"{SUPERSEDED.pattern}|config\.json")  # by a save: a checkpoint that was there goes whole
 WAY_OUT = "optimise the model again and save it"
@@ -60,14 +60,16 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
         raise ValueError(f"{folder} holds a checkpoint, {others[0]}: save the optimised model to a folder of its own")
     encoder = model.base_model.encoder
     assert isinstance(encoder, NativeEncoder)
-    if encoder.weights.shape != Shape.of(model.config, encoder.weights.shape.numbers):
+    shape = encoder.weights.shape
+    if shape != Shape.of(model.config, shape.numbers, shape.block):
         raise ValueError(f"this {name} cannot be saved: its layers are not those that its config describes")
     about = {
         "format": FORMAT,
         "byteorder": sys.byteorder,
         "class": name,
         "options": model.build_options,
-        "numbers": encoder.weights.shape.numbers,
+        "numbers": shape.numbers,
+        "block": shape.block,
         "config": model.config.to_dict(),
     }
     tensors = {"layers": encoder.weights.data, **plain_tensors(model)}
@@ -119,7 +121,8 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
     unsupported = missing_for_native(model, getattr(torch, numbers))
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
-    return run_natively_(model, packed_weights(layers, path, Shape.of(config, numbers)), load_kernels()), numbers
+    kernels, weights = load_kernels(), packed_weights(layers, path, Shape.of(config, numbers, int(about["block"])))
+    return run_natively_(model, weights.in_blocks(kernels.block), kernels), numbers
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -132,8 +135,8 @@ def read_about(path: Path) -> dict[str, Any]:
             f" {sys.byteorder}-endian: {WAY_OUT}"
         )
     faults = [
-        f"{name} is {about.get(name)!r}; have: {', '.join(known)}"
-        for name, known in (("class", CLASSES), ("numbers", NUMBERS))
+        f"{name} is {about.get(name)!r}; have: {', '.join(map(str, known))}"
+        for name, known in (("class", CLASSES), ("numbers", NUMBERS), ("block", BLOCKS))
         if about.get(name) not in [*known]
     ]
     faults += [f"{name} is {about.get(name)!r}" for name in ("options", "config") if type(about.get(name)) is not dict]

@@ -22,7 +22,8 @@ from bertlite.stack.disentangled import project_table, table_rows
 from bertlite.stack.modules import BertLayer, distance_buckets
 
 ALIGNMENT = 64  # bytes: a cache line
-BLOCK = 64  # outputs in a block, BLOCK of kernels/tiles.h
+GROUP = 64  # outputs to a multiple of which a weight is padded, GROUP of kernels/tiles.h
+BLOCKS = (8, 16, 64)  # outputs in a block, of one set of instructions or another
 LANES = 16  # the longest vector of kernels/vectors.h, in floats
 MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
@@ -44,6 +45,7 @@ class Shape:
     """All sizes of a stack that the kernels need to know."""
 
     numbers: str  # float32, bfloat16 or int8
+    block: int  # outputs in a block of the kernels
     hidden_size: int
     head_size: int
     activation: str
@@ -56,11 +58,12 @@ class Shape:
     reach: int = 0
 
     @classmethod
-    def of(cls, config: BertConfig, numbers: str) -> "Shape":
+    def of(cls, config: BertConfig, numbers: str, block: int) -> "Shape":
         """Return the shape of the stack that a config describes."""
         neurons = {layer: len({*gone}) for layer, gone in pruned_neurons(config).items()}
         return cls(
             numbers=numbers,
+            block=block,
             hidden_size=config.hidden_size,
             head_size=config.hidden_size // config.num_attention_heads,
             activation=config.hidden_act,
@@ -97,8 +100,8 @@ class Shape:
 
     @property
     def table_rows(self) -> int:
-        """Return the rows of a head's table of distances, whole blocks of them."""
-        return round_up(2 * (self.buckets or self.reach), BLOCK)
+        """Return the rows of a head's table of distances, whole groups of them."""
+        return round_up(2 * (self.buckets or self.reach), GROUP)
 
     @property
     def tables(self) -> list[str]:
@@ -116,7 +119,7 @@ class Shape:
         for i, layer in enumerate(self.layers):
             for name in (*MATRICES, *self.tables):
                 outputs, inputs = self.matrix(layer, name)
-                padded, per_word = round_up(outputs, BLOCK), 4 // BYTES[self.dtype_of(name)]
+                padded, per_word = round_up(outputs, GROUP), 4 // BYTES[self.dtype_of(name)]
                 yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
                 yield i, name, "bias", padded * 4
                 if self.dtype_of(name) == "int8":
@@ -166,7 +169,7 @@ class NativeWeights:
             LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
             for layer in layers
         )
-        shape = replace(Shape.of(config, numbers), layers=tuple(left))
+        shape = replace(Shape.of(config, numbers, kernels.block), layers=tuple(left))
         data = aligned(shape.size())
         ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
@@ -177,6 +180,21 @@ class NativeWeights:
             if vectors is not None:
                 weights.pack_tables(i, layer, vectors, kernels)
         return weights
+
+    def in_blocks(self, block: int) -> "NativeWeights":
+        """Return these weights in blocks of so many outputs: themselves, or a copy."""
+        old = self.shape.block
+        if block == old:
+            return self
+        data = aligned(self.data.numel()).copy_(self.data)
+        ask_for_huge_pages(data.data_ptr(), data.numel())
+        for (i, name, part), (start, count) in self.at.items():
+            if part == "words" and count:
+                outputs = round_up(self.shape.matrix(self.shape.layers[i], name)[0], GROUP)
+                words = data[start : start + count].view(torch.int32)
+                rows = words.view(-1, count // 4 // outputs, old).mT.reshape(-1, block, count // 4 // outputs)
+                words.copy_(rows.mT.flatten())
+        return NativeWeights(replace(self.shape, block=block), data)
 
     def pack_layer(self, i: int, layer: BertLayer, kernels: Kernels) -> None:
         own = layer.attention.self

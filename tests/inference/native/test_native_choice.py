@@ -22,6 +22,7 @@ class Planted:
 
     def __init__(self, seconds: float) -> None:
         self.kernels, self.seconds, self.path = kernels_or_skip(), seconds, "/cache/avx2-0.so"
+        self.block = self.kernels.block
 
     def pack(self, *args):
         self.kernels.pack(*args)

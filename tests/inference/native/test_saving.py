@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +25,10 @@ from bertlite import (
 from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.inference import InferenceModel
+from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.library import INSTRUCTION_SETS
 from bertlite.inference.native.saving import FILE
-from bertlite.inference.native.weights import NativeWeights
+from bertlite.inference.native.weights import BLOCKS, NativeWeights
 
 SIZES = {
     "vocab_size": 61,
@@ -75,14 +77,32 @@ def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, tmp_path):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_every_set_of_instructions_packs_the_same_bytes(name, dtype):
+def test_every_set_of_instructions_packs_the_same_bytes_but_for_the_width_of_blocks(name, dtype):
     model, numbers = pruned(BertModel), str(dtype).removeprefix("torch.")
     ours, wanted = (
         NativeWeights.of(model.encoder.layer, model.config, numbers, kernels_or_skip(each))
         for each in (name, "baseline")
     )
     assert ours.at == wanted.at
-    assert torch.equal(ours.data, wanted.data)
+    assert ours.shape.block in BLOCKS
+    assert torch.equal(ours.in_blocks(wanted.shape.block).data, wanted.data)
+    assert torch.equal(wanted.in_blocks(ours.shape.block).data, ours.data)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_kernels_with_other_blocks_saved_or_pickled_is_packed_anew(dtype, monkeypatch, tmp_path):
+    other, model = kernels_or_skip("baseline"), pruned(BertForMaskedLM)
+    quick = optimize_for_inference(model, dtype=dtype, backend="native")
+    if quick.model.bert.encoder.kernels.block == other.block:
+        pytest.skip("both sets of instructions have blocks of this width")
+    quick.save(tmp_path / "quick")
+    pickled = pickle.dumps(quick)
+    wanted = InferenceModel(native_copy(model, dtype, other), "native", dtype)(IDS)
+    for module in ("saving", "library"):
+        monkeypatch.setattr(f"bertlite.inference.native.{module}.load_kernels", lambda: other)
+    for again in (InferenceModel.load(tmp_path / "quick"), pickle.loads(pickled)):
+        assert again.model.bert.encoder.kernels is other
+        assert torch.equal(again(IDS).logits, wanted.logits)
 
 
 def test_saving_replaces_what_was_there_and_nothing_else(tmp_path):
@@ -152,7 +172,8 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"class": ["BertModel"]}, r"class is \['BertModel'\]; have: BertModel"),
         ({"config": [], "options": 3}, r"options is 3\n  config is \[\]"),
         ({"options": {"colour": 3}}, "has options {'colour': 3}: .*unexpected keyword argument"),
-        ({"format": 2}, "has format 2 of a little-endian machine; this bertlite reads format 3"),
+        ({"block": 24}, "block is 24; have: 8, 16, 64"),
+        ({"format": 3}, "has format 3 of a little-endian machine; this bertlite reads format 4"),
         ({"byteorder": "big"}, "of a big-endian machine"),
     ],
 )

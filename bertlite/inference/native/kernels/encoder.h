@@ -394,7 +394,7 @@ class Encoder {
                     finish(to.at(row + i, column + j), y);
                 }
         };
-        workers.parallel_for(round_up(matrix.outputs, LANES), BLOCK, [&](long first, long last) {
+        workers.parallel_for(round_up(matrix.outputs, LANES), GROUP, [&](long first, long last) {
             matmul<Kind>(input, stride, count, blocks, start, first, last, to, finish_tile);
         });
     }
@@ -492,7 +492,7 @@ class Encoder {
             head.probabilities =
                 batch_.probabilities[index] + (sequence * layer.head_count + n) * queries * head.key_count;
         BERTLITE_PHASE("attention");
-        pack_blocks<Attending>(head.keys, head.key_count, H, H, workspace.keys);
+        pack_blocks<Attending>(head.keys, head.key_count, H, workspace.keys, round_up(head.key_count, BLOCK));
         pack_values(head, workspace.values);
         attend<Distances>(head, first, last, workspace);
     }

@@ -30,17 +30,17 @@ template <class Kind>
 void run_linear(const Linear& linear, const typename Kind::Value* rows, long stride, long count,
                 typename Kind::Weight* to, long threads, Team::Member& member) {
     using Value = typename Kind::Weight;
-    constexpr long FEWEST_ROWS = 32;  // of a piece, if blocks are fewer than threads
+    constexpr long FEWEST_ROWS = 32;  // of a piece, if groups of outputs are fewer than threads
     const Matrix& matrix = linear.matrix;
-    const long blocks = divide_up(matrix.outputs, BLOCK);
-    const long parts = std::min(divide_up(count, FEWEST_ROWS), divide_up(2 * threads, blocks));
-    member.parallel_for(blocks * parts, [&](long piece) {
-        const long column = piece / parts * BLOCK, part = piece % parts;
+    const long groups = divide_up(matrix.outputs, GROUP);
+    const long parts = std::min(divide_up(count, FEWEST_ROWS), divide_up(2 * threads, groups));
+    member.parallel_for(groups * parts, [&](long piece) {
+        const long column = piece / parts * GROUP, part = piece % parts;
         const long first = count * part / parts, last = count * (part + 1) / parts;
         const Target<Value> target{to + first * matrix.outputs, matrix.outputs};
         matmul<Kind>(rows + first * stride, stride, last - first,
                      Blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)}, matrix.bias, column,
-                     std::min(column + BLOCK, round_up(matrix.outputs, LANES)), target,
+                     std::min(column + GROUP, round_up(matrix.outputs, LANES)), target,
                      [&](long row, long rows, long column, long columns, const float* sums) {
                          for (long i = 0; i < rows; i++)
                              for (long j = 0; j < columns; j += LANES) {

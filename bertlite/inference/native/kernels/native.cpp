@@ -103,8 +103,11 @@ __attribute__((visibility("default"))) long bertlite_linear(long dtype, const Li
     });
 }
 
-// Pack a weight, (outputs, inputs) of floats, in blocks: `words` holds round_up(outputs, 64) x the words of inputs.
-// For 8-bit integers scales and sums, (outputs,) rounded up to 64, are written as well.
+// How many outputs are in a block.
+__attribute__((visibility("default"))) long bertlite_block() { return BLOCK; }
+
+// Pack a weight, (outputs, inputs) of floats, in blocks: `words` holds round_up(outputs, GROUP) x the words of inputs.
+// For 8-bit integers scales and sums, (outputs,) rounded up to GROUP, are written as well.
 __attribute__((visibility("default"))) long bertlite_pack(long dtype, const float* weight, long outputs, long inputs,
                                                           uint32_t* words, float* scales, float* sums, long threads,
                                                           char* message, long size) {

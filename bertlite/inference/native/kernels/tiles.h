@@ -1,7 +1,8 @@
-// Matmuls, a tile at a time: up to 6 rows of activations times up to 64 outputs of a weight.
+// Matmuls, a tile at a time: up to 6 rows of activations times a block of a weight.
 //
-// A weight lies in blocks of 64 outputs.  A block holds, for each word of its inputs (1 float, 2 bfloat16 or 4 8-bit
-// integers), that word of all 64 outputs, so that a matmul reads it from front to back.
+// A weight lies in blocks of as many outputs as a tile takes: 64 with AVX-512, 16 with AVX2 and NEON, 8 with SSE2.  A
+// block holds, for each word of its inputs (1 float, 2 bfloat16 or 4 8-bit integers), that word of all its outputs, so
+// that a tile reads it from front to back.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +21,15 @@
 
 namespace bertlite {
 
-constexpr long BLOCK = 64;  // outputs in a block of a weight
 constexpr long TILE_ROWS = 6;
 // With 6 rows 24 sums, which leaves 8 of 32 registers, or 12, which leaves 4 of 16.
 constexpr int VECTORS_AT_ONCE = REGISTERS / 8;
-constexpr long COLUMNS_AT_ONCE = VECTORS_AT_ONCE * LANES;
-constexpr bool WHOLE_WORDS = COLUMNS_AT_ONCE == BLOCK;  // whether a tile reads all of each word of a block
+constexpr long BLOCK = VECTORS_AT_ONCE * LANES;  // outputs in a block of a weight
+constexpr long GROUP = 64;  // outputs that a thread takes at a time; a weight is padded to a multiple of it
+constexpr bool NARROW = BLOCK < GROUP;  // whether a block, or a part of it, stays in the first cache
 
 #if !defined(BERTLITE_TILES_AHEAD)
-#define BERTLITE_TILES_AHEAD (WHOLE_WORDS ? 2 : 4)
+#define BERTLITE_TILES_AHEAD (NARROW ? 4 : 2)
 #endif
 #if !defined(BERTLITE_FETCHES_TARGETS)
 #define BERTLITE_FETCHES_TARGETS 1
@@ -84,23 +85,21 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
 // Words of a row that are summed on their own before the rest is added: in one sum of 3072 floats each product is
 // rounded to the step of all that came before, and the error is two to six times torch's.  Sums of integers are exact.
 template <class Kind>
-constexpr long WORDS_SUMMED = !std::is_same_v<typename Kind::Sum, float> ? LONG_MAX : (WHOLE_WORDS ? 256 : 384);
+constexpr long WORDS_SUMMED = !std::is_same_v<typename Kind::Sum, float> ? LONG_MAX : (NARROW ? 384 : 256);
 
 // Weights that are needed next, or null: a tile prefetches one line of them with every so many of its words, a power
-// of two, or two lines with each if it reads whole words.
+// of two, or two lines with each if blocks are not narrow.
 struct Ahead {
     const char* lines;
-    long every, bytes_each;  // of lines, which each tile prefetches
+    long every;
 
     // The share of one row of tiles in so many words at `next`.
     Ahead(const uint32_t* next, long words, long tile, long tiles) {
-        constexpr long TILES_OF_ROW = BLOCK / COLUMNS_AT_ONCE, LINES_OF_WORD = BLOCK * 4 / 64;
         long share = TILES_AHEAD;
-        while (!WHOLE_WORDS && share > tiles) share /= 2;
-        every = WHOLE_WORDS ? 1 : std::max(1l, share * TILES_OF_ROW / LINES_OF_WORD);
-        bytes_each = WHOLE_WORDS ? words * 2 * 64 : divide_up(words, every) * 64;
-        const long before = tile * TILES_OF_ROW * bytes_each;
-        lines = next && tile < share ? reinterpret_cast<const char*>(next) + before : nullptr;
+        while (NARROW && share > tiles) share /= 2;
+        every = NARROW ? std::max(1l, share * 64 / (BLOCK * 4)) : 1;
+        const long bytes_each = NARROW ? divide_up(words, every) * 64 : words * 2 * 64;
+        lines = next && tile < share ? reinterpret_cast<const char*>(next) + tile * bytes_each : nullptr;
     }
 };
 
@@ -123,12 +122,12 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
         }
     for (long first = 0, word = 0;; first = word, adds = true) {
         for (const long last = std::min(words - first, WORDS_SUMMED<Kind>) + first; word < last; word++) {
-            if (WHOLE_WORDS && AHEAD) {
+            if (AHEAD && !NARROW) {
                 prefetch(ahead.lines + word * 128);
                 prefetch(ahead.lines + word * 128 + 64);
-            } else if (!WHOLE_WORDS) {
-                if (AHEAD && !(word & (ahead.every - 1))) prefetch(ahead.lines), ahead.lines += 64;
-                prefetch_near(weight + (word + 8) * BLOCK);  // as one line of each word's four is read
+            } else if (AHEAD && !(word & (ahead.every - 1))) {
+                prefetch(ahead.lines);
+                ahead.lines += 64;
             }
 #pragma GCC unroll 2
             for (int part = 0; part < parts; part++) {
@@ -159,32 +158,25 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
     }
 }
 
-// Multiply `count` rows by so many vectors of columns, or as many as fit in a tile.
+// Multiply `count` rows by so many vectors of columns.
 template <class Kind, bool AHEAD, int ROWS = TILE_ROWS, int VECTORS = VECTORS_AT_ONCE, class... Rest>
-void matmul_tile(long count, long vectors, Rest... rest) {
+void choose_tile(long count, long vectors, Rest... rest) {
     if constexpr (ROWS > 1)
-        if (count < ROWS) return matmul_tile<Kind, AHEAD, ROWS - 1, VECTORS>(count, vectors, rest...);
+        if (count < ROWS) return choose_tile<Kind, AHEAD, ROWS - 1, VECTORS>(count, vectors, rest...);
     if constexpr (VECTORS > 1)
-        if (vectors < VECTORS) return matmul_tile<Kind, AHEAD, ROWS, VECTORS - 1>(count, vectors, rest...);
+        if (vectors < VECTORS) return choose_tile<Kind, AHEAD, ROWS, VECTORS - 1>(count, vectors, rest...);
     multiply_tile<Kind, AHEAD, ROWS, VECTORS>(rest...);
 }
 
 template <class Kind>
-void matmul_columns(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
-                    const typename Kind::Sum* start, typename Kind::Sum* sums, long sums_stride, bool adds,
-                    Ahead ahead) {
-    for (long column = 0; column < columns; column += COLUMNS_AT_ONCE) {
-        const auto run = [=](auto tile) {
-            tile(count, (columns - column) / LANES, rows, stride, weight + column, words, start + column,
-                 sums + column, sums_stride, adds, ahead);
-        };
-        if (ahead.lines) {
-            run([](auto... all) { matmul_tile<Kind, true>(all...); });
-            ahead.lines += ahead.bytes_each;
-        } else {
-            run([](auto... all) { matmul_tile<Kind, false>(all...); });
-        }
-    }
+void matmul_tile(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
+                 const typename Kind::Sum* start, typename Kind::Sum* sums, long sums_stride, bool adds, Ahead ahead) {
+    if (ahead.lines)
+        choose_tile<Kind, true>(count, columns / LANES, rows, stride, weight, words, start, sums, sums_stride, adds,
+                                ahead);
+    else
+        choose_tile<Kind, false>(count, columns / LANES, rows, stride, weight, words, start, sums, sums_stride, adds,
+                                 ahead);
 }
 
 // A weight in blocks, or keys or values packed alike.
@@ -192,7 +184,9 @@ struct Blocks {
     const uint32_t* words;
     long inputs;           // in words
     bool goes_on = false;  // whether what lies behind the last block that is multiplied will be needed soon
-    const uint32_t* block(long index) const { return words + index * inputs * BLOCK; }
+    const uint32_t* at(long output, long word) const {
+        return words + output / BLOCK * BLOCK * inputs + word * BLOCK + output % BLOCK;
+    }
 };
 
 #if defined(BERTLITE_BRGEMM)
@@ -264,9 +258,8 @@ struct InPlace {
 };
 constexpr InPlace in_place;
 
-// Where a tile reads some outputs of each word, a long weight is multiplied in parts of so many words: a part of a
-// block stays in the second cache, beside the next one, until it has been multiplied by all rows, whose sums wait
-// meanwhile.
+// So many words of a narrow block stay in the first cache until all rows have been multiplied by them.  A longer block
+// is multiplied in parts, and the sums of so many rows wait meanwhile.
 constexpr long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
 
 // Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES, and add `start`, one
@@ -279,64 +272,72 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
     alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
     constexpr long word_bytes = Kind::per_word * sizeof(typename Kind::Value);
-    constexpr long most_rows = !WHOLE_WORDS ? ROWS_AT_ONCE : (BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS);
-    alignas(64) typename Kind::Sum tile_sums[stays ? 1 : most_rows * BLOCK];
+    constexpr long most_rows = BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS;
+    alignas(64) typename Kind::Sum tile_sums[stays ? 1 : NARROW ? ROWS_AT_ONCE * GROUP : most_rows * BLOCK];
     const long inputs = weight.inputs;
     long sums_stride = BLOCK;
     if constexpr (stays) sums_stride = to.stride;
-    const bool splits = !stays && !WHOLE_WORDS && inputs > WORDS_AT_ONCE;
-    const long group = splits ? ROWS_AT_ONCE : count, part = splits ? WORDS_AT_ONCE : inputs;
-    for (long column = first; column < last;) {
-        const long block = column / BLOCK, within = column % BLOCK;
-        const long columns = std::min(BLOCK - within, last - column);
-        const uint32_t* from = weight.block(block);
-        const bool by_torch = BY_TORCH<Kind> && columns == BLOCK && inputs;
-        for (long row = 0; row < count; row += group) {
-            const long end = std::min(count, row + group);
-            const long tiles = divide_up(end - row, by_torch ? TORCH_ROWS : TILE_ROWS);
+    const bool splits = !stays && NARROW && inputs > WORDS_AT_ONCE;
+    const long rows_at_once = splits ? ROWS_AT_ONCE : count, part = splits ? WORDS_AT_ONCE : inputs;
+
+    for (long from = first, end; from < last; from = end) {
+        end = std::min(last, round_up(from + 1, GROUP));
+        for (long row = 0; row < count; row += rows_at_once) {
+            const long row_end = std::min(count, row + rows_at_once);
             long word = 0;
             do {
                 const long words = std::min(part, inputs - word);
                 const bool done = word + words == inputs;
-                const bool more = !done || column + columns < last || weight.goes_on;
-                for (long tile = 0, at = row; tile < tiles; tile++) {
-                    const long size = divide_up(end - at, tiles - tile);  // as even as can be
-                    const auto* begin = start ? start + column : nullptr;
-                    auto* sums = tile_sums + (splits ? (at - row) * BLOCK : 0);
-                    if constexpr (stays)
-                        sums = to.at(at, column);
-                    else if (done)
-                        prefetch_tile(to, at, size, column, columns);
-                    if (by_torch) {
-                        matmul_by_torch<Kind>(rows + at * stride, stride, size, from + within, inputs, begin, sums,
-                                              sums_stride);
-                    } else {
-                        matmul_columns<Kind>(size, columns,
-                                             reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
-                                             stride * sizeof(typename Kind::Value), from + word * BLOCK + within,
-                                             words, begin && !word ? begin : no_start, sums, sums_stride, word > 0,
-                                             {more ? from + (word + words) * BLOCK : nullptr, words, tile, tiles});
+                for (long column = from, columns; column < end; column += columns) {
+                    columns = std::min(BLOCK - column % BLOCK, end - column);
+                    const bool by_torch = BY_TORCH<Kind> && columns == BLOCK && inputs;
+                    const long tiles = divide_up(row_end - row, by_torch ? TORCH_ROWS : TILE_ROWS);
+                    const uint32_t* next = nullptr;
+                    if (column + columns < end)
+                        next = weight.at(column + columns, word);
+                    else if (!done)
+                        next = weight.at(from, word + words);
+                    else if (end < last || weight.goes_on)
+                        next = weight.at(end, 0);
+                    for (long tile = 0, at = row; tile < tiles; tile++) {
+                        const long size = divide_up(row_end - at, tiles - tile);  // as even as can be
+                        const auto* begin = start ? start + column : nullptr;
+                        auto* sums = tile_sums;
+                        if constexpr (stays)
+                            sums = to.at(at, column);
+                        else if (splits)
+                            sums += (column % GROUP / BLOCK * ROWS_AT_ONCE + at - row) * BLOCK;
+                        if (!stays && done) prefetch_tile(to, at, size, column, columns);
+                        if (by_torch) {
+                            matmul_by_torch<Kind>(rows + at * stride, stride, size, weight.at(column, 0), inputs,
+                                                  begin, sums, sums_stride);
+                        } else {
+                            matmul_tile<Kind>(size, columns,
+                                              reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
+                                              stride * sizeof(typename Kind::Value), weight.at(column, word), words,
+                                              begin && !word ? begin : no_start, sums, sums_stride, word > 0,
+                                              {next, words, tile, tiles});
+                        }
+                        if (done) {
+                            BERTLITE_PHASE("finish");
+                            finish(at, size, column, columns, sums);
+                        }
+                        at += size;
                     }
-                    if (done) {
-                        BERTLITE_PHASE("finish");
-                        finish(at, size, column, columns, sums);
-                    }
-                    at += size;
                 }
                 word += words;
             } while (word < inputs);
         }
-        column += columns;
     }
 }
 
-// Pack a weight, (outputs, inputs), its rows `stride` numbers apart, in blocks, padded with zeros.
+// Pack a weight, (outputs, inputs), in blocks, padded with zeros to so many outputs, a multiple of BLOCK.
 template <class Kind>
-void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs, long stride, uint32_t* to) {
+void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs, uint32_t* to, long padded) {
     constexpr long per = Kind::per_word;
     const long words = divide_up(inputs, per);
     uint32_t staged[LANES][LANES];
-    for (long block = 0; block < divide_up(outputs, BLOCK); block++)
+    for (long block = 0; block < padded / BLOCK; block++)
         for (long group = 0; group < BLOCK; group += LANES)
             for (long word = 0; word < words; word += LANES) {
                 const long columns = std::min(LANES, words - word);
@@ -346,7 +347,7 @@ void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs,
                     const long output = block * BLOCK + group + i;
                     from[i] = staged[i];
                     if (output >= outputs) continue;
-                    const auto* row = weight + output * stride + word * per;
+                    const auto* row = weight + output * inputs + word * per;
                     if (inputs - word * per >= LANES * per)
                         from[i] = row;
                     else

@@ -36,25 +36,25 @@ void convert_row(const float* from, long count, typename Kind::Weight* to, float
     }
 }
 
-// Pack (outputs, inputs) of floats: round_up(outputs, 64) rows of words; `scales` and `sums` as many, for 8-bit
+// Pack (outputs, inputs) of floats: round_up(outputs, GROUP) rows of words; `scales` and `sums` as many, for 8-bit
 // integers.
 template <class Kind>
 void pack(const float* weight, long outputs, long inputs, uint32_t* words, float* scales, float* sums, long threads) {
     using Weight = typename Kind::Weight;
-    const long blocks = divide_up(outputs, BLOCK), per_block = divide_up(inputs, Kind::per_word) * BLOCK;
+    const long groups = divide_up(outputs, GROUP), per_group = divide_up(inputs, Kind::per_word) * GROUP;
     run_team(threads, 1, [&](long, Team::Member& member) {
-        std::vector<Weight> rounded(std::is_same_v<Kind, Float32> ? 0 : BLOCK * inputs);
-        member.parallel_for(blocks, [&](long block) {
-            const long first = block * BLOCK, rows = std::min(BLOCK, outputs - first);
-            uint32_t* to = words + block * per_block;
+        std::vector<Weight> rounded(std::is_same_v<Kind, Float32> ? 0 : GROUP * inputs);
+        member.parallel_for(groups, [&](long group) {
+            const long first = group * GROUP, rows = std::min(GROUP, outputs - first);
+            uint32_t* to = words + group * per_group;
             if constexpr (std::is_same_v<Kind, Float32>) {
-                pack_blocks<Kind>(weight + first * inputs, rows, inputs, inputs, to);
+                pack_blocks<Kind>(weight + first * inputs, rows, inputs, to, GROUP);
             } else {
                 for (long row = 0; row < rows; row++)
                     convert_row<Kind>(weight + (first + row) * inputs, inputs, rounded.data() + row * inputs,
                                       scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
-                for (long row = rows; scales && row < BLOCK; row++) scales[first + row] = sums[first + row] = 0;
-                pack_blocks<Kind>(rounded.data(), rows, inputs, inputs, to);
+                for (long row = rows; scales && row < GROUP; row++) scales[first + row] = sums[first + row] = 0;
+                pack_blocks<Kind>(rounded.data(), rows, inputs, to, GROUP);
             }
         });
     });
