@@ -73,6 +73,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers": partial(speed.peers, "speed-small", "speed"),
     "halves": speed.halves,
     "familiesspeed": partial(speed.peers, "speed-families", "speed-deberta"),
+    "longspeed": partial(speed.peers, "speed-long"),
     "avxtwo": speed.limited,
     "underbrief": partial(speed.under, "speed-under", only="bertlite"),
     "under": partial(speed.under, "speed-under"),
