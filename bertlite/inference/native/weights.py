@@ -190,9 +190,9 @@ class NativeWeights:
         ask_for_huge_pages(data.data_ptr(), data.numel())
         for (i, name, part), (start, count) in self.at.items():
             if part == "words" and count:
-                outputs = round_up(self.shape.matrix(self.shape.layers[i], name)[0], GROUP)
                 words = data[start : start + count].view(torch.int32)
-                rows = words.view(-1, count // 4 // outputs, old).mT.reshape(-1, block, count // 4 // outputs)
+                inputs = len(words) // round_up(self.shape.matrix(self.shape.layers[i], name)[0], GROUP)
+                rows = words.view(-1, inputs, old).mT.reshape(-1, block, inputs)
                 words.copy_(rows.mT.flatten())
         return NativeWeights(replace(self.shape, block=block), data)
 
