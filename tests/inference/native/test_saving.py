@@ -87,6 +87,8 @@ def test_every_set_of_instructions_packs_the_same_bytes_but_for_the_width_of_blo
     assert ours.shape.block in BLOCKS
     assert torch.equal(ours.in_blocks(wanted.shape.block).data, wanted.data)
     assert torch.equal(wanted.in_blocks(ours.shape.block).data, ours.data)
+    for block in BLOCKS:
+        assert torch.equal(wanted.in_blocks(block).in_blocks(ours.shape.block).data, ours.data)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
