@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_double, c_long, c_void_p
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 2}  # of kernels/native.cpp
 ACTIVATIONS = {  # by transformers' names, as `enum class Activation` of kernels/functions.h counts them
@@ -113,6 +113,13 @@ class Batch(Sized):
     )
 
 
+class Blocks(NamedTuple):
+    """How a packed weight lies in memory."""
+
+    outputs: int  # in a block
+    pairs: int  # of how many outputs in a row the words lie apart, first one half of each and then the other; or 1
+
+
 class Kernels:
     """The functions of one compiled library."""
 
@@ -124,8 +131,13 @@ class Kernels:
         self._run.argtypes = [c_long, POINTER(Model), POINTER(Batch), c_long, *message]
         self._pack.argtypes = [c_long, c_void_p, c_long, c_long, *(c_void_p,) * 3, c_long, *message]
         self._linear.argtypes = [c_long, POINTER(Linear), c_void_p, c_long, c_void_p, c_long, *message]
-        self._run.restype = self._pack.restype = self._linear.restype = library.bertlite_block.restype = c_long
-        self.block: int = library.bertlite_block()  # outputs in a block of a packed weight
+        self._run.restype = self._pack.restype = self._linear.restype = c_long
+        library.bertlite_block.restype = library.bertlite_pairs.restype = c_long
+        self.block, self.pairs = library.bertlite_block(), library.bertlite_pairs()
+
+    def blocks(self, numbers: str) -> Blocks:
+        """Return how a packed weight of these numbers lies in memory."""
+        return Blocks(self.block, self.pairs if numbers == "int8" else 1)
 
     def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> bool:
         """Run the layers on a batch; other Python threads run meanwhile.  False is a batch that is left to Python."""

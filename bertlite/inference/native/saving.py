@@ -22,7 +22,7 @@ from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import SUPERSEDED, write_safetensors
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.config import BertConfig, parse_json_object, set_config
-from bertlite.inference.native.calls import NUMBERS
+from bertlite.inference.native.calls import NUMBERS, Blocks
 from bertlite.inference.native.conversion import run_natively_
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import load_kernels
@@ -34,7 +34,7 @@ from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
 from bertlite.support.records import to_json
 
-FORMAT = 4  # of the file and of the packed weights in it
+FORMAT = 5  # of the file and of the packed weights in it
 FILE = "native.safetensors"
 REPLACED = re.compile(rf"{SUPERSEDED.pattern}|config\.json")  # by a save: a checkpoint that was there goes whole
 WAY_OUT = "optimise the model again and save it"
@@ -61,7 +61,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     encoder = model.base_model.encoder
     assert isinstance(encoder, NativeEncoder)
     shape = encoder.weights.shape
-    if shape != Shape.of(model.config, shape.numbers, shape.block):
+    if shape != Shape.of(model.config, shape.numbers, shape.blocks):
         raise ValueError(f"this {name} cannot be saved: its layers are not those that its config describes")
     about = {
         "format": FORMAT,
@@ -69,7 +69,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
         "class": name,
         "options": model.build_options,
         "numbers": shape.numbers,
-        "block": shape.block,
+        "blocks": shape.blocks,
         "config": model.config.to_dict(),
     }
     tensors = {"layers": encoder.weights.data, **plain_tensors(model)}
@@ -121,8 +121,9 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
     unsupported = missing_for_native(model, getattr(torch, numbers))
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
-    kernels, weights = load_kernels(), packed_weights(layers, path, Shape.of(config, numbers, int(about["block"])))
-    return run_natively_(model, weights.in_blocks(kernels.block), kernels), numbers
+    shape = Shape.of(config, numbers, Blocks(*map(int, about["blocks"])))
+    kernels, weights = load_kernels(), packed_weights(layers, path, shape)
+    return run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels), numbers
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def read_about(path: Path) -> dict[str, Any]:
         )
     faults = [
         f"{name} is {about.get(name)!r}; have: {', '.join(map(str, known))}"
-        for name, known in (("class", CLASSES), ("numbers", NUMBERS), ("block", BLOCKS))
+        for name, known in (("class", CLASSES), ("numbers", NUMBERS), ("blocks", [[*each] for each in BLOCKS]))
         if about.get(name) not in [*known]
     ]
     faults += [f"{name} is {about.get(name)!r}" for name in ("options", "config") if type(about.get(name)) is not dict]

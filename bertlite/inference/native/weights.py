@@ -11,19 +11,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product, starmap
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertlite.config import RELATIVE, BertConfig, kept_heads, pruned_neurons
-from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Layer, Matrix, Model
+from bertlite.inference.native.calls import ACTIVATIONS, Blocks, Kernels, Layer, Matrix, Model
 from bertlite.stack.disentangled import project_table, table_rows
 from bertlite.stack.modules import BertLayer, distance_buckets
 
 ALIGNMENT = 64  # bytes: a cache line
 GROUP = 64  # outputs to a multiple of which a weight is padded, GROUP of kernels/tiles.h
-BLOCKS = (8, 16, 64)  # outputs in a block, of one set of instructions or another
+BLOCKS = tuple(starmap(Blocks, product((8, 16, 64), (1, 4, 8))))  # of one set of instructions or another
 LANES = 16  # the longest vector of kernels/vectors.h, in floats
 MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
@@ -45,7 +46,7 @@ class Shape:
     """All sizes of a stack that the kernels need to know."""
 
     numbers: str  # float32, bfloat16 or int8
-    block: int  # outputs in a block of the kernels
+    blocks: Blocks
     hidden_size: int
     head_size: int
     activation: str
@@ -58,12 +59,12 @@ class Shape:
     reach: int = 0
 
     @classmethod
-    def of(cls, config: BertConfig, numbers: str, block: int) -> "Shape":
+    def of(cls, config: BertConfig, numbers: str, blocks: Blocks) -> "Shape":
         """Return the shape of the stack that a config describes."""
         neurons = {layer: len({*gone}) for layer, gone in pruned_neurons(config).items()}
         return cls(
             numbers=numbers,
-            block=block,
+            blocks=blocks,
             hidden_size=config.hidden_size,
             head_size=config.hidden_size // config.num_attention_heads,
             activation=config.hidden_act,
@@ -169,7 +170,7 @@ class NativeWeights:
             LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
             for layer in layers
         )
-        shape = replace(Shape.of(config, numbers, kernels.block), layers=tuple(left))
+        shape = replace(Shape.of(config, numbers, kernels.blocks(numbers)), layers=tuple(left))
         data = aligned(shape.size())
         ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
@@ -181,10 +182,10 @@ class NativeWeights:
                 weights.pack_tables(i, layer, vectors, kernels)
         return weights
 
-    def in_blocks(self, block: int) -> "NativeWeights":
-        """Return these weights in blocks of so many outputs: themselves, or a copy."""
-        old = self.shape.block
-        if block == old:
+    def in_blocks(self, blocks: Blocks) -> "NativeWeights":
+        """Return these weights in such blocks: themselves, or a copy."""
+        old = self.shape.blocks
+        if blocks == old:
             return self
         data = aligned(self.data.numel()).copy_(self.data)
         ask_for_huge_pages(data.data_ptr(), data.numel())
@@ -192,9 +193,10 @@ class NativeWeights:
             if part == "words" and count:
                 words = data[start : start + count].view(torch.int32)
                 inputs = len(words) // round_up(self.shape.matrix(self.shape.layers[i], name)[0], GROUP)
-                rows = words.view(-1, inputs, old).mT.reshape(-1, block, inputs)
-                words.copy_(rows.mT.flatten())
-        return NativeWeights(replace(self.shape, block=block), data)
+                whole = transpose_halves(words, 2, old.pairs) if name in MATRICES else words
+                rows = whole.view(-1, inputs, old.outputs).mT.reshape(-1, blocks.outputs, inputs).mT.flatten()
+                words.copy_(transpose_halves(rows, blocks.pairs, 2) if name in MATRICES else rows)
+        return NativeWeights(replace(self.shape, blocks=blocks), data)
 
     def pack_layer(self, i: int, layer: BertLayer, kernels: Kernels) -> None:
         own = layer.attention.self
@@ -285,6 +287,11 @@ def bias_of(part: nn.Linear) -> Tensor:
 
 def round_up(n: int, to: int) -> int:
     return -(-n // to) * to
+
+
+def transpose_halves(words: Tensor, rows: int, columns: int) -> Tensor:
+    """Return words whose halves, as matrices of so many rows and columns, are transposed."""
+    return words.view(torch.int16).view(-1, rows, columns).mT.flatten().view(torch.int32)
 
 
 def aligned(size: int) -> Tensor:

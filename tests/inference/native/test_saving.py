@@ -77,26 +77,26 @@ def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, tmp_path):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_every_set_of_instructions_packs_the_same_bytes_but_for_the_width_of_blocks(name, dtype):
+def test_every_set_of_instructions_packs_the_same_bytes_but_for_their_blocks(name, dtype):
     model, numbers = pruned(BertModel), str(dtype).removeprefix("torch.")
     ours, wanted = (
         NativeWeights.of(model.encoder.layer, model.config, numbers, kernels_or_skip(each))
         for each in (name, "baseline")
     )
     assert ours.at == wanted.at
-    assert ours.shape.block in BLOCKS
-    assert torch.equal(ours.in_blocks(wanted.shape.block).data, wanted.data)
-    assert torch.equal(wanted.in_blocks(ours.shape.block).data, ours.data)
-    for block in BLOCKS:
-        assert torch.equal(wanted.in_blocks(block).in_blocks(ours.shape.block).data, ours.data)
+    assert ours.shape.blocks in BLOCKS
+    assert torch.equal(ours.in_blocks(wanted.shape.blocks).data, wanted.data)
+    assert torch.equal(wanted.in_blocks(ours.shape.blocks).data, ours.data)
+    for blocks in BLOCKS:
+        assert torch.equal(wanted.in_blocks(blocks).in_blocks(ours.shape.blocks).data, ours.data)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_kernels_with_other_blocks_saved_or_pickled_is_packed_anew(dtype, monkeypatch, tmp_path):
     other, model = kernels_or_skip("baseline"), pruned(BertForMaskedLM)
     quick = optimize_for_inference(model, dtype=dtype, backend="native")
-    if quick.model.bert.encoder.kernels.block == other.block:
-        pytest.skip("both sets of instructions have blocks of this width")
+    if quick.model.bert.encoder.weights.shape.blocks == other.blocks(str(dtype).removeprefix("torch.")):
+        pytest.skip("both sets of instructions have such blocks")
     quick.save(tmp_path / "quick")
     pickled = pickle.dumps(quick)
     wanted = InferenceModel(native_copy(model, dtype, other), "native", dtype)(IDS)
@@ -174,8 +174,8 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"class": ["BertModel"]}, r"class is \['BertModel'\]; have: BertModel"),
         ({"config": [], "options": 3}, r"options is 3\n  config is \[\]"),
         ({"options": {"colour": 3}}, "has options {'colour': 3}: .*unexpected keyword argument"),
-        ({"block": 24}, "block is 24; have: 8, 16, 64"),
-        ({"format": 3}, "has format 3 of a little-endian machine; this bertlite reads format 4"),
+        ({"blocks": [24, 1]}, r"blocks is \[24, 1\]; have: \[8, 1\], \[8, 4\]"),
+        ({"format": 4}, "has format 4 of a little-endian machine; this bertlite reads format 5"),
         ({"byteorder": "big"}, "of a big-endian machine"),
     ],
 )

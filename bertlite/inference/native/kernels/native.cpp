@@ -103,8 +103,9 @@ __attribute__((visibility("default"))) long bertlite_linear(long dtype, const Li
     });
 }
 
-// How many outputs are in a block.
+// How many outputs are in a block, and of how many the words of 8-bit integers lie in two halves.
 __attribute__((visibility("default"))) long bertlite_block() { return BLOCK; }
+__attribute__((visibility("default"))) long bertlite_pairs() { return Int8::pairs; }
 
 // Pack a weight, (outputs, inputs) of floats, in blocks: `words` holds round_up(outputs, GROUP) x the words of inputs.
 // For 8-bit integers scales and sums, (outputs,) rounded up to GROUP, are written as well.

@@ -45,14 +45,14 @@ inline long divide_up(long n, long by) { return (n + by - 1) / by; }
 inline long round_up(long n, long to) { return divide_up(n, to) * to; }
 
 // The dtypes of a matmul: of a row, of a weight and of their sums, and how many numbers make a word of a weight.
-// `part` gives the part of a weight's words that is multiplied by one word of a row: all of it, or one of two halves.
+// `read` gives the part of a weight's words that is multiplied by one word of a row: all of it, or one of two halves.
 struct Float32 {
     using Value = float;
     using Weight = float;
     using Sums = Vector;
     using Sum = float;
     static constexpr long per_word = 1;
-    static Words part(Words b, int) { return b; }
+    static Words read(const uint32_t* b, int) { return load_words(b); }
     static Sums add(Sums sums, Words a, Words b) { return add_float32(sums, a, b); }
 };
 
@@ -63,7 +63,10 @@ struct BFloat16s {
     using Sum = float;
     static constexpr long per_word = 2;
     static constexpr bool widened = sizeof(Value) > sizeof(Weight);
-    static Words part(Words b, int odd) { return !widened ? b : (odd ? opaque(b >> 16) : b) << 16; }
+    static Words read(const uint32_t* from, int odd) {
+        const Words b = load_words(from);
+        return !widened ? b : (odd ? opaque(b >> 16) : b) << 16;
+    }
     static Sums add(Sums sums, Words a, Words b) {
         return widened ? add_float32(sums, a, b) : add_bfloat16(sums, a, b);
     }
@@ -76,7 +79,11 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
     using Sum = int32_t;
     static constexpr long per_word = 4;
     static constexpr bool widened = sizeof(Value) > sizeof(Weight);
-    static Words part(Words b, int odd) { return widened ? (Words)even_or_odd(b, odd) : b; }
+    // Where they are widened, the first two numbers of so many words lie together, and behind them the last two.
+    static constexpr long pairs = widened ? LANES : 1;
+    static Words read(const uint32_t* from, int half) {
+        return widened ? (Words)load_signed_bytes(from + half * LANES / 2) : load_words(from);
+    }
     static Sums add(Sums sums, Words a, Words b) {
         return widened ? add_shorts(sums, (Shorts)a, (Shorts)b) : add_int8(sums, a, b);
     }
@@ -134,7 +141,7 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
                 Words b[VECTORS];
 #pragma GCC unroll 4
                 for (int j = 0; j < VECTORS; j++)
-                    b[j] = Kind::part(load_words(weight + word * BLOCK + j * LANES), part);
+                    b[j] = Kind::read(weight + word * BLOCK + j * LANES, part);
 #pragma GCC unroll 6
                 for (int i = 0; i < ROWS; i++) {
                     const Words a = broadcast_word(rows + i * stride + (word * parts + part) * 4);
@@ -360,6 +367,8 @@ void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs,
                     for (long column = 0; column < columns; column++)
                         for (long i = 0; i < LANES; i++) start[column * BLOCK + i] = staged[i][column];
                 }
+                for (long column = 0; std::is_same_v<Kind, Int8> && Int8::widened && column < columns; column++)
+                    store_apart(start + column * BLOCK, load_words(start + column * BLOCK));
             }
 }
 

@@ -59,6 +59,7 @@ typedef uint32_t Words __attribute__((vector_size(WIDTH)));
 typedef int32_t Integers __attribute__((vector_size(WIDTH)));
 typedef int16_t Shorts __attribute__((vector_size(WIDTH)));
 typedef uint16_t Halves __attribute__((vector_size(WIDTH / 2)));
+typedef int8_t SignedBytes __attribute__((vector_size(WIDTH / 2)));
 typedef uint8_t Bytes __attribute__((vector_size(WIDTH / 4)));
 
 inline float to_float(BFloat16 x) {
@@ -132,6 +133,25 @@ inline Words load_halves(const BFloat16* from) {
 }
 inline Vector load(const BFloat16* from) { return (Vector)(load_halves(from) << 16); }
 
+inline Shorts load_signed_bytes(const void* from) {
+#if defined(__AVX2__) && !defined(__AVX512BW__)  // intrinsics, because GCC 12 takes more instructions
+    return (Shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+#elif defined(__x86_64__) && !defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(from));
+    return (Shorts)_mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8);
+#else
+    SignedBytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Shorts);
+#endif
+}
+
+// The lower halves of words, and behind them the upper ones.
+inline void store_apart(uint32_t* to, Words words) {
+    const Halves halves[] = {__builtin_convertvector(words, Halves), __builtin_convertvector(words >> 16, Halves)};
+    std::memcpy(to, halves, sizeof halves);
+}
+
 inline void store(BFloat16* to, Vector v) {
 #if defined(__AVX512BF16__)
     const __m256bh narrow = _mm512_cvtneps_pbh(v);  // rounds to nearest, ties to even
@@ -181,12 +201,6 @@ constexpr auto in_turn(std::integer_sequence<int, lane...>) {
 template <int distance, int... lane>
 constexpr auto exchanged(std::integer_sequence<int, lane...>) {
     return std::integer_sequence<int, (lane ^ distance)...>{};
-}
-
-// Of each four lanes the even ones, then the odd ones.
-template <int... lane>
-constexpr auto even_first(std::integer_sequence<int, lane...>) {
-    return std::integer_sequence<int, (lane & ~3) + lane % 2 * 2 + lane / 2 % 2 ...>{};
 }
 
 // All lanes joined: one half with the other, then one quarter with the other, and so on.
@@ -241,9 +255,8 @@ inline void store_rounded(uint8_t* to, Vector v) {
 #endif
     std::memcpy(to, &bytes, sizeof bytes);
 }
-inline void store_rounded(uint16_t* to, Vector v) {  // each four as `even_and_odd` takes them: first the even ones
-    const Words words = rounded_words(v);
-    const Halves halves = __builtin_convertvector(shuffle(words, words, even_first(LaneNumbers{})), Halves);
+inline void store_rounded(uint16_t* to, Vector v) {
+    const Halves halves = __builtin_convertvector(rounded_words(v), Halves);
     std::memcpy(to, &halves, sizeof halves);
 }
 
@@ -278,9 +291,6 @@ inline Integers add_shorts(Integers sums, Shorts a, Shorts b) {  // both product
 #endif
 }
 
-// The even bytes of words, or the odd ones, as 16-bit integers with their sign.
-inline Shorts even_or_odd(Words b, bool odd) { return (odd ? (Shorts)b : (Shorts)(b << 8)) >> 8; }
-
 inline Integers add_int8(Integers sums, Words a, Words b) {  // all four; b is signed, and a where LEAST is -128
 #if defined(__AVX512VNNI__)
     // As assembly because GCC 12 spills the sums of the intrinsic to memory.
@@ -295,8 +305,8 @@ inline Integers add_int8(Integers sums, Words a, Words b) {  // all four; b is s
     return vdotq_s32(sums, (int8x16_t)a, (int8x16_t)b);
 #else
     const Words bytes = Words{} + 0x00ff00ffu;
-    sums = add_shorts(sums, (Shorts)(a & bytes), even_or_odd(b, false));
-    return add_shorts(sums, (Shorts)(a >> 8 & bytes), even_or_odd(b, true));
+    sums = add_shorts(sums, (Shorts)(a & bytes), (Shorts)(b << 8) >> 8);
+    return add_shorts(sums, (Shorts)(a >> 8 & bytes), (Shorts)b >> 8);
 #endif
 }
 
