@@ -117,7 +117,7 @@ class Blocks(NamedTuple):
     """How a packed weight lies in memory."""
 
     outputs: int  # in a block
-    pairs: int  # of how many outputs in a row the words lie apart, first one half of each and then the other; or 1
+    pairs: int  # outputs whose words lie in halves, first one half of each, then the other; 1 where words are whole
 
 
 class Kernels:
