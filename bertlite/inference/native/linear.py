@@ -32,7 +32,8 @@ class NativeLinear(nn.Module):
         """Return the weight in blocks, (blocks, words of inputs, outputs in a block, numbers in a word)."""
         floats, per_word = weight.to(self.dtype).float().contiguous(), 4 // BYTES[self.numbers]
         outputs, words = round_up(self.outputs, GROUP), -(-self.inputs // per_word)
-        shape = torch.Size((outputs // self.kernels.block, words, self.kernels.block, per_word))
+        block = self.kernels.blocks(self.numbers).outputs
+        shape = torch.Size((outputs // block, words, block, per_word))
         packed = aligned(shape.numel() * BYTES[self.numbers]).view(self.dtype).view(shape)
         sizes, threads = (self.outputs, self.inputs), torch.get_num_threads()
         self.kernels.pack(self.numbers, floats.data_ptr(), sizes, packed.data_ptr(), 0, 0, threads)

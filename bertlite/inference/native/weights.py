@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product, starmap
+from itertools import starmap
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from bertlite.stack.modules import BertLayer, distance_buckets
 
 ALIGNMENT = 64  # bytes: a cache line
 GROUP = 64  # outputs to a multiple of which a weight is padded, GROUP of kernels/tiles.h
-BLOCKS = tuple(starmap(Blocks, product((8, 16, 64), (1, 4, 8))))  # of one set of instructions or another
+BLOCKS = tuple(starmap(Blocks, ((8, 1), (8, 4), (16, 1), (16, 4), (16, 8), (64, 1))))  # of all sets of instructions
 LANES = 16  # the longest vector of kernels/vectors.h, in floats
 MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
@@ -193,9 +193,9 @@ class NativeWeights:
             if part == "words" and count:
                 words = data[start : start + count].view(torch.int32)
                 inputs = len(words) // round_up(self.shape.matrix(self.shape.layers[i], name)[0], GROUP)
-                whole = transpose_halves(words, 2, old.pairs) if name in MATRICES else words
-                rows = whole.view(-1, inputs, old.outputs).mT.reshape(-1, blocks.outputs, inputs).mT.flatten()
-                words.copy_(transpose_halves(rows, blocks.pairs, 2) if name in MATRICES else rows)
+                before, after = (old.pairs, blocks.pairs) if name in MATRICES else (1, 1)
+                rows = transpose_halves(words, 2, before).view(-1, inputs, old.outputs).mT
+                words.copy_(transpose_halves(rows.reshape(-1, blocks.outputs, inputs).mT.flatten(), after, 2))
         return NativeWeights(replace(self.shape, blocks=blocks), data)
 
     def pack_layer(self, i: int, layer: BertLayer, kernels: Kernels) -> None:

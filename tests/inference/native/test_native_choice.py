@@ -22,7 +22,7 @@ class Planted:
 
     def __init__(self, seconds: float) -> None:
         self.kernels, self.seconds, self.path = kernels_or_skip(), seconds, "/cache/avx2-0.so"
-        self.block, self.blocks = self.kernels.block, self.kernels.blocks
+        self.blocks = self.kernels.blocks
 
     def pack(self, *args):
         self.kernels.pack(*args)

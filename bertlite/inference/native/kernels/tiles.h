@@ -367,8 +367,9 @@ void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs,
                     for (long column = 0; column < columns; column++)
                         for (long i = 0; i < LANES; i++) start[column * BLOCK + i] = staged[i][column];
                 }
-                for (long column = 0; std::is_same_v<Kind, Int8> && Int8::widened && column < columns; column++)
-                    store_apart(start + column * BLOCK, load_words(start + column * BLOCK));
+                if constexpr (std::is_same_v<Kind, Int8> && Int8::widened)
+                    for (long column = 0; column < columns; column++)
+                        store_apart(start + column * BLOCK, load_words(start + column * BLOCK));
             }
 }
 
