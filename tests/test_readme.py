@@ -147,13 +147,6 @@ def test_a_client_that_was_not_run_has_no_row() -> None:
     assert not [row for row in rows if row.count("not run") == 3]
 
 
-def test_the_table_of_engines_that_are_limited_names_the_limits_and_needs_no_record(with_records) -> None:
-    assert with_records("avxtwo") == ""
-    record = a_record("speed")
-    record["environment"]["limits"] = {"BERTLITE_NATIVE": "avx2"}
-    assert ", BERTLITE_NATIVE=avx2, 2 threads" in with_records("avxtwo", speed_avx2=record)
-
-
 def test_the_tables_of_a_gpu_need_only_its_records(with_records) -> None:
     """Made here of the CPU's, with what a GPU's have beside that."""
     parity, speed, memory = (a_record(name) for name in ("parity-5.23.0", "speed", "checkpointing"))

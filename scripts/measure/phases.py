@@ -5,6 +5,7 @@
 
 Prints each thread's share of its forward's time, phase by phase, and the processor's clock cycles (nanoseconds, but on
 x86) of a token in a layer.  "up / finish" is what follows a tile of the up-projection's matmul: activation and store.
+Then, of each dtype, the rate of attention beside that of the matmuls: operations in their time, softmax and all.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import ctypes
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -28,8 +29,10 @@ from bertlite.inference.native.library import compile_kernels, usable_sets
 from bertlite.pruning.budget.work import Work, full
 from bertlite.support.records import environment, write_record
 from scripts.measure.speed.batches import ragged, works
+from scripts.measure.speed.roof import operations, weights
 
 DTYPES = ("float32", "bfloat16", "int8")
+MATMULS = ("queries, keys and values", "output", "up", "down")
 MOST_PHASES, MOST_THREADS = 64, 64  # of kernels/profile.h
 
 
@@ -68,9 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{dtype}, thread {thread}: {total / scale:.0f} for each token and layer")
             for phase, spent in phases.items():
                 print(f"  {phase:45} {spent / total:6.1%} {spent / scale:9.1f}")
+    rates = {dtype: attention_rate(threads.values(), config, work) for dtype, threads in found.items()}
+    for dtype, rate in rates.items():
+        print(f"{dtype}: attention runs at {rate:.2f} of the rate of the matmuls")
     if args.out is not None:
         shape = {"hidden_size": args.hidden_size, "layers": args.layers, "work": work.name}
-        write_record(args.out, {"what": "phases", "environment": environment(), **shape, "phases": found})
+        measured = {"phases": found, "attention_rates": rates}
+        write_record(args.out, {"what": "phases", "environment": environment(), **shape, **measured})
     return 0
 
 
@@ -89,6 +96,17 @@ def measure(config: BertConfig, work: Work, dtype: str, path: Path, rounds: int)
         medians = {name: float(median(each.get(thread, Counter())[name] for each in every[1:])) for name in names}
         found[thread] = dict(sorted(medians.items(), key=lambda each: -each[1]))
     return found
+
+
+def attention_rate(threads: Iterable[Mapping[str, float]], config: BertConfig, work: Work) -> float:
+    """Return the rate of attention beside that of the matmuls of weights: operations in the time of their phases."""
+    spent: Counter[str] = Counter()
+    for phases in threads:
+        spent.update(phases)
+    attention = sum(time for phase, time in spent.items() if "attention" in phase or "context" in phase)
+    matmuls = sum(spent[phase] for phase in MATMULS)
+    of_matmuls = 2 * work.tokens * weights(config)
+    return (operations(config, work.lengths) - of_matmuls) / attention / (of_matmuls / matmuls)
 
 
 def read(library: ctypes.CDLL) -> dict[int, Counter[str]]:

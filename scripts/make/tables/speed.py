@@ -99,11 +99,12 @@ def note(what: str, forward: Sections, found: Record, spread: str = SPREAD) -> s
     return " ".join(filter(None, (what, padding_note(forward), spread, f"{measured_on(found)}.")))
 
 
-def brief(name: str) -> str:
+def brief() -> str:
     """Table of the speed of the optimised models and of their peers, on short batches, full ones and texts."""
-    every = headlines(forward_sections(record(name)))
+    found = record("speed")
+    every = headlines(forward_sections(found))
     forward = {batch: section for batch, section in every.items() if "WikiText-2" not in batch}
-    return over_base(record(name), forward, [f"{engine} {dtype}" for dtype in DTYPES for engine in ENGINES])
+    return over_base(found, forward, [f"{engine} {dtype}" for dtype in DTYPES for engine in ENGINES])
 
 
 def on_gpu(name: str) -> str:
@@ -126,14 +127,6 @@ def over_base(found: Record, forward: Sections, engines: Sequence[str]) -> str:
     what = f"Times faster than {BASE}, bert-base's shape."
     lines = [line for line in body if any(line[1:])]
     return table(["", *heads_of(forward)], lines, note(what, forward, found, ROUNDED))
-
-
-def limited() -> str:
-    """Table of the speed of engines that are limited to AVX2; empty if there is no record."""
-    if not (read.RESULTS / "speed-avx2.json").exists():
-        return ""
-    note = "On the same processor, limited to AVX2. OpenVINO's kernels that are not oneDNN's may go beyond it."
-    return f"{note}\n\n{brief('speed-avx2')}"
 
 
 def under(name: str, only: str = "") -> str:
