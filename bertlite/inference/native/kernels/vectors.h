@@ -175,8 +175,8 @@ inline Vector exp2(Vector x, Power power) {
     return _mm512_scalef_ps(power(fraction), x);  // times 2^floor(x)
 #else
     x = max(broadcast(-126.9f), min(broadcast(127.9f), x));  // nan stays one
-    const Vector floor = x - 0.5f + ROUNDS - ROUNDS;
-    return power(x - floor) * (Vector)(((Words)(floor + ROUNDS) << 23) + 0x3f800000u);  // exponent bits: 0 for -127
+    const Vector rounded = x - 0.5f + ROUNDS, floor = rounded - ROUNDS;
+    return power(x - floor) * (Vector)(((Words)rounded << 23) + 0x3f800000u);  // exponent bits: 0 for -127
 #endif
 }
 
