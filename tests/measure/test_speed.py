@@ -11,6 +11,7 @@ from natively import kernels_or_skip
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from bertlite import BertConfig
 from bertlite.inference.native.library import usable_sets
 from bertlite.parity import reference
 from bertlite.parity.command import DEMO, demo_checkpoint
@@ -18,6 +19,7 @@ from bertlite.pruning.budget.work import Work, full
 from bertlite.support.records import environment, write_json
 from scripts.make.tables import read
 from scripts.make.tables import speed as tables
+from scripts.measure.phases import attention_rate
 from scripts.measure.speed import bench, engines, sections, under
 from scripts.measure.speed.__main__ import main, new_record
 from scripts.measure.speed.accuracy import ERRORS, Accuracy, accuracies, accuracy
@@ -191,6 +193,14 @@ def test_operations_are_those_that_torch_counts(kept):
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, 11, it.config.hidden_size))
     assert operations(it.config, work.lengths) == counter.get_total_flops()
+
+
+def test_attentions_rate_counts_its_softmax_and_no_other_phase():
+    """At 128 tokens 64 wide attention has a third of the matmuls' operations; it takes two thirds of their time."""
+    half = {"up": 3.0, "down": 1.0, "output": 1.0, "queries, keys and values": 1.0, "up / finish": 9.0, "waiting": 9.0}
+    half |= {"attention": 1.0, "attention / softmax and context": 2.0, "softmax and context / finish": 1.0}
+    config = BertConfig(hidden_size=64, num_attention_heads=2, intermediate_size=256, num_hidden_layers=3)
+    assert attention_rate([half, half], config, full(1, 128)) == pytest.approx(0.5)
 
 
 def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch):
