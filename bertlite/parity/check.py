@@ -103,7 +103,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
         references["truth"] = their_model(case, models.truth, inputs)
     if case.family:
         inputs = families.family_inputs(references["theirs"], inputs, models.ours.config.pad_token_id or 0)
-    watch = AttentionWatch()
+    watch = AttentionWatch(native=case.backend == "native")
     with watch:
         our_tensors = tensors(case, ours, inputs, is_ours=True)
     others = {side: tensors(case, model, inputs, is_ours=False) for side, model in references.items()}
@@ -345,10 +345,11 @@ def models_for(
 
 
 class AttentionWatch(TorchFunctionMode):
-    """A mode of torch that records which attention runs inside it."""
+    """A mode of torch that records which attention runs inside it; native kernels may be given packed embeddings."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, native: bool = False) -> None:
         super().__init__()
+        self.native = native
         self.sdpa = self.softmax = self.packed = False
 
     def __torch_function__(
@@ -367,8 +368,8 @@ class AttentionWatch(TorchFunctionMode):
 
     @property
     def name(self) -> str:
-        """Return the backend that ran: eager, sdpa, packed or none."""
+        """Return the backend that ran: eager, sdpa, packed or none, as of the native kernels."""
         attention = "sdpa" if self.sdpa else "eager" if self.softmax else ""
-        if self.packed:
+        if self.packed and (attention or not self.native):
             return "packed" if attention else "packed, varlen"
         return attention or "none"
