@@ -17,7 +17,7 @@ import bertlite
 from bertlite.cli import main
 from bertlite.parity import CASES, Case, check, command, compare, first_divergence, reference, trace
 from bertlite.parity.cases import KERNELS, cases_for
-from bertlite.parity.check import models_for, rule_for
+from bertlite.parity.check import AttentionWatch, models_for, rule_for
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, closely, exactly, relatively
 from bertlite.parity.families import KINDS, cases_of
@@ -450,3 +450,16 @@ def test_command_prints_every_case_if_asked(tiny, capsys):
 def test_says_when_the_demo_checkpoint_is_absent(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert demo_checkpoint() is None
+
+
+@pytest.mark.parametrize(
+    ("native", "attends", "name"),
+    [(True, False, "none"), (True, True, "packed"), (False, False, "packed, varlen"), (False, True, "packed")],
+)
+def test_native_kernels_after_packed_embeddings_are_not_called_varlen(native: bool, attends: bool, name: str) -> None:
+    x = torch.zeros(1, 1, 2, 8)
+    with AttentionWatch(native=native) as watch:
+        torch.nn.functional.embedding(torch.tensor([0, 1]), torch.zeros(2, 8))
+        if attends:
+            torch.nn.functional.scaled_dot_product_attention(x, x, x)
+    assert watch.name == name
