@@ -18,7 +18,7 @@ from bertlite.stack.inputs import ForwardArgs, values_readable
 from bertlite.stack.layouts import Layout, Packed
 
 TABLES = {"word": "vocab_size", "token_type": "type_vocab_size", "position": "max_position_embeddings"}
-FIRST = ("last_hidden_state", "pooler_output", "past_key_values")  # of an output
+FIRST = ("last_hidden_state", "pooler_output", compat.CACHE)  # of an output
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
 
 
@@ -43,7 +43,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
             if inputs.gates is not None:
                 options["head_mask"] = [head_mask_of(inputs.at(i)) for i in range(len(inputs.gates))]
             if inputs.cache is not None:
-                options |= {"past_key_values": past_of(inputs), "use_cache": True}
+                options |= {compat.CACHE: past_of(inputs), "use_cache": True}
             if inputs.encoder is not None:
                 options["encoder_hidden_states"] = inputs.encoder.source
                 options["encoder_attention_mask"] = mask_tensor(inputs.encoder, x)
@@ -73,6 +73,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
     def output(self, parts: dict[str, Any], return_dict: bool | None) -> Any:
         """Return the output of `forward`; hidden states and attentions come last in 5, and in the tuples of 4."""
         wants_dict = self.config.return_dict if return_dict is None else return_dict
+        parts[compat.CACHE] = parts.pop("past_key_values")
         if wants_dict and not V5:
             return self.output_type(**parts)
         out = self.output_type(**{name: parts[name] for name in FIRST})

@@ -29,6 +29,7 @@ TAKEN = {  # arguments of the functions that make masks
     for name in ("create_causal_mask", "create_bidirectional_mask")
     if hasattr(masking_utils, name)
 }
+CACHE = "cache" if "cache" in TAKEN["create_causal_mask"] else "past_key_values"  # its name, which 5.24 changed
 IGNORED = (*TransformersKwargs.__annotations__, "cache_position")  # arguments that every forward takes and may ignore
 
 
@@ -90,7 +91,7 @@ def registered_mask(
     known = {
         "config": config,
         "attention_mask": mask,
-        "past_key_values": cache,
+        CACHE: cache,
         "encoder_hidden_states": states,
         **dict.fromkeys(("inputs_embeds", "input_embeds"), x),  # before 5.2
         "cache_position": torch.arange(past, past + x.shape[1], device=x.device),  # before 5.9

@@ -18,7 +18,7 @@ from transformers.models.bert import modeling_bert as stock
 
 from bertlite.config import kept_neurons, normalise_heads
 from bertlite.hf.cache import past_of
-from bertlite.hf.compat import complete_config_, run_registered
+from bertlite.hf.compat import CACHE, complete_config_, run_registered
 from bertlite.hf.masks import gate_of, gets_context, read_call
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.pruning import structure as pruning
@@ -225,9 +225,9 @@ class Encoder(StockLayerCalls, modules.BertEncoder, WithoutStock, stock.BertEnco
         crossed = inputs.encoder
         out = BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
-            past_key_values=past_of(inputs) if returns_past else None,
             hidden_states=None if kept is None else (*kept, x),
             attentions=None if inputs.weights is None else tuple(inputs.weights.values()),
             cross_attentions=tuple(crossed.weights.values()) if crossed is not None and crossed.weights else None,
+            **{CACHE: past_of(inputs) if returns_past else None},
         )
         return out if return_dict else out.to_tuple()

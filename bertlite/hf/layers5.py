@@ -19,16 +19,20 @@ from bertlite.stack.attention import LayerContext
 READ = {"head_mask", "output_attentions"}
 
 
-def read_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that bertlite reads, of those that transformers hands to every layer.
+def read_options(options: dict[str, Any], past: Any) -> dict[str, Any]:
+    """Return the options that bertlite reads, of those that transformers hands to every layer, with the cache.
+
+    Args:
+        options: which since 5.24 hold the cache, as `cache`.
+        past: the cache under its older name.
 
     Raises:
         TypeError: there are others; it names them.
     """
-    unknown = sorted(options.keys() - {*compat.IGNORED, "use_cache", "return_dict"})
+    unknown = sorted(options.keys() - {*compat.IGNORED, "use_cache", "return_dict", "cache"})
     if unknown:
         raise TypeError(f"attention has no argument {', '.join(unknown)}")
-    return {name: options[name] for name in READ & options.keys()}
+    return {"past": options.get("cache", past), **{name: options[name] for name in READ & options.keys()}}
 
 
 def options_for_other(inputs: LayerContext) -> dict[str, Any]:
@@ -55,7 +59,7 @@ class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
     ) -> tuple[Tensor, Tensor | None]:
         if isinstance(attention_mask, LayerContext):
             return self.compute(hidden_states, attention_mask)
-        return self.run(hidden_states, attention_mask, past=past_key_values, **read_options(options))
+        return self.run(hidden_states, attention_mask, **read_options(options, past_key_values))
 
 
 class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossAttention", object)):  # type: ignore[misc]
@@ -77,8 +81,8 @@ class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossA
         if encoder_hidden_states is None:
             raise ValueError("cross-attention needs encoder_hidden_states, and they are None")
         return self.run(
-            hidden_states, attention_mask, encoder_hidden_states, past=past_key_values,
-            **{**read_options(options), "head_mask": None},  # cross-attention has none
+            hidden_states, attention_mask, encoder_hidden_states,
+            **{**read_options(options, past_key_values), "head_mask": None},  # cross-attention has none
         )  # fmt: skip
 
 
@@ -94,7 +98,7 @@ class BertAttention(Attention):
             x,
             encoder_hidden_states=inputs.source,
             attention_mask=mask_tensor(inputs, x),
-            past_key_values=past_of(inputs),
+            **{compat.CACHE: past_of(inputs)},
             **options_for_other(inputs),
         )
 
@@ -113,7 +117,7 @@ class BertAttention(Attention):
         crosses = self.is_cross_attention
         mask = encoder_attention_mask if crosses else attention_mask
         states = encoder_hidden_states if crosses else None
-        return self.run(hidden_states, mask, states, past=past_key_values, **read_options(options))
+        return self.run(hidden_states, mask, states, **read_options(options, past_key_values))
 
 
 class BertLayer(Layer):
@@ -121,10 +125,10 @@ class BertLayer(Layer):
         return BertAttention(config, config.is_decoder and not cross, layer_idx, cross)
 
     def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        mask, past, options = mask_tensor(inputs, x), past_of(inputs), options_for_other(inputs)
+        mask, options = mask_tensor(inputs, x), {compat.CACHE: past_of(inputs), **options_for_other(inputs)}
         if inputs.source is None:
-            return part(x, mask, past_key_values=past, **options)
-        return part(x, None, inputs.source, mask, past_key_values=past, **options)
+            return part(x, mask, **options)
+        return part(x, None, inputs.source, mask, **options)
 
     @takes_layer_context
     def forward(
@@ -139,8 +143,8 @@ class BertLayer(Layer):
         if isinstance(attention_mask, LayerContext):
             return self.run(hidden_states, attention_mask)
         inputs = self.read_call(
-            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, past=past_key_values,
-            **read_options(options),
+            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask,
+            **read_options(options, past_key_values),
         )  # fmt: skip
         return self.run(hidden_states, inputs)
 
@@ -177,9 +181,9 @@ class BertEncoder(Encoder):
     ) -> Any:
         if isinstance(attention_mask, LayerContext):
             return self.run(hidden_states, attention_mask, bool(use_cache), True)
-        read_options(others)
+        past = read_options(others, past_key_values)["past"]
         inputs = self.read_call(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
-            past=past_key_values, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
+            past=past, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
         return self.run(hidden_states, inputs, bool(use_cache), return_dict is None or return_dict)

@@ -35,6 +35,7 @@ from bertlite.models import layers as head_layers
 from bertlite.models.body import HeadBody
 from bertlite.pruning import structure as pruning
 from bertlite.stack.body import BertBody
+from bertlite.stack.outputs import EncoderOutput
 
 logger = logging.get_logger(__name__)
 
@@ -253,6 +254,10 @@ class BertLMHeadModel(
         if not config.is_decoder:
             logger.warning("BertLMHeadModel writes from left to right only with is_decoder=True")
         super().__init__(config)
+
+    def finish(self, encoded: EncoderOutput, loss: Tensor | None, **parts: Any) -> Any:
+        parts[compat.CACHE] = parts.pop("past_key_values")
+        return super().finish(encoded, loss, **parts)
 
 
 @in_stocks_order

@@ -43,12 +43,14 @@ class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings)
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         past_key_values_length: int = 0,
+        cache_length: int = 0,  # its name since 5.24
     ) -> Tensor:
         tokens = inputs_embeds if input_ids is None else input_ids
         if position_ids is None and tokens is not None:
-            end = past_key_values_length + tokens.shape[1]
-            if past_key_values_length or end <= self.position_ids.shape[1]:  # or the table is longer
-                position_ids = self.position_ids[:, past_key_values_length:end]
+            first = past_key_values_length or cache_length
+            end = first + tokens.shape[1]
+            if first or end <= self.position_ids.shape[1]:  # or the table is longer
+                position_ids = self.position_ids[:, first:end]
         return modules.BertEmbeddings.forward(self, input_ids, token_type_ids, position_ids, inputs_embeds)
 
 

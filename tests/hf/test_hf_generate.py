@@ -9,6 +9,7 @@ import transformers
 from conftest import assert_same
 from pairs import (
     BOTH,
+    CACHE,
     CROSS,
     DECODER,
     F64,
@@ -162,7 +163,7 @@ def test_a_given_cache_is_extended(masked: bool, changes: dict[str, Any], kind: 
         part = {k: x[:, start:end] if k in ("input_ids", "token_type_ids") else x for k, x in inputs.items()}
         if masked:
             part["attention_mask"] = inputs["attention_mask"][:, :end]
-        out = model(**part, past_key_values=cache)
+        out = model(**part, **{CACHE if masked else "past_key_values": cache})
         assert cache is None or out.past_key_values is cache
         cache = out.past_key_values
         logits.append(out.logits)
@@ -207,7 +208,7 @@ def test_a_cache_is_returned_when_transformers_returns_one(
     for name in ("BertModel", "BertLMHeadModel"):
         outs = []
         for model in pair(name, is_decoder=decoder, use_cache=written):
-            some = {"past_key_values": DynamicCache()} if given else {}
+            some = {CACHE: DynamicCache()} if given else {}
             outs.append(model(**inputs_of(), **some, **({} if said is None else {"use_cache": said})))
         assert (outs[0].past_key_values is None) == (outs[1].past_key_values is None)
 

@@ -10,7 +10,24 @@ import pytest
 import torch
 import transformers
 from conftest import F64, assert_same, randomise_
-from pairs import BOTH, CROSS, MODELS, V5, B, L, N, S, config_of, inputs_of, ours_of, pair, present, states_of
+from pairs import (
+    BOTH,
+    CACHE,
+    CROSS,
+    MODELS,
+    V5,
+    B,
+    L,
+    N,
+    S,
+    config_of,
+    inputs_of,
+    only_5,
+    ours_of,
+    pair,
+    present,
+    states_of,
+)
 from torch import Tensor, nn
 from transformers import pytorch_utils
 from transformers.models.bert import modeling_bert as stock
@@ -80,6 +97,25 @@ def test_a_part_returns_what_the_installed_one_returns(name: str, backend: str) 
         alike(ours(hidden(), mask), theirs(hidden(), mask))
 
 
+@only_5
+@pytest.mark.parametrize("name", ["BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder"])
+def test_a_part_of_a_decoder_takes_a_cache_by_the_names_of_every_version(name: str) -> None:
+    config = config_of(backend="sdpa", is_decoder=True)
+    numbered = {} if name == "BertEncoder" else {"layer_idx": 0}
+    ours = randomise_(getattr(hf, name)(config, **numbered)).to(F64).eval()
+    theirs = getattr(stock, name)(config, **numbered).to(F64).eval()
+    theirs.load_state_dict(ours.state_dict())
+    outs = []
+    for part, named in ((theirs, CACHE), (ours, CACHE), (ours, "past_key_values"), (ours, "cache")):
+        cache, x = transformers.DynamicCache(config=config), hidden()
+        part(x[:, :-1], **{named: cache})
+        out = part(x[:, -1:], **{named: cache})
+        outs.append(out if isinstance(out, Tensor) else out[0])
+        assert cache.get_seq_length() == S
+    for out in outs[1:]:
+        assert_same(out, outs[0])
+
+
 def test_the_small_parts_return_what_the_installed_ones_return() -> None:
     for name, inputs in {
         "BertSelfOutput": (hidden(), hidden()),
@@ -95,7 +131,8 @@ def test_the_small_parts_return_what_the_installed_ones_return() -> None:
 def test_embeddings_count_from_the_length_of_what_came_before() -> None:
     theirs, ours = parts_of("BertEmbeddings")
     ids = inputs_of()["input_ids"]
-    alike(ours(ids, past_key_values_length=5), theirs(ids, past_key_values_length=5))
+    for name in ("past_key_values_length", f"{CACHE}_length"):
+        alike(ours(ids, **{name: 5}), theirs(ids, **{f"{CACHE}_length": 5}))
     ours.position_ids += 2  # as for weights of another model
     alike(ours(ids), theirs(ids, position_ids=torch.arange(S)[None] + 2))
 

@@ -1,5 +1,6 @@
 """PEFT."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,22 +96,31 @@ def lora_checkpointed(side: Side, folder: Path) -> Observed:
     return found[0]
 
 
-@dense_and_pruned(CLIENT, "IA3, prompt and prefix tuning: train, save, load", "peft")
+@dense_and_pruned(CLIENT, "IA3 and prompt tuning: train, save, load", "peft")
 def tunings(side: Side, folder: Path, pruned: bool = False) -> Observed:
-    from peft import IA3Config, PrefixTuningConfig, PromptTuningConfig
+    from peft import IA3Config, PromptTuningConfig
 
-    path, seen = tiny(folder, CLS, pruned), {}
-    configs = {
-        "ia3": IA3Config(task_type="SEQ_CLS"),
-        "prompt": PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5),
-        "prefix": PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5),
-    }
+    prompt = PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5)
+    return tuned(side, tiny(folder, CLS, pruned), {"ia3": IA3Config(task_type="SEQ_CLS"), "prompt": prompt})
+
+
+@dense_and_pruned(CLIENT, "prefix tuning: train, save, load", "peft")
+def prefixes(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    from peft import PrefixTuningConfig
+
+    prefix = PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5)
+    return tuned(side, tiny(folder, CLS, pruned), {"prefix": prefix})
+
+
+def tuned(side: Side, path: Path, configs: Mapping[str, Any]) -> Observed:
+    """Train an adapter of each config for a step, save and load it; return what each gave."""
+    seen = {}
     for name, config in configs.items():
         torch.manual_seed(0)
         model = adapted(side, path, config)
         before = logits(model)
         loss = step(model)
-        after = kept(side, path, model, folder / name)
+        after = kept(side, path, model, path.parent / name)
         differ(after, before, name)
         seen[name] = {"loss": loss, "logits": after}
     return seen
