@@ -156,8 +156,10 @@ def test_the_first_example_of_each_command_runs(home, few_rounds, monkeypatch, c
 
 
 @pytest.mark.slow
-def test_every_example_runs_on_a_terminal_and_writes_what_it_names(home) -> None:
+def test_every_example_runs_on_a_terminal_and_writes_what_it_names(tmp_path, monkeypatch) -> None:
     """In one test too; scripts/stress/release.py runs those of a page with the extra that the page names."""
+    home = make_home(tmp_path)  # of its own, since what is there already is not written again
+    monkeypatch.chdir(home)
     for example in EXAMPLES:
         words = as_here(example, home)
         if missing_exporter(words):
