@@ -1,6 +1,6 @@
 """Inspect a checkpoint: list its contents, and predict if bertlite and transformers load it.
 
-The statements about transformers are true of 4.57.6 and 5.23.0.
+The statements about transformers are true of 4.57.6 and 5.24.0.
 """
 
 import argparse

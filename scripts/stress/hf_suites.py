@@ -1,6 +1,6 @@
 """A plugin that runs transformers' own tests of BERT with bertlite's classes in place of its own.
 
-    git clone --depth 1 --branch v5.23.0 https://github.com/huggingface/transformers && cd transformers
+    git clone --depth 1 --branch v5.24.0 https://github.com/huggingface/transformers && cd transformers
     export PYTHONPATH=BERTLITE HF_HUB_OFFLINE=1    # the checkout of bertlite
     python -m pytest -q tests/models/bert/test_modeling_bert.py                              # with its own classes
     python -m pytest -q tests/models/bert/test_modeling_bert.py -p scripts.stress.hf_suites  # with bertlite's
