@@ -34,7 +34,7 @@ def in_order(order: Sequence[str]) -> Callable[[Class], Class]:
 
     It is written as a text, since libraries that trace it read its signature, its code and its source, which some run
     again in the module of the model's class.  What it calls is the forward of before, as `forward_by_name`.  A cache
-    may be given by its name of 5.24 and by the older one.
+    may be given under its name of 5.24 or under the older one, not both.
     """
 
     def decorate(cls: Class) -> Class:
@@ -42,14 +42,14 @@ def in_order(order: Sequence[str]) -> Callable[[Class], Class]:
         ours = {name: each for name, each in inspect.signature(plain).parameters.items() if name != "self"}
         cls.accepts_loss_kwargs = "num_items_in_batch" in ours  # which Trainer reads
         names = dict.fromkeys((*order, *ours, *compat.IGNORED))
-        values, known = {name: name for name in ours}, set(ours)
+        used, unused = {name: name for name in ours}, {name: name for name in names if name not in ours}
         if "cache" in order and "past_key_values" in ours:
-            values["past_key_values"] = "cache if past_key_values is None else past_key_values"
-            known.add("cache")
+            used["past_key_values"] = "cache if past_key_values is None else past_key_values"
+            unused["cache"] = "None if past_key_values is None else cache"
         source = FORWARD.format(
             parameters=", ".join(f"{name}={ours[name].default if name in ours else None}" for name in names),
-            unused=", ".join(f"{name}={name}" for name in names if name not in known),
-            used=", ".join(f"{name}={value}" for name, value in values.items()),
+            unused=", ".join(f"{name}={value}" for name, value in unused.items()),
+            used=", ".join(f"{name}={value}" for name, value in used.items()),
         )
         file = f"<{cls.__module__}.{cls.__qualname__}.forward>"
         linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
