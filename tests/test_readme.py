@@ -89,7 +89,7 @@ def a_record(name: str) -> Record:
 @pytest.mark.parametrize("name", ["parity", "proofbrief"])
 def test_a_proof_of_some_cases_is_not_shown_as_the_whole(part: Record, name: str, with_records) -> None:
     with pytest.raises(SystemExit, match="is of some cases, not of `bertlite parity --all`"):
-        with_records(name, **{"parity_5.23.0": {**a_record("parity-5.23.0"), **part}})
+        with_records(name, **{"parity_5.24.0": {**a_record("parity-5.24.0"), **part}})
 
 
 def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_the_files_it_names_and_links_to_exist() -> None:
 
 
 def test_the_table_of_parity_names_torch_where_there_are_records_of_several(with_records) -> None:
-    record = a_record("parity-5.23.0")
-    said = with_records("parity", **{"parity_5.23.0": record})
+    record = a_record("parity-5.24.0")
+    said = with_records("parity", **{"parity_5.24.0": record})
     assert said.count("torch") == 1
     assert said.count("\n|") < 12, "a short table, and the record has the rest"
     record["environment"]["versions"]["torch"] = "99.1.0+cu999"
-    both = with_records("parity", **{"parity_5.23.0_torch_99.1.0": record})
-    assert "| transformers 5.23.0, torch 2.13.0 | transformers 5.23.0, torch 99.1.0 |" in both
+    both = with_records("parity", **{"parity_5.24.0_torch_99.1.0": record})
+    assert "| transformers 5.24.0, torch 2.13.0 | transformers 5.24.0, torch 99.1.0 |" in both
     assert "torch" not in both.splitlines()[-1]
 
 
@@ -149,7 +149,7 @@ def test_a_client_that_was_not_run_has_no_row() -> None:
 
 def test_the_tables_of_a_gpu_need_only_its_records(with_records) -> None:
     """Made here of the CPU's, with what a GPU's have beside that."""
-    parity, speed, memory = (a_record(name) for name in ("parity-5.23.0", "speed", "checkpointing"))
+    parity, speed, memory = (a_record(name) for name in ("parity-5.24.0", "speed", "checkpointing"))
     for record in (parity, speed, memory):
         record["environment"] |= {"gpu": "a GPU", "driver": "570.1"}
     records = {"parity_cuda": parity, "speed_cuda": speed}

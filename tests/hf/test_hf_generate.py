@@ -215,7 +215,7 @@ def test_a_cache_is_returned_when_transformers_returns_one(
 
 def test_other_kinds_of_cache_are_refused_and_two_at_once() -> None:
     model, ids = ours_of("BertLMHeadModel"), inputs_of()["input_ids"]
-    with pytest.raises(TypeError, match="no cache|argument 'cache'"):
+    with pytest.raises(TypeError, match=r"no cache|argument 'cache'"):
         model(ids, past_key_values=DynamicCache(), cache=DynamicCache())
     with pytest.raises(TypeError, match="past_key_values is a KeyValueCache; pass a cache of transformers"):
         model(ids, past_key_values=KeyValueCache())

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from bertlite.checkpoint.families import FAMILIES
-from scripts.make.tables.read import Record, measured_on, record, records, table, without_constant
+from scripts.make.tables.read import Record, cpus, measured_on, record, records, table, without_constant
 
 Claims = list[dict[str, Any]]
 CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "optimum-onnx", "torchao", "captum", "bertviz")
@@ -31,7 +31,7 @@ def brief() -> str:
     )
     note = f"{checkpoints_of(files)}, beside transformers {versions}, torch {torches}"
     head, body, same = without_constant(["dtype", "claim", "tensors", "hold"], body, "hold")
-    return table(head, body, f"{same}{note}, on {files[0]['environment']['cpu']}.")
+    return table(head, body, f"{same}{note}, on {cpus(files)}.")
 
 
 def parity(names: str) -> str:
@@ -49,7 +49,7 @@ def parity(names: str) -> str:
         head,
         body,
         "Tensors compared, and the largest error of one, or the largest ratio of the two rms errors."
-        f" {checkpoints_of(files)}. Measured on {measured_on(files[0], name_torch=not several)}."
+        f" {checkpoints_of(files)}. Measured on {measured_on(*files, name_torch=not several)}."
         f" Case by case: `scripts/results/{names}`.",
     )
 
@@ -99,7 +99,7 @@ def families() -> str:
         " padding on the left, on the right and none; eager, sdpa, packed and the native kernels. The largest"
         " difference of an output and of a gradient in float64, and the largest ratio of the two rms errors in"
         " float32. Measured on"
-        f" {measured_on(files[0])}.",
+        f" {measured_on(*files)}.",
     )
 
 
@@ -128,7 +128,7 @@ def clients() -> str:
     head = ["client", *(f"bertlite.hf on {version}" for version in versions), f"transformers {versions[0]} alone"]
     versions_of = files[0]["environment"]["versions"]
     others = ", ".join(f"{name} {versions_of[name]}" for name in versions_of if name in CLIENTS and versions_of[name])
-    return table(head, body, f"With {others}; {measured_on(files[0])}.")
+    return table(head, body, f"With {others}; {measured_on(*files)}.")
 
 
 def outcome(record: Record, client: str, side: str) -> str:

@@ -70,11 +70,15 @@ def without_constant(head: Sequence[str], body: Sequence[Sequence[Any]], column:
     )
 
 
-def measured_on(record: Record, name_torch: bool = True) -> str:
-    """Name the machine and the versions of a record."""
+def cpus(records: Sequence[Record]) -> str:
+    return " and ".join(dict.fromkeys(each["environment"]["cpu"] for each in records))
+
+
+def measured_on(record: Record, *others: Record, name_torch: bool = True) -> str:
+    """Name the machine and the versions of a record, and the machines of others that have the same versions."""
     where = record["environment"]
     threads = "1 thread" if where["threads"] == 1 else f"{where['threads']} threads"
     gpu = f"{where['gpu']}, driver {where['driver']}, " if "gpu" in where else ""
     torch = f"torch {where['versions']['torch']}, " if name_torch else ""
     limits = "".join(f"{name}={value}, " for name, value in where.get("limits", {}).items())
-    return f"{gpu}{where['cpu']}, {limits}{threads}, {torch}Python {where['python']}"
+    return f"{gpu}{cpus([record, *others])}, {limits}{threads}, {torch}Python {where['python']}"
