@@ -80,6 +80,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "underavxtwo": partial(speed.under, "speed-under-avx2"),
     "roof": speed.roof,
     "idle": speed.idle,
+    "attention": speed.attention,
     "training": speed.training,
     "checkpointing": partial(speed.checkpointing, "checkpointing"),
     "embed": speed.embed,

@@ -202,6 +202,16 @@ def idle() -> str:
     return table(["width", "batch", *found[0]["phases"]], body, f"Means over threads; {measured_on(found[0])}.")
 
 
+def attention() -> str:
+    """Table of the rate of attention beside that of the matmuls."""
+    found = sorted(records("attention*.json"), key=lambda each: each["hidden_size"])
+    body = [
+        [each["hidden_size"], each["work"], *(f"{rate:.2f}" for rate in each["attention_rates"].values())]
+        for each in found
+    ]
+    return table(["width", "batch", *found[0]["attention_rates"]], body, f"{measured_on(*found)}.")
+
+
 def halves() -> str:
     """Table of the speed-up of optimised models without half of their heads and neurons."""
     found, body = record("speed"), []
