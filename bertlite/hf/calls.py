@@ -26,6 +26,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
     """A body whose parts may be replaced, wrapped and hooked as transformers' may."""
 
     warn_if_padding_and_no_attention_mask: Any  # a method of PreTrainedModel
+    cache_name = compat.CACHE  # by which an encoder that is not ours takes it
 
     def attention_name(self) -> str:
         name = self.config._attn_implementation
@@ -43,7 +44,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
             if inputs.gates is not None:
                 options["head_mask"] = [head_mask_of(inputs.at(i)) for i in range(len(inputs.gates))]
             if inputs.cache is not None:
-                options |= {compat.CACHE: past_of(inputs), "use_cache": True}
+                options |= {self.cache_name: past_of(inputs), "use_cache": True}
             if inputs.encoder is not None:
                 options["encoder_hidden_states"] = inputs.encoder.source
                 options["encoder_attention_mask"] = mask_tensor(inputs.encoder, x)

@@ -27,12 +27,15 @@ def read_options(options: dict[str, Any], past: Any) -> dict[str, Any]:
         past: the cache under its older name.
 
     Raises:
-        TypeError: there are others; it names them.
+        TypeError: there are others, which it names, or a cache under each name.
     """
+    cache = options.get("cache")
+    if cache is not None and past is not None:
+        raise TypeError("give cache or past_key_values, not both")
     unknown = sorted(options.keys() - {*compat.IGNORED, "use_cache", "return_dict", "cache"})
     if unknown:
         raise TypeError(f"attention has no argument {', '.join(unknown)}")
-    return {"past": options.get("cache", past), **{name: options[name] for name in READ & options.keys()}}
+    return {"past": past if cache is None else cache, **{name: options[name] for name in READ & options.keys()}}
 
 
 def options_for_other(inputs: LayerContext) -> dict[str, Any]:

@@ -22,6 +22,7 @@ if compat.V5:
         """BertModel with layers of transformers 4."""
 
         encoder_class = BertEncoder
+        cache_name = "past_key_values"
 
     globals().update(
         (name, type(name, (head,), {"base_class": BertModel, "__module__": __name__}))

@@ -1,6 +1,5 @@
 """transformers' own models and ours with the same weights, and inputs for each class."""
 
-import inspect
 from typing import Any
 
 import pytest
@@ -11,11 +10,11 @@ from torch import Tensor
 
 import bertlite
 from bertlite import hf
+from bertlite.hf.compat import CACHE  # noqa: F401  # for tests
 
 B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
 VERSION = transformers.__version__
 V5 = int(VERSION.split(".")[0]) >= 5
-CACHE = "cache" if "cache" in inspect.signature(transformers.BertModel.forward).parameters else "past_key_values"
 # what checkpointing is called since 5.23, and was called before
 CHECKPOINTING = "activation" if hasattr(hf.BertModel, "activation_checkpointing_enable") else "gradient"
 only_5 = pytest.mark.skipif(not V5, reason=f"about transformers 5; this is {VERSION}")

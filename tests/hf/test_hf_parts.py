@@ -114,6 +114,42 @@ def test_a_part_of_a_decoder_takes_a_cache_by_the_names_of_every_version(name: s
         assert cache.get_seq_length() == S
     for out in outs[1:]:
         assert_same(out, outs[0])
+    with pytest.raises(TypeError, match="not both"):
+        ours(hidden(), cache=cache, past_key_values=cache)
+
+
+@pytest.mark.parametrize("form", [hf, v4], ids=["hf", "v4"])
+def test_a_wrapped_part_of_a_decoder_is_given_the_cache(form: Any) -> None:
+    model = randomise_(form.BertModel(config_of(backend="sdpa", is_decoder=True))).to(F64).eval()
+    ids, seen = inputs_of()["input_ids"], []
+    wanted = model(ids).last_hidden_state
+    for part in (model.encoder, model.encoder.layer[1], model.encoder.layer[2].attention):
+
+        def forward(*args: Any, run: Any = part.forward, **options: Any) -> Any:
+            seen.append(run)
+            return run(*args, **options)
+
+        part.forward = forward
+    first = model(ids[:, :-1], use_cache=True)
+    last = model(ids[:, -1:], past_key_values=first[2])
+    assert_same(torch.cat([first.last_hidden_state, last.last_hidden_state], 1), wanted)
+    assert len(set(seen)) == 3
+
+
+@only_5
+@pytest.mark.parametrize("where", ["encoder", "layer", "attention"])
+def test_a_part_of_transformers_in_a_decoder_is_given_the_cache(where: str) -> None:
+    theirs, ours = pair("BertModel", "sdpa", is_decoder=True)
+    if where == "encoder":
+        ours.encoder = theirs.encoder
+    elif where == "layer":
+        ours.encoder.layer[1] = theirs.encoder.layer[1]
+    else:
+        ours.encoder.layer[1].attention = theirs.encoder.layer[1].attention
+    ids = inputs_of()["input_ids"]
+    first = ours(ids[:, :-1], use_cache=True)
+    last = ours(ids[:, -1:], **{CACHE: first[2]})
+    assert_same(last.last_hidden_state, theirs(ids).last_hidden_state[:, -1:])
 
 
 def test_the_small_parts_return_what_the_installed_ones_return() -> None:
