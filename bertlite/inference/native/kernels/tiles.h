@@ -41,8 +41,8 @@ constexpr bool NARROW = BLOCK < GROUP;  // whether a block, or a part of it, sta
 constexpr long TILES_AHEAD = BERTLITE_TILES_AHEAD;
 constexpr bool FETCHES_TARGETS = BERTLITE_FETCHES_TARGETS;  // whether a tile's target is prefetched
 
-inline long divide_up(long n, long by) { return (n + by - 1) / by; }
-inline long round_up(long n, long to) { return divide_up(n, to) * to; }
+constexpr long divide_up(long n, long by) { return (n + by - 1) / by; }
+constexpr long round_up(long n, long to) { return divide_up(n, to) * to; }
 
 // The dtypes of a matmul: of a row, of a weight and of their sums, and how many numbers make a word of a weight.
 // `read` gives the part of a weight's words that is multiplied by one word of a row: all of it, or one of two halves.
@@ -94,20 +94,31 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
 template <class Kind>
 constexpr long WORDS_SUMMED = !std::is_same_v<typename Kind::Sum, float> ? LONG_MAX : (NARROW ? 384 : 256);
 
-// Weights that are needed next, or null: a tile prefetches one line of them with every so many of its words, a power
-// of two, or two lines with each if blocks are not narrow.
-struct Ahead {
-    const char* lines;
-    long every;
-
+// Weights that are needed next, or null: a tile prefetches some lines of them with every so many of its words, a power
+// of two.
+class Ahead {
+   public:
     // The share of one row of tiles in so many words at `next`.
     Ahead(const uint32_t* next, long words, long tile, long tiles) {
         long share = TILES_AHEAD;
-        while (NARROW && share > tiles) share /= 2;
-        every = NARROW ? std::max(1l, share * 64 / (BLOCK * 4)) : 1;
-        const long bytes_each = NARROW ? divide_up(words, every) * 64 : words * 2 * 64;
-        lines = next && tile < share ? reinterpret_cast<const char*>(next) + tile * bytes_each : nullptr;
+        while (share > tiles) share /= 2;
+        every_ = std::max(1l, share * BYTES_AT_ONCE / (BLOCK * 4));
+        if (next && tile < share)
+            at_ = reinterpret_cast<const char*>(next) + tile * divide_up(words, every_) * BYTES_AT_ONCE;
     }
+
+    bool has_any() const { return at_; }
+
+    void prefetch_with(long word) {
+        if (word & (every_ - 1)) return;
+        for (long line = 0; line < BYTES_AT_ONCE; line += 64) prefetch(at_ + line);
+        at_ += BYTES_AT_ONCE;
+    }
+
+   private:
+    static constexpr long BYTES_AT_ONCE = divide_up(BLOCK * 4, std::max(1l, TILES_AHEAD) * 64) * 64;
+    const char* at_ = nullptr;
+    long every_;
 };
 
 // One tile: sums[row * sums_stride + column] = start[column] + ROWS rows times VECTORS x LANES columns, and if it
@@ -129,13 +140,7 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
         }
     for (long first = 0, word = 0;; first = word, adds = true) {
         for (const long last = std::min(words - first, WORDS_SUMMED<Kind>) + first; word < last; word++) {
-            if (AHEAD && !NARROW) {
-                prefetch(ahead.lines + word * 128);
-                prefetch(ahead.lines + word * 128 + 64);
-            } else if (AHEAD && !(word & (ahead.every - 1))) {
-                prefetch(ahead.lines);
-                ahead.lines += 64;
-            }
+            if (AHEAD) ahead.prefetch_with(word);
 #pragma GCC unroll 2
             for (int part = 0; part < parts; part++) {
                 Words b[VECTORS];
@@ -178,7 +183,7 @@ void choose_tile(long count, long vectors, Rest... rest) {
 template <class Kind>
 void matmul_tile(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
                  const typename Kind::Sum* start, typename Kind::Sum* sums, long sums_stride, bool adds, Ahead ahead) {
-    if (ahead.lines)
+    if (ahead.has_any())
         choose_tile<Kind, true>(count, columns / LANES, rows, stride, weight, words, start, sums, sums_stride, adds,
                                 ahead);
     else
