@@ -2,7 +2,7 @@
 
     python -m scripts.measure.phases --hidden-size 384 --dtypes int8 --threads 2
     python -m scripts.measure.phases --texts SST-2 --batch 32 128 --threads 2 --out scripts/results/phases-768.json
-    python -m scripts.measure.phases --batch 8 512 --out scripts/results/attention-768-avx2.json
+    python -m scripts.measure.phases --batch 8 512 --out scripts/results/attention-768.json
 
 Prints each thread's share of its forward's time, phase by phase, and the processor's clock cycles (nanoseconds, but on
 x86) of a token in a layer.  "up / finish" is what follows a tile of the up-projection's matmul: activation and store.

@@ -204,12 +204,17 @@ def idle() -> str:
 
 def attention() -> str:
     """Table of the rate of attention beside that of the matmuls."""
-    found = sorted(records("attention*.json"), key=lambda each: each["hidden_size"])
+    found = sorted(records("attention*.json"), key=lambda each: (each["environment"]["cpu"], each["hidden_size"]))
     body = [
-        [each["hidden_size"], each["work"], *(f"{rate:.2f}" for rate in each["attention_rates"].values())]
+        [
+            each["environment"]["cpu"],
+            each["hidden_size"],
+            each["work"],
+            *(f"{rate:.2f}" for rate in each["attention_rates"].values()),
+        ]
         for each in found
     ]
-    return table(["width", "batch", *found[0]["attention_rates"]], body, f"{measured_on(*found)}.")
+    return table(["processor", "width", "batch", *found[0]["attention_rates"]], body, f"{measured_on(*found)}.")
 
 
 def halves() -> str:
