@@ -383,16 +383,20 @@ class Encoder {
         // Copies, because for the compiler a store of a vector may change what `this` points to.
         const float *scales = matrix.scales, *weight_sums = matrix.sums, *bias = matrix.bias;
         const auto finish_tile = [=](long row, long rows, long column, long columns, const typename Kind::Sum* sums) {
-            for (long j = 0; j < columns; j += LANES)
+            for (long j = 0; j < columns; j += LANES) {
+                // Read once, before the first store, which for the compiler may change them.
+                const auto read = [=](const float* from) { return quantized ? load(from + column + j) : zeros(); };
+                const Vector scale = read(scales), weight_sum = read(weight_sums), constant = read(bias);
                 for (long i = 0; i < rows; i++) {
                     Vector y = load(sums + i * BLOCK + j);
-                    if constexpr (quantized)
-                        y = multiply_add(
-                            y, load(scales + column + j) * broadcast(quantization[row + i].scale),
-                            multiply_add(load(weight_sums + column + j), broadcast(quantization[row + i].offset),
-                                         load(bias + column + j)));
+                    if constexpr (quantized) {
+                        const Quantization of_row = quantization[row + i];
+                        y = multiply_add(y, scale * broadcast(of_row.scale),
+                                         multiply_add(weight_sum, broadcast(of_row.offset), constant));
+                    }
                     finish(to.at(row + i, column + j), y);
                 }
+            }
         };
         workers.parallel_for(round_up(matrix.outputs, LANES), GROUP, [&](long first, long last) {
             matmul<Kind>(input, stride, count, blocks, start, first, last, to, finish_tile);

@@ -145,8 +145,7 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
             for (int part = 0; part < parts; part++) {
                 Words b[VECTORS];
 #pragma GCC unroll 4
-                for (int j = 0; j < VECTORS; j++)
-                    b[j] = Kind::read(weight + word * BLOCK + j * LANES, part);
+                for (int j = 0; j < VECTORS; j++) b[j] = Kind::read(weight + word * BLOCK + j * LANES, part);
 #pragma GCC unroll 6
                 for (int i = 0; i < ROWS; i++) {
                     const Words a = broadcast_word(rows + i * stride + (word * parts + part) * 4);
