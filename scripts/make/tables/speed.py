@@ -94,9 +94,9 @@ def padding_note(forward: Sections) -> str:
     return f"(%): the share of positions that hold tokens, the rest is padding: {how}." if how else ""
 
 
-def note(what: str, forward: Sections, found: Record, spread: str = SPREAD) -> str:
+def note(what: str, forward: Sections, *found: Record, spread: str = SPREAD) -> str:
     """Say below a table what its figures are, and where they were measured."""
-    return " ".join(filter(None, (what, padding_note(forward), spread, f"{measured_on(found)}.")))
+    return " ".join(filter(None, (what, padding_note(forward), spread, f"{measured_on(*found)}.")))
 
 
 def brief() -> str:
@@ -126,7 +126,7 @@ def over_base(found: Record, forward: Sections, engines: Sequence[str]) -> str:
     ]
     what = f"Times faster than {BASE}, bert-base's shape."
     lines = [line for line in body if any(line[1:])]
-    return table(["", *heads_of(forward)], lines, note(what, forward, found, ROUNDED))
+    return table(["", *heads_of(forward)], lines, note(what, forward, found, spread=ROUNDED))
 
 
 def under(name: str, only: str = "") -> str:
@@ -165,7 +165,7 @@ def peers(*names: str) -> str:
                 shown[batch] = section
     head = ["model", "batch", *DTYPES, *(f"{each} over OpenVINO" for each in DTYPES)]
     what = f"Times faster than {BASE}, and than OpenVINO in that dtype.{''.join(sorted(others))}"
-    return table(head, body, note(what, shown, found[0], ROUNDED))
+    return table(head, body, note(what, shown, *found, spread=ROUNDED))
 
 
 def roof() -> str:
