@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bertlite.stack.activations import ACTIVATIONS, ONLY_HERE
+from bertlite.support.activations import ACTIVATIONS, ONLY_HERE
 from bertlite.support.records import to_json, write_text
 
 RELATIVE = ("relative_key", "relative_key_query")

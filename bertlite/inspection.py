@@ -32,7 +32,7 @@ from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.config import RELATIVE, BertConfig, differs_from_bert, kept_heads, kept_neurons
 from bertlite.models import heads
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.stack.activations import ONLY_HERE
+from bertlite.support.activations import ONLY_HERE
 from bertlite.support.progress import count_of
 from bertlite.support.records import write_json
 

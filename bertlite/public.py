@@ -5,16 +5,7 @@ from bertlite.inference.optimize import optimize_for_inference
 from bertlite.models import heads
 from bertlite.models.base import BertModel
 from bertlite.models.heads import *  # noqa: F403  # the task heads, each of which names itself there
-from bertlite.pruning.importance import (
-    head_importance,
-    neuron_importance,
-    prune_to_macs,
-    rank_heads,
-    rank_neurons,
-    repair,
-    repair_,
-)
-from bertlite.pruning.structure import (
+from bertlite.models.structure import (
     compact,
     compact_,
     densify,
@@ -26,6 +17,15 @@ from bertlite.pruning.structure import (
     prune_neurons_,
     scatter_heads,
     with_pruned,
+)
+from bertlite.pruning.importance import (
+    head_importance,
+    neuron_importance,
+    prune_to_macs,
+    rank_heads,
+    rank_neurons,
+    repair,
+    repair_,
 )
 from bertlite.pruning.vocabulary import prune_vocabulary
 from bertlite.stack.cache import KeyValueCache

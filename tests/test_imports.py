@@ -18,33 +18,33 @@ import bertlite
 from bertlite.support.extras import public_homes
 
 PACKAGE = Path(bertlite.__file__).parent
-ORDER = (  # a room imports from the rows above its own; inside a room modules import each other, without a cycle
-    ("support", "stack.activations", "pruning", "pruning.criteria"),  # parts of rooms stand where others need them
+LIBRARY = (  # a room imports from the rows above its own; inside a room modules import each other, without a cycle
+    ("support",),
     ("config",),
     ("stack",),
     ("checkpoint",),
-    ("pruning.structure", "tokenizer"),
-    ("models",),
-    ("inference", "pruning.importance", "pruning.vocabulary"),
-    ("causal",),
+    ("models", "tokenizer"),
+    ("inference", "pruning"),
     ("public",),
     ("bertlite",),
-    ("attention_view", "hf", "inspection", "parity"),
+    ("hf",),
+)
+WORKSHOP = (
+    ("attention_view", "causal", "inspection", "parity"),
     ("shipping",),
     ("embed", "experiments"),
-    ("pruning.budget",),
     ("cli",),
     ("__main__",),
 )
+ORDER = (*LIBRARY, *WORKSHOP)
 ROW = {room: row for row, rooms in enumerate(ORDER) for room in rooms}
 FILES = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in sorted(PACKAGE.rglob("*.py"))}
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 
 
 def room_of(module: str) -> str:
-    """Return the room that a module lies in, a part of one if it has a row; "bertlite" for the package itself."""
-    names = module.split(".")[1:3]
-    return next((room for room in (".".join(names), *names[:1]) if room in ROW), names[0]) if names else module
+    """Return the room that a module lies in; "bertlite" for the package itself."""
+    return module.split(".")[1] if "." in module else module
 
 
 def imports(source: str, module: str, is_package: bool = False) -> set[str]:
@@ -92,10 +92,10 @@ def test_the_scan_sees_every_kind_of_import() -> None:
         "from .stack.inputs import read_mask\n"
         "if TYPE_CHECKING:\n    import bertlite.hf\n"
         "class A:\n    from bertlite.stack.outputs import register\n    def f(self):\n        import bertlite.cli\n"
-        "def g():\n    from bertlite.pruning.structure import densify\n"
+        "def g():\n    from bertlite.models.structure import densify\n"
         "command('bertlite.parity.command', 'bertlite', 'bertlite.nothing')\n"
     )
-    names = ("models.base", "config", "models.heads", "hf", "stack.outputs", "cli", "pruning.structure")
+    names = ("models.base", "config", "models.heads", "hf", "stack.outputs", "cli", "models.structure")
     near = ("support.records", "support.stack.inputs")  # of relative imports
     wanted = {"bertlite", "bertlite.parity.command", *(f"bertlite.{name}" for name in (*names, *near))}
     assert imports(source, "bertlite.support.batching") == wanted
@@ -115,6 +115,21 @@ def test_a_room_imports_only_from_rooms_above_it() -> None:
     assert not wrong, "ORDER does not place above the room that imports it what " + "; ".join(sorted(wrong))
 
 
+def test_the_library_imports_nothing_of_the_workshop() -> None:
+    """Loading it does not either: `needed_by` follows imports from module to module."""
+    workshop = {room for rooms in WORKSHOP for room in rooms}
+    reached = {module: {room_of(name) for name in needed_by(module)} & workshop for module in MODULES}
+    assert not {module: rooms for module, rooms in reached.items() if rooms and room_of(module) not in workshop}
+
+
+def test_the_tour_lists_the_rooms_in_the_order_of_imports() -> None:
+    """CONTRIBUTING's table has every room once, none above one that it imports from."""
+    rows = re.findall(r"^\| (`bertlite/.+?) \|", (PACKAGE.parent / ".github/CONTRIBUTING.md").read_text("utf-8"), re.M)
+    rooms = [room for row in rows for room in re.findall(r"`bertlite/(\w+)(?:\.py|/)`", row)]
+    assert sorted(rooms) == sorted({*ROW} - {"bertlite", "__main__"})
+    assert [ROW[room] for room in rooms] == sorted(ROW[room] for room in rooms)
+
+
 def test_no_modules_import_each_other() -> None:
     TopologicalSorter(GRAPH).prepare()  # raises CycleError, which names one
 
@@ -131,7 +146,7 @@ def test_a_tokenizer_needs_no_model() -> None:
         "bertlite.checkpoint.families",
         "bertlite.checkpoint.names",
         "bertlite.config",
-        "bertlite.stack.activations",
+        "bertlite.support.activations",
     }
     allowed = {"bertlite.support.records", *files, *families}  # by families, how many positions there are
     for module in (name for name in MODULES if room_of(name) == "tokenizer"):

@@ -142,7 +142,7 @@ def missing_exporter(words: list[str]) -> list[str]:
 
 def test_the_first_example_of_each_command_runs(home, few_rounds, monkeypatch, capsys) -> None:
     """In one test, since later ones read what earlier ones wrote."""
-    monkeypatch.setattr("bertlite.pruning.budget.search.CLOCK_ROUNDS", 3)
+    monkeypatch.setattr("bertlite.experiments.budget.search.CLOCK_ROUNDS", 3)
     for example in FIRST:
         words = as_here(example, home)
         if words[0] == "export":  # by tests/shipping/test_export.py

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bertlite.causal.sites import SITES, edited, read_rows, read_values, run_edited
 from bertlite.config import kept_heads, normalise_units
+from bertlite.models.structure import BertLike
 from bertlite.pruning.importance.batches import (
     Batch,
     Loss,
@@ -33,7 +34,6 @@ from bertlite.pruning.importance.batches import (
 from bertlite.pruning.importance.measurements import ScoringTask
 from bertlite.pruning.importance.scores import check_task
 from bertlite.pruning.importance.structures import HEADS
-from bertlite.pruning.structure import BertLike
 
 HEAD = SITES["head"]
 ABLATIONS = ("zero", "mean", "resample")

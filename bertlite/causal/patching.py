@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.causal.sites import Site, read_rows, read_values, run_edited, site_of
+from bertlite.models.structure import BertLike
 from bertlite.pruning.importance.batches import Batch, eval_mode, input_shape, per_example, real_tokens
 from bertlite.pruning.importance.predictions import divergence, predictions
-from bertlite.pruning.structure import BertLike
 
 DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from bertlite.config import BertConfig, kept_heads
+from bertlite.models.structure import BertLike, layers_of
 from bertlite.pruning.importance.batches import Batch, check_model, eval_mode, read_batches, real_tokens
 from bertlite.pruning.importance.structures import EVERY_TOKEN, run, whole_layers
-from bertlite.pruning.structure import BertLike, layers_of
 
 Edit = Callable[[int, Tensor], Tensor | None]  # level, (R, S, u, W) -> the replacement, or None to keep it
 

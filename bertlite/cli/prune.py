@@ -148,7 +148,7 @@ def add_to(actions: Commands) -> None:
     action = command(
         actions,
         "to",
-        "bertlite.pruning.budget.command",
+        "bertlite.experiments.budget.command",
         summary="prune a checkpoint to a speed, a time, a size or a share of its MACs",
         record="the report",
         out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},
@@ -210,7 +210,7 @@ def add_vocabulary(actions: Commands) -> None:
     action = command(
         actions,
         "vocabulary",
-        "bertlite.pruning.budget.vocabulary",
+        "bertlite.experiments.budget.vocabulary",
         summary="keep the tokens that texts use, and the embeddings of these",
         record="the report",
         out={FOLDER: "the checkpoint with its tokenizer, a card and report.json"},

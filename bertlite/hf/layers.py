@@ -21,7 +21,7 @@ from bertlite.hf.cache import past_of
 from bertlite.hf.compat import CACHE, complete_config_, run_registered
 from bertlite.hf.masks import gate_of, gets_context, read_call
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
-from bertlite.pruning import structure as pruning
+from bertlite.models import structure as pruning
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
 

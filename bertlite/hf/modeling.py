@@ -32,8 +32,8 @@ from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
 from bertlite.models import heads
 from bertlite.models import layers as head_layers
+from bertlite.models import structure as pruning
 from bertlite.models.body import HeadBody
-from bertlite.pruning import structure as pruning
 from bertlite.stack.body import BertBody
 from bertlite.stack.outputs import EncoderOutput
 

@@ -16,7 +16,7 @@ from bertlite.checkpoint.pretrained import Pretrained
 from bertlite.checkpoint.skeleton import init_weights
 from bertlite.config import BertConfig, set_config
 from bertlite.models.resizing import Resizable
-from bertlite.pruning.structure import compact_, drop_layers_, prune_heads_, prune_neurons_
+from bertlite.models.structure import compact_, drop_layers_, prune_heads_, prune_neurons_
 from bertlite.stack.attention import check_backend
 from bertlite.stack.body import BertBody, config_of
 from bertlite.stack.modules import BertLayer

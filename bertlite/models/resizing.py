@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import RELATIVE, BertConfig, set_config
-from bertlite.pruning.structure import check_linear, layers_of, resize_
+from bertlite.models.structure import check_linear, layers_of, resize_
 
 
 class Resizable:

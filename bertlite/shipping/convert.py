@@ -14,9 +14,9 @@ from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.inspection import bertlite_faults
 from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.models.structure import densify
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
-from bertlite.pruning.structure import densify
 from bertlite.shipping.card import is_pruned, needs_code
 from bertlite.shipping.carried import class_for
 from bertlite.shipping.folder import write_model

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
-from bertlite.stack.activations import ACTIVATIONS
 from bertlite.stack.attention import LayerContext, ScoreBias, attend, drop, relative_scores
 from bertlite.stack.disentangled import add_projections_, add_table_, disentangled_bias, find_table
+from bertlite.support.activations import ACTIVATIONS
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
 PROJECTIONS = ("query", "key", "value", "pos_key_proj", "pos_query_proj")  # to heads; the last two only of distances

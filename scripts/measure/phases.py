@@ -23,11 +23,11 @@ import torch
 
 from bertlite import BertConfig, BertModel
 from bertlite.cli.parts import names_of
+from bertlite.experiments.budget.work import Work, full
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.library import compile_kernels, usable_sets
-from bertlite.pruning.budget.work import Work, full
 from bertlite.support.records import environment, write_record
 from scripts.measure.speed.batches import ragged, works
 from scripts.measure.speed.roof import operations, weights

@@ -18,11 +18,11 @@ import torch
 
 from bertlite import BertTokenizer
 from bertlite.cli.parts import RECORD, names, numbers, paths
+from bertlite.experiments.budget.texts import read_texts
+from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.data import DataSource, Examples
 from bertlite.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.experiments.files import model_sha256
-from bertlite.pruning.budget.texts import read_texts
-from bertlite.pruning.budget.vocabulary import with_fewer_tokens
 from bertlite.support.records import environment, write_record
 
 TASK = TASKS["classification"]

@@ -24,7 +24,7 @@ from bertlite import (
     prune_heads_,
     prune_neurons,
 )
-from bertlite.stack.activations import ACTIVATIONS
+from bertlite.support.activations import ACTIVATIONS
 
 L, H, NEURONS = 3, 12, 37
 CLASSES = [BertModel, *HEADED]

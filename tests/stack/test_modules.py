@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
 from bertlite.config import RELATIVE
-from bertlite.stack.activations import ACTIVATIONS
 from bertlite.stack.modules import Activation, activation, linear
+from bertlite.support.activations import ACTIVATIONS
 
 L = 3
 

@@ -9,8 +9,8 @@ import pytest
 
 from bertlite import BertConfig
 from bertlite.embed.job import Rows
+from bertlite.experiments.budget.texts import read_texts
 from bertlite.experiments.data import DataSource, read_examples
-from bertlite.pruning.budget.texts import read_texts
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.models.body import HeadBody
-from bertlite.pruning.structure import BertLike, check_not_optimised
+from bertlite.models.structure import BertLike, check_not_optimised
 from bertlite.stack.body import BertBody
 
 Batch = Mapping[str, Any]  # a model's inputs, and its labels

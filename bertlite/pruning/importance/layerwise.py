@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig
+from bertlite.models.structure import BertLike, Model, check_linear, layers_of
 from bertlite.pruning.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
 from bertlite.pruning.importance.batches import (
     Batch,
@@ -36,7 +37,6 @@ from bertlite.pruning.importance.measurements import ScoringTask
 from bertlite.pruning.importance.moments import Moments, add_gram_, add_ridge_, gather, packed_zeros, unpack
 from bertlite.pruning.importance.selection import Elimination, eliminate
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, run
-from bertlite.pruning.structure import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
 
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertlite.config import pruned_neurons
+from bertlite.models.structure import BertLike, Model, check_linear, layers_of, unit_rows
 from bertlite.pruning.importance.batches import (
     Batch,
     check_model,
@@ -37,7 +38,6 @@ from bertlite.pruning.importance.structures import (
     run,
     started_at,
 )
-from bertlite.pruning.structure import BertLike, Model, check_linear, layers_of, unit_rows
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "refit")

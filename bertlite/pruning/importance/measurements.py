@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertlite.models.structure import BertLike, layers_of, scatter_heads
 from bertlite.pruning.criteria import (
     ATTENTIONS,
     GATE_GRADIENTS,
@@ -35,7 +36,6 @@ from bertlite.pruning.importance.batches import (
 )
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.importance.structures import Structure, recorded_layers, run, started_at
-from bertlite.pruning.structure import BertLike, layers_of, scatter_heads
 
 Objective = Callable[[Any], Tensor]  # model output -> (B,)
 

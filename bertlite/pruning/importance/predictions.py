@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertlite.models.structure import BertLike
 from bertlite.pruning.importance.batches import Batch, head_of, real_tokens
-from bertlite.pruning.structure import BertLike
 
 
 @dataclass(frozen=True)

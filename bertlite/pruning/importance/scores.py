@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from bertlite.models.structure import BertLike
 from bertlite.pruning.criteria import (
     CRITERIA,
     NORMALISERS,
@@ -21,7 +22,6 @@ from bertlite.pruning.criteria import (
 from bertlite.pruning.importance.batches import Batch, Loss, check_model, eval_mode
 from bertlite.pruning.importance.measurements import SCORES, ScoringTask
 from bertlite.pruning.importance.structures import HEADS, NEURONS
-from bertlite.pruning.structure import BertLike
 
 TINY = 1e-20  # so that a layer of zeros is not divided by 0
 Function = TypeVar("Function", bound=Callable[..., object])

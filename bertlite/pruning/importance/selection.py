@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertlite.pruning.structure import unit_rows
+from bertlite.models.structure import unit_rows
 
 AT_ONCE = 128  # 1 of so many remaining units is removed in each step: of 1,024 units, 8
 SHRINK = 0.75  # the matrices are made smaller when this share of their units is left

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig, kept_heads, kept_neurons
+from bertlite.models.structure import BertLike, layers_of, prune_heads_, prune_neurons_
 from bertlite.pruning.importance.batches import Batch, input_shape, inputs_of, real_tokens
-from bertlite.pruning.structure import BertLike, layers_of, prune_heads_, prune_neurons_
 from bertlite.stack.modules import BertLayer, BertOutput, BertSelfOutput
 
 

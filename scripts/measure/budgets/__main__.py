@@ -28,16 +28,16 @@ import torch
 
 from bertlite import optimize_for_inference
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
+from bertlite.experiments.budget.distil import Distillation, RecordedTeacher, TooShortError
+from bertlite.experiments.budget.quality import Quality
+from bertlite.experiments.budget.search import State
+from bertlite.experiments.budget.work import full
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
-from bertlite.pruning.budget.distil import Distillation, RecordedTeacher, TooShortError
-from bertlite.pruning.budget.quality import Quality
-from bertlite.pruning.budget.search import State
-from bertlite.pruning.budget.work import full
 from bertlite.pruning.importance import macs
 from bertlite.support.progress import Progress
 from bertlite.support.records import Record, Run, is_finished, quartiles, read_runs, version_of, write_record

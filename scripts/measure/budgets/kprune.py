@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertlite.models.structure import layers_of
 from bertlite.pruning.importance import macs
 from bertlite.pruning.importance.allocation import head_macs, neuron_macs
 from bertlite.pruning.importance.batches import Batch, count_examples, eval_mode
 from bertlite.pruning.importance.least_squares import PairedRun, start_runs
 from bertlite.pruning.importance.moments import gather, ridge_solve, total
 from bertlite.pruning.importance.structures import EVERY_TOKEN, STRUCTURES, run, started_at
-from bertlite.pruning.structure import layers_of
 
 REPRESENTATIONAL, HEADS_WEIGHT, TEMPERATURE = 2.5e-4, 64.0, 2.0
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from bertlite import prune_heads, prune_neurons
+from bertlite.models.structure import layers_of
 from bertlite.pruning.importance import rank_heads, rank_neurons
 from bertlite.pruning.importance.allocation import Choice, head_macs, neuron_macs
 from bertlite.pruning.importance.batches import Batch, eval_mode
 from bertlite.pruning.importance.least_squares import start_runs
 from bertlite.pruning.importance.moments import Moments, gather, total
 from bertlite.pruning.importance.structures import EVERY_TOKEN, STRUCTURES
-from bertlite.pruning.structure import layers_of
 
 LARGEST = 10.0
 DAMP = 1.0

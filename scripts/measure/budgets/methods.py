@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from bertlite import with_pruned
+from bertlite.models.structure import layers_of, with_fields
 from bertlite.pruning.importance import loss_curves, macs, output_metrics, prune_layerwise_
 from bertlite.pruning.importance.allocation import Choice
 from bertlite.pruning.importance.batches import Batch
 from bertlite.pruning.importance.layerwise import Curves, sizes_within
 from bertlite.pruning.importance.selection import Elimination
-from bertlite.pruning.structure import layers_of, with_fields
 from scripts.measure.budgets.kprune import kprune
 from scripts.measure.budgets.kwon import both_gradients, choose, kwon, prune
 

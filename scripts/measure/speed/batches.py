@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from bertlite.pruning.budget.work import Work, full
+from bertlite.experiments.budget.work import Work, full
 
 LENGTHS = Path(__file__).with_name("lengths.json")
 

@@ -15,8 +15,8 @@ import torch
 import bertlite
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
+from bertlite.experiments.budget.work import Work
 from bertlite.parity import reference
-from bertlite.pruning.budget.work import Work
 from bertlite.support.timing import Timings, alternate, summary, with_spread
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
 from scripts.measure.speed.batches import works

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.pruning.budget.work import Work, full
+from bertlite.experiments.budget.work import Work, full
 from bertlite.support.timing import alternate, peak_bytes
 from scripts.measure.speed import startup
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import kept_heads, kept_neurons
-from bertlite.pruning.budget.target import Target, UnitCosts, spare_bytes
-from bertlite.pruning.budget.times import WIDE, TimeTable, time_table
-from bertlite.pruning.budget.work import Work
+from bertlite.experiments.budget.target import Target, UnitCosts, spare_bytes
+from bertlite.experiments.budget.times import WIDE, TimeTable, time_table
+from bertlite.experiments.budget.work import Work
+from bertlite.models.structure import layers_of, prune_heads_, prune_neurons_
 from bertlite.pruning.importance.allocation import BySize, choose_sizes
 from bertlite.pruning.importance.layerwise import (
     Curves,
@@ -34,7 +35,6 @@ from bertlite.pruning.importance.layerwise import (
     prune_layerwise_,
 )
 from bertlite.pruning.importance.selection import Elimination
-from bertlite.pruning.structure import layers_of, prune_heads_, prune_neurons_
 from bertlite.support.progress import Progress, short_time
 from bertlite.support.records import cpu_name, quartiles, release_memory, sha256_of, write_json
 from bertlite.support.timing import Timings, alternate, ratios

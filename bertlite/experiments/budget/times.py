@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from bertlite.config import kept_neurons
-from bertlite.pruning.budget.work import Work
+from bertlite.experiments.budget.work import Work
+from bertlite.models.structure import layers_of, with_fields, with_pruned
 from bertlite.pruning.importance.allocation import BySize
 from bertlite.pruning.importance.structures import arguments_of
-from bertlite.pruning.structure import layers_of, with_fields, with_pruned
 from bertlite.support.progress import Progress
 from bertlite.support.records import quartiles
 from bertlite.support.timing import alternate

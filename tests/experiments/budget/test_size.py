@@ -11,8 +11,8 @@ from conftest import make
 
 from bertlite import BertForMaskedLM, BertForSequenceClassification, BertTokenizer, prune_heads, prune_neurons
 from bertlite.cli import main
-from bertlite.pruning.budget import search
-from bertlite.pruning.budget.target import Target, UnitCosts
+from bertlite.experiments.budget import search
+from bertlite.experiments.budget.target import Target, UnitCosts
 
 LETTERS = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
 WORDS = ["good", "fine", "bad", "poor", "film", "plot", "the", "rare", "word"]

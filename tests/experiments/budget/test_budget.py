@@ -29,15 +29,15 @@ from bertlite import (
 from bertlite.cli import main, parts
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.experiments import finetune
+from bertlite.experiments.budget import command, distil, search, times
+from bertlite.experiments.budget import texts as own_texts
+from bertlite.experiments.budget.quality import Quality, evaluate_pruned, forward, scores
+from bertlite.experiments.budget.search import State
+from bertlite.experiments.budget.target import Target, UnitCosts, read_work
+from bertlite.experiments.budget.texts import batches_of, read_texts, split
+from bertlite.experiments.budget.work import full
 from bertlite.experiments.data import DataSource, EncodedExamples, Examples
 from bertlite.inference.native.library import missing_platform
-from bertlite.pruning.budget import command, distil, search, times
-from bertlite.pruning.budget import texts as own_texts
-from bertlite.pruning.budget.quality import Quality, evaluate_pruned, forward, scores
-from bertlite.pruning.budget.search import State
-from bertlite.pruning.budget.target import Target, UnitCosts, read_work
-from bertlite.pruning.budget.texts import batches_of, read_texts, split
-from bertlite.pruning.budget.work import full
 from bertlite.pruning.importance import macs
 from bertlite.pruning.importance.structures import arguments_of
 from bertlite.support.progress import Progress
@@ -880,7 +880,7 @@ def test_an_unfinished_search_is_not_continued_by_another(tmp_path: Path, monkey
         ValueError, match="a belongs to a search with another model: name another folder, or delete it"
     ):
         State(tmp_path / "a", {"model": "3x", "seed": 0})
-    monkeypatch.setattr("bertlite.pruning.budget.search.FORMAT", search.FORMAT + 1)
+    monkeypatch.setattr("bertlite.experiments.budget.search.FORMAT", search.FORMAT + 1)
     with pytest.raises(ValueError, match="a belongs to a search with another format"):
         State(tmp_path / "a", {"model": "2x", "seed": 0})
 

@@ -19,6 +19,22 @@ from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source, locate
 from bertlite.checkpoint.saving import file_size
 from bertlite.config import BertConfig
+from bertlite.experiments.budget.distil import CHECKS, Distillation
+from bertlite.experiments.budget.quality import Quality, evaluate_pruned
+from bertlite.experiments.budget.search import SETTINGS as SETTINGS_FILE
+from bertlite.experiments.budget.search import Outcome, Search, State
+from bertlite.experiments.budget.target import Target, check_work, read_work, spare_bytes
+from bertlite.experiments.budget.texts import (
+    TEXTS,
+    TOKENS_OF_INPUT,
+    batches_of,
+    encode,
+    read_texts,
+    split,
+    with_tokens,
+)
+from bertlite.experiments.budget.vocabulary import describe, with_fewer_tokens
+from bertlite.experiments.budget.work import Work
 from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples
 from bertlite.experiments.evaluate import POOLINGS
@@ -26,14 +42,6 @@ from bertlite.experiments.experiment import warn_of_overlap
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.models.heads import MultipleChoiceBody
-from bertlite.pruning.budget.distil import CHECKS, Distillation
-from bertlite.pruning.budget.quality import Quality, evaluate_pruned
-from bertlite.pruning.budget.search import SETTINGS as SETTINGS_FILE
-from bertlite.pruning.budget.search import Outcome, Search, State
-from bertlite.pruning.budget.target import Target, check_work, read_work, spare_bytes
-from bertlite.pruning.budget.texts import TEXTS, TOKENS_OF_INPUT, batches_of, encode, read_texts, split, with_tokens
-from bertlite.pruning.budget.vocabulary import describe, with_fewer_tokens
-from bertlite.pruning.budget.work import Work
 from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for, read_pooling

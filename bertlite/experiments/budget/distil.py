@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from bertlite.experiments.budget.search import State
 from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.finetune import Recipe, finetune_
-from bertlite.pruning.budget.search import State
 from bertlite.pruning.importance.batches import eval_mode
 from bertlite.support.extras import import_optional
 from bertlite.support.progress import Progress, in_words

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bertlite.checkpoint.saving import file_size
+from bertlite.experiments.budget.work import Work, full
 from bertlite.experiments.files import units_kept
-from bertlite.pruning.budget.work import Work, full
 from bertlite.pruning.importance.allocation import BySize, head_macs, neuron_macs
 from bertlite.stack.modules import DISTANCE_BUCKETS
 

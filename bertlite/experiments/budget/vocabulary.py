@@ -8,8 +8,8 @@ import torch
 from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size
+from bertlite.experiments.budget.texts import read_texts, split
 from bertlite.experiments.data import DataSource, Examples
-from bertlite.pruning.budget.texts import read_texts, split
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.vocabulary import Text, prune_vocabulary
 from bertlite.shipping.card import Figure
