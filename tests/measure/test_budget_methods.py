@@ -185,12 +185,12 @@ def test_kprunes_knowledge_is_that_of_its_formulas() -> None:
     pruned = prune_neurons(prune_heads(model, {0: [1]}), {0: [3, 4]})
     with torch.no_grad():
         wanted = [run(model, batch).logits for batch in data()]
-        states = start_runs(pruned, model, data(), keep_below=True)
+        states = start_runs(pruned, model, data())
         for structure, state in product(STRUCTURES, states):
             blocks = [each.bert.encoder.layer[0] for each in (pruned, model)]
             state.run_dense(structure, blocks[1])
             state.step(structure, *blocks)
-        found = dict(kprune.knowledge(pruned, data(), states, wanted, 2))
+        found = dict(kprune.knowledge(pruned, data(), states, [each.pruned.x for each in states], wanted, 2))
     assert [*found] == [2, 3, 4, 5]
     part = pruned.bert.encoder.layer[1].attention.output.dense
     slopes, squares, tokens = torch.zeros(L * 16), torch.zeros(L * 16), 0  # 4 heads of 12 inputs

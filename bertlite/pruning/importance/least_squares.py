@@ -6,7 +6,7 @@ Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of t
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from bertlite.config import pruned_neurons
 from bertlite.models.structure import BertLike, Model, check_linear, layers_of, unit_rows
@@ -26,25 +25,20 @@ from bertlite.pruning.importance.batches import (
     read_batches,
     real_tokens,
 )
-from bertlite.pruning.importance.moments import FOLDS, choose_ridge, fit_matrix, gather, total, without_each
-from bertlite.pruning.importance.predictions import Prediction, divergence, predictions
+from bertlite.pruning.importance.moments import choose_ridge, fit_matrix, gather, total
+from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.structures import (
     EVERY_TOKEN,
     HEADS,
     STRUCTURES,
     Structure,
     arguments_of,
-    own_forward,
     run,
-    started_at,
 )
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "refit")
-ChooseShare = Callable[[int, nn.Linear, Sequence[Tensor]], float]  # as `HeldOut.choose_share`
 FEW = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
-SHARES = (0.25, 0.5, 0.75, 1.0)  # of the way from the old bias to its fit; 0 is always a candidate
-DEVIATIONS = 2.0  # standard errors that a mean change must exceed
 WORSE, ROUNDING = 1.01, 1e-6  # a divergence, in nats, may grow by this factor and amount before a warning
 
 
@@ -71,9 +65,7 @@ def repair_(
             sentences, only the bias, which adds the mean of what was removed.
         ridge: the regularisation of the matrix towards its old values, as a share of the inputs' mean power.  By
             default cross-validation over sentences chooses it for each projection, from 1e-5 to 10 or infinity, which
-            changes only the bias; and "mean" goes only so far towards the fit as predictions for held-out sentences
-            get significantly closer to the dense model's, with no more labels that differ.  With a ridge given it goes
-            all the way (it has no matrix to regularise and takes 0).
+            changes only the bias.  "mean" has no matrix to regularise and does not read it.
 
     Returns:
         The model given.  In a layer without heads only the bias is fitted.  Warns if "refit" has fewer than two tokens
@@ -81,8 +73,8 @@ def repair_(
         which can happen although the layers are closer.
 
     Raises:
-        ValueError: no batches, an unknown method, a negative ridge, a single sentence and no ridge, or models that do
-            not belong together.
+        ValueError: no batches, an unknown method, a negative ridge, a single sentence for "refit" without a ridge, or
+            models that do not belong together.
         TypeError: a projection is not a plain nn.Linear: merge adapters first.
     """
     check_pair(pruned, dense)
@@ -94,13 +86,10 @@ def repair_(
     structures = STRUCTURES if pruned_neurons(pruned.config) else (HEADS,)
     with eval_mode(pruned, dense), torch.no_grad():
         before = mean_divergence(pruned, dense, read)
-        runs = start_runs(pruned, dense, read, keep_below=method == "mean")
+        runs = start_runs(pruned, dense, read)
         if method == "refit":
             warn_of_few(runs, (each.dense(block).in_features for block in layers_of(pruned) for each in structures))
-        held_out = HeldOut.of(pruned, dense, read, runs) if method == "mean" and ridge is None else None
-        ridge = math.inf if method == "mean" else ridge
-        choose = None if held_out is None else held_out.choose_share
-        for _ in fit_layers_(pruned, dense, runs, ridge, structures, choose):
+        for _ in fit_layers_(pruned, dense, runs, math.inf if method == "mean" else ridge, structures):
             pass
         after = mean_divergence(pruned, dense, read)
     if after > WORSE * before + ROUNDING:
@@ -118,7 +107,6 @@ def fit_layers_(
     runs: "Sequence[PairedRun]",
     ridge: float | None,
     structures: Sequence[Structure] = STRUCTURES,
-    choose_share: ChooseShare | None = None,
     *,
     start: int = 0,
     all_matrices: bool = False,
@@ -141,7 +129,7 @@ def fit_layers_(
                     each.run_dense(structure, other)
             if fits:
                 tokens = (each.fit(structure, block) for each in runs)
-                refit_([structure.dense(block)], tokens, ridge, choose_share and partial(choose_share, layer))
+                refit_([structure.dense(block)], tokens, ridge)
             for each in runs:
                 each.step(structure, block, other)
         if layer >= start:
@@ -221,12 +209,10 @@ class Track:
 class PairedRun:
     """The states of one batch in the layers of both models, before an attention or a feed-forward network."""
 
-    first: int  # the number of its first row among all
     real: Tensor  # (rows, S)
     sentence: Tensor  # (T,), the number of each token's row
     pruned: Track
     dense: Track
-    below: Tensor | None = None  # the input of the pruned model's layer, if it is kept
 
     def run_dense(self, structure: Structure, block: BertLayer) -> list[Tensor]:
         """Run the dense model up to the LayerNorm; return what the matrices give that compute heads or neurons."""
@@ -264,30 +250,21 @@ class PairedRun:
         """Go on behind the LayerNorm in both models, to which the dense model has run."""
         self.pruned.step(structure, block, self.pruned.total(structure, block, self.pruned.units(structure, block)))
         self.dense.step(structure, dense, self.dense.x)
-        if structure is STRUCTURES[-1] and self.below is not None:
-            self.below = self.pruned.x
 
 
-def start_runs(
-    pruned: BertLike, dense: BertLike, batches: Iterable[Batch], keep_below: bool = False
-) -> list[PairedRun]:
+def start_runs(pruned: BertLike, dense: BertLike, batches: Iterable[Batch]) -> list[PairedRun]:
     """Return the runs of all batches, before the first layer."""
     runs, before = [], 0
     for batch in read_batches(pruned, batches):
-        track, real = Track.start(pruned, batch), real_tokens(batch)
-        sentence, below = real.nonzero()[:, 0] + before, track.x if keep_below else None
-        runs.append(PairedRun(before, real, sentence, track, Track.start(dense, batch), below))
+        real = real_tokens(batch)
+        sentence = real.nonzero()[:, 0] + before
+        runs.append(PairedRun(real, sentence, Track.start(pruned, batch), Track.start(dense, batch)))
         before += len(real)
     return runs
 
 
-def refit_(
-    parts: Sequence[nn.Linear],
-    tokens: Iterable[tuple[Tensor, Tensor, Tensor]],
-    ridge: float | None,
-    choose_share: Callable[[nn.Linear, Sequence[Tensor]], float] | None = None,
-) -> None:
-    """Fit linear layers that read the same inputs; with `choose_share`, the bias goes only that share of the way.
+def refit_(parts: Sequence[nn.Linear], tokens: Iterable[tuple[Tensor, Tensor, Tensor]], ridge: float | None) -> None:
+    """Fit linear layers that read the same inputs.
 
     Args:
         tokens: as for `gather`.
@@ -295,100 +272,14 @@ def refit_(
     weight, folds = torch.cat([part.weight for part in parts]).double(), gather(tokens)
     if ridge is None and weight.numel():
         ridge = choose_ridge(folds, weight)
-    if choose_share is not None:  # the matrix stays
-        (part,) = parts
-        share = choose_share(part, [rest.bias(weight) for rest in without_each(folds)])
-        bias = between(part.bias.double(), total(folds).bias(weight), share)
-    else:
-        moments = total(folds)
-        del folds  # as large as all that is computed below
-        weight = fit_matrix(moments, weight, math.inf if ridge is None else ridge)
-        bias = moments.bias(weight)
+    moments = total(folds)
+    del folds  # as large as all that is computed below
+    weight = fit_matrix(moments, weight, math.inf if ridge is None else ridge)
+    bias = moments.bias(weight)
     sizes = [len(part.weight) for part in parts]
     for part, fit, shift in zip(parts, weight.split(sizes), bias.split(sizes), strict=True):
         part.weight.copy_(fit)
         part.bias.copy_(shift)
-
-
-def between(old: Tensor, new: Tensor, share: float) -> Tensor:
-    return old + share * (new - old)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Batches with the dense model's predictions, to which a pruned model's are compared.
-
-    The input of a LayerNorm can come closer to the dense model's while predictions move away: when few units are left,
-    least squares shrinks their outputs, so that every sentence looks like the mean sentence.
-
-    Args:
-        folds: the numbers of the folds that sentences are in.
-    """
-
-    model: BertLike
-    batches: Sequence[Batch]
-    dense: Sequence[list[Prediction]]
-    runs: Sequence[PairedRun]
-    folds: Tensor
-
-    @classmethod
-    def of(cls, model: BertLike, dense: BertLike, batches: Sequence[Batch], runs: Sequence[PairedRun]) -> "HeldOut":
-        folds = torch.cat([each.sentence % FOLDS for each in runs]).unique()
-        if len(folds) < 2:
-            raise ValueError(
-                "one sentence is too little to judge a repair by: give more, a few hundred, or pass ridge="
-            )
-        known = [predictions(dense, run(dense, batch, **options_of(dense)), batch) for batch in batches]
-        return cls(model, batches, known, runs, folds)
-
-    def choose_share(self, layer: int, part: nn.Linear, others: Sequence[Tensor]) -> float:
-        """Return the share of the way to its fit that a projection's bias goes, 0 or one of SHARES.
-
-        Sentences of each fold are predicted with the fit to the other folds.  A share above 0 must shrink the mean
-        distance to the dense model's predictions by more than DEVIATIONS standard errors, and must not increase the
-        number of most likely labels that differ from the dense model's.
-
-        Args:
-            layer: of the projection; layers below have run, layers above are as they were.
-            others: for each fold, the bias (D,) fitted to the sentences of the other folds.
-        """
-        old = part.bias.double()
-        before = self.distances(layer, part, [old] * len(others))
-        best, least = 0.0, 0.0
-        for share in SHARES:
-            fits = [between(old, fit, share) for fit in others]
-            change, differing = self.distances(layer, part, fits) - before
-            bound = float(change.mean() + DEVIATIONS * change.std() / len(change) ** 0.5)
-            if bound < least and not differing.sum() > 0:
-                best, least = share, bound
-        return best
-
-    def distances(self, layer: int, part: nn.Linear, fits: Sequence[Tensor]) -> Tensor:
-        """Return distances to the dense model's predictions, and how many labels differ: (2, K).
-
-        Each sentence is predicted with the bias of its fold.
-        """
-        found = []
-        for batch, dense, known in zip(self.batches, self.dense, self.runs, strict=True):
-            with started_at(self.model, layer, known.below), own_forward(part, self.by_fold(known, part.weight, fits)):
-                given = predictions(self.model, run(self.model, batch, **options_of(self.model)), batch)
-            pairs = [*zip(dense, given, strict=True)]
-            parts = [[p.distance(q) for p, q in pairs], [p.disagreement(q) for p, q in pairs]]
-            found.append(torch.stack([torch.stack(each).sum(0).double() for each in parts]))
-        return torch.cat(found, 1)
-
-    def by_fold(self, known: PairedRun, weight: Tensor, fits: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return the forward of a projection with a bias for each fold's sentences."""
-
-        def forward(x: Tensor) -> Tensor:
-            number = known.first + torch.arange(len(x), device=x.device) if x.dim() == 3 else known.sentence
-            out = x.new_empty(*x.shape[:-1], len(weight))
-            for fold, bias in zip(self.folds.tolist(), fits, strict=True):
-                rows = number % FOLDS == fold
-                out[rows] = F.linear(x[rows], weight, bias.to(x.dtype))
-            return out
-
-        return forward
 
 
 def options_of(model: BertLike) -> dict[str, Any]:

@@ -22,7 +22,6 @@ class Family:
     draw: Callable[[Tensor, Tensor], Tensor]  # (…, C), uniform noise (…, C) -> labels
     nll: Callable[[Tensor, Tensor], Tensor]  # (…, C), labels -> (…,), -log p in nats, up to a constant
     divergence: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), KL from the first to the second
-    distance: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), total variation; of numbers, the divergence
     disagreement: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), how many most likely labels differ
 
 
@@ -43,10 +42,6 @@ def flag_divergence(p: Tensor, q: Tensor) -> Tensor:
     return class_divergence(torch.stack([p, 0 * p], -1), torch.stack([q, 0 * q], -1)).sum(-1)
 
 
-def class_variation(p: Tensor, q: Tensor) -> Tensor:
-    return (p.softmax(-1) - q.softmax(-1)).abs().sum(-1) / 2
-
-
 def squared_distance(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).square().sum(-1) / 2
 
@@ -55,18 +50,16 @@ def class_disagreement(p: Tensor, q: Tensor) -> Tensor:
     return (p.argmax(-1) != q.argmax(-1)).to(p.dtype)
 
 
-CLASS = Family(draw_class, class_nll, class_divergence, class_variation, class_disagreement)
+CLASS = Family(draw_class, class_nll, class_divergence, class_disagreement)
 FLAGS = Family(
     lambda logits, noise: (noise < logits.sigmoid()).to(logits.dtype),
     lambda logits, labels: F.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(-1),
     flag_divergence,
-    lambda p, q: (p.sigmoid() - q.sigmoid()).abs().sum(-1),
     lambda p, q: ((p > 0) != (q > 0)).to(p.dtype).sum(-1),
 )
 NORMAL = Family(  # of variance 1
     lambda mean, noise: mean + torch.special.ndtri(noise.clamp(1e-12, 1 - 1e-12)).to(mean.dtype),
     lambda mean, labels: (mean - labels).square().sum(-1) / 2,
-    squared_distance,
     squared_distance,
     lambda p, q: torch.zeros_like(p[..., 0]),  # numbers have no labels that differ
 )
@@ -109,9 +102,6 @@ class Prediction:
 
     def divergence(self, other: "Prediction") -> Tensor:  # (B,), KL from this to the other, summed over predictions
         return self.total(self.family.divergence(self.values, other.values))
-
-    def distance(self, other: "Prediction") -> Tensor:  # (B,), like the divergence, but at most 1 for each label
-        return self.total(self.family.distance(self.values, other.values))
 
     def disagreement(self, other: "Prediction") -> Tensor:  # (B,)
         return self.total(self.family.disagreement(self.values, other.values))

@@ -34,12 +34,13 @@ def kprune(model: Any, batches: Sequence[Batch], share: float, length: int) -> A
     costs = head_macs(model.config, length), neuron_macs(model.config, length)
     with eval_mode(pruned, model), torch.no_grad():
         wanted = [run(model, batch).logits for batch in batches]
-        runs = start_runs(pruned, model, batches, keep_below=True)
+        runs = start_runs(pruned, model, batches)
         for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(model), strict=True)):
+            below = [each.pruned.x for each in runs]
             for kind, structure in enumerate(STRUCTURES):
                 for each in runs:
                     each.run_dense(structure, other)
-                found = knowledge(pruned, batches, runs, wanted, 2 * layer + kind)
+                found = knowledge(pruned, batches, runs, below, wanted, 2 * layer + kind)
                 scores = [x * (HEADS_WEIGHT, 1)[i % 2] / costs[i % 2] for i, x in found]
                 stays = chosen(scores, [costs[i % 2] for i, _ in found], budget)
                 moments = total(gather(each.fit(structure, block) for each in runs))
@@ -52,9 +53,18 @@ def kprune(model: Any, batches: Sequence[Batch], share: float, length: int) -> A
 
 
 def knowledge(
-    model: Any, batches: Sequence[Batch], runs: Sequence[PairedRun], wanted: Sequence[Tensor], first: int
+    model: Any,
+    batches: Sequence[Batch],
+    runs: Sequence[PairedRun],
+    below: Sequence[Tensor],
+    wanted: Sequence[Tensor],
+    first: int,
 ) -> list[tuple[int, Tensor]]:
-    """Return the number of each sublayer from `first` on, with the knowledge of its units, (n,)."""
+    """Return the number of each sublayer from `first` on, with the knowledge of its units, (n,).
+
+    Args:
+        below: for each run the input of the layer of sublayer `first`.
+    """
     blocks, places = list(layers_of(model)), range(first, 2 * model.config.num_hidden_layers)
     parts = [STRUCTURES[place % 2].dense(blocks[place // 2]) for place in places]
     masks = [torch.ones(part.in_features, requires_grad=True) for part in parts]
@@ -70,9 +80,9 @@ def knowledge(
     with ExitStack() as hooks, torch.enable_grad():
         for i, part in enumerate(parts):
             hooks.enter_context(part.register_forward_pre_hook(partial(masked, i)))
-        for batch, state, target in zip(batches, runs, wanted, strict=True):
+        for batch, state, start, target in zip(batches, runs, below, wanted, strict=True):
             real = state.real
-            with started_at(model, first // 2, state.below):
+            with started_at(model, first // 2, start):
                 loss = distance(run(model, batch, **EVERY_TOKEN).logits, target)
             for i, grad in enumerate(torch.autograd.grad(loss, masks)):
                 slopes[i] += grad.square() / 2

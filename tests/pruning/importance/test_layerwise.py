@@ -26,7 +26,7 @@ from bertlite.pruning.importance import (
     repair,
 )
 from bertlite.pruning.importance.layerwise import GRID, RIDGE, losses_by_size
-from bertlite.pruning.importance.least_squares import METHODS, refit_
+from bertlite.pruning.importance.least_squares import refit_
 from bertlite.pruning.importance.moments import (
     FOLDS,
     RIDGES,
@@ -395,7 +395,5 @@ def test_one_sentence_is_refused_where_a_ridge_is_to_be_chosen() -> None:
     cut = prune_heads(model, {0: [1]})
     with pytest.raises(ValueError, match="one sentence is too little to choose a ridge by: give a few hundred"):
         repair(cut, model, data(count=1))
-    with pytest.raises(ValueError, match="one sentence is too little to judge a repair by: give more"):
-        repair(cut, model, data(count=1), "mean")
-    for method in METHODS:
-        repair(cut, model, data(count=1), method, ridge=1e-3)
+    repair(cut, model, data(count=1), "mean")
+    repair(cut, model, data(count=1), ridge=1e-3)

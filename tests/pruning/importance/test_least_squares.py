@@ -25,7 +25,6 @@ from bertlite import (
 )
 from bertlite.pruning.importance import METHODS, repair, repair_
 from bertlite.pruning.importance import least_squares as module
-from bertlite.pruning.importance.least_squares import HeldOut
 from bertlite.pruning.importance.predictions import FLAGS, NORMAL, Prediction
 from bertlite.pruning.importance.structures import STRUCTURES
 
@@ -352,121 +351,7 @@ def test_adapters_are_refused() -> None:
         repair(pruned, make(), data())
 
 
-# How far "mean" goes
-
-
-def confident() -> Any:
-    """Return a classifier whose predictions of random sentences are sure, and of both classes."""
-    torch.manual_seed(0)
-    model = make(BertForSequenceClassification, num_labels=2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-        logits = torch.cat([model(**batch).logits for batch in data(3, 40)])
-        margin = logits[:, 0] - logits[:, 1]
-        factor = 8 / margin.std()
-        model.classifier.weight *= factor
-        model.classifier.bias *= factor
-        model.classifier.bias[0] -= factor * margin.mean()
-    return model
-
-
-def variation(model: Any, dense: Any, batches: Any) -> float:
-    """Return the mean total variation between the predictions of two classifiers."""
-    with torch.no_grad():
-        p, q = (torch.cat([each(**batch).logits.softmax(-1) for batch in batches]) for each in (model, dense))
-    return float((p - q).abs().sum(-1).mean() / 2)
-
-
-def test_no_harm_is_done_where_little_is_left_and_layers_mislead() -> None:
-    """Layers come nearer to the dense ones, predictions of other sentences do not: the exact fit shows it."""
-    model, batches, others = confident(), data(3, 40), data(77, 60)
-    heads = {0: [0, 1, 2], 1: [1, 2, 3], 2: [0, 2, 3]}
-    pruned = prune_neurons(prune_heads(model, heads), dict.fromkeys(range(L), range(8, W)))
-    before = variation(pruned, model, others)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exact = repair(pruned, model, batches, "mean", ridge=DEFAULT)
-    assert variation(exact, model, others) > before + 0.01
-    assert variation(repair(pruned, model, batches, "mean"), model, others) <= before + 0.01
-
-
-def sentences(batches: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    return [
-        {name: x[i : i + 1] for name, x in batch.items()} for batch in batches for i in range(len(batch["input_ids"]))
-    ]
-
-
-@torch.no_grad()
-def held_out_from(pruned: Any, dense: Any, batches: Any, layer: int) -> HeldOut:
-    """Return what predictions are compared with, once the layers below one have run."""
-    pruned.eval()
-    runs = module.start_runs(pruned, dense, batches, keep_below=True)
-    for block in [*pruned.base_model.encoder.layer][:layer]:
-        for structure, each in product(STRUCTURES, runs):
-            each.run_dense(structure, block)
-            each.step(structure, block, block)
-    return HeldOut.of(pruned, dense.eval(), batches, runs)
-
-
-@pytest.mark.parametrize(("backend", "cls"), [("eager", BertModel), ("packed", BertForSequenceClassification)])
-def test_held_out_predictions_are_those_of_whole_models_with_the_fit_of_each_fold(cls: Any, backend: str) -> None:
-    model, batches = make(cls, attn_implementation=backend), data()
-    pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
-    draw = torch.Generator().manual_seed(2)
-    for layer, part in [(0, "neurons"), (2, "heads")]:
-        own = PARTS[part](pruned, layer).dense
-        biases = [torch.randn(D, generator=draw, dtype=F64) for _ in range(4)]
-        with torch.no_grad():
-            found, differing = held_out_from(pruned, model, batches, layer).distances(layer, own, biases)
-        for i, sentence in enumerate(sentences(batches)):
-            other = copy.deepcopy(pruned)
-            PARTS[part](other, layer).dense.bias.data = biases[i % 4]
-            with torch.no_grad():
-                a, b = other(**sentence), model(**sentence)
-            if cls is BertModel:
-                real = sentence["attention_mask"][0].bool()
-                gap = (a.last_hidden_state - b.last_hidden_state)[0, real].mean(0)
-                assert_same(found[i], gap.square().sum() / 2, atol=1e-9)
-                assert differing[i] == 0
-            else:
-                assert_same(found[i], (a.logits.softmax(-1) - b.logits.softmax(-1)).abs().sum() / 2, atol=1e-9)
-                assert differing[i] == (a.logits.argmax() != b.logits.argmax())
-
-
-def test_the_share_is_the_one_that_held_out_predictions_ask_for() -> None:
-    model, batches = make(BertForSequenceClassification, num_labels=3), data(count=40)
-    damaged = copy.deepcopy(model)
-    part, true = block_of(damaged, 1).output.dense, block_of(model, 1).output.dense.bias
-    part.bias.data += torch.linspace(-3, 3, D, dtype=F64)
-    held_out = held_out_from(damaged, model, batches, 1)
-
-    def share(times: float) -> float:
-        """Of a fit that goes so many times as far as the way back to the dense model."""
-        fit = part.bias + times * (true - part.bias)
-        with torch.no_grad():
-            return held_out.choose_share(1, part, [fit] * 4)
-
-    assert (share(1), share(2), share(4), share(-1), share(0)) == (1.0, 0.5, 0.25, 0.0, 0.0)
-
-
-def test_nearer_predictions_are_no_reason_where_more_labels_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make(BertForSequenceClassification, num_labels=3)
-    held_out, part = held_out_from(model, model, data(), 0), block_of(model, 0).output.dense
-    fit = part.bias.detach() + 1
-    for differing, wanted in ((0.0, 0.25), (1.0, 0.0)):
-        before, after = torch.zeros(2, 19, dtype=F64), torch.zeros(2, 19, dtype=F64)
-        after[0], after[1, 5] = -0.1, differing
-        found = iter([before, after, *[before] * 3])
-        monkeypatch.setattr(HeldOut, "distances", lambda *args, found=found: next(found))
-        assert held_out.choose_share(0, part, [fit] * 4) == wanted
-
-
-def test_flags_and_numbers_have_distances_too() -> None:
+def test_flags_and_numbers_disagree_too() -> None:
     p, q = torch.tensor([[[0.3, -2.0]]], dtype=F64), torch.tensor([[[-0.1, -1.0]]], dtype=F64)
-    flags, other = Prediction(FLAGS, p), Prediction(FLAGS, q)
-    assert_same(flags.distance(other), (p.sigmoid() - q.sigmoid()).abs().sum()[None])
-    assert flags.disagreement(other).tolist() == [1]
-    numbers, other = Prediction(NORMAL, p), Prediction(NORMAL, q)
-    assert_same(numbers.distance(other), torch.tensor([(0.16 + 1) / 2], dtype=F64))
-    assert numbers.disagreement(other).tolist() == [0]
+    assert Prediction(FLAGS, p).disagreement(Prediction(FLAGS, q)).tolist() == [1]
+    assert Prediction(NORMAL, p).disagreement(Prediction(NORMAL, q)).tolist() == [0]
