@@ -17,8 +17,7 @@ from bertlite import (
     BertModel,
     prune_heads,
 )
-from bertlite.causal import ablate, ablated, activations_at, mean_contexts
-from bertlite.causal.ablation import scaled_positions
+from bertlite.causal import ablate, ablated, activations_at, mean_contexts, scaled_positions
 
 METHODS = ("zero", "mean", "resample")
 

@@ -1,0 +1,769 @@
+"""Causal analysis: change the outputs of heads and layers, and measure the effect on the model's output.
+
+    found = patch(model, clean, corrupted)          # values of one run in another, one head at a time
+    found.effect                                    # (layers, heads): 0 changes nothing, 1 restores the clean run
+    attribution_patch(model, clean, corrupted)      # first-order estimates of the changes, from one gradient
+    ablate(model, batches, "mean", reference=other_batches).increase  # (layers, heads), of the loss
+    with ablated(model, {0: [1, 5]}, mean_contexts(model, other_batches)):
+        ...                                         # any use of the model
+
+Heads have their numbers in the unpruned model, and a pruned one is nan.  Values are read and changed by hooks; the
+model runs its usual code.  Zeros in place of a context give later layers inputs that never occur; a mean removes only
+what differs between examples.
+
+Sources: activation patching, Vig et al. 2020 (arXiv:2004.12265) and, on its choices, Zhang & Nanda 2023
+(arXiv:2309.16042); attribution patching, Syed et al. 2023 (arXiv:2310.10348).
+
+Shapes:  B, E examples · R rows, B or B·choices in multiple choice · S positions · P patched positions, each alone ·
+         L levels, layers but for the residual stream, which has one more · U units as built, N heads or the one of
+         another site · u units of a level that are not pruned · W width of a unit, H of a head
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from bertlite.config import BertConfig, kept_heads, normalise_units
+from bertlite.models.structure import BertLike, layers_of
+from bertlite.pruning.importance.batches import (
+    Batch,
+    Loss,
+    check_model,
+    eval_mode,
+    input_shape,
+    per_example,
+    read_batches,
+    real_tokens,
+    split_examples,
+)
+from bertlite.pruning.importance.measurements import ScoringTask
+from bertlite.pruning.importance.predictions import divergence, predictions
+from bertlite.pruning.importance.scores import check_task
+from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, run, whole_layers
+
+__all__ = [
+    "ABLATIONS",
+    "DIRECTIONS",
+    "METRICS",
+    "SITES",
+    "Ablation",
+    "Patching",
+    "ablate",
+    "ablated",
+    "activations_at",
+    "attribution_patch",
+    "mean_contexts",
+    "patch",
+]
+
+ABLATIONS = ("zero", "mean", "resample")
+DIRECTIONS = ("denoise", "noise")
+Batches = Batch | Iterable[Batch]
+Edit = Callable[[int, Tensor], Tensor | None]  # level, (R, S, u, W) -> the replacement, or None to keep it
+Metric = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,)
+
+
+# Sites: values of a forward that can be read and changed
+
+
+@dataclass(frozen=True)
+class Site:
+    """A kind of value in a forward, one at each level: one unit, or its heads."""
+
+    name: str
+    modules: Callable[[BertLike], list[nn.Module]]  # of each level, the one that has the value
+    of_heads: bool = False  # the value is the module's input, and has a part for each head; else it is the output
+
+    def kept(self, config: BertConfig, level: int) -> tuple[int, ...]:
+        """Return the units that a level still has."""
+        return kept_heads(config, level) if self.of_heads else (0,)
+
+    def present(self, model: BertLike) -> Tensor:
+        """Return (L, U) bool: the units that are not pruned."""
+        if self.of_heads:
+            return HEADS.present(model)
+        return torch.ones(len(self.modules(model)), 1, dtype=torch.bool, device="cpu")
+
+
+def projections(model: BertLike) -> list[nn.Module]:
+    return [layer.attention.output.dense for layer in layers_of(model)]
+
+
+HEAD = Site("head", projections, of_heads=True)
+SITES = {
+    site.name: site
+    for site in (
+        HEAD,
+        Site("attention", projections),
+        Site("feed_forward", lambda model: [layer.output.dense for layer in layers_of(model)]),
+        Site("residual", lambda model: [model.base_model.embeddings, *layers_of(model)]),
+    )
+}
+
+
+def site_of(name: str) -> Site:
+    """Return the site of a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in SITES:
+        raise ValueError(f"there is no site {name!r}; have: {', '.join(SITES)}")
+    return SITES[name]
+
+
+def read_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False) -> list[Batch]:
+    """Check batches and move them to the model's device.
+
+    Raises:
+        ValueError: there are no batches; one has no inputs, lacks labels that are needed or is packed; or the model is
+            compiled, so that no hook runs.
+        TypeError: the model is not one of bertlite's, or a batch is not a mapping.
+    """
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("the model is compiled, so new hooks do not run; pass the one that was compiled")
+    check_model(model)
+    read = read_batches(model, batches, labelled)
+    for i, batch in enumerate(read):
+        if batch.get("cu_seqlens") is not None:
+            raise ValueError(
+                f"batch {i} has cu_seqlens, whose tokens have no rows; give rows with an attention_mask, and leave"
+                " padding out with attn_implementation='packed'"
+            )
+    return read
+
+
+@contextmanager
+def edited(model: BertLike, site: Site, edit: Edit, real: Tensor | None = None) -> Iterator[None]:
+    """Let every forward pass its values at a site through `edit`.
+
+    Args:
+        real: (R, S) bool of the rows that will run, from which packed tokens are put in rows and back; without it
+            values are those of rows, or (1, T, u, W) of packed tokens.
+
+    Raises:
+        RuntimeError: at the end, if a module did not run, or was not called as a module.
+    """
+    modules, levels_run = site.modules(model), set[int]()
+
+    def change(level: int, x: Tensor) -> Tensor:  # (…, u·W) -> (…, u·W)
+        levels_run.add(level)
+        count, packed, rows = len(site.kept(model.config, level)), x.dim() == 2, x
+        if packed:
+            rows = x[None] if real is None else x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x)
+        if real is not None and rows.shape[:2] != real.shape:
+            raise ValueError(
+                f"level {level} computed {tuple(rows.shape[:2])} tokens of {tuple(real.shape)}; run them all"
+            )
+        new = edit(level, rows.unflatten(-1, (count, -1))) if count else None
+        if new is None:
+            return x
+        new = new.flatten(-2)
+        return (new[0] if real is None else new[real]) if packed else new
+
+    def add_hook(level: int, module: nn.Module) -> RemovableHandle:
+        def change_input(module: nn.Module, args: tuple[Any, ...]) -> Any:
+            return change(level, args[0]), *args[1:]
+
+        def change_output(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+            return (change(level, out[0]), *out[1:]) if isinstance(out, tuple) else change(level, out)
+
+        if site.of_heads:
+            return module.register_forward_pre_hook(change_input)
+        return module.register_forward_hook(change_output)
+
+    with whole_layers(model), ExitStack() as hooks:
+        for level, module in enumerate(modules):
+            hooks.enter_context(add_hook(level, module))
+        yield
+    missed = sorted(set(range(len(modules))) - levels_run)
+    if missed:
+        raise RuntimeError(f"the {site.name} of level {missed[0]} was not computed by its module, so no hook reads it")
+
+
+def run_edited(model: BertLike, batch: Batch, site: Site, edit: Edit) -> Any:
+    """Run the model on a batch without its labels, with an edit at a site."""
+    with edited(model, site, edit, real_tokens(batch)):
+        return run(model, batch, **EVERY_TOKEN)
+
+
+def read_values(model: BertLike, batch: Batch, site: Site) -> tuple[Any, list[Tensor]]:
+    """Run the model on a batch; return its output, and the value at each level, (R, S, u, W)."""
+    found: dict[int, Tensor] = {}
+    real = real_tokens(batch)
+
+    def keep(level: int, x: Tensor) -> None:
+        found[level] = x
+
+    out = run_edited(model, batch, site, keep)
+    none = torch.zeros(*real.shape, 0, 1, device=real.device, dtype=torch.float32)  # of a layer without heads
+    return out, [found.get(level, none) for level in range(len(site.modules(model)))]
+
+
+def activations_at(model: BertLike, batch: Batch, site: str = "head") -> Tensor:
+    """Return the values of a model at a site for a batch, in eval mode and without gradients.
+
+    Args:
+        site: "head", a head's context, which the output projection reads; "attention" or "feed_forward", what the
+            sublayer adds to the residual stream; or "residual", the hidden states: level 0 is the embeddings, level i
+            the output of layer i - 1.
+
+    Returns:
+        (L, R, S, N, H) for heads, nan for pruned ones, and (L, R, S, D) for the others; zeros for padding that was
+        left out.
+    """
+    place = site_of(site)
+    (read,) = read_rows(model, [batch])
+    with eval_mode(model), torch.no_grad():
+        _, values = read_values(model, read, place)
+    if not place.of_heads:
+        return torch.stack(values)[..., 0, :]
+    full = values[0].new_full(
+        (len(values), *values[0].shape[:2], *context_shape(model)[1:]), torch.nan, dtype=model.dtype
+    )
+    for level, each in enumerate(values):
+        if each.numel():
+            full[level][:, :, list(kept_heads(model.config, level))] = each
+    return full
+
+
+# Patching: values of one run in another
+
+
+@dataclass(frozen=True)
+class Patching:
+    """The metric of every patched run.  Pruned heads are nan.
+
+    Args:
+        values: (B, L, N) for heads, (B, L) for other sites; with `positions` one more axis, P.
+        clean, corrupted: (B,), of the runs as they are.
+        direction: "denoise", clean values in the corrupted run, or "noise", the reverse.
+        metric: its name.
+    """
+
+    values: Tensor
+    clean: Tensor
+    corrupted: Tensor
+    direction: str
+    metric: str
+
+    @property
+    def base(self) -> Tensor:
+        """The metric of the run that is patched, (B,)."""
+        return self.corrupted if self.direction == "denoise" else self.clean
+
+    @property
+    def effect(self) -> Tensor:
+        """The change of the mean metric as a share of the difference between the runs: 0 is none, 1 all.
+
+        Raises:
+            ValueError: the two runs have the same mean metric.
+        """
+        other = self.clean if self.direction == "denoise" else self.corrupted
+        gap = other.mean() - self.base.mean()
+        if gap == 0:
+            raise ValueError("clean and corrupted runs have the same mean metric, so no effect can be computed")
+        return (self.values.mean(0) - self.base.mean()) / gap
+
+
+def patch(
+    model: BertLike,
+    clean: Batches,
+    corrupted: Batches,
+    site: str = "head",
+    *,
+    direction: str = "denoise",
+    positions: Sequence[int] | None = None,
+    metric: str | Metric | None = None,
+) -> Patching:
+    """Patch each head of each layer, one at a time, and measure the effect exactly.
+
+    This takes one forward for each head, or for each head and position with `positions`.
+
+    Args:
+        model: of bertlite or bertlite.hf, with any task head or none, pruned or not; restored, run in eval mode.
+        clean, corrupted: a batch each, or equally many batches each, whose examples correspond in order.  Patched
+            positions must be tokens in both, or padding in both.
+        site: "head", "attention", "feed_forward" or "residual"; see `activations_at`.
+        direction: "denoise" puts clean values into the corrupted run and finds what is sufficient; "noise" puts
+            corrupted values into the clean run and finds what is necessary.
+        positions: patch each of these alone, such as range(length); None patches all together.
+        metric: "logit_difference", of the clean label minus the corrupted one, by predictions unless both batches have
+            labels; "kl", of the clean prediction from this one, in nats; "cosine", of mean token vectors; or
+            (output, batch) -> (B,).  The default is "logit_difference" for models that classify examples, "cosine" for
+            models without a head, else "kl".
+
+    Raises:
+        ValueError: an unknown name or position, inputs that do not fit together, or a metric that does not fit the
+            model.
+    """
+    place, pairs = site_of(site), read_pairs(model, clean, corrupted, direction, positions, metric)
+    found, ends, name = [], [], ""
+    with eval_mode(model), torch.no_grad():
+        for pair in pairs:
+            each = run_pair(model, *pair, place, direction, metric)
+            name = each.name
+            ends.append(each.ends)
+            found.append(measure_patches(model, each, place, positions))
+    clean_value, corrupted_value = torch.cat(ends, 1)
+    return Patching(join_batches(found, place, positions), clean_value, corrupted_value, direction, name)
+
+
+def attribution_patch(
+    model: BertLike,
+    clean: Batches,
+    corrupted: Batches,
+    site: str = "head",
+    *,
+    direction: str = "denoise",
+    positions: Sequence[int] | None = None,
+    metric: str | Metric | None = None,
+) -> Tensor:
+    """Estimate by how much each patch of `patch` changes the metric, to first order, from one backward pass.
+
+    The estimate is Σ (other value - value) · ∂metric/∂value over positions and features, at the run that is patched.
+    How far it is from the truth, only `patch` shows.
+
+    Args:
+        all: as for `patch`.
+
+    Returns:
+        Estimates of values - base, in the shape of `Patching.values`.
+
+    Raises:
+        ValueError: as `patch`; or the metric has no gradient, as "kl" and "cosine" at the clean run.
+    """
+    place, pairs = site_of(site), read_pairs(model, clean, corrupted, direction, positions, metric)
+    found = []
+    with eval_mode(model):
+        for pair in pairs:
+            with torch.no_grad():
+                each = run_pair(model, *pair, place, direction, metric)
+            if direction == "noise" and each.name in FLAT_AT_CLEAN and not callable(metric):
+                raise ValueError(
+                    f"metric {each.name!r} has no gradient at the clean run: take direction='denoise', or another"
+                )
+            found.append(estimate_effects(model, each, place, positions))
+    return join_batches(found, place, positions)
+
+
+@dataclass(frozen=True)
+class PairRun:
+    """The run of a pair that is patched, and the values of each level in the other run.
+
+    Args:
+        ends: (2, B), the metric of the clean and of the corrupted run.
+        name: of the metric.
+    """
+
+    batch: Batch
+    values: Sequence[Tensor]
+    ends: Tensor
+    name: str
+    measure: Metric
+
+
+def run_pair(
+    model: BertLike, clean: Batch, corrupted: Batch, site: Site, direction: str, metric: str | Metric | None
+) -> PairRun:
+    """Run both batches of a pair, and choose its metric."""
+    (clean_out, clean_values), (corrupted_out, corrupted_values) = (
+        read_values(model, each, site) for each in (clean, corrupted)
+    )
+    name, measure = metric_of(metric, Pair(model, clean, corrupted, clean_out, corrupted_out))
+    ends = torch.stack([measure(clean_out, clean), measure(corrupted_out, corrupted)]).double().cpu()
+    denoise = direction == "denoise"
+    return PairRun(*((corrupted, clean_values) if denoise else (clean, corrupted_values)), ends, name, measure)
+
+
+def read_pairs(
+    model: BertLike,
+    clean: Batches,
+    corrupted: Batches,
+    direction: str,
+    positions: Sequence[int] | None,
+    metric: str | Metric | None,
+) -> list[tuple[Batch, Batch]]:
+    """Check the arguments of `patch`, and move batches to the model's device."""
+    if direction not in DIRECTIONS:
+        raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
+    if not (metric is None or callable(metric) or metric in METRICS):
+        raise ValueError(f"there is no metric {metric!r}; have: {', '.join(METRICS)}, or give a function")
+    ours, theirs = (read_rows(model, [given] if isinstance(given, Mapping) else given) for given in (clean, corrupted))
+    if len(ours) != len(theirs):
+        raise ValueError(f"there are {len(ours)} clean batches and {len(theirs)} corrupted ones; give equally many")
+    pairs = list(zip(ours, theirs, strict=True))
+    for pair in pairs:
+        check_aligned(*pair, positions)
+    return pairs
+
+
+def measure_patches(model: BertLike, pair: PairRun, site: Site, positions: Sequence[int] | None) -> Tensor:
+    """Return the metric with one unit replaced at a time, (B, L, U, P); nan for pruned units."""
+    columns = [slice(None)] if positions is None else [slice(position, position + 1) for position in positions]
+    present = site.present(model)
+    found = torch.full(
+        (pair.ends.shape[1], *present.shape, len(columns)), torch.nan, dtype=torch.float64, device="cpu"
+    )
+    for level, unit in present.nonzero().tolist():
+        index = site.kept(model.config, level).index(unit)
+        for i, where in enumerate(columns):
+            edit = partial(replace_unit, level, index, where, pair.values[level])
+            out = run_edited(model, pair.batch, site, edit)
+            found[:, level, unit, i] = pair.measure(out, pair.batch).double().cpu()
+    return found
+
+
+def estimate_effects(model: BertLike, pair: PairRun, site: Site, positions: Sequence[int] | None) -> Tensor:
+    """Return difference times gradient of every unit, (B, L, U, P); nan for pruned units."""
+    before: dict[int, Tensor] = {}
+    probes: dict[int, Tensor] = {}
+
+    def probe(level: int, x: Tensor) -> Tensor:
+        before[level], probes[level] = x.detach(), torch.zeros_like(x, requires_grad=True)
+        return x + probes[level]
+
+    with torch.enable_grad():
+        metrics = pair.measure(run_edited(model, pair.batch, site, probe), pair.batch)
+        if not metrics.requires_grad:
+            raise ValueError(f"the metric does not depend on any {site.name}, or has no gradient")
+        inputs = [*probes.values()]
+        grads = torch.autograd.grad(metrics.sum(), inputs, allow_unused=True, materialize_grads=True)
+    columns = slice(None) if positions is None else list(positions)
+    shape = len(metrics), *site.present(model).shape, 1 if positions is None else len(positions)
+    found = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
+    for level, grad in zip(probes, grads, strict=True):
+        each = ((pair.values[level] - before[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
+        each = each.reshape(len(metrics), -1, *each.shape[1:]).sum(1)  # the rows of an example add up
+        each = each.sum(1, keepdim=True) if positions is None else each
+        found[:, level, list(site.kept(model.config, level))] = each.transpose(1, 2).cpu()
+    return found
+
+
+def join_batches(found: Sequence[Tensor], site: Site, positions: Sequence[int] | None) -> Tensor:
+    """Join what batches gave, (B, L, U, P), without the axes that were not requested."""
+    whole = torch.cat([*found]) if site.of_heads else torch.cat([*found]).squeeze(-2)
+    return whole[..., 0] if positions is None else whole
+
+
+def replace_unit(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
+    """Replace one unit of a level's values, (R, S, u, W), at some positions."""
+    if level != wanted:
+        return None
+    new = x.clone()
+    new[:, where, index] = values[:, where, index].to(x.dtype)
+    return new
+
+
+def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | None) -> None:
+    """Raise ValueError unless patched positions are tokens in both batches or padding in both."""
+    if input_shape(clean) != input_shape(corrupted):
+        raise ValueError(
+            f"clean inputs are {input_shape(clean)}, corrupted ones {input_shape(corrupted)}; tokenize both together"
+        )
+    ours, theirs = real_tokens(clean), real_tokens(corrupted)
+    length = ours.shape[1]
+    for position in positions or ():
+        if not 0 <= position < length:
+            raise ValueError(f"there is no position {position}: the inputs have {length}, 0 to {length - 1}")
+    columns = list(range(length)) if positions is None else list(positions)
+    differing = (ours != theirs)[:, columns].any(1).nonzero()[:, 0].tolist()
+    if differing:
+        row = differing[0]
+        raise ValueError(
+            f"row {row} has {int(ours[row].sum())} tokens clean and {int(theirs[row].sum())} corrupted, so some"
+            " positions are padding in one of them; pair texts with equally many tokens, or name positions that both"
+            " have, such as positions=[0] for [CLS]"
+        )
+
+
+# Metrics: one number for each example, from a model's output
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A clean and a corrupted batch, with the model's outputs for them."""
+
+    model: BertLike
+    clean: Batch
+    corrupted: Batch
+    clean_out: Any
+    corrupted_out: Any
+
+
+def logit_difference(pair: Pair) -> Metric:
+    """Return a metric: the logit of the clean label minus the logit of the corrupted label.
+
+    Labels are those of the batches if both have some, or else the model's predictions.
+
+    Raises:
+        ValueError: the model does not choose one class for each example, or an example has the same label twice.
+    """
+    if not chooses_class(pair.model, pair.clean_out):
+        raise ValueError(
+            f"{type(pair.model).__name__} does not give each example the logits of classes; use metric='kl', or a"
+            " function of (output, batch)"
+        )
+    given = [batch.get("labels") for batch in (pair.clean, pair.corrupted)]
+    if any(labels is None for labels in given):
+        given = [out.logits.argmax(-1) for out in (pair.clean_out, pair.corrupted_out)]
+    right, wrong = (torch.as_tensor(labels) for labels in given)
+    same = (right == wrong).nonzero()[:, 0].tolist()
+    if same:
+        raise ValueError(
+            f"example {same[0]} has label {int(right[same[0]])} clean and corrupted, so no difference of logits;"
+            " choose other pairs, give labels, or use metric='kl'"
+        )
+
+    def difference(out: Any, batch: Batch) -> Tensor:
+        picked = (out.logits.gather(-1, label[:, None])[:, 0] for label in (right, wrong))
+        return next(picked) - next(picked)
+
+    return difference
+
+
+def kl(pair: Pair) -> Metric:
+    """Return a metric: the KL divergence of the prediction from the clean one, in nats."""
+    with torch.no_grad():
+        dense = predictions(pair.model, pair.clean_out, pair.clean)
+    return lambda out, batch: divergence(dense, predictions(pair.model, out, batch))
+
+
+def cosine(pair: Pair) -> Metric:
+    """Return a metric: the cosine similarity of the mean token vector to the clean one.
+
+    Raises:
+        ValueError: the model has a task head.
+    """
+    if "last_hidden_state" not in pair.clean_out:
+        raise ValueError(f"{type(pair.model).__name__} gives no token vectors; use metric='kl'")
+
+    def vectors(out: Any, batch: Batch) -> Tensor:
+        return predictions(pair.model, out, batch)[0].values[:, 0]
+
+    wanted = vectors(pair.clean_out, pair.clean).detach()
+    return lambda out, batch: F.cosine_similarity(vectors(out, batch), wanted, dim=-1)
+
+
+METRICS: dict[str, Callable[[Pair], Metric]] = {
+    "logit_difference": logit_difference,
+    "kl": kl,
+    "cosine": cosine,
+}
+FLAT_AT_CLEAN = ("kl", "cosine")  # at the clean run they are at their optimum, where their gradient is 0
+
+
+def chooses_class(model: BertLike, out: Any) -> bool:
+    """Return whether a model gives each example one distribution over classes."""
+    logits = out.get("logits")
+    return isinstance(logits, Tensor) and logits.dim() == 2 and getattr(model, "label_kind", None) == "class"
+
+
+def default_metric(pair: Pair) -> str:
+    """Return the name of the metric that fits the model."""
+    if "last_hidden_state" in pair.clean_out:
+        return "cosine"
+    return "logit_difference" if chooses_class(pair.model, pair.clean_out) else "kl"
+
+
+def metric_of(metric: str | Metric | None, pair: Pair) -> tuple[str, Metric]:
+    """Return the name and the function of a metric for a pair; it raises ValueError for numbers that are not (B,)."""
+    if callable(metric):
+        name, measure = getattr(metric, "__name__", "given"), metric
+    else:
+        name = default_metric(pair) if metric is None else metric
+        measure = METRICS[name](pair)
+    return name, lambda out, batch: per_example("metric", measure(out, batch), batch)
+
+
+# Ablation: zeros, means or other examples' contexts in place of a head's
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The increase of the loss of every example, in the order of the batches, with one head ablated.
+
+    Args:
+        increases: (E, L, N), float64, nan for pruned heads and for examples without a label.
+        losses: (E,), of the model as it is.
+    """
+
+    increases: Tensor
+    losses: Tensor
+
+    @property
+    def increase(self) -> Tensor:
+        """The mean over examples, (L, N)."""
+        return self.increases.nanmean(0)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """The standard error of the mean over examples, (L, N); nan for one example."""
+        counted = self.increases[~self.losses.isnan()]
+        return counted.std(0) / len(counted) ** 0.5
+
+
+def ablate(
+    model: BertLike,
+    batches: Iterable[Batch],
+    method: str = "mean",
+    *,
+    reference: Iterable[Batch] | None = None,
+    target: str = "loss",
+    loss: Loss | None = None,
+    teacher: BertLike | None = None,
+    seed: int = 0,
+) -> Ablation:
+    """Ablate each head alone, and measure the increase of the loss: one forward for each head.
+
+    Args:
+        model: of bertlite or bertlite.hf; restored afterwards, run in eval mode.
+        batches: inputs of the model, with labels if the target needs them.
+        method: "zero"; "mean", of the reference; or "resample": the context of an example of the reference that has
+            other tokens, drawn for each example, token by token.  If lengths differ, positions are scaled, so that
+            first and last tokens correspond.
+        reference: inputs; by default the batches themselves.
+        target, loss, teacher: what is measured; as for `head_importance`.
+        seed: of the examples drawn.
+
+    Raises:
+        ValueError: an unknown name, no batches, labels that are missing or do not fit, or a reference that has no
+            other example.
+    """
+    if method not in ABLATIONS:
+        raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
+    task = ScoringTask(model, HEADS, "example", seed=seed, target=target, loss=loss, teacher=teacher)
+    check_task(task, "leave_one_out")
+    read = read_rows(model, batches, task.needs_labels)
+    known = read if reference is None else read_rows(model, reference)
+    generator = torch.Generator().manual_seed(seed)
+    donors = [(single, tokens_of(single)) for batch in known for single in split_examples(batch)]
+    increases, losses = [], []
+    with eval_mode(*task.models), torch.no_grad():
+        fixed = mean_contexts(model, known) if method == "mean" else torch.zeros(context_shape(model))
+        values = kept_contexts(model, fixed.to(model.device))
+        for batch in read:
+            objective = task.objective(batch)
+            if method == "resample":
+                values = resampled_contexts(model, batch, donors, generator)
+            whole = objective(run(model, batch, **EVERY_TOKEN))
+            each = PairRun(batch, values, whole[None], method, lambda out, batch: objective(out))  # noqa: B023
+            losses.append(whole.double().cpu())
+            increases.append(measure_patches(model, each, HEAD, None)[..., 0] - losses[-1][:, None, None])
+    return Ablation(torch.cat(increases), torch.cat(losses))
+
+
+def context_shape(model: BertLike) -> tuple[int, int, int]:  # (L, N, H)
+    return *HEADS.shape(model), model.config.hidden_size // model.config.num_attention_heads
+
+
+def kept_contexts(model: BertLike, contexts: Tensor) -> list[Tensor]:
+    """Return contexts, (L, N, H), of the heads that are not pruned: for each layer (1, 1, n, H)."""
+    return [each[None, None, list(kept_heads(model.config, layer))] for layer, each in enumerate(contexts)]
+
+
+def mean_contexts(model: BertLike, reference: Iterable[Batch]) -> Tensor:
+    """Return the mean context of every head over the tokens of a reference; padding does not count.
+
+    Returns:
+        (L, N, H), float64, nan for pruned heads.
+    """
+    read = read_rows(model, reference)
+    sums = torch.zeros(context_shape(model), dtype=torch.float64, device=model.device)
+    with eval_mode(model), torch.no_grad():
+        for batch in read:
+            padding = ~real_tokens(batch)[:, :, None, None]
+            for layer, x in enumerate(read_values(model, batch, HEAD)[1]):
+                sums[layer, list(kept_heads(model.config, layer))] += x.double().masked_fill(padding, 0).sum((0, 1))
+    means = sums.cpu() / sum(int(real_tokens(batch).sum()) for batch in read)
+    return means.masked_fill(~HEADS.present(model)[..., None], torch.nan)
+
+
+@contextmanager
+def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tensor | None = None) -> Iterator[None]:
+    """Replace heads' contexts in every forward of a model within the block.
+
+    Args:
+        heads: {layer: heads}, by their numbers in the unpruned model; those that are pruned stay so.
+        contexts: (L, N, H) from `mean_contexts`, for every token; None is zeros.
+
+    Raises:
+        ValueError: an unknown layer or head, or contexts that do not fit or lack a head.
+        RuntimeError: at the end, if the model did not run, or ran without hooks.
+    """
+    check_model(model)
+    wanted = context_shape(model)
+    given = torch.zeros(wanted, dtype=torch.float32, device="cpu") if contexts is None else contexts
+    if tuple(given.shape) != wanted:
+        raise ValueError(f"contexts are {tuple(given.shape)}; expected {wanted}")
+    gone: dict[int, list[int]] = {}  # by their places among those that a layer has
+    for layer, chosen in normalise_units(heads, *wanted[:2], "head").items():
+        kept = kept_heads(model.config, layer)
+        gone[layer] = [kept.index(head) for head in chosen if head in kept]
+        for head in {*chosen} & {*kept}:
+            if given[layer, head].isnan().any():
+                raise ValueError(f"the contexts lack head {head} of layer {layer}: compute them with this model")
+    values = kept_contexts(model, given)
+
+    def replace(layer: int, x: Tensor) -> Tensor | None:
+        indices = gone.get(layer)
+        if not indices:
+            return None
+        new = x.clone()
+        new[:, :, indices] = values[layer][:, :, indices].to(x).expand_as(x[:, :, indices])
+        return new
+
+    with edited(model, HEAD, replace):
+        yield
+
+
+def resampled_contexts(
+    model: BertLike, batch: Batch, donors: Sequence[tuple[Batch, list[Any]]], generator: torch.Generator
+) -> list[Tensor]:
+    """Return the contexts of other examples at the tokens of a batch's, (R, S, n, H) of each layer.
+
+    For each example one of the donors, examples with their tokens, is drawn that has other tokens.
+
+    Raises:
+        ValueError: there is no other example, or one that does not fit.
+    """
+    found = []
+    for single in split_examples(batch):
+        tokens, real = tokens_of(single), real_tokens(single)
+        others = [donor for donor, known in donors if known != tokens]
+        if not others:
+            raise ValueError("there is no other example to resample from; give a reference with other texts")
+        donor = others[int(torch.randint(len(others), (), generator=generator, device="cpu"))]
+        theirs, given = real_tokens(donor), read_values(model, donor, HEAD)[1]
+        if len(theirs) != len(real):
+            raise ValueError(f"an example of the reference has {len(theirs)} choices, and others {len(real)}")
+        placed = [x.new_zeros(*real.shape, *x.shape[2:]) for x in given]
+        for row in range(len(real)):
+            targets, sources = real[row].nonzero()[:, 0], theirs[row].nonzero()[:, 0]
+            if not len(sources):
+                raise ValueError("an example of the reference has no token")
+            sources = sources[scaled_positions(len(targets), len(sources)).to(sources.device)]
+            for new, x in zip(placed, given, strict=True):
+                new[row, targets] = x[row, sources]
+        found.append(placed)
+    return [torch.cat(rows) for rows in zip(*found, strict=True)]
+
+
+def tokens_of(single: Batch) -> list[Any]:
+    """Return the tokens of each text of an example, ids or embeddings, without padding."""
+    given = single["inputs_embeds"] if single.get("input_ids") is None else single["input_ids"]
+    rows = given.flatten(0, len(input_shape(single)) - 2)  # (R, S), or of embeddings (R, S, D)
+    return [x[mask].tolist() for x, mask in zip(rows, real_tokens(single), strict=True)]
+
+
+def scaled_positions(count: int, others: int) -> Tensor:
+    """Return the positions among `others` tokens of `count` tokens, evenly spaced from the first to the last."""
+    steps = max(count - 1, 1)
+    return (torch.arange(count, device="cpu") * (others - 1) + steps // 2) // steps
