@@ -242,9 +242,9 @@ def commit_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
-# variables that keep torch, oneDNN, MKL, CTranslate2 and the native kernels from a processor's newer instructions
+# variables that keep torch, oneDNN, MKL and the native kernels from a processor's newer instructions
 LIMITS = (
-    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "CT2_FORCE_CPU_ISA", "BERTLITE_NATIVE",
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "BERTLITE_NATIVE",
 )  # fmt: skip
 
 

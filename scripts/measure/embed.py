@@ -6,8 +6,8 @@
 Every line of TEXT that is neither empty nor a heading is a text, as in WikiText-2; --texts of them are taken, spread
 evenly over the file.  Each engine has its own settings for batches, and the same number of threads; its vectors are
 held against those of float64 before it is timed.  Candidates alternate, so that a noisy machine is noisy for all of
-them.  What is not installed here is listed.  OpenVINO's int8 is calibrated on texts of the same file.  onnxruntime and
-CTranslate2, which compute tokens alone, run in the place of the model inside sentence-transformers.
+them.  What is not installed here is listed.  OpenVINO's int8 is calibrated on texts of the same file.  onnxruntime,
+which computes tokens alone, runs in the place of the model inside sentence-transformers.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TORCH, OPENVINO = "sentence-transformers torch", "sentence-transformers OpenVINO
 TOKENIZING = "bertlite, texts to tokens alone"
 VERSIONS = ("sentence-transformers", "optimum-intel", "openvino", "nncf")
 CALIBRATION = 64  # texts
-OTHERS = ("onnxruntime", "CTranslate2")  # of scripts/measure/speed/engines.py
+OTHERS = ("onnxruntime",)  # of scripts/measure/speed/engines.py
 SECONDS = 150  # after which no round begins if there have been FEWEST
 
 Encode = Callable[[list[str]], Any]

@@ -297,7 +297,7 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
 
     monkeypatch.setattr(measure_embed, "with_torch", peer)
     monkeypatch.setattr(measure_embed, "with_openvino", without)
-    stand_in = speed_engines.Engine("CTranslate2", speed_engines.bertlite_engine("eager"), ("float32",))
+    stand_in = speed_engines.Engine("onnxruntime", speed_engines.bertlite_engine("eager"), ("float32",))
     monkeypatch.setattr(measure_embed, "ENGINES", (stand_in,))
     arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "7", "--out", str(path)]
     assert measure_embed.main(arguments) == 0
@@ -311,7 +311,7 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
     }
     errors = record["errors"]
     assert 0 < errors["bertlite native float32"] < 1e-5 < errors["bertlite native bfloat16"] < 0.05
-    assert 0 < errors["CTranslate2 float32"] < 1e-5
+    assert 0 < errors["onnxruntime float32"] < 1e-5
     assert record["wrong"] == ["sentence-transformers OpenVINO bfloat16"]  # it pools otherwise
     assert record["missing"] == {"sentence-transformers OpenVINO int8": "not installed: no module named optimum"}
     ratios = record["ratios"]

@@ -123,10 +123,10 @@ def test_an_engine_that_cannot_be_built_is_named(kept, few_rounds, monkeypatch):
 
 
 def test_openvino_stands_over_all_of_its_dtype():
-    names = [BASELINE, "OpenVINO int8", "CTranslate2 int8", "bertlite native float32"]
+    names = [BASELINE, "OpenVINO int8", "onnxruntime int8", "bertlite native float32"]
     pairs = ratio_pairs(dict.fromkeys(names))
     assert [pair for pair in pairs if pair[0] == BASELINE] == [(BASELINE, name) for name in names[1:]]
-    assert [pair for pair in pairs if pair[0] != BASELINE] == [("OpenVINO int8", "CTranslate2 int8")]
+    assert [pair for pair in pairs if pair[0] != BASELINE] == [("OpenVINO int8", "onnxruntime int8")]
 
 
 def test_sections_belong_to_a_model_and_a_number_of_threads(kept, few_rounds, tmp_path, monkeypatch, capsys):

@@ -20,7 +20,7 @@ from scripts.make.tables.read import (
 )
 
 DTYPES = ("float32", "bfloat16", "int8")
-ENGINES = ("OpenVINO", "CTranslate2", "bertlite native")  # of the short table
+ENGINES = ("OpenVINO", "bertlite native")  # of the short table
 HEADLINES = ("1 x 16", "8 x 128", "1 x 2048")  # and the texts of a data set: the batches of the short tables
 BASE = "transformers sdpa float32"
 WHOLE = "whole"

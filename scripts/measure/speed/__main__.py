@@ -35,7 +35,7 @@ from scripts.measure.speed.sections import sections
 from scripts.measure.speed.under import WAYS
 
 PICTURE = ".png"
-PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2", "sentence-transformers", "optimum-intel")
+PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "sentence-transformers", "optimum-intel")
 FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
 

@@ -5,8 +5,6 @@ takes the number of threads that torch has when it is built.
 """
 
 import importlib.util
-import json
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -105,7 +103,7 @@ def export_once(folder: Path, name: str, write: Callable[[Path], Any]) -> Path:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             write(path.with_name(f"new-{name}"))
-        for part in folder.glob(f"new-{path.stem}*"):  # OpenVINO writes two files, CTranslate2 a folder
+        for part in folder.glob(f"new-{path.stem}*"):  # OpenVINO writes two files
             part.rename(part.with_name(part.name.removeprefix("new-")))
     return path
 
@@ -190,47 +188,11 @@ def openvino_settings(dtype: str) -> Mapping[str, Any]:
     }
 
 
-def ctranslate2_engine(folder: Path, dtype: str, device: str) -> Forward:
-    """Build CTranslate2, which leaves padding out; int8 is its dynamic quantisation, a scale per token."""
-    import ctranslate2
-    import numpy as np
-
-    def convert(path: Path) -> None:
-        source = folder / "for-ctranslate2"
-        shutil.rmtree(source, ignore_errors=True)
-        source.mkdir()
-        for name in ("config.json", "model.safetensors"):
-            shutil.copy(folder / name, source)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config.setdefault("position_embedding_type", "absolute")  # transformers 5 lacks it, and the converter reads it
-        (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # it also needs a tokenizer, which is not used here
-        (source / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-        (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}', encoding="utf-8")
-        with reference.silent():
-            ctranslate2.converters.TransformersConverter(str(source)).convert(str(path), force=True)
-        shutil.rmtree(source)
-
-    path = export_once(folder, "ctranslate2", convert)
-    encoder = ctranslate2.Encoder(
-        str(path), device="cpu", compute_type=dtype, inter_threads=1, intra_threads=torch.get_num_threads()
-    )
-
-    def run(batch: Mapping[str, Tensor]) -> Any:
-        ids = batch["input_ids"].numpy().astype(np.int32)
-        lengths = batch["attention_mask"].sum(1).numpy().astype(np.int32)
-        out = encoder.forward_batch(*map(ctranslate2.StorageView.from_array, (ids, lengths)))
-        return (np.array(out.last_hidden_state, copy=False),)
-
-    return run
-
-
 ENGINES = (
     Engine("transformers sdpa", transformers_engine("sdpa"), FLOATS, ("transformers",)),  # the baseline
     Engine("transformers eager", transformers_engine("eager"), ("float32",), ("transformers",)),
     Engine("transformers compiled", transformers_engine("sdpa", compiled=True), FLOATS, ("transformers",)),
     Engine("onnxruntime", onnxruntime_engine, ("float32", "int8"), ("transformers", "onnx", "onnxruntime"), ("cpu",)),
-    Engine("CTranslate2", ctranslate2_engine, ("float32", "int8"), ("transformers", "ctranslate2"), ("cpu",)),
     Engine("OpenVINO", openvino_engine, FLOATS, ("transformers", "openvino"), ("cpu",)),
     Engine("OpenVINO", openvino_engine, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),
     Engine("bertlite sdpa", bertlite_engine("sdpa"), FLOATS),
