@@ -35,6 +35,7 @@ from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.support.activations import ONLY_HERE
 from bertlite.support.progress import count_of
 from bertlite.support.records import write_json
+from bertlite.support.screen import printable
 
 SAME, DIFFERS, FAILS = "same", "differs", "fails"  # outcomes, from good to bad
 ONLY_5 = ("hardswish", "sqrtsoftplus")  # activations that transformers 4 does not know
@@ -50,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     found = inspect(args.checkpoint)
     if args.record:
         write_json(args.record, found)
-    print("\n".join(format_report(found)))
+    print("\n".join(map(printable, format_report(found))))
     return int(found["bertlite"]["outcome"] != SAME)
 
 

@@ -1,7 +1,9 @@
 """The command line: help, --out and --json, lists, answers to wrong words, and exit statuses of all commands."""
 
 import argparse
+import io
 import json
+import logging
 import os
 import re
 import shlex
@@ -9,7 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 import bertlite
 from bertlite.cli import COMMANDS, main, parser, parts, prune
 from bertlite.cli.parts import FOOT, Parser, subcommands
+from bertlite.support.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -277,6 +280,55 @@ def test_a_warning_is_one_line_without_the_place_in_the_code(monkeypatch, capsys
     replace_work(monkeypatch, work)
     assert main(["parity"]) == 0
     assert capsys.readouterr().out == "warning: held out\n"
+
+
+def test_names_from_files_and_the_encoding_of_a_terminal_break_no_command(monkeypatch) -> None:
+    def work(args: argparse.Namespace) -> int:
+        print("é 1–2 \x1b[2K")
+        raise ValueError("no column \x1b[2K…")
+
+    replace_work(monkeypatch, work)
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii", line_buffering=True) for _ in "oe"]
+    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        assert main(["parity"]) == 2
+        assert [leaf for leaf in LEAVES if exit_of(*leaf.split(), "--help")] == []
+    out, err = (stream.buffer.getvalue().decode() for stream in streams)  # type: ignore[attr-defined]
+    assert out.startswith("\\xe9 1-2 \\u001b[2K\n")
+    assert "\\u" not in out.partition("\n")[2], "help that an ASCII terminal cannot show"
+    assert err == "bertlite parity: no column \\u001b[2K...\n"
+
+
+def test_quiet_leaves_errors_alone_on_standard_error(monkeypatch, capsys) -> None:
+    def work(args: argparse.Namespace) -> int:
+        Progress(None, "", what="parity").stage("stage")
+        warnings.warn("a warning", stacklevel=1)
+        logging.getLogger("bertlite").warning("a message")
+        print("a result")
+        raise ValueError("an error")
+
+    replace_work(monkeypatch, work)
+    for leaf in LEAVES.values():
+        assert any("--quiet" in option.option_strings for option in leaf._actions)
+    assert main(["parity"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) > 1
+    assert main(["parity", "--quiet"]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("a result\n", "bertlite parity: an error\n")
+
+
+@pytest.mark.parametrize("words", ["", "prune"])
+def test_without_a_command_the_commands_are_listed(words, capsys) -> None:
+    assert exit_of(*words.split()) == 0
+    printed = capsys.readouterr()
+    known = subcommands(prune_parser() if words else parser())
+    assert [name for name in known if not re.search(rf"^    {name}\b", printed.out, re.MULTILINE)] == []
+    assert printed.err == ""
+
+
+def exit_of(*words: str) -> object:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code
 
 
 @pytest.mark.parametrize("words", ["parity --list", "--help"])

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from bertlite.support.screen import printable
+
 MOST_SHOWN = 20  # faults, or names of files
 
 
@@ -10,7 +12,7 @@ def raise_faults(title: str, faults: Sequence[str]) -> None:
     """Raise ValueError if there are faults, with all of them or the first of very many."""
     if faults:
         more = [f"… and {len(faults) - MOST_SHOWN} more"] if len(faults) > MOST_SHOWN else []
-        raise ValueError("\n  ".join([title, *faults[:MOST_SHOWN], *more]))
+        raise ValueError("\n  ".join(map(printable, [title, *faults[:MOST_SHOWN], *more])))
 
 
 def damaged_file(path: Path, error: Exception) -> ValueError:

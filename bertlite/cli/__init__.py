@@ -4,18 +4,20 @@ The code that a command runs is imported when it runs, so that --help is instant
 """
 
 import argparse
+import io
 import os
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from bertlite import __version__
 from bertlite.cli import commands, prune
 from bertlite.cli.parts import FOLDER, RECORD, Parser, add_completion, check_writable
 from bertlite.support.extras import install_hint
+from bertlite.support.screen import screens
 
 COMMANDS = (
     commands.inspect,
@@ -33,17 +35,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the `bertlite` command and return its exit status."""
     usual = warnings.formatwarning
     warnings.formatwarning = format_warning
+    try:
+        with screens():
+            return answer(argv)
+    except BrokenPipeError:  # the reader of the output, such as `head`, has stopped
+        return 128 + 13  # as a shell reports a program that SIGPIPE ended
+    finally:
+        warnings.formatwarning = usual
+
+
+def answer(argv: Sequence[str] | None) -> int:
+    """Run the command; print an error in one line on standard error."""
     name = "bertlite"
     try:
         try:
-            args = parser().parse_args(argv)
+            args = parser().parse_args(sys.argv[1:] if argv is None else argv)
             name = " ".join(filter(None, ("bertlite", args.command, getattr(args, "action", None))))
-            return run(args)
+            with redirect_stderr(io.StringIO()) if args.quiet else nullcontext():
+                return run(args)
         finally:
-            sys.stdout.flush()  # raises here if the reader of the output, such as `head`, has stopped
+            flush_output()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or else Python's flush at exit fails too
-        return 128 + 13  # as a shell reports a program that SIGPIPE ended
+        raise
     except (OSError, ValueError, ImportError, RuntimeError, MemoryError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name:  # Python's own error, without a hint
             error = ModuleNotFoundError(f"{error}: {install_hint('cli')}")
@@ -51,8 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    finally:
-        warnings.formatwarning = usual
+
+
+def flush_output() -> None:
+    """Raise OSError if what was printed cannot be written, and drop it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or else Python's flush at exit fails too
+        raise
 
 
 def format_warning(message: Warning | str, *_: object, **__: object) -> str:

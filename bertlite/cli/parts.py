@@ -59,10 +59,17 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=HelpFormatter,
         )
+        self.color = False  # of Python 3.14: no escape reaches the terminal
         self.examples = tuple(f"{self.prog.removeprefix('bertlite ')} {example}" for example in examples)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse, and refuse unknown options here: the parser of a command knows what is near, the top one does not."""
+        """Parse, and refuse unknown options here: the parser of a command knows what is near, the top one does not.
+
+        Without a word, a parser of several commands prints what they are.
+        """
+        if not args and subcommands(self):
+            self.print_help()
+            self.exit()
         found, others = super().parse_known_args(args, namespace)
         if others:
             takes_two = "--against" in self._option_string_actions and not others[0].startswith("-")
@@ -154,6 +161,8 @@ def command(
     added.add_argument(
         "--json", action="store_true", help="print the record on standard output, and all else on standard error"
     )
+    text = "print errors alone on standard error: no progress and no warnings"
+    added.add_argument("-q", "--quiet", action="store_true", help=text)
     added.set_defaults(run=run, needs=tuple(needs), record_in_out=RECORD not in (out or {}))
     return added
 

@@ -88,8 +88,8 @@ def add_data(action: Any, train: bool = True, task: str | None = "classification
     group.add_argument("--task", choices=known, default=task, metavar="TASK", help=text)
     add_columns(group)
     group.add_argument("--label", default="label", metavar="NAME", help="name of the column with the label")
-    text = "names of the labels 0, 1, … in the data (default: the model's names of its classes, or numbers)"
-    group.add_argument("--classes", type=names, default=(), metavar="A,B,…", help=text)
+    text = "names of the labels 0, 1, ... in the data (default: the model's names of its classes, or numbers)"
+    group.add_argument("--classes", type=names, default=(), metavar="A,B,...", help=text)
     add_device(group)
 
 
@@ -104,7 +104,7 @@ def add_columns(group: Any) -> None:
 def add_header(group: Any) -> None:
     """Add --columns."""
     text = "names of all columns, for .csv and .tsv files without a header (default: those of the header)"
-    group.add_argument("--columns", type=names, default=(), metavar="A,B,…", help=text)
+    group.add_argument("--columns", type=names, default=(), metavar="A,B,...", help=text)
 
 
 def add_texts(action: Parser) -> Any:
@@ -277,7 +277,7 @@ def add_run(actions: Commands) -> None:
         ("--seeds", integers, "0", "seeds of calibration and retraining"),
         ("--random-seeds", integers, "0,1,2,3,4", "seeds of the random criterion"),
     ):
-        action.add_argument(name, type=kind, default=default, metavar="A,B,…", help=text)
+        action.add_argument(name, type=kind, default=default, metavar="A,B,...", help=text)
     action.add_argument("--at-least", type=integer, default=1, metavar="N", help="heads that every layer keeps")
     action.add_argument("--save-model", action="store_true", help="save the pruned models")
     add_metric(action)

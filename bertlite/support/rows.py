@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from bertlite.support.extras import import_optional
+from bertlite.support.screen import printable
 
 Fields = Mapping[str, Any]  # {column: value} of one row
 SUFFIXES = (".txt", ".text", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -110,7 +111,7 @@ class Table:
         except (ValueError, OSError, csv.Error, RecursionError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # pyarrow's for a damaged file has none
                 raise
-            raise ValueError(f"{self}: {error}") from None
+            raise ValueError(printable(f"{self}: {error}")) from None
 
 
 def read_rows(table: Table, format: str | None = None) -> Iterator[tuple[str, list[Any]]]:
