@@ -1,6 +1,7 @@
 """The command line: help, --out and --json, lists, answers to wrong words, and exit statuses of all commands."""
 
 import argparse
+import ast
 import io
 import json
 import logging
@@ -124,6 +125,52 @@ def test_the_choices_of_the_help_are_those_of_the_work() -> None:
 
     repairs = next(each for each in LEAVES["prune run"]._actions if "--repairs" in each.option_strings)
     assert repairs.help == f"of {', '.join(REPAIRS)}"
+
+
+# Commands in texts ---------------------------------------------------------------------------------------------------
+
+MENTION = re.compile(r"(`?)\bbertlite (%s)\b(?!:)([^`\n|#]*)" % "|".join(subcommands(parser())))
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Yield the texts of a page, the cells of a notebook, or the strings of a module, with 1 in place of values."""
+    content = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        yield from ("".join(cell["source"]) for cell in json.loads(content)["cells"])
+    elif path.suffix == ".md":
+        yield content
+    else:
+        parts: set[ast.expr] = set()
+        for node in ast.walk(ast.parse(content)):
+            if isinstance(node, ast.JoinedStr):
+                parts.update(node.values)
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
+                yield node.value
+
+
+def commands_in(path: Path) -> Iterator[str]:
+    """Yield the commands that a file shows: whole ones in backticks or with options; a mere name is not one."""
+    for text in texts_of(path):
+        for quoted, name, words in MENTION.findall(re.sub(r" *\\\n *", " ", text)):
+            whole = re.sub(r"(--out) FILE\b", r"\1 a.html", f"{name}{words}").strip()
+            if whole not in ("prune", *LEAVES) and (quoted or " --" in whole):
+                yield re.sub(r"…|\[|\]", "", whole)
+
+
+def test_every_command_that_a_text_shows_can_be_parsed(capsys) -> None:
+    """Those of cards and of errors are strings of the package; the examples of --help have a test of their own."""
+    folders = ("bertlite/**/*.py", "notebooks/**/*.md", "notebooks/*.ipynb", ".github/**/*.md", "README.md")
+    shown = {(path.name, each) for glob in folders for path in ROOT.glob(glob) for each in commands_in(path)}
+    assert {"card.py", "command.py", "README.md", "commands.md", "budget.md"} <= {name for name, _ in shown}
+    wrong = []
+    for name, words in sorted(shown):
+        try:
+            parser().parse_args(shlex.split(words))
+        except SystemExit as end:
+            if end.code:
+                wrong.append(f"{name}: {capsys.readouterr().err}")
+    assert wrong == []
 
 
 # Types of arguments --------------------------------------------------------------------------------------------------

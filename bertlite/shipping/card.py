@@ -209,5 +209,5 @@ def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
         yield from (f"model = SentenceTransformer(folder{trust})", "```")
     yield from (
         "",
-        "For onnxruntime and OpenVINO, without bertlite: `bertlite export FOLDER --format onnx --out GRAPHS`.",
+        "For onnxruntime and OpenVINO, without bertlite: `bertlite export FOLDER --out GRAPHS`.",
     )
