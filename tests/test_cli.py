@@ -129,7 +129,7 @@ def test_the_choices_of_the_help_are_those_of_the_work() -> None:
 
 # Commands in texts ---------------------------------------------------------------------------------------------------
 
-MENTION = re.compile(r"(`?)\bbertlite (%s)\b(?!:)([^`\n|#]*)" % "|".join(subcommands(parser())))
+MENTION = re.compile(rf"(`?)\bbertlite ({'|'.join(subcommands(parser()))})\b(?!:)([^`\n|#]*)")
 
 
 def texts_of(path: Path) -> Iterator[str]:
