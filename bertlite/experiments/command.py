@@ -25,7 +25,6 @@ from bertlite.experiments.compare import (
     task_of,
 )
 from bertlite.experiments.data import (
-    NO_LABEL,
     DataSource,
     EncodedExamples,
     Examples,
@@ -33,7 +32,7 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
-from bertlite.experiments.experiment import Experiment, Setting, grid, sweep, warn_of_overlap
+from bertlite.experiments.experiment import Experiment, Setting, grid, sweep
 from bertlite.experiments.files import (
     class_names,
     labels,
@@ -62,7 +61,7 @@ def finetune(args: argparse.Namespace) -> int:
     model = task.load(args.checkpoint, **changes)
     for examples in (train, dev):
         task.check(examples, model.config)
-    warn_of_overlap(train, dev)
+    task.check_both(train, dev)
     tokenizer = read_tokenizer(args.checkpoint, args.max_length)
     train = train.sample(args.train_examples, args.seed)
     data, held_out = task.encode(train, tokenizer), task.encode(dev, tokenizer)
@@ -113,26 +112,23 @@ def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[st
     """Return the fields of the config to set so that the head has the classes of the data, by name.
 
     Raises:
-        ValueError: there is only one class, or their number differs from --num-labels.
+        ValueError: there is only one label, or the number of classes differs from --num-labels.
     """
+    task.check_labels(train)
     if task.labels is not torch.long:
         return {"num_labels": num_labels or 1}
     if not train.classes:
-        found = {x for x in train.every_label() if x != NO_LABEL}
-        if len(found) < 2:
-            raise ValueError(f"{train.name} has {len(train)} examples with one label; {task.name} needs two or more")
-        count = num_labels or max(2, int(max(found)) + 1)
+        largest = max(train.every_label())
+        count = num_labels or max(2, int(largest) + 1)
         if count > LARGEST["num_labels"]:
-            place = train.locations[next(i for i, x in enumerate(train.labels) if max(found) in np.ravel(x))]
-            raise ValueError(f"{place}: {int(max(found))} is no index of a class; name the classes with --classes")
+            place = train.locations[next(i for i, x in enumerate(train.labels) if largest in np.ravel(x))]
+            raise ValueError(f"{place}: {int(largest)} is no index of a class; name the classes with --classes")
         return {"num_labels": count}
     if num_labels not in (None, len(train.classes)):
         raise ValueError(
             f"{train.name} has {len(train.classes)} classes, {', '.join(train.classes)}: leave --num-labels"
             f" {num_labels} out"
         )
-    if len(train.classes) < 2:
-        raise ValueError(f"{train.name} has {len(train)} examples of one class, {train.classes[0]}; name two or more")
     names = dict(enumerate(train.classes))
     return {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
 

@@ -4,7 +4,6 @@ A batch holds a model's keyword arguments: input_ids, attention_mask and token_t
 """
 
 import json
-import math
 import random
 import re
 import warnings
@@ -24,10 +23,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bertlite.support.extras import import_optional
 from bertlite.support.records import sha256_of
-from bertlite.support.rows import LABEL, LABELS, SUFFIXES, TEXT, WORDS, Table, read_rows
+from bertlite.support.rows import LABEL, LABELS, PLAIN, SUFFIXES, TEXT, WORDS, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+LIKE_A_NUMBER = re.compile(r"[+\-−]?[\d.,'\s]*\d[\d.,'\s]*(e[+\-−]?\d+)?\s*%?", re.IGNORECASE)  # 0,5 or 50 %
+UNSEEN = re.compile(r"^[\s\ufeff\u200b-\u200d\u2060]+|[\s\ufeff\u200b-\u200d\u2060]+$")  # around a label
+CLASSES = "name the classes with --classes, in their order"
+LARGEST = torch.finfo(torch.float32).max  # of a label
 NO_LABEL = -100  # of a word without a label, and of tokens that do not begin a word
 OUTSIDE = "O"  # the label of words outside entities
 GROUP = 16  # batches: shuffled examples are sorted by length within groups of so many batches
@@ -52,6 +55,12 @@ class DataSource:
     columns: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     split: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a column is to be read twice, such as the label as a text."""
+        names = [*self.text, *([] if self.label is None else [self.label])]
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise ValueError(f"column {twice[0]!r} is named twice, as {' and '.join(names)}: name each once")
 
 
 Label = float | tuple[float, ...]  # of a text, or of each of its words
@@ -132,6 +141,7 @@ def read_examples(
         wanted = "words have one column" if words else "the text has one column or two"
         raise ValueError(f"{wanted}; {len(source.text)} were named: {', '.join(source.text)}")
     named, rows = read_source(source, words)
+    plain = Path(source.path).suffix.lower() in PLAIN
     locations, texts, found = [], [], []
     for place, cells in rows:
         labels = [] if source.label is None else cells.pop() if words else [cells.pop()]
@@ -142,18 +152,19 @@ def read_examples(
                 " has one label"
             )
         empty = next((i for i, part in enumerate(text) if not part.strip()), None if text else 0)
-        if empty is not None and source.label is not None:
+        if empty is not None and plain:
+            continue
+        if empty is not None:
             raise ValueError(f"{place}: column {source.text[0 if words else empty]!r} is empty; leave the row out")
         locations.append(f"{place}, column {source.label!r}")
         texts.append(tuple(text))
         found.append([label_name(label, named, locations[-1]) for label in labels])
     name = Path(source.path).name
     if not texts:
-        raise ValueError(f"{source.path} has no examples")
+        raise ValueError(f"{source.path} has no examples: it is empty, or has a header alone")
     if source.label is None:
         return Examples(name, tuple(texts), ())
-    used = {label for each in found for label in each} - {str(NO_LABEL)}
-    known = choose_classes(source, used, classes, named, collect)
+    known = choose_classes(source, found, locations, classes, named, collect)
     if collect:
         warn_of_rare_labels(name, found)
     values = tuple(label_values(found, locations, known, words))
@@ -188,44 +199,84 @@ def read_source(source: DataSource, words: bool) -> tuple[tuple[str, ...], Itera
 
 def number_of(label: str) -> float | None:
     """Return a label as a number, or None."""
-    return float(label) if NUMBER.fullmatch(label) and math.isfinite(float(label)) else None
+    return float(label) if NUMBER.fullmatch(label) else None
 
 
 def plain_name(label: str) -> str:
     """Return a label without spaces around it, and a whole number without a fraction."""
-    number = number_of(label.strip())
-    return str(int(number)) if number is not None and number.is_integer() else label.strip()
+    name = UNSEEN.sub("", label)
+    number = number_of(name)
+    return str(int(number)) if number is not None and number.is_integer() else name
 
 
 def label_name(label: Any, named: Sequence[str], place: str) -> str:
     """Return a label as it is written; for an index of named classes, the name.
 
     Raises:
-        ValueError: it is empty, nan or infinite.
+        ValueError: it is empty, nan, or infinite in float32.
     """
     name = named[label] if isinstance(label, int) and 0 <= label < len(named) else plain_name(str(label))
-    if name.lower().lstrip("+-") in ("nan", "inf", "infinity") or not name:
+    if name.lower().lstrip("+-") in ("nan", "inf", "infinity") or not name or abs(number_of(name) or 0) > LARGEST:
         raise ValueError(f"{place}: the label is {label!r}; give the row one, or leave it out")
     return name
 
 
 def choose_classes(
-    source: DataSource, labels: set[str], classes: Sequence[str], named: tuple[str, ...], collect: bool
+    source: DataSource,
+    found: Sequence[Sequence[str]],
+    locations: Sequence[str],
+    classes: Sequence[str],
+    named: tuple[str, ...],
+    collect: bool,
 ) -> tuple[str, ...]:
-    """Return the names of the classes, as `read_examples` says; empty if labels are values."""
+    """Return the names of the classes, as `read_examples` says; empty if labels are values.
+
+    Raises:
+        ValueError: as `check_names`.
+    """
     if source.classes or not collect:
         return source.classes or (tuple(classes) if len(classes) > 1 else named)  # one output: a regression
-    if (labels if not named else {*named}) <= {*map(plain_name, classes)}:
+    used = {label for each in found for label in each} - {str(NO_LABEL)}
+    if (used if not named else {*named}) <= {*map(plain_name, classes)}:
         return tuple(classes)
-    if None not in map(number_of, labels):
+    if None not in map(number_of, used):
         return ()
-    return named or tuple(sorted(labels, key=lambda name: (name != OUTSIDE, name)))
+    if not named:
+        check_names(str(source.label), found, locations)
+    return named or tuple(sorted(used, key=lambda name: (name != OUTSIDE, name)))
+
+
+def check_names(column: str, found: Sequence[Sequence[str]], locations: Sequence[str]) -> None:
+    """Check that labels, which are not all numbers, are names of classes.
+
+    Raises:
+        ValueError: one is a number or like one, or differs from another in small and capital letters alone; or a rare
+            one is the name of the column, as in files that were joined.
+    """
+    known: dict[str, str] = {}  # a label in small letters: as it was written first
+    counts = Counter(label for each in found for label in {*each})
+    for place, each in zip(locations, found, strict=True):
+        for label in each:
+            first, fault = known.setdefault(label.casefold(), label), None
+            if label != str(NO_LABEL) and LIKE_A_NUMBER.fullmatch(label):
+                fault = "is or looks like a number, others are words: write all as numbers, such as 0.5, or as words"
+            elif first != label:
+                fault = f"differs from {first!r} in small and capital letters alone: write one of them"
+            elif label.casefold() == column.casefold() and is_rare(counts[label], len(found)):
+                fault = "is the name of the column, as where files were joined: remove the row"
+            if fault:
+                raise ValueError(f"{place}: the label {label!r} {fault}; or {CLASSES}")
+
+
+def is_rare(times: int, examples: int) -> bool:
+    """Return whether one example alone has a label, or fewer than 1 % of them."""
+    return times < max(2, examples / 100)
 
 
 def warn_of_rare_labels(name: str, found: Sequence[Sequence[str]]) -> None:
     """Warn of labels that only one example has, or fewer than 1 % of them."""
     counts = Counter(label for each in found for label in {*each})
-    rare = [f"{label} ({times})" for label, times in sorted(counts.items()) if times < max(2, len(found) / 100)]
+    rare = [f"{label} ({times})" for label, times in sorted(counts.items()) if is_rare(times, len(found))]
     if rare:
         shown = ", ".join([*rare[:20], *([f"and {len(rare) - 20} more"] if len(rare) > 20 else [])])
         warnings.warn(
@@ -256,9 +307,8 @@ def label_values(
         if wrong and names:
             raise ValueError(f"{place}: {wrong[0]!r} is not one of the classes {', '.join(classes)}")
         if wrong:
-            raise ValueError(
-                f"{place}: the label {wrong[0]!r} is not a number; name the classes with --classes, in their order"
-            )
+            way = "write it with a point, such as 0.5" if LIKE_A_NUMBER.fullmatch(wrong[0]) else CLASSES
+            raise ValueError(f"{place}: the label {wrong[0]!r} is not a number; {way}")
         yield tuple(x for label in each if (x := numbers[label]) is not None)
 
 

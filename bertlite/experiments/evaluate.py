@@ -5,6 +5,7 @@ words, outputs are (examples, words, classes) and labels (examples, words), with
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -108,12 +109,14 @@ class Task:
         """Check that examples fit the task and the model's head.
 
         Raises:
-            ValueError: a label is not a class of the head, the head has another shape than the task, or the task
-                compares two texts and there is one.
+            ValueError: a label is not a class of the head, all labels are the same, the head has another shape than
+                the task or gives a text several labels, or the task compares two texts and there is one.
         """
         if self.apart and len(examples.texts[0]) != 2:
             raise ValueError(f"{self.name} compares two texts; name two text columns, not one")
         if self.labels is torch.long:
+            if config.problem_type == "multi_label_classification":
+                raise ValueError("the head gives a text several labels at once, for which there is no metric here")
             if config.num_labels < 2:
                 raise ValueError(f"the head has 1 output, which is a regression; {self.name} needs 2 or more")
             known = {*range(config.num_labels), *([NO_LABEL] if self.words else [])}
@@ -123,6 +126,43 @@ class Task:
                     raise ValueError(f"{place}: the label is {wrong[0]:g}; the head has 0 to {config.num_labels - 1}")
         elif self.name == "regression" and config.num_labels != 1:
             raise ValueError(f"the head has {config.num_labels} outputs; regression has 1")
+        self.check_labels(examples)
+
+    def check_labels(self, examples: Examples) -> None:
+        """Raise ValueError if all examples have one label, or none."""
+        found = {x for x in examples.every_label() if x != NO_LABEL or not self.words}
+        if len(found) < 2:
+            only = f"the label {self.name_of(found.pop(), examples)!r}" if found else "no label"
+            raise ValueError(
+                f"{examples.locations[0] if examples.locations else examples.name}: this and all {len(examples)}"
+                f" examples of {examples.name} have {only}, from which nothing can be learnt or told: add others"
+            )
+
+    def name_of(self, label: float, examples: Examples) -> str:
+        """Return the name of a label of examples; of a class without one, and of a value, the number."""
+        return examples.classes[int(label)] if examples.classes and self.labels is torch.long else f"{label:g}"
+
+    def check_both(self, train: Examples, dev: Examples) -> None:
+        """Check examples to learn from, and others to evaluate on; warn of texts that are among both.
+
+        Raises:
+            ValueError: a class of the others is not among those to learn from.
+        """
+        known, found = {*train.every_label()}, zip(dev.locations or repeat(dev.name), dev.labels, strict=False)
+        for place, label in found if known and self.labels is torch.long else ():
+            new = [x for x in (label if isinstance(label, tuple) else (label,)) if x not in known and x != NO_LABEL]
+            if new:
+                raise ValueError(
+                    f"{place}: no example of {train.name} has the label {self.name_of(new[0], dev)!r}: add some there,"
+                    " or leave the row out"
+                )
+        seen = {*train.texts}
+        if shared := sum(texts in seen for texts in dev.texts):
+            warnings.warn(
+                f"{shared} of the {len(dev)} examples of {dev.name} are also in {train.name}, so they are not held"
+                " out",
+                stacklevel=3,
+            )
 
 
 def labelled(outputs: Array, labels: Array) -> tuple[Array, Array]:
@@ -237,6 +277,11 @@ TASKS = {
         Task("similarity", "BertModel", torch.float32, {"spearman": spearman}, normal_divergence, apart=True),
     )
 }
+
+
+def task_of_head(config: Any) -> Task:
+    """Return the task of a head for whole texts."""
+    return TASKS["classification" if config.num_labels > 1 else "regression"]
 
 
 def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> torch.Tensor:

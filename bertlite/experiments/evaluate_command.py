@@ -110,8 +110,6 @@ def task_of(checkpoint: str, named: str | None) -> Task:
     if named is None:
         known = ", ".join(["BertForSequenceClassification", *TASK_OF])
         raise ValueError(f"{checkpoint} is a {name}; those evaluated are {known}, or name the --task")
-    if named == "classification" and config.problem_type == "multi_label_classification":
-        raise ValueError(f"{checkpoint} gives a text several labels at once, for which there is no metric here")
     task = {**TASKS, MASKED.name: MASKED}[named].of_checkpoint(checkpoint)
     absent = set() if task.apart else bertlite_faults(getattr(bertlite, task.model), origin, read_tensors(files))[0]
     if absent:

@@ -22,7 +22,6 @@ from bertlite import prune_heads
 from bertlite.experiments.data import (
     DataSource,
     EncodedExamples,
-    Examples,
     batch_indices,
     read_examples,
     read_tokenizer,
@@ -158,17 +157,6 @@ def grid(
     ]
 
 
-def warn_of_overlap(train: Examples, dev: Examples) -> None:
-    """Warn if examples for evaluation are also used for training."""
-    known = set(train.texts)
-    shared = sum(texts in known for texts in dev.texts)
-    if shared:
-        warnings.warn(
-            f"{shared} of the {len(dev)} examples of {dev.name} are also in {train.name}, so they are not held out",
-            stacklevel=3,
-        )
-
-
 class Experiment:
     """A dense model with its data, read once for all cells.
 
@@ -196,7 +184,7 @@ class Experiment:
             self.task.check(examples, self.dense.config)
         self.tokenizer = read_tokenizer(setting.model, setting.max_length)
         self.known_scores: dict[tuple[str, int], Tensor] = {}
-        warn_of_overlap(self.train, self.dev)
+        self.task.check_both(self.train, self.dev)
 
     @cached_property
     def hashes(self) -> dict[str, dict[str, str]]:

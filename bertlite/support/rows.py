@@ -24,7 +24,8 @@ from bertlite.support.extras import import_optional
 from bertlite.support.screen import printable
 
 Fields = Mapping[str, Any]  # {column: value} of one row
-SUFFIXES = (".txt", ".text", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+PLAIN = (".txt", ".text")
+SUFFIXES = (*PLAIN, ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 OTHERS = {"txt": "text", "ndjson": "jsonl"}  # the format of a suffix that does not name it
 LONGEST = 2**27  # characters of a csv cell: a longer one means a quotation mark that is not closed
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a quoted csv cell with quotation marks inside
@@ -188,9 +189,14 @@ def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterato
         names = table.header or next(filter(None, rows), [])
         if names:  # else the file is empty
             table.check_names(names)
-        table.row, start = 1, rows.line_num + 1
+        table.row, start, known = 1, rows.line_num + 1, {*map(bare, names)}
         for cells in rows:
             table.line, start = start, rows.line_num + 1
+            if cells and known.issuperset(map(bare, cells)):
+                raise ValueError(
+                    f"the row repeats the names of the columns, {', '.join(names)}, as where files were joined: remove"
+                    " it; if it is data, name the columns otherwise"
+                )
             if cells and len(cells) != len(names):
                 way = "needs quotation marks" if quotes else "cannot be in a tsv; make it a csv"
                 raise ValueError(
@@ -206,6 +212,11 @@ def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterato
     except csv.Error as error:
         table.line = start
         raise ValueError(f"{error}; close the quotation mark that begins a cell, and double those within") from None
+
+
+def bare(name: str) -> str:
+    """Return the name of a column in small letters, without spaces and byte-order marks around it."""
+    return name.strip("\ufeff \t").casefold()
 
 
 def read_jsonl(table: Table) -> Iterator[Fields]:

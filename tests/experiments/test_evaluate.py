@@ -178,7 +178,7 @@ def test_what_cannot_be_evaluated_is_refused(save, capsys):
         (["answers"], "answers is a BertForQuestionAnswering; those evaluated are BertForSequenceClassification,"),
         (["bare", "--task", "classification"], "bare has no classifier: train it by `bertlite prune finetune`"),
         (["bare"], "similarity compares two texts; name two text columns, not one"),
-        (["many"], "many gives a text several labels at once, for which there is no metric here"),
+        (["many"], "gives a text several labels at once, for which there is no metric here"),
         (["three", "--metric", "spearman"], "classification has no metric 'spearman'"),
         (["three", "--metric", "f1"], "f1 is that of class 1 of two; for 3 classes there is macro-f1"),
         (["three", "--against", "four"], "three and four have heads of 3 and 4 outputs: compare models of one task"),

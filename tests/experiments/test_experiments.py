@@ -119,6 +119,16 @@ def write_labels(path, labels):
         (["1", "good"], {}, "the label 'good' is not a number; name the classes with --classes, in their order"),
         (["1", "1_000"], {}, "the label '1_000' is not a number"),
         (["a", "b"], {"classes": ("a", " a")}, "two classes share a name: a,  a"),
+        (["pos\u200b", " \ufeffneg", "pos"], {"collect": True}, (1, 0, 1)),
+        (["1", "0,5"], {}, "the label '0,5' is not a number; write it with a point, such as 0.5"),
+        (["good", "0,5"], {"collect": True}, "the label '0,5' is or looks like a number, others are words"),
+        (["good", "1.000,5"], {"collect": True}, "the label '1.000,5' is or looks like a number"),
+        (["good", "50 %"], {"collect": True}, "the label '50 %' is or looks like a number"),
+        (["good", "3"], {"collect": True}, "the label '3' is or .* or name the classes with --classes"),
+        (["good", "Good"], {"collect": True}, "the label 'Good' differs from 'good' in small and"),
+        (["18-24", "65+", "18-24"], {"collect": True}, (0, 1, 0)),
+        (["good", "1e39"], {"collect": True}, "the label is '1e39'; give the row one"),
+        ([0.5, 1e300], {}, r"the label is '?1e\+300'?; give the row one"),
     ],
 )
 def test_one_rule_for_labels(tmp_path, suffix, labels, options, wanted):
@@ -151,7 +161,25 @@ def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "options", "said"),
     [
-        ("empty.tsv", "text\tlabel\n", {}, "empty.tsv has no examples"),
+        ("empty.tsv", "text\tlabel\n", {}, "empty.tsv has no examples: it is empty, or has a header alone"),
+        ("x.csv", "text,label\na,pos\nb,neg\ntext,label\nc,pos\n", {}, r"row 3 \(line 4\): the row repeats the names"),
+        (
+            "x.csv",
+            "text,label\na,pos\n\ufefflabel,Text\nneg,b\n",
+            {},
+            "row 2 .* as where files were joined: remove it",
+        ),
+        (
+            "x.tsv",
+            "text\tlabel\na\tpos\nb\tneg\nsentence\tlabel\n",
+            {},
+            "row 3.* the label 'label' is the name of the",
+        ),
+        ("x.csv", "text\na\ntext\nb\n", {"label": None}, "row 2 .*: the row repeats the names of the columns, text,"),
+        ("x.csv", "text\na\n \n", {"label": None}, "row 2 .*: column 'text' is empty; leave the row out"),
+        ("x.csv", "text,label\na,b\n", {"text": ("text", "text")}, "column 'text' is named twice, as text and text"),
+        ("x.csv", "text,label\na,b\n", {"text": ("label",)}, "column 'label' is named twice"),
+        ("x.txt", "\n \n", {"label": None}, "x.txt has no examples"),
         ("empty.csv", "", {}, "empty.csv has no examples"),
         ("x.txt", "fine", {}, "row 1: plain text has a text on each line, and no columns text and label"),
         ("x.csv", "fine,1\nbad,0\n", {}, "no text and no label; its columns are fine, 1; name others with --text"),
@@ -165,7 +193,7 @@ def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
 def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
-        read_examples(DataSource(str(tmp_path / name), **options))
+        read_examples(DataSource(str(tmp_path / name), **options), collect=True)
 
 
 def test_names_of_labels_are_collected_once_and_then_known(tmp_path):
@@ -450,6 +478,9 @@ def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
         ("regression", (0.5, 0.0, 1.0), "the head has 2 outputs; regression has 1"),
         ("similarity", (0.5, 0.0, 1.0), "similarity compares two texts; name two text columns, not one"),
         ("one output", (0.0, 0.0, 0.0), "the head has 1 output, which is a regression; classification needs 2"),
+        ("classification", (1.0, 1.0, 1.0), "x, row 1: this and all 3 examples of x have the label '1', from which"),
+        ("tokens", ((-100.0,), (-100.0,), (-100.0,)), "x, row 1: this and all 3 examples of x have no label"),
+        ("tokens", ((0.0,), (-100.0, 0.0), (0.0,)), "x, row 1: this and all 3 examples of x have the label '0'"),
     ],
 )
 def test_labels_that_do_not_fit_the_head_are_refused(task, labels, said):
@@ -457,6 +488,35 @@ def test_labels_that_do_not_fit_the_head_are_refused(task, labels, said):
     task = "classification" if task == "one output" else task
     with pytest.raises(ValueError, match=said):
         TASKS[task].check(Examples("x", (("a",),) * 3, labels, (), ("x, row 1", "x, row 2", "x, row 3")), config)
+
+
+@pytest.mark.parametrize("command", ["finetune", "run", "to"])
+def test_what_the_examples_to_learn_from_lack_is_not_judged(world, tmp_path, capsys, command):
+    """Before any training or search: labels of --dev that --train has not, and one label alone in either."""
+    rows = [line.split("\t") for line in (world / "train.tsv").read_text().splitlines()[1:]]
+    parts = {"dev": rows, "none": [row for row in rows if row[1] == "0"]}
+    for name, chosen in parts.items():
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *map("\t".join, chosen)]))
+    (tmp_path / "new.tsv").write_text("text\tlabel\na b\t0\nb c\t2\n")
+    wide = make(bertlite.BertForSequenceClassification, num_labels=3).float()
+    wide.save_pretrained(tmp_path / "model")
+    bertlite.BertTokenizer(WORDS).save_pretrained(tmp_path / "model")
+    action = ["to", "50%"] if command == "to" else [command]
+    train = ["--texts" if command == "to" else "--train", str(tmp_path / "dev.tsv")]
+    zero = "LABEL_0" if command == "to" else "0"
+    own = {"to": ["--label", "label", "--at", "1x8"], "run": ["--calibration", "5"], "finetune": ["--num-labels", "3"]}
+    given = ["prune", *action, str(tmp_path / "model"), *own[command], "--out", str(tmp_path / "out")]
+    for words, said in (
+        (
+            [*train, "--dev", str(tmp_path / "new.tsv")],
+            "row 2 (line 3), column 'label': no example of dev.tsv has the",
+        ),
+        ([*train, "--dev", str(tmp_path / "none.tsv")], f"examples of none.tsv have the label '{zero}', from which"),
+        ([train[0], str(tmp_path / "none.tsv"), "--dev", train[1]], f"examples of none.tsv have the label '{zero}'"),
+    ):
+        assert main([*given, *words]) == 2
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
 
 
 # Fine-tuning --------------------------------------------------------------------------------------------------------
@@ -948,7 +1008,7 @@ def test_what_cannot_be_finetuned_is_refused_before_any_work(world, tmp_path, ca
     for words, message in (
         (["--task", "similarity"], "similarity has no head to train; sentence-transformers trains"),
         (["--train", two, "--num-labels", "3"], "2.csv has 2 classes, bad, good: leave --num-labels 3 out"),
-        (["--train", one], "1.csv has 1 examples of one class, good; name two or more"),
+        (["--train", one], "this and all 1 examples of 1.csv have the label 'good', from which nothing can be"),
         (["--epochs", "0"], "40 examples, 0 epochs and 1 processes make no step"),
     ):
         assert not (tmp_path / "no").exists()

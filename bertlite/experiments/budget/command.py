@@ -37,8 +37,7 @@ from bertlite.experiments.budget.vocabulary import describe, with_fewer_tokens
 from bertlite.experiments.budget.work import Work
 from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples
-from bertlite.experiments.evaluate import POOLINGS
-from bertlite.experiments.experiment import warn_of_overlap
+from bertlite.experiments.evaluate import POOLINGS, task_of_head
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.models.heads import MultipleChoiceBody
@@ -420,7 +419,7 @@ def read_both(args: argparse.Namespace, config: BertConfig) -> tuple[Examples, E
     label = None if format_of(args.texts) == "text" or args.labels_for == "judging" else args.label
     texts = read_texts(DataSource(args.texts, args.text, label, args.columns), config)
     dev = read_texts(DataSource(args.dev, args.text, args.label, args.columns), config)
-    warn_of_overlap(texts, dev)
+    task_of_head(config).check_both(texts, dev)
     return texts, dev
 
 

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bertlite.experiments.budget.search import State
 from bertlite.experiments.data import EncodedExamples, batch_indices
-from bertlite.experiments.evaluate import TASKS
+from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.pruning.importance.batches import eval_mode
 from bertlite.support.extras import import_optional
@@ -149,7 +149,7 @@ class Distillation:
         return RecordedTeacher(self.teacher, self.data) if self.output_bytes <= MEMORY else self.teacher
 
     def finetune_(self, model: Any, recipe: Recipe, **options: Any) -> int:
-        task = TASKS["classification" if model.config.num_labels > 1 else "regression"]
+        task = task_of_head(model.config)
         return finetune_(model, self.data, task, recipe, teacher=self.recorded, device=self.device, **options)
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bertlite.config import BertConfig
 from bertlite.experiments.data import DataSource, EncodedExamples, Examples, read_examples
+from bertlite.experiments.evaluate import task_of_head
 from bertlite.inspection import class_of
-from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
 TEXTS, TOKENS_OF_INPUT = 1024, 16  # to fit to by default: so many, or as have so many tokens for each matrix input
@@ -24,16 +24,15 @@ def read_texts(source: DataSource, config: BertConfig) -> Examples:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: as `read_examples`; or the model takes no labels of texts.
+        ValueError: as `read_examples`; or the model takes no labels of texts, or not these.
     """
-    plain, model = format_of(source.path) == "text", class_of(config).__name__
+    model = class_of(config).__name__
     if source.label is not None and model != "BertForSequenceClassification":
         raise ValueError(f"{model} does not classify texts: leave out --label, it needs no labels")
     found = read_examples(source, classes=[str(config.id2label[i]) for i in sorted(config.id2label)])
-    lines = [i for i, text in enumerate(found.texts) if any(map(str.strip, text))] if plain else range(len(found))
-    if not lines:
-        raise ValueError(f"{source.path} has no texts")
-    return found.chosen(lines)
+    if source.label is not None:
+        task_of_head(config).check(found, config)
+    return found
 
 
 def split(

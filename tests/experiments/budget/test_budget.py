@@ -170,7 +170,7 @@ def test_texts_are_lines_or_columns_and_labels_those_of_the_head(world: Path, tm
     with pytest.raises(ValueError, match="BertModel does not classify texts: leave out --label"):
         read_texts(source, encoder)
     (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(ValueError, match=r"empty\.txt has no texts"):
+    with pytest.raises(ValueError, match=r"empty\.txt has no examples"):
         read_texts(DataSource(str(tmp_path / "empty.txt"), label=None), encoder)
 
 
