@@ -9,12 +9,14 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bertlite import BertConfig, BertModel
 from bertlite.models import heads
@@ -148,6 +150,32 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+
+
+class GradientWatch(TorchFunctionMode):
+    """Note how each gradient that comes back to torch's attention lies, and how the result lay.
+
+    Axes of size 1 are left out: they lie anywhere.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[list[int]] = []
+        self.gradients: list[list[int]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is nn.functional.scaled_dot_product_attention and out.requires_grad:
+            out.register_hook(partial(self.note, strides(out)))
+        return out
+
+    def note(self, result: list[int], gradient: Tensor) -> None:
+        self.results.append(result)
+        self.gradients.append(strides(gradient))
+
+
+def strides(x: Tensor) -> list[int]:
+    return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
 
 
 def count_runs(model: Any) -> Counter[int]:

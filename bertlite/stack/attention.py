@@ -7,19 +7,24 @@ Shapes:  B sequences · S queries · K keys · T tokens · N heads · H head dim
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertlite.stack.cache import Cache
 from bertlite.stack.disentangled import DistanceTable
 from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Layout, Packed
+from bertlite.support import torch_private
 
+SWITCHING = RLock()  # held while one thread has cuDNN switched off, for the others would switch it on again
 MOST_DRAWING = 4  # threads up to which one that draws for all in `drop` is faster than all of them in `F.dropout`
 ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> what is added to (B, N, S, K)
 
@@ -188,12 +193,32 @@ def sdpa(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention by torch's fused kernels, which give no weights."""
-    if q.shape[1] == 0:  # no heads, by which the kernel of torch 2.9 to 2.11 divides: the process would end
-        return q + k.sum() + v.sum(), None
+    if q.shape[1] == 0:
+        return attend_nothing(q, k, v), None
     mask = allowed if bias is None else as_scores(bias, q.dtype)
     if mask is not None and bias is not None and allowed is not None:
         mask = mask.masked_fill(~allowed, torch.finfo(q.dtype).min)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
+    with without_cudnn() if torch.is_grad_enabled() and q.is_cuda else nullcontext():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Keep `F.scaled_dot_product_attention` from cuDNN, unless no other kernel is enabled.
+
+    cuDNN keeps one plan of its backward for a shape, however the gradient lies, and with another layout its gradients
+    are wrong; some of its kernels give nan.  A backward follows its forward, so this is for forwards alone.  torch has
+    one switch for all threads.
+    """
+    with nullcontext() if torch.compiler.is_compiling() else SWITCHING:
+        others = [each for each in torch_private.enabled_kernels() if each != SDPBackend.CUDNN_ATTENTION]
+        with sdpa_kernel(others) if others else nullcontext():
+            yield
+
+
+def attend_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return the context of no heads or no tokens, with gradients: kernels on a GPU divide by their number."""
+    return q + k.sum() + v.sum()
 
 
 def attend(
@@ -207,10 +232,10 @@ def attend(
     weights: Tensor | None = None
     if not inputs.backend.packs:
         context, weights = attend_rows(q, k, v, inputs, score_bias, dropout)
-    elif q.shape[0]:
+    elif q.shape[0] and q.shape[1]:
         context = inputs.backend.kernel(q, k, v, inputs.layout, score_bias, dropout, inputs.first_only)
     else:
-        context = torch.cat([q, k, v])  # of no tokens, with the gradients of all three
+        context = attend_nothing(q, k, v)
     if inputs.gates is not None:
         context, weights = apply_gate(context, weights, inputs)
     return context.flatten(-2), weights
@@ -242,10 +267,12 @@ def attend_rows(
     context, weights = inputs.backend.kernel(q, k, v, allowed, bias, dropout)
     if inputs.returns_weights and weights is None:
         weights = probabilities(q, k, allowed, bias)
-    if attends_anything is not None:
-        context = context.masked_fill(~attends_anything, 0)
-        weights = weights.masked_fill(~attends_anything, 0) if weights is not None else None
-    return context.transpose(1, 2), weights
+    context = context.transpose(1, 2)
+    if attends_anything is not None:  # filled as it returns, so that its gradient lies as the kernel's result does
+        nothing = ~attends_anything
+        context = context.masked_fill(nothing.expand(*q.shape[:3], 1).transpose(1, 2), 0)
+        weights = weights.masked_fill(nothing, 0) if weights is not None else None
+    return context, weights
 
 
 def grouped(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 FALLBACKS: dict[str, Any] = {}  # by the name inside torch
 
@@ -45,6 +46,9 @@ transform_level = lookup("_C._functorch.maybe_current_level", lambda: None)  # N
 is_wrapped = lookup("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: False)
 is_batched = lookup("_C._functorch.is_batchedtensor", lambda tensor: False)
 unwrapped = lookup("_C._functorch.get_unwrapped", lambda tensor: None)
+enabled_kernels = lookup(
+    "nn.attention._cur_sdpa_kernel_backends", lambda: [*SDPBackend.__members__.values()]
+)  # of SDPA
 
 
 def is_compiled(module: Any) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import assert_same, distance, full_outputs
-from pairs import BOTH, CROSS, F64, B, H, L, N, S, inputs_of, only_4, only_5, ours_of, pair, states_of
+from conftest import GradientWatch, assert_same, distance, full_outputs
+from pairs import BOTH, CHECKPOINTING, CROSS, F64, B, H, L, N, S, inputs_of, only_4, only_5, ours_of, pair, states_of
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
@@ -230,3 +230,35 @@ def test_flex_attention_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch)
     plain.load_state_dict(theirs.state_dict())
     plain.prune_heads(PRUNED)
     assert_same(dict(pruned(**inputs)), dict(plain(**inputs)), atol=1e-5)  # float32; the sums have another order
+
+
+# The layout of gradients, by which cuDNN's are right or wrong: see tests/stack/test_attention.py
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize(
+    ("backend", "changes", "mask"),
+    [
+        *((backend, {}, "2d") for backend in ("sdpa", "packed")),
+        *((backend, {"pruned_heads": PRUNED}, "2d") for backend in ("sdpa", "packed")),
+        ("sdpa", {}, "3d"),
+        ("sdpa", CROSS, "2d"),
+    ],
+    ids=str,
+)
+def test_a_gradient_lies_as_the_result_of_the_kernel_does(
+    backend: str, changes: dict[str, Any], mask: str, checkpointed: bool
+) -> None:
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = ours_of("BertModel", backend, **changes, **off).train()
+    if checkpointed:
+        getattr(model, f"{CHECKPOINTING}_checkpointing_enable")()
+    inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
+    inputs["attention_mask"][1] = 0
+    if mask == "3d":
+        inputs["attention_mask"] = inputs["attention_mask"][:, None].expand(B, S, S)
+    with GradientWatch() as watch:
+        out = model(**inputs, head_mask=torch.rand(L, N, dtype=F64)).last_hidden_state
+        out.backward(torch.randn_like(out))
+    assert len(watch.gradients) >= L - 1
+    assert watch.gradients == watch.results

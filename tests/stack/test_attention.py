@@ -5,16 +5,33 @@ The rule for a query with nothing to attend to: weights zero, context zero, in e
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from threading import Barrier, BrokenBarrierError, Thread
 from typing import Any
 
 import pytest
 import torch
-from conftest import F64, ON_CPU, OnCuda, assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import (
+    F64,
+    ON_CPU,
+    GradientWatch,
+    OnCuda,
+    assert_same,
+    distance,
+    full_outputs,
+    gradients,
+    make,
+    make_batch,
+)
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertlite import BertModel
-from bertlite.stack.attention import MOST_DRAWING, Requirements, drop, select
+from bertlite.stack.attention import BACKENDS, MOST_DRAWING, Requirements, drop, sdpa, select, without_cudnn
 from bertlite.stack.inputs import read_mask
+from bertlite.support.torch_private import enabled_kernels
 
 B, S, N, L = 2, 11, 4, 3
 BACKEND_NAMES = ["eager", "sdpa"]
@@ -211,6 +228,103 @@ def test_an_additive_mask_below_the_range_of_the_scores_is_never_nan(
     torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=2e-2)  # 11 weights rounded at bfloat16's eps
     grads = gradients(model, out.last_hidden_state.float().square().mean())
     assert all(grad.isfinite().all() for grad in grads.values())
+
+
+# The layout of gradients
+
+NO_TOKEN = torch.tensor([[1] * S, [0] * S])
+LAID_OUT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the config, inputs
+    "plain": ({}, {"attention_mask": keep()}),
+    **{form: ({}, {"attention_mask": make_mask(F64)[0]}) for form, make_mask in EMPTY_ROWS.items()},
+    "left-decoder": ({"is_decoder": True}, {"attention_mask": keep().flip(1)}),
+    "cross": (
+        {"is_decoder": True, "add_cross_attention": True},
+        {
+            "encoder_hidden_states": torch.ones(B, 5, 48, dtype=F64),
+            "encoder_attention_mask": torch.tensor([[1] * 5, [0] * 5]),
+        },
+    ),
+    **{
+        f"gate-{len(shape)}-axes": ({}, {"attention_mask": NO_TOKEN, "head_mask": torch.rand(shape, dtype=F64)})
+        for shape in ((N,), (L, N), (L, B, N), (L, B, N, 1, 1), (L, B, N, S, 1))
+    },
+    "pruned": ({"pruned_heads": {0: [1], 1: range(N)}}, {"attention_mask": NO_TOKEN}),
+}
+DECODING = ["left-decoder", "cross"]
+ROWS_ALONE = [*DECODING, *(form for form in EMPTY_ROWS if form != "2d")]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize(
+    ("case", "backend", "first"),
+    [
+        *((case, "sdpa", first) for case in LAID_OUT for first in (False, True)[: 1 + (case not in DECODING)]),
+        *((case, "packed", first) for case in LAID_OUT if case not in ROWS_ALONE for first in (False, True)),
+    ],
+)
+def test_a_gradient_lies_as_the_result_of_the_kernel_does(
+    case: str, backend: str, first: bool, checkpointed: bool, batch: dict[str, Tensor]
+) -> None:
+    """cuDNN makes one plan of its backward for a shape, and a gradient of another layout is wrong by it."""
+    changes, inputs = LAID_OUT[case]
+    model = make(attn_implementation=backend, **changes)
+    if checkpointed:
+        model.gradient_checkpointing_enable()
+    with GradientWatch() as watch:
+        out = model(**{**batch, **inputs}, first_token_only=first).last_hidden_state
+        out.backward(torch.randn_like(out))
+    assert len(watch.gradients) >= L - 1
+    assert watch.gradients == watch.results
+
+
+def test_no_gradient_comes_from_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels alone are switched off, for the forward alone, however many threads attend."""
+    seen: list[list[SDPBackend]] = []
+    entered = Barrier(2)
+
+    def recorded(q: Tensor, *args: Any, **options: Any) -> Tensor:
+        seen.append(enabled_kernels())
+        with suppress(BrokenBarrierError):
+            entered.wait(0.1)  # until a second thread is here too, which never comes
+        return q
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    q = torch.randn(B, N, S, 3, dtype=F64).as_subclass(OnCuda)
+    before = enabled_kernels()
+    others = [kernel for kernel in before if kernel != SDPBackend.CUDNN_ATTENTION]
+    assert len(others) == len(before) - 1
+    threads = [Thread(target=sdpa, args=(q, q, q, None, None, 0.0)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with torch.no_grad():
+        sdpa(q, q, q, None, None, 0.0)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):  # a caller who says so himself
+        sdpa(q, q, q, None, None, 0.0)
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
+        sdpa(q, q, q, None, None, 0.0)
+    assert seen == [others, others, others, before, [SDPBackend.CUDNN_ATTENTION], [SDPBackend.MATH]]
+    assert enabled_kernels() == before
+
+
+def test_it_compiles_without_cudnn(
+    model: BertModel, batch: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where each call of torch's attention has its switch beside it."""
+
+    def learn(run: Any) -> dict[str, Tensor]:
+        out = run(**batch)
+        return gradients(model, out.last_hidden_state.square().sum() + out.pooler_output.sum())
+
+    def switched(*args: Any) -> tuple[Tensor, None]:
+        with without_cudnn():
+            return sdpa(*args)
+
+    wanted = learn(on(model, "sdpa"))
+    monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], kernel=switched))
+    assert_same(learn(torch.compile(model, fullgraph=True, backend="aot_eager")), wanted, atol=0)
+    assert SDPBackend.CUDNN_ATTENTION in enabled_kernels()
 
 
 # Backends

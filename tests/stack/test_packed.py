@@ -598,6 +598,37 @@ def test_varlen_is_a_backend_like_every_other(
     assert kernels_run == ["varlen"] * L
 
 
+EVERY_HEAD = {"pruned_heads": {0: [1, 3], 1: range(N), 2: range(N)}}  # also of the last layer
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("changes", [{}, EVERY_HEAD], ids=["heads", "no heads"])
+@pytest.mark.parametrize("ends", [[0, 3, 3, 8], [0, 0, 0], [0]], ids=["some tokens", "no tokens", "no sequences"])
+def test_varlen_attention_is_given_heads_and_tokens(
+    ends: list[int], changes: dict[str, Any], first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It divides by the number of heads: without this the process would end.  Computed here by torch's operators."""
+    module = pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+
+    def attends(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *longest: int) -> Tensor:
+        assert all((*q.shape, *k.shape, *v.shape, *longest))
+        parts = []
+        for x, at in ((q, q_ends), (k, k_ends), (v, k_ends)):
+            assert at.diff().min() > 0
+            parts.append([part.transpose(0, 1) for part in x.split(at.diff().tolist())])
+        attended = (nn.functional.scaled_dot_product_attention(*each) for each in zip(*parts, strict=True))
+        return torch.cat([each.transpose(0, 1) for each in attended])
+
+    monkeypatch.setattr(module, "varlen_attn", attends)
+    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], missing=lambda needs: None))
+    model, found = make(**changes), []
+    for backend in ("packed", "varlen"):
+        ids, cu_seqlens = torch.arange(1, ends[-1] + 1), torch.tensor(ends, dtype=torch.int32)
+        out = on(model, backend)(ids, cu_seqlens=cu_seqlens, first_token_only=first)
+        found.append((dict(out), gradients(model, out.last_hidden_state.square().sum() + out.pooler_output.sum())))
+    assert_same(found[1], found[0])
+
+
 def backend_for(model: BertModel, x: Tensor) -> Backend:
     """Return the backend that computes packed attention on embeddings x."""
     args: Any = SimpleNamespace(attention="packed", attention_mask=None, output_attentions=False)
