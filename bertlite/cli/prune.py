@@ -98,7 +98,8 @@ def add_columns(group: Any) -> None:
     text = "name of the column with the text, or of both columns of pairs"
     group.add_argument("--text", type=names, default="text", metavar="A[,B]", help=text)
     add_header(group)
-    group.add_argument("--max-length", type=count, default=128, metavar="TOKENS", help="truncate longer texts")
+    text = "truncate longer texts (default: 128, or as sentence-transformers would with this checkpoint)"
+    group.add_argument("--max-length", type=count, metavar="TOKENS", help=text)
 
 
 def add_header(group: Any) -> None:

@@ -29,7 +29,6 @@ from bertlite.experiments.data import (
     EncodedExamples,
     Examples,
     read_examples,
-    read_tokenizer,
 )
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.experiments.experiment import Experiment, Setting, grid, sweep
@@ -62,7 +61,7 @@ def finetune(args: argparse.Namespace) -> int:
     for examples in (train, dev):
         task.check(examples, model.config)
     task.check_both(train, dev)
-    tokenizer = read_tokenizer(args.checkpoint, args.max_length)
+    tokenizer = task.read_tokenizer(args.checkpoint, args.max_length)
     train = train.sample(args.train_examples, args.seed)
     data, held_out = task.encode(train, tokenizer), task.encode(dev, tokenizer)
     if not is_main_process(args.device):  # another process writes
@@ -71,7 +70,7 @@ def finetune(args: argparse.Namespace) -> int:
     config = {
         "recipe": asdict(recipe),
         "task": args.task,
-        "max_length": args.max_length,
+        "max_length": tokenizer.model_max_length,
         "checkpoint": args.checkpoint,
     }
     hashes, before = {"train": train.sha256, "dev": dev.sha256}, {"before": model_sha256(model)}

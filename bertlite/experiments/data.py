@@ -24,7 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from bertlite.support.extras import import_optional
 from bertlite.support.records import sha256_of
 from bertlite.support.rows import LABEL, LABELS, PLAIN, SUFFIXES, TEXT, WORDS, Table, read_rows
-from bertlite.tokenizer import BertTokenizer
+from bertlite.tokenizer import BatchEncoding, BertTokenizer
+from bertlite.tokenizer.sentences import SentenceSettings
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 LIKE_A_NUMBER = re.compile(r"[+\-−]?[\d.,'\s]*\d[\d.,'\s]*(e[+\-−]?\d+)?\s*%?", re.IGNORECASE)  # 0,5 or 50 %
@@ -33,6 +34,7 @@ CLASSES = "name the classes with --classes, in their order"
 LARGEST = torch.finfo(torch.float32).max  # of a label
 NO_LABEL = -100  # of a word without a label, and of tokens that do not begin a word
 OUTSIDE = "O"  # the label of words outside entities
+MAX_LENGTH = 128  # tokens of a text, where nothing states more or fewer
 GROUP = 16  # batches: shuffled examples are sorted by length within groups of so many batches
 
 
@@ -312,20 +314,33 @@ def label_values(
         yield tuple(x for label in each if (x := numbers[label]) is not None)
 
 
-def read_tokenizer(checkpoint: str, max_length: int) -> Any:
-    """Load the `tokenizers.Tokenizer` of a folder or a hub id; it truncates to `max_length` tokens.
+def read_tokenizer(checkpoint: str, max_length: int | None = None, *, sentences: bool = False) -> BertTokenizer:
+    """Load the tokenizer of a folder or a hub id, with the length to truncate to as its `model_max_length`.
+
+    Args:
+        max_length: as for `read_length`.
+        sentences: obey these files, which are for the model as they state it, not with another head.
 
     Raises:
         FileNotFoundError: there is no tokenizer.
         ValueError: so few tokens leave no room for a word.
     """
-    tokenizer = BertTokenizer.from_pretrained(checkpoint).backend_tokenizer
-    special = tokenizer.num_special_tokens_to_add(True)  # of a pair
-    if max_length <= special:
-        raise ValueError(f"--max-length {max_length} leaves no word beside {special} special tokens; give more")
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length)
+    tokenizer = BertTokenizer.from_pretrained(checkpoint)
+    tokenizer.sentences = tokenizer.sentences if sentences else SentenceSettings()
+    tokenizer.model_max_length = read_length(max_length, tokenizer)
+    special = tokenizer.backend_tokenizer.num_special_tokens_to_add(True)  # of a pair
+    if tokenizer.model_max_length <= special:
+        length = tokenizer.model_max_length
+        raise ValueError(f"--max-length {length} leaves no word beside {special} special tokens; give more")
     return tokenizer
+
+
+Row = tuple[tuple[int, ...], tuple[int, ...]]  # ids and token types; these are empty if the tokenizer makes none
+
+
+def read_length(max_length: int | None, tokenizer: BertTokenizer) -> int:
+    """Return the length in tokens to truncate to: that given, of sentence-transformers' files, or MAX_LENGTH."""
+    return max_length or tokenizer.sentences.max_seq_length or MAX_LENGTH
 
 
 @dataclass(frozen=True)
@@ -335,7 +350,7 @@ class EncodedExamples:
     Of words, labels are those of tokens: that of the word for its first token, -100 for others.
     """
 
-    rows: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # ids and token types of each row
+    rows: tuple[Row, ...]
     labels: tuple[Label, ...]
     apart: bool = False
 
@@ -360,7 +375,7 @@ class EncodedExamples:
         return {
             "input_ids": pad([ids for ids, _ in rows]),
             "attention_mask": pad([[1] * len(ids) for ids, _ in rows]),
-            "token_type_ids": pad([types for _, types in rows]),
+            **({"token_type_ids": pad([types for _, types in rows])} if rows[0][1] else {}),
             "labels": torch.as_tensor(labels, dtype=dtype, device="cpu"),
         }
 
@@ -384,16 +399,31 @@ def pad_rows(rows: Sequence[NDArray[Any]], value: float) -> NDArray[Any]:
 
 
 def encode_examples(
-    examples: Examples, tokenizer: Any, *, apart: bool = False, words: bool = False
+    examples: Examples,
+    tokenizer: BertTokenizer,
+    max_length: int | None = None,
+    *,
+    apart: bool = False,
+    words: bool = False,
 ) -> EncodedExamples:
-    """Tokenize examples; pairs become one row with two segments, or with `apart` two rows."""
+    """Tokenize examples; pairs become one row with two segments, or with `apart` two rows.
+
+    Args:
+        max_length: in tokens, to truncate to; by default the tokenizer's `model_max_length`.
+    """
+    most = max_length or tokenizer.model_max_length
     if words:
-        found = tokenizer.encode_batch([list(text) for text in examples.texts], is_pretokenized=True)
-        labels = tuple(map(label_tokens, found, examples.labels))
-        return EncodedExamples(tuple((tuple(each.ids), tuple(each.type_ids)) for each in found), labels)
+        found = tokenizer.encode_texts([list(text) for text in examples.texts], most, is_split_into_words=True)
+        return EncodedExamples(rows_of(found), tuple(map(label_tokens, found.encodings, examples.labels)))
     texts: Any = list(chain(*examples.texts)) if apart else [t if len(t) > 1 else t[0] for t in examples.texts]
-    rows = tuple((tuple(each.ids), tuple(each.type_ids)) for each in tokenizer.encode_batch(texts))
-    return EncodedExamples(rows, examples.labels, apart)
+    return EncodedExamples(rows_of(tokenizer.encode_texts(texts, most)), examples.labels, apart)
+
+
+def rows_of(batch: BatchEncoding) -> tuple[Row, ...]:
+    """Return the rows of encoded texts."""
+    ids = batch["input_ids"]
+    types = batch.get("token_type_ids", [()] * len(ids))
+    return tuple((tuple(row), tuple(each)) for row, each in zip(ids, types, strict=True))
 
 
 def label_tokens(encoding: Any, labels: Any) -> tuple[float, ...]:

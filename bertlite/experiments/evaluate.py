@@ -1,7 +1,7 @@
 """Tasks: the model class, its labels and its metrics; prediction and evaluation.
 
-Outputs are (examples, classes) logits, or (examples, 1) numbers: a regression's, or the cosine of two sentences.  For
-words, outputs are (examples, words, classes) and labels (examples, words), with nan and -100 after the last word.
+Outputs are (examples, classes) logits, or (examples, 1) numbers: a regression's, or the similarity of two sentences.
+For words, outputs are (examples, words, classes) and labels (examples, words), with nan and -100 after the last word.
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 import bertlite
-from bertlite.checkpoint.files import Source, locate
+from bertlite.checkpoint.files import Source
 from bertlite.experiments.data import (
     NO_LABEL,
     EncodedExamples,
@@ -24,13 +24,14 @@ from bertlite.experiments.data import (
     batch_indices,
     encode_examples,
     pad_rows,
+    read_tokenizer,
 )
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate, wilson
+from bertlite.experiments.vectors import MEAN, VectorHead, read_head
 from bertlite.pruning.importance.batches import eval_mode
-from bertlite.shipping.carried import last_name, read_modules, read_pooling
+from bertlite.shipping.carried import class_for
+from bertlite.tokenizer import BertTokenizer
 
-POOLINGS = ("cls", "mean", "max", "lasttoken")  # that `pool` has
-SENTENCE_MODULES = {"Transformer", "Pooling", "Normalize"}  # of sentence-transformers; a cosine needs no length 1
 RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}
 SHARE = (0.0, 1.0)  # the range of every other metric
 
@@ -46,7 +47,7 @@ class Task:
         divergence: (dense outputs, outputs) -> nats, the mean KL divergence between their predictions.
         apart: the two texts of an example are embedded separately.
         words: an example is a list of words, and each has a label.
-        pooling: how texts that are embedded apart become vectors, a name of POOLINGS.
+        head: what makes vectors of texts that are embedded apart.
         scores: (logits, labels) -> outputs, for words whose logits are too many to keep.
     """
 
@@ -57,7 +58,7 @@ class Task:
     divergence: Callable[[Array, Array], float]
     apart: bool = False
     words: bool = False
-    pooling: str = "mean"
+    head: VectorHead = MEAN
     scores: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     @property
@@ -85,23 +86,15 @@ class Task:
         return getattr(bertlite, self.model).from_pretrained(checkpoint, **options)
 
     def of_checkpoint(self, checkpoint: str) -> "Task":
-        """Return the task with the pooling of a checkpoint.
+        """Return the task with the vectors of a checkpoint; `read_head` says what is refused."""
+        return replace(self, head=read_head(checkpoint)) if self.apart else self
 
-        Raises:
-            ValueError: its pooling is not one of POOLINGS, or it does more than pool and normalise.
-        """
-        if not self.apart:
-            return self
-        place = locate(Source(checkpoint))
-        kinds = [last_name(module["type"]) for module in read_modules(place)]
-        if others := {*kinds} - SENTENCE_MODULES:
-            raise ValueError(f"{checkpoint} has {' and '.join(sorted(others))}; {self.name} only pools and normalises")
-        pooling = read_pooling(place) or self.pooling
-        if pooling not in POOLINGS:
-            raise ValueError(f"{checkpoint} pools by {pooling!r}; {self.name} has {', '.join(POOLINGS)}")
-        return replace(self, pooling=pooling)
+    def read_tokenizer(self, checkpoint: str, max_length: int | None) -> BertTokenizer:
+        """Load a checkpoint's tokenizer; one for the task's model as it stands obeys sentence-transformers' files."""
+        own = self.scores is None and getattr(bertlite, self.model) is class_for(Source(checkpoint))
+        return read_tokenizer(checkpoint, max_length, sentences=own)
 
-    def encode(self, examples: Examples, tokenizer: Any) -> EncodedExamples:
+    def encode(self, examples: Examples, tokenizer: BertTokenizer) -> EncodedExamples:
         """Tokenize examples as the task needs them."""
         return encode_examples(examples, tokenizer, apart=self.apart, words=self.words)
 
@@ -285,34 +278,13 @@ def task_of_head(config: Any) -> Task:
 
 
 def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> torch.Tensor:
-    """Return a batch's logits, (B, classes) or (B, 1); for texts apart, the cosine of their vectors."""
+    """Return a batch's logits, (B, classes) or (B, 1); for texts apart, the similarity of their vectors."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     out = model(**inputs, return_dict=True)
     if not task.apart:
         return out.logits if task.scores is None else task.scores(out.logits, batch["labels"])
-    mask = batch["attention_mask"].bool()
-    vectors = pool(out.last_hidden_state[mask], mask.sum(1).tolist(), task.pooling)
-    return F.cosine_similarity(vectors[0::2], vectors[1::2])[:, None]
-
-
-def pool(states: torch.Tensor, lengths: Sequence[int], pooling: str) -> torch.Tensor:
-    """Return one vector for each sequence: its first or last token's, or the mean or maximum over its tokens.
-
-    Args:
-        states: (T, D), the tokens of one sequence after another.
-        lengths: of the sequences, in tokens.
-        pooling: a name of POOLINGS.
-
-    Returns:
-        (B, D); float32 if the states are in half precision.
-    """
-    states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
-    counts = torch.tensor(lengths, dtype=torch.long, device=states.device)
-    if pooling == "cls":
-        return states[counts.cumsum(0) - counts]
-    if pooling == "lasttoken":
-        return states[counts.cumsum(0) - 1]
-    return torch.segment_reduce(states, pooling, lengths=counts)
+    vectors = task.head(out.last_hidden_state, batch["attention_mask"])
+    return task.head.compare(vectors[0::2], vectors[1::2])[:, None]
 
 
 def predict(model: Any, data: EncodedExamples, task: Task, batch_size: int = 64) -> Array:

@@ -17,12 +17,13 @@ from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import comparison, note_on_balance
-from bertlite.experiments.data import NO_LABEL, EncodedExamples, Examples, read_examples, read_tokenizer
+from bertlite.experiments.data import NO_LABEL, EncodedExamples, Examples, read_examples, rows_of
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, interval_over_examples, predict
 from bertlite.experiments.files import class_names
 from bertlite.experiments.statistics import Array
 from bertlite.inspection import bertlite_faults, class_of
 from bertlite.support.records import environment, write_json
+from bertlite.tokenizer import BertTokenizer
 
 TASK_OF = {"BertForTokenClassification": "tokens", "BertModel": "similarity", "BertForMaskedLM": "masked"}
 MASKED_SHARE = 0.15  # of a text's tokens, as in BERT's training (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
@@ -122,7 +123,7 @@ def task_of(checkpoint: str, named: str | None) -> Task:
 def predict_examples(args: argparse.Namespace, checkpoint: str, task: Task) -> tuple[Examples, Predictions]:
     """Return the examples, with labels in a checkpoint's order of classes, and its predictions."""
     model, source = task.load(checkpoint).to(args.device), data_source(args, args.dev, args.dev_split)
-    tokenizer = read_tokenizer(checkpoint, args.max_length)
+    tokenizer = task.read_tokenizer(checkpoint, args.max_length)
     if task is MASKED:
         dev = read_examples(replace(source, label=None))
         data = mask_tokens(dev, tokenizer)
@@ -157,22 +158,25 @@ def span(low: float | None, high: float | None, sign: str = "") -> str:
 # Masked words: tokens are taken out of texts, and a masked language model is named for them; no labels are needed.
 
 
-def mask_tokens(examples: Examples, tokenizer: Any) -> EncodedExamples:
-    """Put [MASK] in the place of some tokens of each text, the same every time; these are the labels, -100 the others.
+def mask_tokens(examples: Examples, tokenizer: BertTokenizer) -> EncodedExamples:
+    """Put the mask token in the place of some tokens of each text, the same every time.
+
+    The tokens that it replaces are the labels, and -100 of others.
 
     Raises:
         ValueError: the tokenizer has no [MASK].
     """
-    mask = tokenizer.token_to_id("[MASK]")
+    mask = tokenizer.mask_token_id
     if mask is None:
         raise ValueError("the tokenizer has no [MASK], so no token can be taken out of a text")
     rows, labels = [], []
-    encoded = tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in examples.texts])
-    for number, text in enumerate(encoded):
+    texts: Any = [text if len(text) > 1 else text[0] for text in examples.texts]
+    encoded = tokenizer.encode_texts(texts, tokenizer.model_max_length)
+    for number, (text, (ids, types)) in enumerate(zip(encoded.encodings, rows_of(encoded), strict=True)):
         positions = [i for i, special in enumerate(text.special_tokens_mask) if not special]
         chosen = {*Random(number).sample(positions, min(len(positions), max(1, round(MASKED_SHARE * len(positions)))))}
-        rows.append((tuple(mask if i in chosen else token for i, token in enumerate(text.ids)), tuple(text.type_ids)))
-        labels.append(tuple(token if i in chosen else NO_LABEL for i, token in enumerate(text.ids)))
+        rows.append((tuple(mask if i in chosen else token for i, token in enumerate(ids)), types))
+        labels.append(tuple(token if i in chosen else NO_LABEL for i, token in enumerate(ids)))
     return EncodedExamples(tuple(rows), tuple(labels))
 
 

@@ -24,7 +24,6 @@ from bertlite.experiments.data import (
     EncodedExamples,
     batch_indices,
     read_examples,
-    read_tokenizer,
 )
 from bertlite.experiments.evaluate import TASKS, Task, predict
 from bertlite.experiments.files import (
@@ -70,6 +69,7 @@ class Setting:
         model: the dense model: a folder or a hub id with its tokenizer.
         train: source of the examples for calibration and retraining.
         dev: source of the examples for evaluation.
+        max_length: in tokens, to truncate texts to; by default as `read_tokenizer`.
         calibration: number of training examples for criteria and repair.
         retrain: number of training examples for retraining; None is all.
         recipe: settings of the retraining.
@@ -79,7 +79,7 @@ class Setting:
     task: str
     train: DataSource
     dev: DataSource
-    max_length: int = 128
+    max_length: int | None = None
     calibration: int = 512
     retrain: int | None = None
     recipe: Recipe = field(default_factory=Recipe)
@@ -182,7 +182,8 @@ class Experiment:
                 )
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
-        self.tokenizer = read_tokenizer(setting.model, setting.max_length)
+        self.tokenizer = self.task.read_tokenizer(setting.model, setting.max_length)
+        self.setting = replace(setting, max_length=self.tokenizer.model_max_length)
         self.known_scores: dict[tuple[str, int], Tensor] = {}
         self.task.check_both(self.train, self.dev)
 
@@ -219,7 +220,7 @@ class Experiment:
         """Return the folder of the cell's run, whose name has a hash of everything that determines the result."""
         paths = ("model", "train", "dev")  # their contents count
         setting = {name: value for name, value in asdict(self.setting).items() if name not in paths}
-        what = [asdict(cell), setting, self.hashes, self.task.pooling if self.task.apart else None]
+        what = [asdict(cell), setting, self.hashes, self.task.head.name if self.task.apart else None]
         key = sha256_of(json.dumps(what, sort_keys=True))[:16]
         return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{key}"
 

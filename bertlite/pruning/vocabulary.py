@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +33,8 @@ def prune_vocabulary(
 ) -> tuple[Model, BertTokenizer]:
     """Return copies of a model and its tokenizer that have only the tokens of these texts, and a few more.
 
-    The texts are tokenized as before, and the outputs for them are the same.  Special and added tokens, single
+    The texts are tokenized as before, also after each prompt of `tokenizer.sentences`, and the outputs for them are
+    the same.  Special and added tokens, single
     characters and bytes are kept too, so that other texts can be tokenized, in more pieces where they use a token that
     is gone.
 
@@ -51,9 +53,10 @@ def prune_vocabulary(
     texts = list(texts)
     if not texts:
         raise ValueError("there are no texts to prune the vocabulary to")
+    prompts = {"", *tokenizer.sentences.prompts.values()}
     ids, content = tokenizer.get_vocab(), json.loads(tokenizer.backend_tokenizer.to_str())
     names = {number: token for token, number in ids.items()}
-    used = {names[number] for row in ids_of(tokenizer, [("", ""), *texts]) for number in row}
+    used = {names[number] for row in ids_of(tokenizer, [("", ""), *texts], prompts) for number in row}
     used |= {*tokenizer.all_special_tokens, *(token["content"] for token in content["added_tokens"])}
     stated = {names[number] for number in token_ids(model.config).values() if number in names}
     tokens = tokens_to_keep(content["model"], used | stated)
@@ -64,7 +67,8 @@ def prune_vocabulary(
         raise ValueError(f"the tokenizer has a token {kept[-1]}; the model has 0 to {model.config.vocab_size - 1}")
     new_ids = {old: new for new, old in enumerate(kept)}
     small = with_ids(tokenizer, content, new_ids)
-    for text, before, after in zip(texts, ids_of(tokenizer, texts), ids_of(small, texts), strict=True):
+    both = (ids_of(each, texts, prompts) for each in (tokenizer, small))
+    for text, before, after in zip(texts * len(prompts), *both, strict=True):
         if [new_ids.get(number) for number in before] != after:
             raise ValueError(f"with fewer tokens the text {text!r:.80} would be cut in another way: leave it out")
     result, rows = copy.deepcopy(model), torch.tensor(kept, dtype=torch.long, device=model.device)
@@ -72,10 +76,10 @@ def prune_vocabulary(
     return result, small
 
 
-def ids_of(tokenizer: BertTokenizer, texts: Sequence[Text]) -> Iterator[list[int]]:
-    """Yield the token ids of each text, special ones included."""
-    for start in range(0, len(texts), TEXTS):
-        yield from tokenizer(texts[start : start + TEXTS])["input_ids"]
+def ids_of(tokenizer: BertTokenizer, texts: Sequence[Text], prompts: Iterable[str]) -> Iterator[list[int]]:
+    """Yield the token ids of each text after each prompt, special ones included."""
+    for prompt, start in product(sorted(prompts), range(0, len(texts), TEXTS)):
+        yield from tokenizer.encode_texts(texts[start : start + TEXTS], prompt=prompt)["input_ids"]
 
 
 def tokens_to_keep(model: dict[str, Any], used: set[str]) -> set[str]:

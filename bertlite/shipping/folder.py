@@ -31,7 +31,7 @@ from bertlite.tokenizer import BertTokenizer
 
 REPORT = "report.json"
 WRITTEN = re.compile(  # files that a new model replaces in a folder
-    rf"{SUPERSEDED.pattern}|{MODULE}\.py|modules\.json|\d+_\w+|sentence_\w+_config\.json|config_sentence_transformers"
+    rf"{SUPERSEDED.pattern}|{MODULE}\.py|modules\.json|\d+_\w+|sentence_[\w-]+_config\.json|config_sentence_transformers"
     rf"\.json|{REPORT}|{CARD}|tokenizer(_config)?\.json|vocab\.txt|special_tokens_map\.json"
     r"|added_tokens\.json|onnx|openvino|export\.json"
 )

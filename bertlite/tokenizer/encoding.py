@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from numpy import integer
     from numpy.typing import NDArray
-    from tokenizers import Encoding
+    from tokenizers import Encoding, Tokenizer
 
 Text: TypeAlias = str | Sequence[str]  # a sequence is one text split into words
 TextOrPair: TypeAlias = Text | tuple[Text, Text]
@@ -24,6 +24,18 @@ LENGTHS: Choices = {name: name for name in ("longest", "max_length")}
 STRATEGIES: Choices = {name: name for name in ("longest_first", "only_first", "only_second")}
 PADDING: Choices = {**dict.fromkeys((False, None, "do_not_pad")), True: "longest", **LENGTHS}
 TRUNCATION: Choices = {**dict.fromkeys((False, None, "do_not_truncate")), True: "longest_first", **STRATEGIES}
+CLEANED = (
+    ".",
+    "?",
+    "!",
+    ",",
+    "' ",
+    "n't",
+    "'m",
+    "'s",
+    "'ve",
+    "'re",
+)  # they lose the space before them, in this order
 COLUMNS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}  # in an Encoding
 
 
@@ -99,6 +111,19 @@ def explained_errors(what: str, texts: Iterable[object] = ()) -> Iterator[None]:
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"{what}: {error}") from None
+
+
+@contextmanager
+def lower_casing(backend: "Tokenizer") -> Iterator[None]:
+    """Make a Rust tokenizer lower-case texts before all else; special tokens in them stay."""
+    from tokenizers.normalizers import Lowercase, Normalizer, Sequence
+
+    before: Normalizer | None = backend.normalizer
+    backend.normalizer = Sequence([Lowercase(), *([] if before is None else [before])])
+    try:
+        yield
+    finally:
+        backend.normalizer = before
 
 
 def text_error(texts: Iterable[object]) -> ValueError:

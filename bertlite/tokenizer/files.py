@@ -20,6 +20,8 @@ from bertlite.tokenizer.encoding import explained_errors
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from bertlite.checkpoint.families import Family
+
 BERT_ROLES = {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "SEP", "PAD", "CLS", "MASK")}
 ROBERTA_ROLES = {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "mask")}
 ROBERTA_ROLES |= {"cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "eos_token": "</s>"}
@@ -32,6 +34,7 @@ NORMALIZER |= {"tokenize_chinese_chars": "handle_chinese_chars"}
 EXTRA = ("additional_special_tokens", "extra_special_tokens")  # the second is the name in transformers 5
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")  # each makes its parts from a vocabulary
 ROBERTA_CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer", "MPNetTokenizer")
+SEGMENTED = ("BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer")  # they give token types
 PYTHON_CLASSES = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "TapasTokenizer")  # in part
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")  # of an added token
 NO_LIMIT = 10**30  # transformers' value for an unknown model_max_length
@@ -76,10 +79,12 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
         **{name: config[name] for name in SIDES if name in config},
         **{role: token_content(config[role]) for role in ROLES if config.get(role)},
     }
+    alone = paths[1] is None and place.get("config.json") is None  # then transformers takes the parts as they are
+    parts = {**word_pieces({})["normalizer"], **((alone and content.get("normalizer")) or {})}
+    own = {ours: config.get(ours, parts.get(theirs)) for ours, theirs in NORMALIZER.items()}
+    if kind == "MPNetTokenizer" and has_berts_parts(content):  # with a frame of its own
+        content["normalizer"] |= {theirs: own[ours] for ours, theirs in NORMALIZER.items()}
     if is_bert and has_berts_parts(content):
-        settings = {**word_pieces({})["normalizer"], **content["normalizer"]}
-        own = {ours: settings[theirs] for ours, theirs in NORMALIZER.items()}
-        own |= {name: config[name] for name in NORMALIZER if name in config}
         stated = {**BERT_ROLES, "unk_token": content["model"]["unk_token"], **own, **stated}
     else:
         vocab, added = content["model"].get("vocab"), content.get("added_tokens") or ()
@@ -106,20 +111,38 @@ def has_berts_parts(content: Mapping[str, Any]) -> bool:
     return True
 
 
-def read_positions(place: Folder | Repository) -> int | None:
-    """Return how many tokens a checkpoint's model has positions for; None if it is of no known family."""
-    path = place.get("config.json")
-    if path is None:
-        return None
+def read_model(place: Folder | Repository) -> tuple[dict[str, Any], "Family | None"]:
+    """Return the config.json of a checkpoint's model, and its family; None if that is unknown."""
     from bertlite.checkpoint.families import FAMILIES
 
-    values = read_json_object(path)
-    family = FAMILIES.get(str(values.get("model_type", "bert")))
+    path = place.get("config.json")
+    values = {} if path is None else read_json_object(path)
+    return values, FAMILIES.get(str(values.get("model_type", "bert")))
+
+
+def read_positions(place: Folder | Repository) -> int | None:
+    """Return how many tokens a checkpoint's model has positions for; None if it is of no known family."""
+    values, family = read_model(place)
     positions = values.get("max_position_embeddings")
     if family is None or not isinstance(positions, int):
         return None
     pad = {**family.defaults, **values}.get("pad_token_id")
     return positions - (pad + 1 if "positions_skip_padding" in family.fixed and isinstance(pad, int) else 0)
+
+
+def input_names(place: Folder | Repository, config: Mapping[str, Any]) -> list[str]:
+    """Return the inputs that a tokenizer makes: those of its tokenizer_config.json, else of the class it names.
+
+    As in transformers 5.24, where only some classes make token types; in 4.57.6 PreTrainedTokenizerFast does too.
+    """
+    values, family = read_model(place)
+    kind = config.get("tokenizer_class") or values.get("tokenizer_class")
+    if kind is None:
+        segmented = family is None or "positions_skip_padding" not in family.fixed
+    else:
+        segmented = kind.removesuffix("Fast") in SEGMENTED
+    names = ["input_ids", *(["token_type_ids"] if segmented else []), "attention_mask"]
+    return list(config.get("model_input_names", names))
 
 
 def extra_tokens(config: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,8 @@ Letters:  B sequences · S positions, padding included
 import inspect
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +23,7 @@ from bertlite.checkpoint.hub import push_folder
 from bertlite.tokenizer import encoding, files
 from bertlite.tokenizer.encoding import BatchEncoding, Ids, Text, look_up, to_lists
 from bertlite.tokenizer.files import NO_LIMIT, NORMALIZER, ROLES, SIDES
+from bertlite.tokenizer.sentences import SentenceSettings, read_sentences
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
@@ -48,6 +51,8 @@ class BertTokenizer:
     """
 
     model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
+    clean_up_tokenization_spaces: bool = False
+    sentences = SentenceSettings()
     _stated: Mapping[str, Any] = MappingProxyType({})  # by the tokenizer_config.json that it was read from
 
     def __init__(
@@ -79,7 +84,7 @@ class BertTokenizer:
         self.model_max_length = given["model_max_length"]
         self.special_tokens_map = {role: given[role] for role in ROLES if given.get(role) is not None}
         self.backend_tokenizer = files.make_backend(content, given)  # which does the work
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @classmethod
     def from_pretrained(
@@ -95,8 +100,9 @@ class BertTokenizer:
     ) -> Self:
         """Load the tokenizer of a checkpoint.
 
-        tokenizer_config.json overrides tokenizer.json, as in transformers; where neither states `do_lower_case`, it is
-        True.  Where neither limits the length, the positions of the model beside them do.
+        tokenizer_config.json overrides tokenizer.json, as in transformers; where it does not state `do_lower_case`, it
+        is True, whatever tokenizer.json states.  Where neither limits the length, the positions of the model beside
+        them do.  `encode_texts` also obeys sentence-transformers' files, which are `sentences`.
 
         Args:
             source: a hub id, a folder, or a vocab.txt or tokenizer.json, whose settings are read beside it.
@@ -122,7 +128,9 @@ class BertTokenizer:
             tokenizer.backend_tokenizer.encode_special_tokens = bool(config.get("split_special_tokens"))
             vars(tokenizer).update(
                 _stated={name: value for name, value in config.items() if name not in files.NOT_KEPT},
-                model_input_names=config.get("model_input_names", cls.model_input_names),
+                model_input_names=files.input_names(place, config),
+                clean_up_tokenization_spaces=bool(config.get("clean_up_tokenization_spaces")),
+                sentences=read_sentences(place, tokenizer.model_max_length),
             )
             if lacking := [each for each in files.extra_tokens(config) if each not in tokenizer.all_special_tokens]:
                 tokenizer.add_tokens(lacking, special_tokens=True)
@@ -200,14 +208,20 @@ class BertTokenizer:
     def decode(self, token_ids: Ids, skip_special_tokens: bool = False) -> Any:
         """Return the text of ids, a list, an array or a tensor, or a list of texts for a batch of them.
 
-        A number that is no token's id, such as the -100 of ignored labels, is a ValueError.
+        A number that is no token's id, such as the -100 of ignored labels, is a ValueError.  Where
+        tokenizer_config.json says `clean_up_tokenization_spaces`, spaces before punctuation go, but not those of BPE;
+        transformers 4.57.6 removes these too.
         """
         numbers = to_lists(token_ids)
         if numbers and isinstance(numbers, list) and isinstance(numbers[0], list):
             return [self.decode(row, skip_special_tokens) for row in numbers]
         numbers = [numbers] if isinstance(numbers, int) else numbers
         self.convert_ids_to_tokens(numbers)  # raises for what the Rust tokenizer passes over
-        return self.backend_tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens)
+        text = self.backend_tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens)
+        cleans = self.clean_up_tokenization_spaces and type(self.backend_tokenizer.model).__name__ != "BPE"
+        for after in encoding.CLEANED if cleans else ():
+            text = text.replace(f" {after}", after.rstrip())
+        return text
 
     def __call__(
         self,
@@ -272,6 +286,37 @@ class BertTokenizer:
                 batch[name] = flat if return_tensors is None else encoding.to_tensor(name, column, return_tensors)
         return batch
 
+    @property
+    def text_settings(self) -> dict[str, Any]:
+        """All settings by which texts become ids and ids texts, beside the tokenizer's parts; JSON-ready."""
+        names = ("model_input_names", "model_max_length", *SIDES, "clean_up_tokenization_spaces")
+        return {**{name: getattr(self, name) for name in names}, **asdict(self.sentences)}
+
+    def encode_texts(
+        self,
+        texts: Sequence[Text] | Sequence[tuple[Text, Text]],
+        max_length: int | None = None,
+        *,
+        prompt: str | None = None,
+        **options: Any,
+    ) -> BatchEncoding:
+        """Encode texts or pairs as the library that the checkpoint is for does.
+
+        Where that is sentence-transformers, texts get the prompt of `sentences`, the first of a pair alone, and are
+        lower-cased if it says so.
+
+        Args:
+            max_length: in tokens, to truncate to; None does not truncate.
+            prompt: in the place of the default one.
+            options: of `__call__`; lists of words get no prompt.
+        """
+        prompt, backend = self.sentences.prompt if prompt is None else prompt, self.backend_tokenizer
+        if prompt and not options.get("is_split_into_words"):
+            texts = [(prompt + t[0], *t[1:]) if isinstance(t, list | tuple) else prompt + t for t in texts]
+        options |= {} if max_length is None else {"truncation": True, "max_length": max_length}
+        with self._lock, encoding.lower_casing(backend) if self.sentences.do_lower_case else nullcontext():
+            return self(texts, **options)
+
     def _limit(self, strategy: str | None, target: str | None, max_length: int | None, framing: int) -> int:
         """Return the length that sequences, `framing` special tokens included, get; 0 for no limit."""
         if not strategy and target != "max_length":
@@ -314,7 +359,7 @@ class BertTokenizer:
         is_bert = kind.removesuffix("Fast") in files.BERT_CLASSES
         return {
             **self._stated,
-            **{name: getattr(self, name) for name in (*SIDES, *(NORMALIZER if own else ()))},
+            **{name: getattr(self, name) for name in (*SIDES, "model_input_names", *(NORMALIZER if own else ()))},
             **self.special_tokens_map,
             **({"additional_special_tokens": more} if more else {}),
             "model_max_length": self.model_max_length,
@@ -328,4 +373,4 @@ class BertTokenizer:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
+        vars(self).update(state, _lock=threading.RLock())

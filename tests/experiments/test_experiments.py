@@ -433,38 +433,51 @@ def test_outputs_come_in_the_order_of_the_examples(experiment):
         np.testing.assert_allclose(outputs[i], alone, atol=1e-5)
 
 
-def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
-    """As `bertlite embed` does."""
-    from bertlite.embed import Embedder
+def test_similarity_is_that_of_the_checkpoints_own_library(world, tmp_path):
+    """With its prompt, which is not pooled, its length, its modules and its similarity; a ColBERT is refused."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 
-    folder = shutil.copytree(world / "encoder", tmp_path / "encoder")
-    pairs = [("good film", "bad plot the"), ("a", "is the film")]
+    pairs = [("good film", "bad plot the"), ("a", "is the film"), ("the end is bad", "good")]
     columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
     train, dev = (DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
-    assert TASKS["similarity"].of_checkpoint(str(folder)).pooling == "mean"
-    modules = [
-        {"idx": i, "name": n, "type": f"sentence_transformers.models.{n}", "path": p}
-        for i, (n, p) in enumerate((("Transformer", ""), ("Pooling", "1")))
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1").mkdir()
+    torch.manual_seed(0)
+    tails = {
+        pooling: [Pooling(48, pooling, include_prompt=pooling != "mean")]
+        for pooling in ("mean", "cls", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens")
+    }
+    tails["cls+max, Dense"] = [Pooling(48, ("cls", "max")), Dense(96, 12), Normalize()]
     found = {}
-    for pooling in ("mean", "cls", "max"):
-        (folder / "1" / "config.json").write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": pooling}))
+    for name, tail in tails.items():
+        encoder = SentenceTransformer(
+            modules=[Transformer(str(world / "encoder")), *tail],
+            device="cpu",
+            prompts={"q": "is film ", "": ""},
+            default_prompt_name="q",
+            similarity_fn_name="dot" if name == "max" else None,
+        )
+        encoder.max_seq_length = 7
+        folder = tmp_path / name
+        encoder.save_pretrained(str(folder))
         experiment = Experiment(Setting(str(folder), "similarity", train, dev, calibration=11))
-        assert experiment.task.pooling == pooling
-        data = experiment.task.encode(Examples("x", tuple(pairs), (1.0, 2.0)), experiment.tokenizer)
+        assert (experiment.task.head.name, experiment.setting.max_length) == (name, 7)
+        data = experiment.task.encode(Examples("x", tuple(pairs), (1.0, 2.0, 3.0)), experiment.tokenizer)
         outputs = predict(experiment.dense, data, experiment.task)
-        vectors = torch.as_tensor(Embedder(folder).encode([text for pair in pairs for text in pair]))
-        wanted = torch.cosine_similarity(vectors[::2], vectors[1::2])
-        np.testing.assert_allclose(outputs[:, 0], wanted, atol=1e-5)
-        found[pooling] = outputs.tolist(), experiment.folder(Cell("random"), "")
-    assert len({str(outputs) for outputs, _ in found.values()}) == len({key for _, key in found.values()}) == 3
-    (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": "weightedmean"}))
-    with pytest.raises(ValueError, match="pools by 'weightedmean'; similarity has cls, mean, max"):
+        vectors = [encoder.encode(list(side), convert_to_tensor=True) for side in zip(*pairs, strict=True)]
+        wanted = encoder.similarity_pairwise(*vectors)
+        np.testing.assert_allclose(outputs[:, 0], wanted, rtol=1e-5, atol=1e-5)
+        found[name] = outputs.tolist(), experiment.folder(Cell("random"), "")
+    assert (
+        len({str(outputs) for outputs, _ in found.values()}) == len({key for _, key in found.values()}) == len(tails)
+    )
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([modules[0], *modules[2:]]))
+    with pytest.raises(ValueError, match=r"makes no vector of a whole text, as it has no Pooling \(is it a ColBERT"):
         TASKS["similarity"].of_checkpoint(str(folder))
-    (folder / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.Dense", "path": "2"}]))
-    with pytest.raises(ValueError, match="has Dense; similarity only pools and normalises"):
+    (folder / "modules.json").write_text(
+        json.dumps([*modules[:2], {"type": "sentence_transformers.CNN", "path": "2"}])
+    )
+    with pytest.raises(ValueError, match=r"has sentence_transformers.CNN; vectors are made by Dense, Dropout"):
         TASKS["similarity"].of_checkpoint(str(folder))
 
 

@@ -7,7 +7,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bertlite.checkpoint import families
-from bertlite.checkpoint.files import Source, locate
+from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size
 from bertlite.config import BertConfig
 from bertlite.experiments.budget.distil import CHECKS, Distillation
@@ -36,20 +36,23 @@ from bertlite.experiments.budget.texts import (
 from bertlite.experiments.budget.vocabulary import describe, with_fewer_tokens
 from bertlite.experiments.budget.work import Work
 from bertlite.experiments.compare import show_interval
-from bertlite.experiments.data import DataSource, Examples
-from bertlite.experiments.evaluate import POOLINGS, task_of_head
+from bertlite.experiments.data import DataSource, Examples, read_length
+from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import model_sha256, units_kept
+from bertlite.experiments.vectors import MEAN, VectorHead, read_head
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
+from bertlite.models.base import BertModel
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.card import Figure
-from bertlite.shipping.carried import class_for, read_pooling
+from bertlite.shipping.carried import class_for
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.support.progress import Progress, short_time
 from bertlite.support.records import environment, lock_folder, map_large_blocks, peak_memory, sha256_of, write_record
 from bertlite.support.rows import format_of
 from bertlite.support.timing import with_spread
 from bertlite.tokenizer import BertTokenizer
+from bertlite.tokenizer.sentences import SentenceSettings
 
 HELD_OUT = 256  # texts to judge by at most
 NOT_UNSEEN = (
@@ -100,7 +103,7 @@ class Job:
         distillation: the training after pruning, None without.
         texts: what the report says of the texts.
         given: what it says of the file and the vocabulary that were given.
-        pooling: how an encoder's states become a vector.
+        head: what makes a vector of an encoder's states.
     """
 
     args: argparse.Namespace
@@ -114,7 +117,7 @@ class Job:
     distillation: Distillation | None
     texts: dict[str, Any]
     given: dict[str, Any]
-    pooling: str
+    head: VectorHead
 
     def limit(self, lost: dict[str, Any]) -> dict[str, Any]:
         """Return the most that a model should lose, and whether it loses too much for the exit status.
@@ -143,7 +146,7 @@ class Job:
             ).run()
             trained = self.distillation and self.distillation.train_(found.model, search_state, progress)
             shown = progress.over("comparing", self.judged, "batches")
-            results = evaluate_pruned(found.model, self.model, shown, self.pooling)
+            results = evaluate_pruned(found.model, self.model, shown, self.head)
         results["lost"] |= self.limit(results["lost"])
         report = {
             "what": "bertlite prune to",
@@ -219,7 +222,8 @@ def read_job(args: argparse.Namespace) -> Job:
     dtype = parse_compute_dtype(args.dtype)
     timed = as_timed(model, dtype, args.backend)  # raises if it cannot be timed
     backend = getattr(timed, "backend", PLAIN)
-    longest = min(args.max_length, config.max_position_embeddings)
+    length = read_length(args.max_length, tokenizer)
+    longest = min(length, config.max_position_embeddings)
     fit, held_out = split(texts, args.calibration or TEXTS, HELD_OUT, args.seed, dev)
     if args.labels_for == "judging":
         texts, fit = (replace(each, labels=()) for each in (texts, fit))
@@ -227,7 +231,9 @@ def read_job(args: argparse.Namespace) -> Job:
         fit = with_tokens(fit, TOKENS_OF_INPUT * config.intermediate_size, tokenizer, longest)
     batches = batches_of(fit, tokenizer, model, longest)
     warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), model.config)
-    shared = {name: getattr(args, name) for name in SETTINGS} | {"texts": fit.sha256, "model": model_sha256(model)}
+    shared = {name: getattr(args, name) for name in SETTINGS}
+    shared |= {"max_length": length, "texts": fit.sha256, "model": model_sha256(model)}
+    shared |= {"sentences": asdict(tokenizer.sentences)} if tokenizer.sentences != SentenceSettings() else {}
     search = partial(
         Search,
         model,
@@ -269,7 +275,7 @@ def read_job(args: argparse.Namespace) -> Job:
             "note": None if dev else NOT_UNSEEN,
         },
         given,
-        pooling_of(args.checkpoint),
+        read_head(args.checkpoint) if isinstance(model, BertModel) else MEAN,
     )
 
 
@@ -290,12 +296,6 @@ def warn_of_few_texts(tokens: int, texts: int, config: BertConfig) -> None:
             f" {wanted:,} tokens or more, such as {math.ceil(wanted * texts / tokens):,} texts",
             stacklevel=2,
         )
-
-
-def pooling_of(checkpoint: str) -> str:
-    """Return how a sentence encoder pools; "mean" for other models, and for poolings that bertlite has not."""
-    stated = read_pooling(locate(Source(checkpoint)))
-    return stated if stated in POOLINGS else "mean"
 
 
 def read_model(

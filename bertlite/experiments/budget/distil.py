@@ -179,8 +179,11 @@ class RecordedTeacher(nn.Module):
             each, self.of_tokens = outputs_of(model, data, indices)
             self.known.update((data.rows[i], found) for i, found in zip(indices, each, strict=True))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, **_: bool) -> Any:
-        rows = zip(input_ids.tolist(), token_type_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None, **_: bool
+    ) -> Any:
+        types = [()] * len(input_ids) if token_type_ids is None else token_type_ids.tolist()
+        rows = zip(input_ids.tolist(), types, attention_mask.sum(1).tolist(), strict=True)
         found = [self.known[tuple(ids[:n]), tuple(types[:n])] for ids, types, n in rows]
         values = {}
         for name in found[0]:

@@ -10,31 +10,32 @@ import torch
 from torch import Tensor
 
 from bertlite.experiments.compare import comparison
-from bertlite.experiments.evaluate import TASKS, Task, interval_over_examples, pool
+from bertlite.experiments.evaluate import TASKS, Task, interval_over_examples
 from bertlite.experiments.statistics import Array
+from bertlite.experiments.vectors import MEAN, VectorHead
 from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
 from bertlite.pruning.importance.predictions import Prediction, divergence, predictions
 
 
 def evaluate_pruned(
-    model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], pooling: str = "mean"
+    model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], head: VectorHead = MEAN
 ) -> dict[str, Any]:
     """Compare a model with the dense one.
 
     Args:
-        pooling: of an encoder without a head, which makes a vector of its states.
+        head: of an encoder without a task head, which makes a vector of its states.
 
     Returns:
         "kl", the mean divergence in nats from the dense model's predictions; "lost", what `loss_of` returns; with
         labels what `scores` returns.  For a head that predicts classes, "agreement", the share of predictions with the
         same class; for an encoder what `compare_vectors` returns.
     """
-    found = run_both(model, partial(forward, dense, pooling=pooling), batches, pooling)
+    found = run_both(model, partial(forward, dense, head=head), batches, head)
     result: dict[str, Any] = {"kl": found.kl}
     if found.agreement is not None:
         result["agreement"] = found.agreement
     if model.base_model is model:
-        result |= {"pooling": pooling, **compare_vectors(found.mine, found.theirs)}
+        result |= {"pooling": head.name, **compare_vectors(found.mine, found.theirs)}
     elif found.truth is not None:
         result |= scores(found.mine, found.theirs, found.truth)
     elif found.agreement is None:
@@ -95,13 +96,12 @@ Forward = tuple[list[Prediction], Tensor | None]  # predictions for a batch; the
 
 
 @torch.inference_mode()
-def forward(model: Any, batch: Mapping[str, Tensor], pooling: str = "mean") -> Forward:
+def forward(model: Any, batch: Mapping[str, Tensor], head: VectorHead = MEAN) -> Forward:
     with eval_mode(model):
         out = model(**inputs_of(batch), return_dict=True)
     whole = out.get("logits")
     if model.base_model is model:
-        real = real_tokens(batch)
-        whole = pool(out["last_hidden_state"][real], real.sum(1).tolist(), pooling)
+        whole = head(out["last_hidden_state"], real_tokens(batch))
     return predictions(model, out, batch), whole
 
 
@@ -121,14 +121,14 @@ def run_both(
     model: Any,
     dense: Callable[[Mapping[str, Tensor]], Forward],
     batches: Iterable[Mapping[str, Tensor]],
-    pooling: str = "mean",
+    head: VectorHead = MEAN,
 ) -> Both:
     """Run a model beside the dense one; what they do not have is None."""
     divergences: list[Tensor] = []
     outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's, labels if it has any
     differ, labels_in_all = 0.0, 0
     for batch in batches:
-        (q, mine), (p, theirs) = forward(model, batch, pooling), dense(batch)
+        (q, mine), (p, theirs) = forward(model, batch, head), dense(batch)
         divergences.append(divergence(p, q).double().cpu())
         for one, other in zip(p, q, strict=True):
             differ += float(one.disagreement(other).sum())

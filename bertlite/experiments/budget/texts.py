@@ -1,13 +1,14 @@
 """Texts for a search: read from a file, with labels if it has them, and made into batches."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig
-from bertlite.experiments.data import DataSource, EncodedExamples, Examples, read_examples
+from bertlite.experiments.data import DataSource, EncodedExamples, Examples, encode_examples, read_examples
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.inspection import class_of
 from bertlite.tokenizer import BertTokenizer
@@ -62,9 +63,7 @@ def with_tokens(texts: Examples, tokens: int, tokenizer: BertTokenizer, max_leng
 
 def encode(texts: Examples, tokenizer: BertTokenizer, max_length: int) -> EncodedExamples:
     """Tokenize texts; the label of those without labels is 0."""
-    encoded: list[Any] = [tokenizer(*text, truncation=True, max_length=max_length) for text in texts.texts]
-    rows = tuple((tuple(each["input_ids"]), tuple(each["token_type_ids"])) for each in encoded)
-    return EncodedExamples(rows, texts.labels or (0.0,) * len(rows))
+    return encode_examples(replace(texts, labels=texts.labels or (0.0,) * len(texts)), tokenizer, max_length)
 
 
 def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length: int) -> list[dict[str, Tensor]]:
@@ -76,6 +75,6 @@ def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length
         if not batches or (len(batches[-1]) + 1) * data.length(index) > POSITIONS:
             batches.append([])
         batches[-1].append(index)
-    given = ("input_ids", "token_type_ids", "attention_mask", *(["labels"] if texts.labels else []))
+    left_out = () if texts.labels else ("labels",)
     found = (data.batch(indices, dtype) for indices in batches)
-    return [{name: batch[name].to(model.device) for name in given} for batch in found]
+    return [{name: x.to(model.device) for name, x in batch.items() if name not in left_out} for batch in found]

@@ -9,7 +9,7 @@ from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.texts import read_texts, split
-from bertlite.experiments.data import DataSource, Examples
+from bertlite.experiments.data import DataSource, Examples, read_length
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.vocabulary import Text, prune_vocabulary
 from bertlite.shipping.card import Figure
@@ -51,14 +51,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def with_fewer_tokens(
-    model: Any, tokenizer: BertTokenizer, texts: Examples, dev: Examples | None, at_least: int, max_length: int
+    model: Any, tokenizer: BertTokenizer, texts: Examples, dev: Examples | None, at_least: int, max_length: int | None
 ) -> tuple[Any, BertTokenizer, dict[str, Any]]:
     """Prune a vocabulary to texts; return the model, its tokenizer, and what becomes of other texts.
 
     Others are `dev`, or else a fifth of the texts, with the vocabulary pruned to the other four fifths.
     """
     most, judged = (texts, dev) if dev else split(texts, len(texts), HELD_OUT, 0)
-    longest = min(max_length, model.config.max_position_embeddings)
+    longest = min(read_length(max_length, tokenizer), model.config.max_position_embeddings)
     small, fewer = prune_vocabulary(model, tokenizer, given(most), at_least=at_least)
     changes = compare((model, tokenizer), (small, fewer), given(judged), longest)
     if dev is None:
@@ -83,15 +83,14 @@ def compare(dense: Pair, small: Pair, texts: list[Text], longest: int) -> dict[s
         the divergence from the given model's predictions in nats, of the mean hidden state where the model predicts
         something of each token; and for a classifier "agreement", the share of predictions with the same class.
     """
-    limit: dict[str, Any] = {"truncation": True, "max_length": longest}
-    before, after = (tokenizer(texts, **limit).encodings for _, tokenizer in (dense, small))
+    before, after = (tokenizer.encode_texts(texts, longest).encodings for _, tokenizer in (dense, small))
     changed = [text for text, old, new in zip(texts, before, after, strict=True) if old.tokens != new.tokens]
     found: dict[str, Any] = {"changed": len(changed) / len(texts)}
     kl, differ = [], []
     for start in range(0, len(changed), BATCH):
         both = []
         for model, tokenizer in (dense, small):
-            inputs = tokenizer(changed[start : start + BATCH], padding=True, return_tensors="pt", **limit)
+            inputs = tokenizer.encode_texts(changed[start : start + BATCH], longest, padding=True, return_tensors="pt")
             batch = {name: x.to(model.device) for name, x in inputs.items()}
             judged = model if type(model).__name__ in OF_TEXTS else model.base_model
             both.append(predictions(judged, judged(**batch, return_dict=True), batch))

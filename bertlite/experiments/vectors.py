@@ -1,0 +1,200 @@
+"""A vector for each text, as sentence-transformers makes it of an encoder's states, and how two are compared.
+
+Letters:  B texts · S positions · T tokens, without padding · D hidden
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertlite.checkpoint.files import WEIGHT_FILES, Source, locate
+from bertlite.checkpoint.reading import read_weights
+from bertlite.config import read_json_object
+from bertlite.tokenizer import BertTokenizer
+from bertlite.tokenizer.sentences import POOLING, SENTENCE_CONFIG, Place, last_name, read_modules, read_pooling
+
+LIBRARY = "sentence_transformers."  # in which its modules are; those of others may have the same names
+ACTIVATIONS = "torch.nn.modules."
+POOLINGS = ("cls", "mean", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean")
+SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of sentence-transformers
+    "cosine": F.cosine_similarity,
+    "dot": lambda a, b: (a * b).sum(1),
+    "euclidean": lambda a, b: -torch.linalg.vector_norm(a - b, dim=1),
+    "manhattan": lambda a, b: -torch.linalg.vector_norm(a - b, ord=1, dim=1),
+}
+
+
+@dataclass(frozen=True)
+class VectorHead:
+    """What makes a vector of a text's states: pooling, then further modules.
+
+    Args:
+        pooling: names of POOLINGS; their vectors stand one after another.
+        skip: how many tokens at the beginning are not pooled, those of a prompt.
+        modules: applied in turn to the pooled vectors.
+        similarity: of two vectors, a name of SIMILARITIES.
+        name: for records.
+    """
+
+    pooling: tuple[str, ...] = ("mean",)
+    skip: int = 0
+    modules: tuple[nn.Module, ...] = ()
+    similarity: str = "cosine"
+    name: str = "mean"
+
+    def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return a vector for each text, float32 or float64: (B, S, D) states, (B, S) mask -> (B, D')."""
+        real = mask.bool()
+        x = pool(states[real], real.sum(1).tolist(), self.pooling, self.skip)
+        for module in self.modules:
+            x = module.to(x.device, x.dtype)(x)
+        return x
+
+    def compare(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return the similarity of vectors, (B, D') and (B, D') -> (B,)."""
+        return SIMILARITIES[self.similarity](one, other)
+
+
+MEAN = VectorHead()
+
+
+def pool(states: Tensor, lengths: Sequence[int], pooling: Sequence[str], skip: int = 0) -> Tensor:
+    """Return one vector for each sequence, (B, D), or of several poolings (B, k·D).
+
+    Args:
+        states: (T, D), the tokens of one sequence after another.
+        lengths: of the sequences, in tokens.
+        pooling: names of POOLINGS.
+        skip: tokens at the beginning that do not count, unless there are no others; the last token always does.
+    """
+    x = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
+    counts = torch.tensor(lengths, dtype=torch.long, device=x.device)
+    starts, skips = counts.cumsum(0) - counts, torch.where(counts > skip, skip, 0)
+    places = torch.arange(len(x), device=x.device) - starts.repeat_interleave(counts)
+    sizes, kept = counts - skips, places >= skips.repeat_interleave(counts)
+
+    def pooled(name: str) -> Tensor:
+        if name in ("cls", "lasttoken"):
+            return x[starts + skips if name == "cls" else starts + counts - 1]
+        if name in ("mean", "max"):
+            return torch.segment_reduce(x[kept], name, lengths=sizes)
+        weights = (places + 1 if name == "weightedmean" else torch.ones_like(places))[kept, None].to(x.dtype)
+        total, weight = (torch.segment_reduce(y, "sum", lengths=sizes) for y in (x[kept] * weights, weights))
+        return total / (weight.sqrt() if name == "mean_sqrt_len_tokens" else weight)
+
+    return torch.cat([pooled(name) for name in pooling], 1)
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def read_head(checkpoint: str) -> VectorHead:
+    """Read how a checkpoint makes vectors: by the mean of its states, unless sentence-transformers' files say more.
+
+    Raises:
+        ValueError: it makes a vector for each token, as ColBERT does, or has a module that is not supported here.
+    """
+    place = locate(Source(checkpoint))
+    kinds = [(module["type"], str(PurePosixPath(module["path"]))) for module in read_modules(place)]
+    path = place.get("config.json")
+    named = ({} if path is None else read_json_object(path)).get("architectures") or []
+    whole = place.get(SENTENCE_CONFIG)
+    values = {} if whole is None else read_json_object(whole)
+    pooling, pools_prompt = read_pooling(place)
+    if (kinds and not pooling) or "HF_ColBERT" in named:
+        raise ValueError(f"{checkpoint} makes no vector of a whole text, as it has no Pooling (is it a ColBERT?)")
+    if not kinds:
+        return MEAN
+    known = {"Transformer", POOLING, *MODULES}
+    if others := [kind for kind, _ in kinds if last_name(kind) not in known or not kind.startswith(LIBRARY)]:
+        raise ValueError(f"{checkpoint} has {' and '.join(others)}; vectors are made by {', '.join(sorted(known))}")
+    at = [last_name(kind) for kind, _ in kinds].index(POOLING)
+    modules = tuple(MODULES[last_name(kind)](place, inner) for kind, inner in kinds[at + 1 :])
+    if unknown := {*pooling} - {*POOLINGS}:
+        raise ValueError(f"{checkpoint} pools by {', '.join(sorted(unknown))}; known are {', '.join(POOLINGS)}")
+    similarity = values.get("similarity_fn_name") or "cosine"
+    if similarity not in SIMILARITIES:
+        raise ValueError(f"{checkpoint} compares by {similarity!r}; known are {', '.join(SIMILARITIES)}")
+    skip = 0 if pools_prompt else prompt_length(checkpoint)
+    name = ", ".join(["+".join(pooling), *(last_name(kind) for kind, _ in kinds[at + 1 :] if "Normalize" not in kind)])
+    return VectorHead(tuple(pooling), skip, modules, similarity, name)
+
+
+def prompt_length(checkpoint: str) -> int:
+    """Return how many tokens of a text are its default prompt's and those before it; 0 without a prompt."""
+    tokenizer = BertTokenizer.from_pretrained(checkpoint)
+    [ids] = tokenizer.encode_texts([""])["input_ids"]
+    return len(ids) - (ids[-1] in tokenizer.all_special_ids) if tokenizer.sentences.prompt else 0
+
+
+class Dense(nn.Module):
+    """A linear layer with an activation, and what it is given added to its result if asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__()
+        named = str(values.get("activation_function", "torch.nn.modules.activation.Tanh"))
+        act = getattr(nn, last_name(named), None) if named.startswith(ACTIVATIONS) else None
+        if not (isinstance(act, type) and issubclass(act, nn.Module)):
+            raise ValueError(f"a Dense module has the activation {named!r}; known are those of torch.nn")
+        inputs, outputs = values["in_features"], values["out_features"]
+        self.linear, self.act = nn.Linear(inputs, outputs, bias=values.get("bias", True)), act()
+        if values.get("use_residual"):
+            self.residual = nn.Identity() if inputs == outputs else nn.Linear(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.linear(x))
+        return out + self.residual(x) if hasattr(self, "residual") else out
+
+
+class Norm(nn.Module):
+    """A LayerNorm."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(values["dimension"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x)
+        return out
+
+
+class Normalize(nn.Module):
+    """Length 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1)
+
+
+def read_module(make: Callable[[Mapping[str, Any]], nn.Module], place: Place, inner: str) -> nn.Module:
+    """Read a module of sentence-transformers with its weights.
+
+    Raises:
+        ValueError: it has no weights, or those of another shape; or it reads or writes more than vectors of texts.
+    """
+    found = [place.get(f"{inner}/{name}") for name in ("config.json", *WEIGHT_FILES)]
+    config, weights = found[0], next(filter(None, found[1:]), None)
+    if config is None or weights is None:
+        raise ValueError(f"{inner}, a module of sentence-transformers, lacks its config.json or its weights")
+    values = read_json_object(config)
+    ends = [values.get(name) or "sentence_embedding" for name in ("module_input_name", "module_output_name")]
+    if {*ends} != {"sentence_embedding"}:
+        raise ValueError(f"{config} makes {ends[1]} of {ends[0]}; here modules make sentence_embedding of itself")
+    module = make(values)
+    try:
+        module.load_state_dict(read_weights(Path(weights)))
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not fit its config.json: {error}") from None
+    return module.eval().requires_grad_(False)
+
+
+MODULES: dict[str, Callable[[Place, str], nn.Module]] = {
+    "Dense": lambda place, inner: read_module(Dense, place, inner),
+    "LayerNorm": lambda place, inner: read_module(Norm, place, inner),
+    "Normalize": lambda place, inner: Normalize(),
+    "Dropout": lambda place, inner: nn.Identity(),
+}

@@ -1,0 +1,107 @@
+"""sentence-transformers' files of a checkpoint: its modules, and how it turns texts into ids.
+
+They are read as by sentence-transformers 6.2; without a modules.json there are none of these settings.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from bertlite.checkpoint.files import Folder, Repository
+from bertlite.config import read_json_object
+
+Place = Folder | Repository
+MODULES, POOLING = "modules.json", "Pooling"
+SENTENCE_CONFIG = "config_sentence_transformers.json"
+ENCODERS = ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
+TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ENCODERS)  # by its class, before 2021
+LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+@dataclass(frozen=True)
+class SentenceSettings:
+    """What sentence-transformers does to texts before its tokenizer; plain data.
+
+    Args:
+        prompts: {name: what is put before a text}.
+        default_prompt_name: of the prompt that texts get unless another is asked for; None for none.
+        max_seq_length: in tokens, the length to truncate to; None of a checkpoint of transformers alone.
+        do_lower_case: lower-case texts, whatever the tokenizer does.
+    """
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+
+    @property
+    def prompt(self) -> str:
+        """The default prompt; empty if there is none."""
+        return self.prompts.get(self.default_prompt_name or "", "")
+
+
+def read_sentences(place: Place, longest: int) -> SentenceSettings:
+    """Read the settings of a checkpoint.
+
+    Args:
+        longest: in tokens, the length to truncate to where sentence-transformers' files state none.
+    """
+    modules = read_modules(place)
+    if not modules:
+        return SentenceSettings()
+    inner = PurePosixPath(modules[0]["path"])
+    found = (place.get(name) for name in (SENTENCE_CONFIG, *(str(inner / name) for name in TRANSFORMER_CONFIGS)))
+    whole, *own = ({} if path is None else read_json_object(path) for path in found)
+    stated = next(filter(None, own), {})
+    return SentenceSettings(
+        {name: text for name, text in (whole.get("prompts") or {}).items() if text is not None},
+        whole.get("default_prompt_name"),
+        stated.get("max_seq_length") or longest,
+        bool(stated.get("do_lower_case")),
+    )
+
+
+def read_modules(place: Place) -> list[dict[str, Any]]:
+    """Read the modules of sentence-transformers, each with its "type" and "path"; none without a modules.json.
+
+    Raises:
+        ValueError: modules.json is damaged, or names a folder outside the checkpoint.
+    """
+    path = place.get(MODULES)
+    if path is None:
+        return []
+    try:
+        modules: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        folders = [PurePosixPath(module["path"]) for module in modules if module["type"].strip()]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
+    if outside := [inner for inner in folders if inner.is_absolute() or ".." in inner.parts]:
+        raise ValueError(f"{path} points outside its folder, to {str(outside[0])!r}: do not trust this checkpoint")
+    return modules
+
+
+def read_pooling(place: Place) -> tuple[list[str], bool]:
+    """Return how a checkpoint of sentence-transformers pools, such as ["mean"], and whether tokens of a prompt count.
+
+    The list is empty if it does not pool.
+    """
+    folders = [module["path"] for module in read_modules(place) if last_name(module["type"]) == POOLING]
+    if not folders:
+        return [], True
+    path = place.get(str(PurePosixPath(folders[0]) / "config.json"))
+    values = {} if path is None else read_json_object(path)
+    modes = values.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if values.get(key)] or "mean"
+    return [modes] if isinstance(modes, str) else list(modes), bool(values.get("include_prompt", True))
+
+
+def last_name(name: str) -> str:
+    return name.rpartition(".")[2]
