@@ -21,7 +21,8 @@ from bertlite.experiments.data import NO_LABEL, EncodedExamples, Examples, read_
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, interval_over_examples, predict
 from bertlite.experiments.files import class_names
 from bertlite.experiments.statistics import Array
-from bertlite.inspection import bertlite_faults, class_of
+from bertlite.inspection import bertlite_faults
+from bertlite.shipping.carried import class_for
 from bertlite.support.records import environment, write_json
 from bertlite.tokenizer import BertTokenizer
 
@@ -103,7 +104,7 @@ def task_of(checkpoint: str, named: str | None) -> Task:
     files = find_checkpoint(Source(checkpoint))
     origin = Origin.read(files.config)
     config = origin.config()
-    name = class_of(config).__name__
+    name = class_for(Source(checkpoint)).__name__
     if named is None and name == "BertForSequenceClassification":
         number = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
         named = "regression" if number else "classification"
