@@ -283,7 +283,7 @@ def test_a_pruned_model_saved_alone_is_read_by_the_tokenizer_of_the_first(
     found = json.loads((tmp_path / "maps.json").read_text())
     assert found["weights"] == found["against"]["weights"]
     assert main([*words[:4], str(tmp_path / "nowhere"), *words[5:]]) == 2
-    assert f"there is no file or folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    assert f"there is no folder or file {tmp_path / 'nowhere'}" in capsys.readouterr().err
 
 
 def test_names_of_checkpoints_are_short_and_differ(tmp_path) -> None:

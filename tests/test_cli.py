@@ -296,6 +296,8 @@ def test_a_command_that_must_write_says_so(capsys) -> None:
     assert "bertlite embed: the following arguments are required: --out" in answer(capsys, "embed", "model", "a.txt")
     assert main(["embed", "model", "input.txt", "--out", "record.json"]) == 2
     assert "add --out FOLDER" in capsys.readouterr().err
+    assert main(["embed", "model", "input.txt", "--out", os.fsdecode(b"caf\xe9")]) == 2
+    assert "caf\\udce9 is not UTF-8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -18,3 +18,11 @@ def raise_faults(title: str, faults: Sequence[str]) -> None:
 def damaged_file(path: Path, error: Exception) -> ValueError:
     reason = f"{type(error).__name__}: {error}".partition("\n")[0]
     return ValueError(f"{path} is damaged or cut short ({reason}): fetch it again")
+
+
+def check_utf8(path: Path) -> None:
+    """Raise ValueError for a path that is not UTF-8, which the libraries that read and write weights cannot open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path} is not UTF-8, so that weights cannot be read or written there: rename it") from None

@@ -20,6 +20,17 @@ WEIGHT_FILES = (  # the first that is there is read
     "pytorch_model.bin.index.json",
 )
 ADAPTER = "adapter_config.json"
+SAVE_AGAIN = "load it in transformers 4 with {}=True, and name the folder that save_pretrained writes"
+OTHERS = {  # ends of the names of other files: what they are, and the way out
+    (".gguf",): "GGUF, of llama.cpp, which cannot be loaded: name the checkpoint that it was made from",
+    (".onnx",): "ONNX, for onnxruntime and OpenVINO: name the checkpoint that it was exported from",
+    (".xml", ".mlmodel", ".mlpackage"): "a graph of OpenVINO or Core ML: name the checkpoint that it was made from",
+    (".h5", ".ckpt.index", ".ckpt"): f"of TensorFlow: {SAVE_AGAIN.format('from_tf')}",
+    (".msgpack",): f"of Flax: {SAVE_AGAIN.format('from_flax')}",
+    (".zip",): "a zip archive: run `unzip FILE -d FOLDER`, and name the folder",
+    (".tar", ".tgz", ".gz", ".bz2", ".xz"): "an archive: run `tar -xf FILE`, and name the folder",
+    (ADAPTER,): "an adapter of PEFT: save what AutoPeftModel.from_pretrained(FOLDER).merge_and_unload() returns",
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +69,18 @@ class Folder:
     def not_found(self, wanted: str) -> FileNotFoundError:
         if not self.path.is_dir():
             return FileNotFoundError(f"there is no folder {self.path}")
-        held = ", ".join(sorted(entry.name for entry in self.path.iterdir())[:MOST_SHOWN]) or "nothing"
-        return FileNotFoundError(f"{self.path} has no {wanted}; it holds {held}")
+        names = sorted(entry.name for entry in self.path.iterdir())
+        held = ", ".join(names[:MOST_SHOWN]) or "nothing"
+        return FileNotFoundError(f"{self.path} has no {wanted}; it holds {held}{self.way_out(names)}")
+
+    def way_out(self, names: Sequence[str]) -> str:
+        """Return where the model is instead: in a subfolder, or in a file of another format."""
+        if any(map(self.get, WEIGHT_FILES)):
+            return ""
+        inner = [name for name in names if any(map(Folder(self.path / name).get, WEIGHT_FILES))]
+        if inner:
+            return f".  Its model is in a subfolder: name {' or '.join(str(self.path / name) for name in inner)}"
+        return next((f".  {name} is {what}" for name in names if (what := other_format(name))), "")
 
 
 class Repository:
@@ -85,7 +106,7 @@ class Repository:
             )
         except errors.HFValidationError:
             raise FileNotFoundError(
-                f"there is no file or folder {self.id!r}, and a hub id cannot look like that"
+                f"there is no folder or file {self.id!r}, and a hub id cannot look like that"
             ) from None
         except errors.GatedRepoError as error:
             page = f"https://huggingface.co/{self.id}"
@@ -122,6 +143,11 @@ class Repository:
         )
 
 
+def other_format(name: str) -> str | None:
+    """Return what a file is that holds no tensors to load, with the way out; None if it may hold some."""
+    return next((what for ends, what in OTHERS.items() if name.lower().endswith(ends)), None)
+
+
 def find_checkpoint(source: Source) -> CheckpointFiles:
     """Find the files of a checkpoint; fetch them if they are on the hub.
 
@@ -156,16 +182,19 @@ def locate(source: Source) -> Folder | Repository:
 
     Raises:
         FileNotFoundError: there is no such file or folder, and the name is not a hub id.
+        ValueError: the file is of another format; the message says what to do.
     """
     name, path = str(source.name), Path(source.name).expanduser()
     if path.is_file():
         if source.subfolder:
             raise ValueError(f"{path} is a file: leave subfolder and variant out")
+        if what := other_format(name):
+            raise ValueError(f"{path} is {what}")
         return Folder(path.parent)
     if name and path.is_dir():
         return Folder(path / (source.subfolder or ""))
     if not isinstance(source.name, str) or path.is_absolute() or name.startswith((".", "~")):
-        raise FileNotFoundError(f"there is no file or folder {path}")
+        raise FileNotFoundError(f"there is no folder or file {path}")
     return Repository(source)
 
 

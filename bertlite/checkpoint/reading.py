@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.checkpoint.faults import damaged_file, raise_faults
+from bertlite.checkpoint.faults import check_utf8, damaged_file, raise_faults
 from bertlite.checkpoint.files import CheckpointFiles
 
 State = dict[str, Tensor]
@@ -54,6 +54,7 @@ def read_weights(path: Path) -> State:
     reader = READERS.get(path.suffix)
     if reader is None:
         raise ValueError(f"{path} is not a weights file: their names end in {', '.join(READERS)}")
+    check_utf8(path)
     with path.open("rb") as file:
         start = file.read(64)
     if not start:

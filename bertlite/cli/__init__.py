@@ -14,6 +14,7 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from bertlite import __version__
+from bertlite.checkpoint.faults import check_utf8
 from bertlite.cli import commands, prune
 from bertlite.cli.parts import FOLDER, RECORD, Parser, add_completion, check_writable
 from bertlite.support.extras import install_hint
@@ -106,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
     args.record = args.out.get(RECORD) if args.record_in_out else None
     for path in args.out.values():
         check_writable(path)
+    if args.folder:
+        check_utf8(args.folder)
     if args.needs and not set(args.needs) & set(args.out) and not (args.json and RECORD in args.needs):
         ways = " or ".join(f"--out {kind if kind == FOLDER else f'FILE{kind}'}" for kind in args.needs)
         raise ValueError(f"an output is missing: add {ways}")

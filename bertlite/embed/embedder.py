@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bertlite.checkpoint.families import FAMILIES
-from bertlite.checkpoint.files import ADAPTER
+from bertlite.checkpoint.files import ADAPTER, Folder, Source, locate
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import read_json_object
 from bertlite.inference import optimize_for_inference
@@ -114,11 +114,18 @@ class Embedder:
         library = import_optional("sentence_transformers", "embedding texts", "embed")
         from bertlite.hf.registry import registered
 
+        place = locate(Source(self.model))  # raises for a file or a folder that is not there
         check_folder(Path(self.model))
-        with registered():  # so that pruned checkpoints load
-            loaded = library.SentenceTransformer(
-                fspath(self.model), device=self.device, model_kwargs={"dtype": torch.float32}, **self.options
-            )
+        try:
+            with registered():  # so that pruned checkpoints load
+                loaded = library.SentenceTransformer(
+                    fspath(self.model), device=self.device, model_kwargs={"dtype": torch.float32}, **self.options
+                )
+        except OSError as error:
+            if isinstance(place, Folder):
+                raise
+            message = str(error).partition("\n")[0]
+            raise FileNotFoundError(f"there is no folder {self.model}, nor has the hub given it: {message}") from error
         if self.pooling is not None:
             replace_pooling_(loaded, self.pooling)
         self.sha256, self.modules = fingerprint(loaded), {str(i): repr(part) for i, part in enumerate(loaded)}

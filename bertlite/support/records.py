@@ -410,7 +410,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     folder = folder.expanduser().absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f".{folder.name}.lock"
-    with path.open("a+", encoding="utf-8") as file:
+    with path.open("a+", encoding="utf-8", errors="backslashreplace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):

@@ -719,11 +719,37 @@ def test_an_adapter_beside_a_whole_model_is_refused_by_name(tmp_path):
     assert_same(alone(**make_batch()), model(**make_batch()), atol=0)
 
 
-def test_other_files_are_no_weights(tmp_path):
+OTHERS = {
+    "model.gguf": "GGUF.*: name the checkpoint that it was made from",
+    "model.zip": "a zip archive: run `unzip",
+    "model.tar.gz": "an archive: run `tar -xf",
+    "model.onnx": "ONNX.*: name the checkpoint that it was exported from",
+    "tf_model.h5": r"of TensorFlow: load it in transformers 4 with from_tf=True",
+    "flax_model.msgpack": r"of Flax: .* from_flax=True",
+    "adapter_config.json": r"an adapter of PEFT: .*merge_and_unload\(\)",
+}
+
+
+@pytest.mark.parametrize("config", [False, True])
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_of_other_formats_are_named_with_the_way_out(name, config, tmp_path):
+    (tmp_path / name).write_bytes(b"GGUF")
+    if config:
+        (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    for path, error in ((tmp_path, FileNotFoundError), (tmp_path / name, ValueError)):
+        for load in (BertModel.from_pretrained, BertTokenizer.from_pretrained):
+            with pytest.raises(error, match=rf"{re.escape(name)} is {OTHERS[name]}"):
+                load(path)
+    write(tmp_path, state_of(make()))  # a whole checkpoint beside it
+    with pytest.raises(FileNotFoundError, match=rf"it holds .*{name[-4:]}[^:]*$"):
+        BertTokenizer.from_pretrained(tmp_path)
+    (tmp_path / "weights.npz").touch()
+    with pytest.raises(ValueError, match=r"npz is not a weights file: their names end in \.safetensors, \.bin"):
+        BertModel.from_pretrained(tmp_path / "weights.npz")
+
+
+def test_what_names_no_checkpoint_is_refused(tmp_path):
     write(tmp_path, state_of(make()))
-    shutil.copy(tmp_path / "model.safetensors", tmp_path / "model.h5")
-    with pytest.raises(ValueError, match=r"model\.h5 is not a weights file: their names end in \.safetensors, \.bin"):
-        BertModel.from_pretrained(tmp_path / "model.h5")
     with pytest.raises(ValueError, match=r"config\.json is the config alone: name its folder"):
         BertModel.from_pretrained(tmp_path / "config.json")
     for missing in ("a/b/c", ""):
@@ -731,12 +757,27 @@ def test_other_files_are_no_weights(tmp_path):
             BertModel.from_pretrained(missing)
 
 
+def test_a_folder_whose_model_is_in_a_subfolder_names_it(tmp_path):
+    """As sentence-transformers 0.x wrote them, and as a run has its model."""
+    make().save_pretrained(tmp_path / "0_BERT")
+    (tmp_path / "modules.json").write_text("[]")
+    with pytest.raises(FileNotFoundError, match=rf"subfolder: name {tmp_path}/0_BERT$"):
+        BertModel.from_pretrained(tmp_path)
+    assert BertModel.from_pretrained(tmp_path, subfolder="0_BERT").config.hidden_size == SIZES["hidden_size"]
+
+
+def test_a_path_that_is_not_utf8_is_not_called_damaged(tmp_path):
+    make().save_pretrained(folder := tmp_path / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(ValueError, match=r"is not UTF-8, so that weights cannot be read or written there: rename it$"):
+        BertModel.from_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     "missing", ["/none", Path("/none"), "./none", "../none", "~/none", Path("none/none")], ids=str
 )
 def test_what_looks_like_a_path_is_never_asked_of_the_hub(missing, monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *args, **options: pytest.fail("the hub was asked"))
-    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*none$"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder or file .*none$"):
         BertModel.from_pretrained(missing)
 
 

@@ -66,6 +66,13 @@ def embedder(checkpoint: Path) -> Embedder:
     return Embedder(checkpoint)
 
 
+@pytest.mark.parametrize("name", ["nowhere", "models/nowhere", "/nowhere"])
+def test_a_model_that_is_not_there_is_said_to_be_missing(name, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match=rf"^there is no folder (or file )?{name}(, nor has the hub.*)?$"):
+        Embedder(name).encode(["a"])
+
+
 @pytest.fixture
 def lines(tmp_path: Path) -> Path:
     path = tmp_path / "lines.txt"
