@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import SIZES, make
+from tokenizers import Tokenizer, pre_tokenizers, trainers
+from tokenizers.models import BPE
 
 from bertlite import BertConfig, BertForMaskedLM, BertTokenizer, kept_heads, prune_heads
 from bertlite.attention_view import AttentionMaps, attention_maps, page
 from bertlite.attention_view.command import short_names
-from bertlite.attention_view.maps import clarity, moved_share, target_shares
+from bertlite.attention_view.maps import clarity, in_letters, moved_share, target_shares
 from bertlite.cli import main
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", "<", ">", "/", "script", "&", "$"]
@@ -70,6 +72,26 @@ def test_maps_are_the_weights_of_the_model_by_the_numbers_of_the_unpruned_one(pr
         for i, head in enumerate(kept_heads(pruned.config, layer)):
             assert torch.equal(maps.weights[layer, head], own[layer][0, i])
     torch.testing.assert_close(maps.weights[0, 2].sum(-1), torch.ones(9))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_tokens_of_a_byte_level_bpe_are_shown_in_letters(sequence) -> None:
+    text = "the café, 你好 世界 🙂"
+    backend = Tokenizer(BPE())
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([level]) if sequence else level
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<é>"], initial_alphabet=level.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(["the café, 你"] * 5, trainer)
+    tokens = backend.encode(f"<é>{text}").tokens
+    shown = in_letters(tokens, backend)
+    assert len(shown) == len(tokens)
+    assert shown[:2] == ("<é>", "the")
+    assert shown[2:5] == ("Ġcafé", ",", "Ġ你")
+    assert [token for token in shown if token.startswith("好")] == ["好 1/3", "好 2/3", "好 3/3"]
+    assert shown[-1] == "🙂 4/4"
+    assert in_letters(("caf", "##Ã©"), BertTokenizer(WORDS).backend_tokenizer) == ("caf", "##Ã©")
 
 
 def test_pairs_and_selections_and_models_with_a_head(tokenizer) -> None:

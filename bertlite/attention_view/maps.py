@@ -3,11 +3,12 @@
 Shapes:  S tokens, special ones included.  A map is (S, S): row i holds the weights of token i, and sums to 1.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
 
 from bertlite.config import kept_heads
@@ -22,7 +23,7 @@ class AttentionMaps:
     """The maps of one text for some layers and heads.
 
     Args:
-        tokens: S, as in the vocabulary.
+        tokens: S, as in the vocabulary; those of a byte-level BPE in letters, see `in_letters`.
         layers, heads: the chosen ones, numbered as in the unpruned model.
         weights: {(layer, head): (S, S)}, float32; without pruned heads.
         special: positions of [CLS], [SEP] and [PAD].
@@ -84,7 +85,32 @@ def attention_maps(
     for (layer, head), each in weights.items():
         if each.isnan().any():
             raise ValueError(f"the attention of layer {layer}, head {head} is nan: is the checkpoint damaged?")
-    return AttentionMaps(tokens, layers, heads, weights, special, name)
+    return AttentionMaps(in_letters(tokens, tokenizer.backend_tokenizer), layers, heads, weights, special, name)
+
+
+def in_letters(tokens: Sequence[str], backend: Tokenizer) -> tuple[str, ...]:
+    """Return the tokens of a byte-level BPE as the text that their bytes are, with Ġ for a space; others as given.
+
+    Tokens that share a letter get the text of all of them, and are numbered: "你 1/2", "你 2/2".
+    """
+    if not any(part and b"ByteLevel" in part.__getstate__() for part in (backend.pre_tokenizer, backend.normalizer)):
+        return tuple(tokens)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # of printable bytes themselves, and of the others in order
+    byte_of = {letter: ord(letter) for letter in alphabet if ord(letter) < 256}
+    byte_of |= dict(zip(alphabet[len(byte_of) :], [b for b in range(256) if b not in byte_of.values()], strict=True))
+    added = {str(token) for token in backend.get_added_tokens_decoder().values()}
+    shown: list[str] = []
+    parts, content = 0, b""
+    for token in tokens:
+        own = token not in added and byte_of.keys() >= {*token}
+        parts, content = parts + 1, content + (bytes(byte_of[letter] for letter in token) if own else token.encode())
+        try:
+            text = content.decode().replace(" ", "Ġ") if own else content.decode()
+        except UnicodeDecodeError:
+            continue
+        shown += [text] if parts == 1 else [f"{text} {i}/{parts}" for i in range(1, parts + 1)]
+        parts, content = 0, b""
+    return (*shown, *tokens[len(shown) :])
 
 
 def select_numbers(unit: str, numbers: Iterable[int] | None, count: int) -> tuple[int, ...]:
