@@ -1,5 +1,6 @@
 """The config of a BERT: a frozen value with the names of config.json, checked when it is made."""
 
+import gc
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -8,6 +9,8 @@ from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
+
+from torch import nn
 
 from bertlite.support.activations import ACTIVATIONS, ONLY_HERE
 from bertlite.support.records import to_json, write_text
@@ -453,9 +456,17 @@ def by_layer(units: Mapping[Any, Iterable[int]] | None) -> dict[int, Iterable[in
 
 
 def set_config(model: Any, config: BertConfig) -> None:
-    """Replace the config of a model, of the BertModel inside it and of the parts that keep it."""
-    before = model.config
-    for part in model.modules():
-        if vars(part).get("config") is before:  # in bertlite.hf, what attention functions of transformers look at
-            part.config = config
+    """Replace the config of a model, of the BertModel inside it, of the parts that keep it and of its holders.
+
+    In bertlite.hf a holder has the config as an attribute, as in transformers, or a config of several configs.
+    """
+    before, parts = model.config, list(model.modules())
+    if vars(model).get("config") is before:
+        for holder in gc.get_objects():
+            if issubclass(type(holder), nn.Module) and any(part is model for part in holder.modules()):
+                parts += [holder, getattr(holder, "config", None)]
+    for part in parts:
+        fields = getattr(part, "__dict__", {})
+        for name in [name for name, value in fields.items() if value is before]:
+            setattr(part, name, config)
     model.config = model.base_model.config = config

@@ -1,6 +1,7 @@
 """Head pruning in bertlite.hf: the method of transformers 4, and the core's functions on models and configs."""
 
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,58 @@ def test_pruning_one_model_leaves_another_of_the_same_config_alone() -> None:
     other._prune_heads({1: [0]})  # the name that transformers 4 has for a model without a head
     assert (model.config.pruned_heads, other.config.pruned_heads) == (HEADS, {1: [0]})
     assert other.bert.config is other.config
+
+
+class Holder(transformers.BertPreTrainedModel):
+    """Somebody's own class, on transformers' base, around our BertModel."""
+
+    def __init__(self, config: transformers.BertConfig) -> None:
+        super().__init__(config)
+        self.bert = hf.BertModel(config)
+        self.post_init()
+
+
+def pair_of_models() -> transformers.EncoderDecoderModel:
+    decoder = hf.BertLMHeadModel(config_of(is_decoder=True, add_cross_attention=True))
+    return transformers.EncoderDecoderModel(encoder=hf.BertModel(config_of()), decoder=decoder)
+
+
+HOLDERS = {  # the holder, the path to the model in it, and the path to the config of that model
+    "head": (lambda: ours_of("BertForMaskedLM"), "bert", "config"),
+    "own class": (lambda: Holder(config_of()), "bert", "config"),
+    "encoder": (pair_of_models, "encoder", "config.encoder"),
+    "decoder": (pair_of_models, "decoder", "config.decoder"),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_holds_a_model_has_its_config(holder: str) -> None:
+    make, path, config_path = HOLDERS[holder]
+    model, find_config = make(), attrgetter(config_path)
+    inner, other = attrgetter(path)(model), hf.BertModel(find_config(model))
+    inner.prune_heads({0: [1, 2]})
+    bertlite.prune_neurons_(inner, {1: [3]})
+    inner.prune_heads({2: [3]})
+    assert find_config(model) is inner.config
+    assert inner.config.pruned_heads == {0: [1, 2], 2: [3]}
+    assert inner.config.pruned_neurons == {1: [3]}
+    bertlite.drop_layers_(inner, [1])
+    assert find_config(model).pruned_heads == {0: [1, 2], 1: [3]}
+    assert (find_config(model).num_hidden_layers, other.config.num_hidden_layers) == (2, 3)
+    assert other.config.pruned_heads == {}
+
+
+@pytest.mark.parametrize("prune", ["prune_heads", "_prune_heads"])
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertLMHeadModel"])
+def test_a_model_that_was_pruned_below_its_head_is_saved(name: str, prune: str, tmp_path: Path) -> None:
+    """As TextPruner prunes."""
+    model = ours_of(name)
+    getattr(model.bert, prune)({0: [1, 2]})
+    model.bert.prune_heads({1: ALL})
+    model.bert.encoder.layer[2].attention.prune_heads([0])
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=F64)
+    assert_same(again(**inputs_of()).logits, model(**inputs_of()).logits, atol=0)
 
 
 def test_configs_are_changed_in_a_copy() -> None:
