@@ -9,10 +9,12 @@ Shapes:  B sequences · S positions · K keys · D hidden · N heads kept
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.bert import modeling_bert as stock
 
@@ -169,6 +171,20 @@ class Layer(StockLayerCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
     def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         """Run attention that is not ours as transformers does."""
         raise NotImplementedError
+
+    @property
+    def _gradient_checkpointing_func(self) -> Any:
+        """What transformers calls to run a layer that is computed again, and sets.
+
+        torch's re-entrant checkpoints know the gradients of tensors among the arguments alone, and lose all of frozen
+        embeddings; the other kind, which gives the same gradients, runs in their place.
+        """
+        return self.recompute
+
+    @_gradient_checkpointing_func.setter
+    def _gradient_checkpointing_func(self, function: Any) -> None:
+        is_torchs = getattr(function, "func", function) is checkpoint
+        self.recompute = partial(function, use_reentrant=False) if is_torchs else function
 
     @property
     def recomputes(self) -> bool:

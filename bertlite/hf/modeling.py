@@ -163,11 +163,6 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
             mask = mask[:, None].bool() & causal
         return additive_scores(mask, dtype or self.dtype)
 
-    if not compat.V5:  # 4.57 checkpoints re-entrantly unless told otherwise, and loses gradients so
-
-        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-            super().gradient_checkpointing_enable(gradient_checkpointing_kwargs or {"use_reentrant": False})
-
 
 def additive_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a 0/1 mask, (B, K) or (B, S, K), as scores to add, (B, 1, 1 or S, K)."""

@@ -10,9 +10,12 @@ from conftest import assert_same, count_runs, gradients
 from pairs import (
     CHECKPOINTING,
     CROSS,
-    V5,
+    F64,
+    MODELS,
     VERSION,
+    B,
     L,
+    S,
     inputs_of,
     labels_of,
     ours_of,
@@ -43,7 +46,7 @@ def learn(model: Any, name: str = "BertModel", **options: Any) -> dict[str, Tens
     """The loss and its gradients, with the same dropout each time."""
     torch.manual_seed(11)
     model.zero_grad()
-    out = model(**inputs_of(name), **labels_of(name), **options)
+    out = model(**{**inputs_of(name), **labels_of(name), **options})
     loss = out.loss if "loss" in out else score_of(out)
     loss.backward()  # re-entrant checkpoints take no other way
     grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
@@ -86,7 +89,40 @@ def test_nothing_is_computed_twice_outside_training() -> None:
     assert [runs[i] for i in range(L)] == [2] * L
 
 
-@pytest.mark.parametrize("reentrant", [None, False, *([True] if V5 else [])])
+HEAD_GATES = torch.rand(L, 4, dtype=F64)
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the config, and inputs
+    "sdpa": ({}, {}),
+    "packed": ({"attn_implementation": "packed"}, {}),
+    "auto": ({"attn_implementation": "auto"}, {}),
+    "gates": ({}, {"head_mask": HEAD_GATES}),
+    "scores": ({}, {"attention_mask": torch.zeros(B, 1, 1, S, dtype=F64)}),
+    "cross": (CROSS, states_of()),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, way) for name in MODELS if name != "BertLMHeadModel" for way in ("packed", "auto")),
+        *(("BertModel", way) for way in WAYS if way not in ("packed", "auto")),
+    ],
+)
+def test_reentrant_checkpoints_give_the_gradients_of_plain_layers(name: str, way: str) -> None:
+    """As peft asks for them, with a hook that makes the embeddings' output require a gradient; of all inputs too."""
+    changes, given = WAYS[way]
+    model = ours_of(name, **{**ON, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}, **changes).train()
+    model.get_input_embeddings().register_forward_hook(lambda module, args, out: out.requires_grad_())
+    kwargs, found = {f"{CHECKPOINTING}_checkpointing_kwargs": {"use_reentrant": True}}, []
+    for each in (model, enable(copy.deepcopy(model), **kwargs)):
+        inputs = {name: x.clone().requires_grad_(x.is_floating_point()) for name, x in given.items()}
+        runs = count_runs(each)
+        grads = learn(each, name, **inputs)
+        found.append({**grads, **{name: x.grad for name, x in inputs.items() if x.requires_grad}})
+    assert_same(found[1], found[0], atol=0)
+    assert [runs[i] for i in range(L)] == [2] * L
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
 def test_frozen_embeddings_do_not_cost_the_gradients(reentrant: bool | None) -> None:
     """By default too: transformers 4 would checkpoint re-entrantly, and find that nothing requires a gradient."""
     model = ours_of("BertForMaskedLM", **ON).train()
