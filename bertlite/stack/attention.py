@@ -198,7 +198,8 @@ def sdpa(
     mask = allowed if bias is None else as_scores(bias, q.dtype)
     if mask is not None and bias is not None and allowed is not None:
         mask = mask.masked_fill(~allowed, torch.finfo(q.dtype).min)
-    with without_cudnn() if torch.is_grad_enabled() and q.is_cuda else nullcontext():
+    switches = torch.is_grad_enabled() and isinstance(q, Tensor) and q.is_cuda  # torch.fx traces with stand-ins
+    with without_cudnn() if switches else nullcontext():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
 
 
@@ -270,7 +271,7 @@ def attend_rows(
     context = context.transpose(1, 2)
     if attends_anything is not None:  # filled as it returns, so that its gradient lies as the kernel's result does
         nothing = ~attends_anything
-        context = context.masked_fill(nothing.expand(*q.shape[:3], 1).transpose(1, 2), 0)
+        context = context.masked_fill(nothing.expand_as(q[..., :1]).transpose(1, 2), 0)
         weights = weights.masked_fill(nothing, 0) if weights is not None else None
     return context, weights
 
