@@ -88,13 +88,14 @@ class BertBody(Body, Generic[Out]):
             attention_mask: what may be attended to; see `bertlite.stack.inputs.read_mask`.  None is everything.  It
                 covers the keys of `past_key_values` too.  A decoder attends to no later token, unless a 3-D or
                 4-D mask says so.
-            token_type_ids: (B, S), the segment of each token; zeros by default.
-            position_ids: (B, S), (1, S) or (S,); by default counted from 0, or from the length of `past_key_values`.
-                A model of RoBERTa's kind takes RoBERTa's numbers: `pad_token_id` for padding, and from the next on.
+            token_type_ids: (B, S) or what broadcasts to it, the segment of each token; zeros by default.
+            position_ids: (B, S) or what broadcasts to it; by default counted from 0, or from the length of
+                `past_key_values`.  A model of RoBERTa's kind takes RoBERTa's numbers: `pad_token_id` for padding, and
+                from the next on.
             inputs_embeds: (B, S, D), in place of input_ids.
             head_mask: what each head's context is multiplied by: (N,), (L, N), (L, B, N) or transformers'
                 (L, B, N, 1, 1), heads in the numbering of the unpruned model.  Cross-attention has none.
-            encoder_hidden_states: (B, K, D), for a model with cross-attention.
+            encoder_hidden_states: (B or 1, K, D), for a model with cross-attention.
             encoder_attention_mask: which of them may be attended to; as attention_mask.
             past_key_values: the keys and values of the tokens before these; extended in place.
             use_cache: whether to return them; by default a decoder does, unless its layers are checkpointed.
@@ -164,6 +165,7 @@ class BertBody(Body, Generic[Out]):
             gates = [layout.gate(g) for g in read_gates(args.head_mask, self.config, *layout.gate_shape, x.dtype)]
         if states is not None:
             check_encoder_states(self.config, states, x.shape[0])
+            states = states.expand(x.shape[0], -1, -1)
             cross_layout = Padded(x.shape[0], x.shape[1], states.shape[1], x.device, "encoder_attention_mask")
             cross_backend, cross_mask = self.select_backend_and_mask(args, cross_layout, x, cache, crosses=True)
             encoder = LayerContext(

@@ -20,7 +20,6 @@ from torch import Tensor
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads
 from bertlite.support import torch_private
 
-Shapes = tuple[tuple[int, ...], ...]  # any of them will do
 TENSORS = (
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "head_mask"),
     *("encoder_hidden_states", "encoder_attention_mask", "cu_seqlens"),
@@ -142,11 +141,8 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
         raise ValueError(f"inputs_embeds is {embeds.dtype}; embeddings are floats, indices go into input_ids")
     if in_rows:
         batch, longest = given.shape[:2]  # as torch.fx can trace it
-        segments: Shapes = ((batch, longest), (batch, 1))  # one segment for a whole sequence
-        positions: Shapes = ((batch, longest), (1, longest), (longest,))
     else:
-        longest, segments = check_ends(args, name), ((given.shape[0],),)
-        positions = segments
+        longest = check_ends(args, name)
     unlimited = not getattr(config, "position_biased_input", True) and config.position_embedding_type not in RELATIVE
     counted = (args.position_ids is None or config.position_embedding_type != "absolute") and not unlimited
     if (in_rows and longest < 1) or (counted and past + longest > config.max_position_embeddings):
@@ -155,15 +151,24 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
             f"{f', after {past} in the cache' if past else ''}; this model takes 1 to"
             f" {config.max_position_embeddings} (max_position_embeddings): truncate them"
         )
-    for name, ids, fits, field in (
-        ("token_type_ids", args.token_type_ids, segments, "type_vocab_size"),
-        ("position_ids", args.position_ids, positions, "max_position_embeddings"),
+    for name, ids, field in (
+        ("token_type_ids", args.token_type_ids, "type_vocab_size"),
+        ("position_ids", args.position_ids, "max_position_embeddings"),
     ):
-        if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins
-            raise ValueError(f"{name} has shape {tuple(ids.shape)}; expected {' or '.join(map(str, fits))}")
+        if isinstance(ids, Tensor):  # torch.fx traces with stand-ins
+            shape, full = tuple(ids.shape), (batch, longest) if in_rows else tuple(given.shape[:1])
+            if not (shape == full or (in_rows and broadcasts(shape, full))):
+                beside = ", or what broadcasts to it" if in_rows else ""
+                raise ValueError(f"{name} has shape {shape}; expected {full}{beside}")
         if ids is not None:
             first = first_position(config) if ids is args.position_ids else 0
             check_ids(name, ids, getattr(config, field), field, first)
+
+
+def broadcasts(shape: Sequence[int], full: Sequence[int]) -> bool:
+    """Return whether a tensor of a shape serves for one of the full shape."""
+    pairs = zip(reversed(shape), reversed(full), strict=False)
+    return len(shape) <= len(full) and all(have == want or have == 1 for have, want in pairs)
 
 
 def check_ends(args: ForwardArgs, name: str) -> int:
@@ -207,7 +212,7 @@ def check_encoder_states(config: BertConfig, states: Tensor, batch: int) -> None
             "encoder_hidden_states were given to a model without cross-attention;"
             " it needs is_decoder=True and add_cross_attention=True"
         )
-    if states.dim() != 3 or states.shape[0] != batch or states.shape[2] != config.hidden_size:
+    if states.dim() != 3 or states.shape[0] not in (batch, 1) or states.shape[2] != config.hidden_size:
         raise ValueError(
             f"encoder_hidden_states has shape {tuple(states.shape)}; expected ({batch}, length, {config.hidden_size})"
         )
@@ -257,8 +262,9 @@ def read_mask(
     """Understand a user's attention mask.
 
     Args:
-        mask: (B, K), or (B, S, K), of 0 and 1 in any dtype; or 4-D, broadcasting to (B, heads, S, K), either bool or
-            floats to add to the scores, where -inf and the dtype's lowest number forbid.
+        mask: (B, K), or (B, S, K), of 0 and 1 in any dtype; or 4-D, (B, heads, S, K), either bool or floats to add to
+            the scores, where -inf and the dtype's lowest number forbid.  An axis of 1 serves for any, but for the keys
+            of a mask of 0 and 1.
         causal: (S, K), what a decoder's queries may attend to; joined to a 2-D mask or none.  A mask for every query
             says itself what it may attend to.
 
@@ -278,18 +284,17 @@ def read_mask(
 
 
 def check_shape(mask: Tensor, full: tuple[int, int, int, int], name: str) -> None:
-    """Raise ValueError unless a mask is (B, K), (B, S or 1, K) or, an axis of 1 serving for any, (B, heads, S, K)."""
+    """Raise ValueError unless a mask is (B, K), (B, S or 1, K) or (B, heads, S, K), where an axis of 1 serves for any.
+
+    Keys have to be told apart, except in 4 dimensions.
+    """
     batch, _, queries, keys = full
     shape = tuple(mask.shape)
-    if mask.dim() == 4:
-        if any(have not in (1, want) for have, want in zip(shape, full, strict=True)):
-            raise ValueError(f"{name} has shape {shape}, which does not fit {full}")
-        return
-    fits = {2: ((batch, keys),), 3: ((batch, queries, keys), (batch, 1, keys))}.get(mask.dim())
+    fits = {2: (batch, keys), 3: (batch, queries, keys), 4: full}.get(mask.dim())
     if fits is None:
         raise ValueError(f"{name} has {mask.dim()} dimensions, shape {shape}; expected 2, 3 or 4")
-    if shape not in fits:
-        raise ValueError(f"{name} has shape {shape}; expected {' or '.join(map(str, fits))}")
+    if not broadcasts(shape, fits) or (mask.dim() < 4 and shape[-1] != keys):
+        raise ValueError(f"{name} has shape {shape}; expected {fits}, or 1 in place of any but the last")
 
 
 def to_bool_mask(mask: Tensor, name: str) -> Tensor:

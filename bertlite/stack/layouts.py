@@ -329,7 +329,7 @@ def packing_pays(x: Tensor, mask: Tensor) -> bool:
 def read_rows(x: Tensor, mask: Tensor) -> Tensor:
     """Return which positions of x, (B, S, …), hold tokens, by a mask of 0 and 1."""
     check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
-    return to_bool_mask(mask, "attention_mask")
+    return to_bool_mask(mask, "attention_mask").expand(x.shape[0], -1)
 
 
 def is_mapped(tensor: Tensor | None) -> bool:

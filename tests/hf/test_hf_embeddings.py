@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from conftest import assert_same, distance
-from pairs import F64, MODELS, TIED, D, V, inputs_of, ours_of, pair
+from pairs import F64, MODELS, TIED, B, D, S, V, inputs_of, ours_of, pair
 from torch import nn
 
 from bertlite import hf
@@ -112,3 +112,16 @@ def test_heads_without_a_decoder_have_none(name: str) -> None:
     model = ours_of(name)
     assert model.get_input_embeddings() is model.base_model.embeddings.word_embeddings
     assert (model.get_output_embeddings() is None) == (name not in TIED)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "packed"])
+@pytest.mark.parametrize("shape", [(1, S), (S,), (B, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["token_type_ids", "position_ids"])
+def test_ids_of_another_shape_are_those_that_transformers_takes(
+    name: str, shape: tuple[int, ...], backend: str
+) -> None:
+    theirs, ours = pair("BertModel")
+    ours.set_attn_implementation(backend)
+    inputs = {**inputs_of(), name: torch.randint(0, 5, shape)}
+    real = inputs["attention_mask"].bool()
+    assert_same(ours(**inputs)[0][real], theirs(**inputs)[0][real])

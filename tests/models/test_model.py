@@ -209,11 +209,11 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
         {"input_ids": ids(B, S), "token_type_ids": ids(B, S).to("meta")},
         "token_type_ids is on meta, the input on cpu: move one of them",
     ),
-    ({"input_ids": ids(B, S), "token_type_ids": ids(S)}, "token_type_ids has shape \\(11,\\); expected \\(2, 11\\)"),
-    ({"input_ids": ids(B, S), "token_type_ids": ids(1, S)}, "token_type_ids has shape \\(1, 11\\)"),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(B)}, "token_type_ids has shape \\(2,\\); expected \\(2, 11\\)"),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(1, B, S)}, "token_type_ids has shape \\(1, 2, 11\\)"),
     ({"input_ids": ids(B, S), "token_type_ids": ids(B, S, fill=5)}, "token_type_ids holds 5; .* 0 to 4"),
     ({"input_ids": ids(B, S), "token_type_ids": ids(B, S).half()}, "token_type_ids is torch.float16"),
-    ({"input_ids": ids(B, S), "position_ids": ids(S - 1)}, "position_ids has shape \\(10,\\);.* or \\(11,\\)"),
+    ({"input_ids": ids(B, S), "position_ids": ids(S - 1)}, "position_ids has shape \\(10,\\);.* \\(2, 11\\), or what"),
     ({"input_ids": ids(B, S), "position_ids": ids(3, S)}, "position_ids has shape \\(3, 11\\)"),
     ({"input_ids": ids(B, S), "position_ids": ids(B, S, fill=40)}, "position_ids holds 40; .* 0 to 39"),
     ({"input_ids": ids(B, S), "position_ids": ids(S, fill=-1)}, "position_ids holds -1"),
@@ -225,6 +225,15 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
 def test_a_bad_input_is_refused_by_name(inputs: dict[str, Any], says: str, model: BertModel) -> None:
     with pytest.raises(ValueError, match=says):
         model.float()(**inputs)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "packed"])
+@pytest.mark.parametrize("shape", [(B, S), (1, S), (S,), (B, 1), (1, 1), (1,), ()], ids=str)
+def test_ids_serve_for_all_that_they_broadcast_to(shape: tuple[int, ...], backend: str, batch: dict[str, Any]) -> None:
+    model = make(attn_implementation=backend)
+    given = {name: torch.randint(0, 5, shape) for name in ("token_type_ids", "position_ids")}
+    full = {name: x.expand(B, S) for name, x in given.items()}
+    assert_same(dict(model(**{**batch, **given})), dict(model(**{**batch, **full})), atol=0)
 
 
 # Gates: head_mask multiplies the context of each head

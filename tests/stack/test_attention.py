@@ -94,6 +94,15 @@ def test_every_form_of_a_padding_mask_means_the_same(
     assert all((weights[1, :, :, 7:] == 0).all() for weights in wanted.attentions)
 
 
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_one_row_of_a_mask_serves_for_all(backend: str, model: BertModel, batch: dict[str, Tensor]) -> None:
+    one = keep()[1:].long()
+    forms = [one] if backend == "packed" else [one, one[:, None], one[:, None].expand(1, S, S)]
+    wanted = on(model, backend)(**{**batch, "attention_mask": one.expand(B, S)})
+    for form in forms:
+        assert_same(dict(model(**{**batch, "attention_mask": form})), dict(wanted), atol=0)
+
+
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_a_mask_for_each_head_reaches_that_head_alone(
     backend: str, model: BertModel, batch: dict[str, Tensor]
@@ -131,15 +140,14 @@ REFUSED = [
     (torch.ones(S), "1 dimensions, shape \\(11,\\); expected 2, 3 or 4"),
     (torch.ones(B, 1, 1, 1, S), "5 dimensions"),
     (torch.ones(B, S - 1), "shape \\(2, 10\\); expected \\(2, 11\\)"),
-    (torch.ones(1, S), "shape \\(1, 11\\); expected \\(2, 11\\)"),
+    (torch.ones(B, 1), "shape \\(2, 1\\); expected \\(2, 11\\), or 1 in place of any but the last"),
     (torch.ones(B + 1, S), "shape \\(3, 11\\)"),
     (torch.ones(S, B), "shape \\(11, 2\\)"),
-    (torch.ones(B, S, S - 1), "shape \\(2, 11, 10\\); expected \\(2, 11, 11\\) or \\(2, 1, 11\\)"),
-    (torch.ones(1, S, S), "shape \\(1, 11, 11\\)"),
+    (torch.ones(B, S, S - 1), "shape \\(2, 11, 10\\); expected \\(2, 11, 11\\), or 1 in place"),
     (torch.ones(B, N, S), "shape \\(2, 4, 11\\)"),
-    (torch.ones(B, N + 1, S, S).bool(), "\\(2, 5, 11, 11\\), which does not fit \\(2, 4, 11, 11\\)"),
-    (torch.ones(B, 1, S, S - 1).bool(), "does not fit"),
-    (torch.zeros(B + 1, 1, 1, S), "does not fit"),
+    (torch.ones(B, N + 1, S, S).bool(), "\\(2, 5, 11, 11\\); expected \\(2, 4, 11, 11\\)"),
+    (torch.ones(B, 1, S, S - 1).bool(), "has shape"),
+    (torch.zeros(B + 1, 1, 1, S), "has shape"),
     (torch.full((B, S), 0.5), "holds 0.5: a 2-D mask holds 1 \\(attend\\) and 0"),
     (torch.full((B, S), 2), "holds 2:"),
     (torch.full((B, S), -1), "holds -1:"),

@@ -398,7 +398,9 @@ def test_encoder_states_need_cross_attention() -> None:
 def test_encoder_states_must_fit() -> None:
     model = build(**CROSS)
     batch, states = make_batch(), encoder_of()["encoder_hidden_states"]
-    for wrong in (states[:1], states[..., :-1], states[0]):
+    one = model(**batch, encoder_hidden_states=states[:1], encoder_attention_mask=torch.ones(1, K)).logits
+    assert_same(one, model(**batch, encoder_hidden_states=states[:1].expand(B, K, D)).logits, atol=0)
+    for wrong in (states.repeat(2, 1, 1), states[..., :-1], states[0]):
         with pytest.raises(ValueError, match=r"encoder_hidden_states has shape .*; expected \(2, length, 48\)"):
             model(**batch, encoder_hidden_states=wrong)
     with pytest.raises(ValueError, match="encoder_attention_mask was given without encoder_hidden_states"):
