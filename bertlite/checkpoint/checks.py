@@ -1,6 +1,7 @@
 """Check that tensors are those of a model: every fault is listed, with the way out."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -53,9 +54,11 @@ def implausible_sizes(state: State, config: BertConfig) -> list[str]:
 def nonfinite_tensors(state: State) -> list[str]:
     """Return faults of tensors that hold nan or infinity; each is read once, without a copy.
 
-    A sum is the fastest way to find them.  Large numbers may overflow it too: then the extremes decide.
+    A sum is the fastest way to find them.  Large numbers may overflow it too: then the extremes decide.  A quantised
+    tensor takes few operators: those that it is made of are read.
     """
-    floats = {name: t for name, t in state.items() if t.is_floating_point() and t.numel() and not t.is_meta}
+    parts = dict(part for name, t in state.items() for part in plain_parts(name, t))
+    floats = {name: t for name, t in parts.items() if t.is_floating_point() and t.numel() and not t.is_meta}
     sums: dict[torch.device, list[Tensor]] = {}
     for t in floats.values():
         sums.setdefault(t.device, []).append(t.sum().double())
@@ -63,6 +66,16 @@ def nonfinite_tensors(state: State) -> list[str]:
         return []
     bad = [(name, str(t.dtype)) for name, t in floats.items() if not all(end.isfinite() for end in t.aminmax())]
     return [f"{name} holds nan or inf in {dtype.removeprefix('torch.')}" for name, dtype in bad]
+
+
+def plain_parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Return a tensor under its name, or those that one of another class is made of, such as codes and scales."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)  # by which torch.compile takes it apart
+    if flatten is None:
+        yield name, tensor
+    else:
+        for part in flatten()[0]:
+            yield from plain_parts(f"{name}.{part}", getattr(tensor, part))
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,12 @@ from pairs import (
     theirs_of,
 )
 from safetensors.torch import load, load_file, save_file
+from torch import Tensor
 from transformers.testing_utils import CaptureLogger
 
 import bertlite
 from bertlite import hf
+from bertlite.checkpoint.checks import nonfinite_tensors
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 NEURONS = {0: [36, 3], 1: range(37)}
@@ -260,3 +262,46 @@ def test_the_core_and_hf_read_each_others_files(name: str, tmp_path: Path) -> No
     again, info = getattr(hf, name).from_pretrained(tmp_path / "core", dtype=F64, output_loading_info=True)
     assert not any(info.values())
     assert_same(dict(again(**inputs_of(name))), dict(ours(**inputs_of(name))), atol=0)
+
+
+# Quantised while it is loaded
+
+
+class Scaled(Tensor):
+    """Codes and a scale in a tensor, as those of torchao, which knows hardly an operator."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls: Any, codes: Tensor, scale: Tensor) -> Any:
+        made = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
+        made.codes, made.scale = codes, scale
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
+def test_the_parts_of_a_quantised_tensor_are_looked_at_for_nan() -> None:
+    codes = torch.ones(3, 2, dtype=torch.int8)
+    assert nonfinite_tensors({"w": Scaled(codes, torch.ones(3))}) == []
+    assert nonfinite_tensors({"w": Scaled(codes, torch.tensor([1, torch.nan, 1]))}) == [
+        "w.scale holds nan or inf in float32"
+    ]
+
+
+def test_a_model_that_torchao_quantises_is_that_of_transformers(tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    file_of(tmp_path, "BertForSequenceClassification", hidden_size=64, intermediate_size=32)
+    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    name, options = "BertForSequenceClassification", {"quantization_config": config, "device_map": "cpu", "dtype": F32}
+    theirs, ours = (getattr(each, name).from_pretrained(tmp_path, **options) for each in (transformers, hf))
+    assert type(ours.bert.encoder.layer[0].intermediate.dense.weight) is not torch.nn.Parameter
+    assert_same(ours(**inputs_of()).logits, theirs(**inputs_of()).logits, atol=0)
+    with pytest.raises(TypeError, match=r"not a plain nn\.Linear: merge adapters before pruning, and quantise"):
+        ours.prune_heads({0: [1]})
