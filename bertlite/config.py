@@ -40,6 +40,8 @@ FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     Mapping[int, str]: ((Mapping,), "a mapping"),
     Mapping[str, int]: ((Mapping,), "a mapping"),
     Mapping[str, Any]: ((Mapping,), "a mapping"),
+    list | None: ((list, type(None)), "a list or null"),
+    list | str | None: ((list, str, type(None)), "a list, a string or null"),
 }
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
 OWN: dict[str, Any] = {  # fields of bertlite alone
@@ -160,10 +162,7 @@ class BertConfig:
 
     def _check_types(self) -> None:
         for each in fields(self):
-            value, (kinds, wanted) = getattr(self, each.name), FIELD_TYPES.get(each.type, ((object,), ""))
-            unset = value is None and each.default is None
-            if not unset and (not isinstance(value, kinds) or (isinstance(value, bool) and each.type is not bool)):
-                raise ValueError(f"{each.name} is {value!r}, a {type(value).__name__}; it must be {wanted}")
+            check_type(each.name, getattr(self, each.name), each.type, each.default)
 
     def _set_labels(self) -> None:
         named: Any = self.id2label
@@ -283,6 +282,14 @@ def parse_json_object(path: str | Path, text: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object")
     return values
+
+
+def check_type(name: str, value: Any, kind: Any, default: Any = ()) -> None:
+    """Raise ValueError for the value of a field that is not of its type, unless it is a default of None."""
+    kinds, wanted = FIELD_TYPES.get(kind, ((object,), ""))
+    fits = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+    if not fits and not (value is None and default is None):
+        raise ValueError(f"{name} is {value!r}, a {type(value).__name__}; it must be {wanted}")
 
 
 def check_values(config: BertConfig) -> None:

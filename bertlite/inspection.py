@@ -75,7 +75,7 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
     origin, stored = Origin.read(files.config), read_tensors(files)
     cls = class_of(origin.config())
     _, config = origin.build(cls, {}, {}, stored)
-    absent, faults = bertlite_faults(cls, origin, stored)
+    absent, unused, faults = bertlite_faults(cls, origin, stored)
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "position_embedding_type")
     layers = range(config.num_hidden_layers)
     weights = sorted(files.shards) or [files.weights]
@@ -97,6 +97,7 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
         "parameters": sum(t.numel() for t in stored.values() if t.is_floating_point()),
         "dtypes": dict(Counter(dtype_name(t.dtype) for t in stored.values() if t.is_floating_point()).most_common()),
         "absent": sorted(absent),
+        "unused": unused,
         "legacy_names": dict(Counter(part for name in stored if (part := legacy_part(name)))),
         "bertlite": {"outcome": FAILS if faults else SAME, "notes": faults},
         **{
@@ -114,16 +115,18 @@ def class_of(config: BertConfig) -> type[BertPreTrainedModel]:
     return heads.CLASSES.get(named[0], BertModel) if named else BertModel
 
 
-def bertlite_faults(cls: type[BertPreTrainedModel], origin: Origin, stored: State) -> tuple[set[str], list[str]]:
-    """Return the parts that `cls.from_pretrained` would initialise, and the faults it would raise."""
+def bertlite_faults(
+    cls: type[BertPreTrainedModel], origin: Origin, stored: State
+) -> tuple[set[str], list[str], list[str]]:
+    """Return the parts that `cls.from_pretrained` would initialise, tensors that no BERT has, and faults it raises."""
     options, config = origin.build(cls, {}, {}, stored)
     model = make_skeleton(cls, config, options)
     try:
         state = origin.as_bert(dict(stored), model.state_dict())
     except ValueError as error:
-        return set(), [str(error)]
+        return set(), [], [str(error)]
     fit = fit_tensors_(state, model.state_dict(), model, config)
-    return fit.absent, fit.faults + fit.mixed_dtypes + nonfinite_tensors(state)
+    return fit.absent, fit.unused, fit.faults + fit.mixed_dtypes + nonfinite_tensors(state)
 
 
 # transformers -------------------------------------------------------------------------------------------------------
@@ -209,7 +212,7 @@ def predicts_tokens(cls: type[BertPreTrainedModel]) -> bool:
 
 
 def decoder_differs(config: BertConfig, stored: State) -> bool:
-    """Return True if a decoder that the config ties is another matrix; only this reads weights."""
+    """Return True if a decoder that the config ties is another matrix."""
     return config.tie_word_embeddings and has_own_decoder(stored)
 
 
@@ -243,6 +246,8 @@ def format_report(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {count_of(count, 'legacy name')} with {part}"
     if found["absent"]:
         yield f"  absent: {', '.join(found['absent'])}"
+    if found["unused"]:
+        yield f"  not used, as no BERT has them: {format_some(found['unused'])}"
     for library in ("bertlite", "transformers 4", "transformers 5"):
         yield f"{library}: {OUTCOMES[found[library]['outcome']]}"
         yield from (f"  {note}" for note in found[library]["notes"])

@@ -195,12 +195,15 @@ def test_weights_that_are_nan_are_refused_as_at_a_load(tmp_path) -> None:
 
 
 def test_the_command_prints_it(tmp_path, capsys) -> None:
-    prune_heads(small(), {0: [1, 3], 1: range(4)}).save_pretrained(tmp_path)
+    model = prune_heads(small(), {0: [1, 3], 1: range(4)})
+    model.save_pretrained(tmp_path)
+    save_file({**model.state_dict(), "foo.\nbar": torch.zeros(1)}, tmp_path / FILE)
     record = tmp_path / "record.json"
     assert main(["inspect", str(tmp_path), "--out", str(record)]) == 0
     printed = capsys.readouterr().out
     assert "layer 0 keeps 2 heads (0, 2), 37 neurons" in printed
     assert "layer 1 keeps 0 heads (none), 37 neurons" in printed
+    assert "  not used, as no BERT has them: foo.\\u000abar\n" in printed
     assert "layer 2" not in printed
     assert "transformers 5: does not load it" in printed
     assert json.loads(record.read_text()) == inspect(tmp_path)

@@ -10,6 +10,7 @@ from torch import Tensor
 from bertlite.checkpoint.faults import MOST_SHOWN
 from bertlite.checkpoint.names import (
     DECODER,
+    HEAD_PARTS,
     LoadableModel,
     apply_current_names_,
     fill_shared_names_,
@@ -87,12 +88,14 @@ class Fit:
         dtype: of the checkpoint.
         faults: all that does not fit the model, in any dtype.
         mixed_dtypes: the fault of having several dtypes, if no dtype is requested.
+        unused: tensors that belong neither to the model nor to a known head.
     """
 
     absent: set[str]
     dtype: torch.dtype
     faults: list[str]
     mixed_dtypes: list[str]
+    unused: list[str]
 
 
 def fit_tensors_(
@@ -110,7 +113,8 @@ def fit_tensors_(
     absent = missing_parts(state, wanted, config)
     dtype, mixed_dtypes = stored_dtype(state, wanted)
     faults += fill_shared_names_(state, "", model) + find_mismatches(state, wanted, config, absent)
-    return Fit(absent, dtype, faults, mixed_dtypes)
+    unused = [name for name in state if name not in wanted and optional_part(name) not in (None, *HEAD_PARTS)]
+    return Fit(absent, dtype, faults, mixed_dtypes, unused)
 
 
 def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set[str]) -> list[str]:

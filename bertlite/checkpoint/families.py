@@ -8,7 +8,7 @@ What differs from a BERT and is left is a field of `BertConfig`: `positions_skip
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing, locate
 from bertlite.checkpoint.names import WRAPPER_PREFIXES
-from bertlite.config import BertConfig, read_json_object
+from bertlite.config import BertConfig, check_type, read_json_object
 
 State = dict[str, Tensor]
 Values = dict[str, Any]  # of a config.json
@@ -112,7 +112,7 @@ def spread_buckets_(state: State, values: Values, base: str) -> None:
 def disentangled_kinds(values: Values) -> list[str]:
     """Return the parts of scores that a config.json of DeBERTa names beside that of the contents, in their order."""
     named = values.get("pos_att_type") or ()
-    return sorted({each.strip().lower() for each in (named.split("|") if isinstance(named, str) else named)})
+    return sorted({str(each).strip().lower() for each in (named.split("|") if isinstance(named, str) else named)})
 
 
 def query_scale(values: Values) -> float:
@@ -304,6 +304,14 @@ REASONS = {  # why models that users take for BERTs are not
     "has other layers": ("albert", "mobilebert", "squeezebert", "convbert", "funnel", "xmod", "rembert"),
     "has sparse or approximate attention": ("big_bird", "longformer", "nystromformer"),
 }
+FIELDS = {  # of a config.json: type and default
+    **{name: (float | None, ()) for family in FAMILIES.values() for name in family.rates.values()},
+    **{each.name: (each.type, each.default) for each in fields(BertConfig)},
+    **dict.fromkeys(("legacy", "relative_attention", "use_task_id"), (bool, ())),
+    "architectures": (list | None, ()),
+    "pooler_hidden_act": (str, ()),
+    "pos_att_type": (list | str | None, ()),
+}
 OTHERS = {kind: f", which {reason}" for reason, kinds in REASONS.items() for kind in kinds}
 
 
@@ -338,6 +346,9 @@ class Origin:
         if family is None:
             known = ", ".join(map(repr, FAMILIES))
             raise ValueError(f"{path} describes a {kind!r} model{OTHERS.get(str(kind), '')}; bertlite loads {known}")
+        for name, value in values.items():
+            if known := FIELDS.get(family.fields.get(name, name)):
+                check_type(f"{path}: {name}", value, *known)
         values = {**family.defaults, **{family.fields.get(name, name): value for name, value in values.items()}}
         for name, wanted in family.needs.items():
             if values.get(name, wanted) != wanted:

@@ -15,6 +15,16 @@ LEGACY_SUFFIXES = {  # TensorFlow's names, in 2018
     "LayerNorm.beta": "LayerNorm.bias",
 }
 FORMER_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # buffers that transformers once saved
+HEAD_PARTS = (  # of some class of a family, which others do not use
+    "pooler",
+    "cls.predictions",
+    "cls.seq_relationship",
+    "classifier",
+    "qa_outputs",
+    "discriminator_predictions",
+    "lm_predictions",
+    "mask_predictions",
+)
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 DECODER = "cls.predictions.decoder.weight"  # the same matrix, if tied
 HEAD_BIAS = "cls.predictions.bias"

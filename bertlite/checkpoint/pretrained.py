@@ -20,7 +20,7 @@ from bertlite.checkpoint.checks import (
     parse_dtype,
 )
 from bertlite.checkpoint.families import BERT, Origin
-from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint.faults import MOST_SHOWN, raise_faults
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.hub import push_folder
 from bertlite.checkpoint.names import LoadableModel, optional_part
@@ -147,6 +147,9 @@ def load_model(
     title = f"{files.weights}{origin.naming} does not fit {cls.__name__} as {files.config.name} describes it:"
     raise_faults(title, faults)
     log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
+    if fit.unused:
+        names = ", ".join(map(repr, fit.unused[:MOST_SHOWN]))
+        log.warning("%s has %d tensors that no BERT has and are not used: %s", files.weights, len(fit.unused), names)
 
     for part in absent:
         state = {**init_missing(model, part, fit.dtype), **state}

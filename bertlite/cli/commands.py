@@ -13,7 +13,7 @@ def inspect(commands: Commands) -> None:
         summary="list the contents of a checkpoint and the libraries that load it",
         description="""\
 List the contents of a checkpoint, layer by layer, and tell if bertlite, transformers 4 and transformers 5 load it
-correctly.  No model is run, and the weights are not read.  Exits 1 if bertlite would not load it.""",
+correctly.  No model is run; weights are read once, to find nan.  Exits 1 if bertlite would not load it.""",
         examples=("google-bert/bert-base-uncased", "my-model --json"),
         record="the report",
     )

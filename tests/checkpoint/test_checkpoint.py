@@ -44,6 +44,7 @@ from bertlite.checkpoint.saving import write_safetensors
 from bertlite.checkpoint.skeleton import SkeletonMode, is_misaligned, make_skeleton
 from bertlite.cli import main
 from bertlite.inference import InferenceModel
+from bertlite.inspection import inspect
 from bertlite.shipping.folder import write_model
 from bertlite.support.records import Run, read_runs
 
@@ -487,16 +488,21 @@ def test_a_users_own_buffers_and_initialised_parameters_are_loaded_in_their_plac
     assert not hasattr(loaded, "steps")
 
 
-def test_leftover_heads_are_silent(tmp_path, caplog):
+def test_leftover_heads_are_silent_and_what_no_bert_has_is_named(tmp_path, caplog):
     model = make(BertForPreTraining)
-    write(tmp_path, {**state_of(model), "qa_outputs.weight": torch.zeros(3), "crf.steps": torch.zeros(5).long()})
-    with caplog.at_level(logging.INFO):
-        assert_same_model(BertModel.from_pretrained(tmp_path), model.bert)
-        BertModel.from_pretrained(tmp_path, add_pooling_layer=False)
+    heads = {"qa_outputs.weight": torch.zeros(3), "embeddings.position_ids": torch.zeros(5).long()}
+    write(tmp_path, {**state_of(model), **heads})
+    assert_same_model(BertModel.from_pretrained(tmp_path), model.bert)
+    BertModel.from_pretrained(tmp_path, add_pooling_layer=False)
     assert not caplog.records
-    with caplog.at_level(logging.DEBUG):
-        BertModel.from_pretrained(tmp_path)
-    assert "crf.steps" in caplog.text
+    write(tmp_path, {**state_of(model), **heads, "foo.bar": torch.zeros(5), "cls.crf.\x1b[2K": torch.zeros(1)})
+    for cls in (BertModel, BertForPreTraining):
+        caplog.clear()
+        cls.from_pretrained(tmp_path)
+        [record] = caplog.records
+        assert record.levelname == "WARNING"
+        assert "has 2 tensors that no BERT has and are not used: 'cls.crf.\\x1b[2K', 'foo.bar'" in caplog.text
+    assert inspect(tmp_path)["unused"] == ["cls.crf.\x1b[2K", "foo.bar"]
 
 
 # Faults -------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A checkpoint of another family is the same model here: transformers' own classes beside ours, in float64."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from conftest import assert_same
 from torch import Tensor, nn
 
 from bertlite import densify, optimize_for_inference, prune_heads
+from bertlite.checkpoint import families
 from bertlite.checkpoint.families import FAMILIES, REASONS, Origin
 from bertlite.inspection import inspect
 from bertlite.models.heads import CLASSES
@@ -359,6 +361,27 @@ def test_what_does_not_fit_is_refused_by_name(
     shutil.copy(folder / "model.safetensors", tmp_path)
     with pytest.raises(ValueError, match=message):
         ours_of(tmp_path, head)
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, "bert"])
+def test_a_field_of_another_type_is_named(kind: str) -> None:
+    prefix, sizes = CONFIGS.get(kind, ("Bert", {**SIZES, "max_position_embeddings": 40}))
+    stated = {**getattr(transformers, f"{prefix}Config")(**sizes).to_dict(), "architectures": ["BertModel"]}
+    whole = Origin.of("config.json", stated)
+    del stated["model_type"]
+    refused = []
+    values = (3, 0.5, True, "odd", [1], {"odd": 1}, None)
+    for name, value, cls in itertools.product({*stated, *families.FIELDS}, values, (None, "BertForMultipleChoice")):
+        try:
+            Origin.of("config.json", {**stated, name: value, "model_type": whole.kind}).config(cls)
+        except ValueError as error:
+            refused.append((name, value, str(error)))
+    for name, value, message in refused:  # others may be of the type, and wrong beside another field
+        assert not isinstance(value, list | dict) or name.removeprefix("pruned_") in message, message
+    read = {name for name, _, _ in refused}
+    assert {"hidden_act", "vocab_size", "architectures"} <= {whole.family.fields.get(name, name) for name in read}
+    if kind.startswith("deberta"):
+        assert {"pos_att_type", "norm_rel_ebd", "position_buckets", "cls_dropout", "pooler_hidden_act"} <= read
 
 
 def test_no_family_is_both_known_and_refused() -> None:
