@@ -4,11 +4,11 @@ import gc
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from torch import nn
 
@@ -262,6 +262,18 @@ class BertConfig:
 
     def to_json_string(self) -> str:
         return to_json(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def refuse_to_change(config: BertConfig, name: str, *value: Any) -> NoReturn:
+    """Raise FrozenInstanceError; it says how to make another config, and a model with it."""
+    new = f"{name}={value[0]!r}" if value else f"{name}=…"
+    raise FrozenInstanceError(
+        f"a BertConfig never changes, so {name} cannot be assigned: dataclasses.replace(config, {new}) makes another"
+        f" and from_pretrained(…, {new}) a model with it; prune_heads, drop_layers and the like change a model's own"
+    )
+
+
+BertConfig.__setattr__ = BertConfig.__delattr__ = refuse_to_change  # type: ignore[method-assign, assignment]
 
 
 def read_json_object(path: str | Path) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def test_unknown_layers_and_heads_long_texts_and_nan_are_refused(pruned, tokeniz
     for options, message in (
         ({"layers": [0, 3]}, "there is no layer 3: this model was built with 3, 0 to 2"),
         ({"heads": [-1]}, "there is no head -1: this model was built with 4, 0 to 3"),
+        ({"layers": 0}, r"layers are given as a list of their numbers, such as \[0\]; not as 0"),
         ({"heads": []}, "no head was chosen; leave the choice out to have all 4"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -83,8 +83,12 @@ def test_fields_are_keywords_and_misspelt_ones_a_TypeError() -> None:
 
 
 def test_a_config_is_frozen_and_replaced(config: BertConfig) -> None:
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(
+        FrozenInstanceError, match=r"replace\(config, hidden_size=96\) .*from_pretrained\(…, hidden_size=96"
+    ):
         config.hidden_size = 96  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError, match="odd cannot be assigned"):
+        del config.odd  # type: ignore[attr-defined]
     assert replace(config, hidden_size=96).hidden_size == 96
     assert config.hidden_size == 48
     with pytest.raises(ValueError, match="hidden_size 50"):

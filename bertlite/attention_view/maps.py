@@ -121,6 +121,8 @@ def select_numbers(unit: str, numbers: Iterable[int] | None, count: int) -> tupl
     """
     if numbers is None:
         return tuple(range(count))
+    if not isinstance(numbers, Iterable):
+        raise ValueError(f"{unit}s are given as a list of their numbers, such as [0]; not as {numbers!r}")
     asked = tuple(sorted(set(numbers)))
     for number in asked:
         if not 0 <= number < count:

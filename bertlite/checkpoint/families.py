@@ -347,8 +347,8 @@ class Origin:
             known = ", ".join(map(repr, FAMILIES))
             raise ValueError(f"{path} describes a {kind!r} model{OTHERS.get(str(kind), '')}; bertlite loads {known}")
         for name, value in values.items():
-            if known := FIELDS.get(family.fields.get(name, name)):
-                check_type(f"{path}: {name}", value, *known)
+            if (own := family.fields.get(name, name)) in FIELDS:
+                check_type(f"{path}: {name}", value, *FIELDS[own])
         values = {**family.defaults, **{family.fields.get(name, name): value for name, value in values.items()}}
         for name, wanted in family.needs.items():
             if values.get(name, wanted) != wanted:

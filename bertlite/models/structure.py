@@ -176,8 +176,10 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
         layers: by their numbers in this model, such as [9, 10, 11].
 
     Raises:
-        ValueError: there is no such layer.
+        ValueError: there is no such layer, or `layers` is no list.
     """
+    if not isinstance(layers, Iterable):
+        raise ValueError(f"layers are given as a list of their numbers, such as [9, 10, 11]; not as {layers!r}")
     before = model.config
     count, gone = before.num_hidden_layers, list(layers)
     for layer in gone:

@@ -58,7 +58,7 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
     if out.exists() and out.samefile(files.config.parent):
         raise FileExistsError(f"{out} is the checkpoint's own folder: name another")
     origin, cls = Origin.read(files.config), class_for(source)
-    absent, _ = bertlite_faults(cls, origin, read_tensors(files))
+    absent, *_ = bertlite_faults(cls, origin, read_tensors(files))
     options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel and "pooler" in absent else {}
     model = cls.from_pretrained(checkpoint, **options)
     differences, notes = compare(checkpoint, origin, model)

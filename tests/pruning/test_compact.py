@@ -275,6 +275,9 @@ def test_a_layer_that_is_not_there_is_refused(layers: Any, named: str) -> None:
     model = make()
     with pytest.raises(ValueError, match=f"there is no layer {named}: the model has 3 layers, 0 to 2"):
         drop_layers_(model, layers)
+    for no_list in (0, None):
+        with pytest.raises(ValueError, match=rf"such as \[9, 10, 11\]; not as {no_list!r}"):
+            drop_layers(model, no_list)  # type: ignore[arg-type]
     assert len(model.encoder.layer) == L
 
 

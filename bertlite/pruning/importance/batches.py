@@ -65,8 +65,10 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
 
     Raises:
         ValueError: there are none; or one lacks inputs or, if they are needed, labels that fit the model.
-        TypeError: a batch is not a mapping.
+        TypeError: a batch is not a mapping, or `batches` is one.
     """
+    if isinstance(batches, Mapping):
+        raise TypeError("this is one batch, and a list of batches is wanted: pass [batch]")
     read: list[Batch] = []
     for i, batch in enumerate(batches):
         if not isinstance(batch, Mapping):
