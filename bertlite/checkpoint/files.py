@@ -57,14 +57,15 @@ class CheckpointFiles:
 
 
 class Folder:
-    """The files of a folder."""
+    """The files of a folder; a model of sentence-transformers may be in 0_Transformer or 0_BERT within it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        inner = [] if (path / CONFIG_FILES[0]).exists() else path.glob("0_*/" + CONFIG_FILES[0])
+        self.path, self.paths = path, (path, *(each.parent for each in inner))
 
     def get(self, name: str) -> Path | None:
-        path = self.path / name
-        return path if os.path.isfile(path) else None  # unlike Path.is_file, accepts invalid names
+        found = (path / name for path in self.paths if os.path.isfile(path / name))  # accepts invalid names
+        return next(found, None)
 
     def not_found(self, wanted: str) -> FileNotFoundError:
         if not self.path.is_dir():

@@ -1,6 +1,8 @@
 """One vector per text: sentence-transformers loads, prompts, truncates and pools, with bertlite's kernels beneath."""
 
+import json
 import logging
+import os
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bertlite.checkpoint.families import FAMILIES
-from bertlite.checkpoint.files import ADAPTER, Folder, Source, locate
+from bertlite.checkpoint.files import ADAPTER, CONFIG_FILES, Folder, Repository, Source, first_existing, locate
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import read_json_object
 from bertlite.inference import optimize_for_inference
@@ -24,6 +26,8 @@ from bertlite.models.base import BertModel
 from bertlite.support.batching import token_budget_batches
 from bertlite.support.extras import import_optional
 from bertlite.support.progress import count_of
+from bertlite.support.records import sha256_of
+from bertlite.tokenizer.sentences import LEGACY_ENCODERS, MODULES, TRANSFORMER_CONFIGS, last_name, read_modules
 
 if TYPE_CHECKING:
     from numpy import float32
@@ -33,6 +37,7 @@ MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 NO_PRIMITIVE = "could not create a primitive"  # oneDNN's message if memory runs out, or a matmul is unsupported
 POOLING = "Pooling"  # a module of sentence-transformers
 CHARACTERS_PER_TOKEN = 4  # by which the tokens of a text are estimated
+SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", MODULES, ADAPTER, *TRANSFORMER_CONFIGS)
 
 
 log = logging.getLogger("bertlite")
@@ -109,25 +114,25 @@ class Embedder:
         """The SentenceTransformer, which is loaded once in a process.
 
         Raises:
+            FileNotFoundError: there is no such model.
             ModuleNotFoundError: sentence-transformers is not installed.
         """
         library = import_optional("sentence_transformers", "embedding texts", "embed")
         from bertlite.hf.registry import registered
 
-        place = locate(Source(self.model))  # raises for a file or a folder that is not there
+        hub = {name: self.options[name] for name in ("revision", "token", "local_files_only") if name in self.options}
+        cache = self.options.get("cache_folder") or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+        place = locate(Source(fspath(self.model), cache_dir=cache, **hub))
+        first_existing(place, (MODULES, *CONFIG_FILES, ADAPTER))  # else it raises
+        check_modules(place)
         check_folder(Path(self.model))
-        try:
-            with registered():  # so that pruned checkpoints load
-                loaded = library.SentenceTransformer(
-                    fspath(self.model), device=self.device, model_kwargs={"dtype": torch.float32}, **self.options
-                )
-        except OSError as error:
-            if isinstance(place, Folder):
-                raise
-            message = str(error).partition("\n")[0]
-            raise FileNotFoundError(f"there is no folder {self.model}, nor has the hub given it: {message}") from error
+        with registered():  # so that pruned checkpoints load
+            loaded = library.SentenceTransformer(
+                fspath(self.model), device=self.device, model_kwargs={"dtype": torch.float32}, **self.options
+            )
         if self.pooling is not None:
             replace_pooling_(loaded, self.pooling)
+        self.files = hashes_of(place)
         self.sha256, self.modules = fingerprint(loaded), {str(i): repr(part) for i, part in enumerate(loaded)}
         encoder = self.optimise(loaded.eval())
         check_fit_(encoder, self.max_length)
@@ -278,6 +283,24 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()
 
 
+def hashes_of(place: Folder | Repository) -> dict[str, str]:
+    """Return a hash of the values in each JSON file, other than weights and tokens, that decides vectors."""
+    folders = dict.fromkeys(["", *(str(module["path"]) for module in read_modules(place))])
+    names = [f"{folder}/{name}".lstrip("/") for folder in folders for name in SETTINGS]
+    found = {name: path for name in names if (path := place.get(name)) is not None}
+    return {name: sha256_of(json.dumps(json.loads(path.read_bytes()), sort_keys=True)) for name, path in found.items()}
+
+
+def check_modules(place: Folder | Repository) -> None:
+    """Raise ValueError for an encoder's module that sentence-transformers has had no class for since 2020."""
+    for module in read_modules(place):
+        if last_name(module["type"]) in LEGACY_ENCODERS:
+            raise ValueError(
+                f"{place.get(MODULES)} is of sentence-transformers 0.x: change the type of {module['path']} in it to"
+                " sentence_transformers.models.Transformer, which reads that folder"
+            )
+
+
 def check_folder(folder: Path) -> None:
     """Raise ValueError for the damaged folder of a BERT, where transformers would make up what is missing."""
     config = folder / "config.json"
@@ -289,7 +312,7 @@ def check_fit_(encoder: Any, max_length: int | None) -> None:
     """Limit texts to the positions that an encoder has, or to `max_length`.
 
     Raises:
-        ValueError: it has fewer positions than that, or fewer words than its tokenizer.
+        ValueError: it has fewer positions than that, or fewer words than its tokenizer, or a tokenizer without words.
     """
     bodies = [part.model.config for part in encoder.modules() if isinstance(part, OptimizedBody)]
     positions = min((config.max_position_embeddings for config in bodies), default=sys.maxsize)
@@ -297,7 +320,10 @@ def check_fit_(encoder: Any, max_length: int | None) -> None:
         raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
     if bodies or max_length is not None:
         encoder.max_seq_length = min(max_length or encoder.max_seq_length or sys.maxsize, positions)
-    last = max(encoder.tokenizer.get_vocab().values())
+    vocab = encoder.tokenizer.get_vocab()
+    if len(vocab.keys() - {*encoder.tokenizer.all_special_tokens}) < 2:  # transformers 5 makes up [UNK], [CLS], …
+        raise ValueError("the model has no tokenizer, only special tokens: put its tokenizer.json or vocab.txt there")
+    last = max(vocab.values())
     if words := [config.vocab_size for config in bodies if last >= config.vocab_size]:
         raise ValueError(
             f"the tokenizer has ids up to {last}, but the model's vocab_size is {words[0]}: they are of different"

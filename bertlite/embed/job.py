@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
-MANIFEST = "_manifest.json"  # readers of a folder of Parquet files pass over names that begin with an underscore
+MANIFEST = ".manifest.json"  # while work is left; every shard has it too, as polars takes each file for a shard
+OLD_MANIFEST = "_manifest.json"  # of a folder whose shards do not have it
+KEY, IN_SHARD = b"bertlite", b"bertlite manifest"  # in a shard's metadata
 SHARD_ROWS, SHARD_CHARACTERS = 10_000, 1_000_000  # the default: of 4 characters a token, minutes on a small processor
 ID_TYPES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}  # of Arrow, and what each holds; else "string"
 CHARACTERS_PER_TOKEN = 8  # of a text only so many times the limit's tokens count: the rest will be truncated
@@ -71,7 +73,8 @@ class Rows:
         """Yield (id, text) of every row.
 
         Raises:
-            ValueError: as `bertlite.support.rows.read_rows`; or no type of Arrow holds an id and those before it.
+            ValueError: as `bertlite.support.rows.read_rows`; or a text is empty, or no type of Arrow holds an id and
+                those before it.
         """
         columns = [(self.column, TEXT), *([] if self.id is None else [(self.id, ID)])]
         hint = "; name the column of the text with --text, that of the id with --id"
@@ -79,6 +82,8 @@ class Rows:
         rows = chain.from_iterable(read_rows(table, self.format) for table in tables)
         possible = {*ID_TYPES, "string"}
         for number, (place, (text, *ids)) in enumerate(rows):
+            if not text.strip():
+                raise ValueError(f"{place}: column {self.column!r} is empty; leave the row out")
             for found in ids:
                 if not (both := possible & id_types(found)):
                     raise ValueError(
@@ -171,6 +176,7 @@ def run(job: Job) -> Manifest:
     if foreign := sorted({path.name for path in job.out.glob("*.parquet")} - {path.name for path in paths}):
         raise ValueError(f"{job.out / foreign[0]} is not a file of this job: choose another --out folder")
     key = job_key(manifest)
+    metadata = {KEY: key.encode(), IN_SHARD: json.dumps(manifest).encode()}
     todo = {
         shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
     }
@@ -178,14 +184,17 @@ def run(job: Job) -> Manifest:
     with Progress(characters, "characters", what="embed", shown=job.rank == 0) as progress:
         for shard, rows in job.shards() if todo else ():
             if shard in todo:
-                write_shard(job, paths[shard], list(rows), found.id_type, key, progress)
+                write_shard(job, paths[shard], list(rows), found.id_type, metadata, progress)
     rate = characters / max(time.monotonic() - began, 1e-9)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
-        for leftover in job.out.glob(".part-*.tmp"):  # of processes that were killed
+        leftovers = [*job.out.glob(".part-*.tmp"), *job.out.glob(f"{MANIFEST}.*.tmp")]
+        for leftover in leftovers:  # of processes that were killed
             leftover.unlink(missing_ok=True)
         manifest["shards"] = {path.name: rows for path, rows in zip(paths, found.counts, strict=True)}
         manifest["complete"] = True
-        write_json(job.out / MANIFEST, manifest)
+        if (job.out / OLD_MANIFEST).exists():
+            write_json(job.out / OLD_MANIFEST, manifest)
+        (job.out / MANIFEST).unlink(missing_ok=True)
     return {**manifest, "embedded": {"shards": len(todo), "characters": characters, "characters_per_second": rate}}
 
 
@@ -217,11 +226,11 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
     Raises:
         ValueError: the existing one belongs to another job.
     """
-    embedder, path = job.embedder, job.out / MANIFEST
+    embedder, path, old = job.embedder, job.out / MANIFEST, job.out / OLD_MANIFEST
     settings = embedder.settings
     wanted: Manifest = {
         "what": "bertlite embed",
-        "model": {"name": str(embedder.model), "sha256": embedder.sha256},
+        "model": {"name": str(embedder.model), "sha256": embedder.sha256, "files": embedder.files},
         "settings": {
             **settings,
             "shard_rows": job.shard_rows,
@@ -232,24 +241,38 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
         "complete": False,
     }
     job.out.mkdir(parents=True, exist_ok=True)
-    temporary = job.out / f".{MANIFEST}.{uuid.uuid4().hex}.tmp"
-    with naming(path):
-        write_json(temporary, wanted)
-    try:
-        os.link(temporary, path)  # unlike a rename, it fails if another process was first
-    except FileExistsError:
-        there = read_manifest(path)
-        differing = list(differences(identity(there), identity(wanted)))
-        if differing:
-            raise ValueError(
-                f"{job.out} holds another job's vectors, which must not be mixed with these:\n  "
-                + "\n  ".join(differing)
-                + "\nchoose another --out folder, or the same settings"
-            ) from None
-        return there
-    finally:
-        temporary.unlink()
-    return wanted
+    there = read_manifest(old) if old.exists() else manifest_of_shards(job.out)
+    if there is None:
+        temporary = job.out / f"{MANIFEST}.{uuid.uuid4().hex}.tmp"
+        with naming(path):
+            write_json(temporary, wanted)
+        try:
+            os.link(temporary, path)  # unlike a rename, it fails if another process was first
+            return wanted
+        except FileExistsError:
+            there = (read_manifest(path) if path.exists() else manifest_of_shards(job.out)) or wanted
+        finally:
+            temporary.unlink()
+    if "files" not in there["model"]:  # of an older job
+        del wanted["model"]["files"]
+    if differing := list(differences(identity(there), identity(wanted))):
+        raise ValueError(
+            f"{job.out} holds another job's vectors, which must not be mixed with these:\n  "
+            + "\n  ".join(differing)
+            + "\nchoose another --out folder, or the same settings"
+        )
+    return there
+
+
+def manifest_of_shards(folder: Path) -> Manifest | None:
+    """Return the manifest that the first shard of a folder holds, None if there is no shard that holds one."""
+    pa, pq = import_pyarrow()
+    for path in sorted(folder.glob("part-*.parquet")):
+        with suppress(pa.ArrowInvalid, OSError):  # `is_finished` names one that is damaged
+            if found := (pq.read_metadata(path).metadata or {}).get(IN_SHARD):
+                manifest: Manifest = json.loads(found)
+                return manifest
+    return None
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -270,7 +293,7 @@ def read_manifest(path: Path) -> Manifest:
 def identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that determine a job's files, which exclude the model's name."""
     chosen = {key: manifest.get(key) for key in ("settings", "input", "dimension")}
-    return {**chosen, "model": {"sha256": manifest["model"]["sha256"]}}
+    return {**chosen, "model": {key: value for key, value in manifest["model"].items() if key != "name"}}
 
 
 def job_key(manifest: Mapping[str, Any]) -> str:
@@ -300,7 +323,7 @@ def is_finished(path: Path, rows: int, key: str) -> bool:
         stated = pq.read_metadata(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is damaged ({error}): remove it and start again") from None
-    if stated.num_rows != rows or (stated.metadata or {}).get(b"bertlite") != key.encode():
+    if stated.num_rows != rows or (stated.metadata or {}).get(KEY) != key.encode():
         raise ValueError(f"{path} belongs to another job: remove it, or choose another --out folder")
     return True
 
@@ -310,7 +333,7 @@ def write_shard(
     path: Path,
     rows: Sequence[Row],
     id_type: str,
-    key: str,
+    metadata: Mapping[bytes, bytes],
     progress: Progress,
 ) -> None:
     """Embed the rows of one shard and write its file, in one step.
@@ -329,7 +352,7 @@ def write_shard(
     vectors = job.embedder.encode(texts, advance)
     if not (finite := np.isfinite(vectors).all(1)).all():
         raise ValueError(f"the vector of row {names[finite.argmin()]!r} is not finite: {texts[finite.argmin()]!r:.80}")
-    table = make_table(names, id_type, vectors, texts if job.keep_text else None, key)
+    table = make_table(names, id_type, vectors, texts if job.keep_text else None, metadata)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with naming(path):
@@ -338,7 +361,8 @@ def write_shard(
         os.replace(temporary, path)
         sync(path.parent)
     except FileNotFoundError:
-        if not is_finished(path, len(rows), key):  # or else another process has finished the job and removed .part-*
+        # or else another process has finished the job and removed .part-*
+        if not is_finished(path, len(rows), metadata[KEY].decode()):
             raise
     finally:
         with suppress(FileNotFoundError):
@@ -346,7 +370,11 @@ def write_shard(
 
 
 def make_table(
-    names: Sequence[Id], id_type: str, vectors: "NDArray[float32]", texts: Sequence[str] | None, key: str
+    names: Sequence[Id],
+    id_type: str,
+    vectors: "NDArray[float32]",
+    texts: Sequence[str] | None,
+    metadata: Mapping[bytes, bytes],
 ) -> "pyarrow.Table":
     """Make the Arrow table of one shard: id, vector (fixed_size_list<float>[D]) and, if given, text."""
     pa, _ = import_pyarrow()
@@ -357,4 +385,4 @@ def make_table(
     }
     if texts is not None:
         columns["text"] = pa.array(texts)
-    return pa.table(columns).replace_schema_metadata({"bertlite": key})
+    return pa.table(columns).replace_schema_metadata(dict(metadata))

@@ -16,7 +16,15 @@ from bertlite.checkpoint.files import WEIGHT_FILES, Source, locate
 from bertlite.checkpoint.reading import read_weights
 from bertlite.config import read_json_object
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import POOLING, SENTENCE_CONFIG, Place, last_name, read_modules, read_pooling
+from bertlite.tokenizer.sentences import (
+    POOLING,
+    SENTENCE_CONFIG,
+    Place,
+    is_encoder,
+    last_name,
+    read_modules,
+    read_pooling,
+)
 
 LIBRARY = "sentence_transformers."  # in which its modules are; those of others may have the same names
 ACTIVATIONS = "torch.nn.modules."
@@ -110,8 +118,9 @@ def read_head(checkpoint: str) -> VectorHead:
         raise ValueError(f"{checkpoint} makes no vector of a whole text, as it has no Pooling (is it a ColBERT?)")
     if not kinds:
         return MEAN
-    known = {"Transformer", POOLING, *MODULES}
-    if others := [kind for kind, _ in kinds if last_name(kind) not in known or not kind.startswith(LIBRARY)]:
+    known = {POOLING, *MODULES}
+    ours = (kind.startswith(LIBRARY) and (is_encoder(kind) or last_name(kind) in known) for kind, _ in kinds)
+    if others := [kind for (kind, _), each in zip(kinds, ours, strict=True) if not each]:
         raise ValueError(f"{checkpoint} has {' and '.join(others)}; vectors are made by {', '.join(sorted(known))}")
     at = [last_name(kind) for kind, _ in kinds].index(POOLING)
     modules = tuple(MODULES[last_name(kind)](place, inner) for kind, inner in kinds[at + 1 :])

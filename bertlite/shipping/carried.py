@@ -13,16 +13,17 @@ from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.support.records import to_json
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import (
+    LEGACY_ENCODERS,
     MODULES,
     SENTENCE_CONFIG,
     TRANSFORMER_CONFIGS,
     Place,
+    is_encoder,
     last_name,
     read_modules,
     read_pooling,
 )
 
-TRANSFORMER = "Transformer"  # a module of sentence-transformers
 MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # of one module
 
 
@@ -62,9 +63,11 @@ def carry_modules(source: Source, folder: Path, cls: type[BertPreTrainedModel]) 
     modules = read_modules(place)
     if not modules or cls is not class_for(source):
         return False
-    kinds = [(last_name(module["type"]), PurePosixPath(module["path"])) for module in modules]
-    for module, (kind, inner) in zip(modules, kinds, strict=True):
-        if kind.endswith(TRANSFORMER):  # MLMTransformer too
+    for module in modules:
+        inner = PurePosixPath(module["path"])
+        if is_encoder(module["type"]):
+            if last_name(module["type"]) in LEGACY_ENCODERS:
+                module["type"] = "sentence_transformers.models.Transformer"
             copy_files(place, (str(inner / name) for name in TRANSFORMER_CONFIGS), folder, flat=True)
             module["path"] = ""  # where our weights are
         else:

@@ -1,6 +1,7 @@
 """Write a checkpoint of another family as a BERT's, compared with transformers' own class before it is kept."""
 
 import argparse
+import os
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -55,13 +56,13 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
     """
     source, out = Source(checkpoint), Path(folder).expanduser()
     files = find_checkpoint(source)
-    if out.exists() and out.samefile(files.config.parent):
+    if out.exists() and any(map(out.samefile, (files.config.parent, *filter(os.path.exists, [checkpoint])))):
         raise FileExistsError(f"{out} is the checkpoint's own folder: name another")
     origin, cls = Origin.read(files.config), class_for(source)
     absent, *_ = bertlite_faults(cls, origin, read_tensors(files))
     options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel and "pooler" in absent else {}
     model = cls.from_pretrained(checkpoint, **options)
-    differences, notes = compare(checkpoint, origin, model)
+    differences, notes = compare(files.config.parent if Path(checkpoint).is_dir() else checkpoint, origin, model)
     for what, difference in differences.items():
         if not difference <= ALLOWED:  # nan too
             raise ValueError(

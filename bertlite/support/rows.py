@@ -29,6 +29,8 @@ SUFFIXES = (*PLAIN, ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 OTHERS = {"txt": "text", "ndjson": "jsonl"}  # the format of a suffix that does not name it
 LONGEST = 2**27  # characters of a csv cell: a longer one means a quotation mark that is not closed
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a quoted csv cell with quotation marks inside
+WIDE_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")  # at the beginning of a file in UTF-32
+NARROW_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of one in UTF-16
 HALF = re.compile("[\ud800-\udfff]")  # of a character: a byte that is not UTF-8, or an escape of JSON
 
 
@@ -152,18 +154,28 @@ def read_lines(table: Table, newline: str = "\n") -> Iterator[str]:
     """Yield the lines of a text file, without the byte-order mark that spreadsheets begin it with.
 
     Raises:
-        ValueError: a byte is not UTF-8.
+        ValueError: a byte is not UTF-8, or is 0.
     """
+    with open(table.path, "rb") as file:
+        begin = file.read(4)
+    wide = "UTF-32" if begin in WIDE_MARKS else "UTF-16" if begin[:2] in NARROW_MARKS else None
     with open(table.path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
         for number, line in enumerate(file, 1):
             table.line = number
             if not line.isascii() and (half := HALF.search(line)):
                 byte = len(line[: half.start()].encode()) + 1
-                raise ValueError(
-                    f"byte {byte} of the line, 0x{ord(half[0]) - 0xDC00:02x}, is not UTF-8; convert the file from the"
-                    f" encoding that it has, such as: iconv -f LATIN1 -t UTF-8 {table.path} > converted"
-                )
+                what = f"byte {byte} of the line, 0x{ord(half[0]) - 0xDC00:02x}, is not UTF-8"
+                raise encoding_error(table, what, wide or "LATIN1")
+            if "\0" in line:
+                side = "UTF-16BE" if begin[:1] == b"\0" else "UTF-16LE"
+                raise encoding_error(table, "the line has a byte 0, as texts in UTF-16 have", wide or side)
             yield line
+
+
+def encoding_error(table: Table, what: str, encoding: str) -> ValueError:
+    """Return the error for a file that is not in UTF-8."""
+    command = f"iconv -f {encoding} -t UTF-8 {table.path} > converted"
+    return ValueError(f"{what}; convert the file from the encoding that it has, such as: {command}")
 
 
 def read_text(table: Table) -> Iterator[Fields]:

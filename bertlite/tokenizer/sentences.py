@@ -15,6 +15,7 @@ from bertlite.config import read_json_object
 Place = Folder | Repository
 MODULES, POOLING = "modules.json", "Pooling"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
+LEGACY_ENCODERS = ("BERT", "RoBERTa", "DistilBERT", "XLMRoBERTa", "CamemBERT", "ALBERT", "XLNet")  # of version 0
 ENCODERS = ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
 TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ENCODERS)  # by its class, before 2021
 LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
@@ -101,6 +102,11 @@ def read_pooling(place: Place) -> tuple[list[str], bool]:
     values = {} if path is None else read_json_object(path)
     modes = values.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if values.get(key)] or "mean"
     return [modes] if isinstance(modes, str) else list(modes), bool(values.get("include_prompt", True))
+
+
+def is_encoder(kind: str) -> bool:
+    """Return whether a module of this type holds the model: Transformer, MLMTransformer, or BERT in version 0."""
+    return last_name(kind).endswith("Transformer") or last_name(kind) in LEGACY_ENCODERS
 
 
 def last_name(name: str) -> str:

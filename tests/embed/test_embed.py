@@ -5,6 +5,7 @@ import json
 import pickle
 import random
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -82,8 +83,7 @@ def lines(tmp_path: Path) -> Path:
 
 def read(folder: Path) -> dict[Any, list[float]]:
     """Return {id: vector} of all shards; every id must be there once."""
-    paths = sorted(json.loads((folder / "_manifest.json").read_text())["shards"])
-    tables = [pq.read_table(folder / path) for path in paths]
+    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
     ids = [name for table in tables for name in table["id"].to_pylist()]
     assert len(set(ids)) == len(ids)
     vectors = [vector for table in tables for vector in table["vector"].to_pylist()]
@@ -345,23 +345,23 @@ def test_a_job_writes_every_row_once(checkpoint, embedder, lines, tmp_path, caps
     got, wanted = read(out), embedder.encode(texts_of(53))
     assert list(got) == list(range(53))
     np.testing.assert_allclose(np.array(list(got.values())), wanted, atol=1e-6)
-    manifest = json.loads((out / "_manifest.json").read_text())
+    manifest = json.loads(record.read_text())
     assert manifest["shards"] == {f"part-{i:05d}-of-00006.parquet": 10 if i < 5 else 3 for i in range(6)}
     assert (manifest["model"]["sha256"], manifest["settings"]["dtype"]) == (embedder.sha256, "float32")
     assert manifest["input"]["rows"] == 53
     assert "'mean'" in manifest["settings"]["modules"]["1"]
-    assert sorted(path.name for path in out.iterdir()) == ["_manifest.json", *manifest["shards"]]
+    assert sorted(path.name for path in out.iterdir()) == [*manifest["shards"]]
     table = pq.read_table(out / "part-00005-of-00006.parquet")
     assert table["text"].to_pylist() == texts_of(53)[50:]
     assert table.schema.field("vector").type == pa.list_(pa.float32(), 48)
-    done = json.loads(record.read_text())["embedded"]
+    done = manifest["embedded"]
     assert (done["shards"], done["characters"]) == (6, sum(map(len, texts_of(53))))
 
 
 @pytest.mark.parametrize(
     ("ids", "type"), [([-(2**63), 5], pa.int64()), ([5, 2**64 - 1], pa.uint64()), (["a", "5"], pa.string())]
 )
-def test_the_folder_is_read_as_one_table_by_pandas_and_pyarrow(ids, type, checkpoint, embedder, tmp_path) -> None:
+def test_other_readers_take_the_folder_for_one_table(ids, type, checkpoint, embedder, tmp_path) -> None:
     path, out = tmp_path / "x.jsonl", tmp_path / "out"
     path.write_text("".join(json.dumps({"text": f"a {name}", "id": name}) + "\n" for name in ids))
     assert main(["embed", str(checkpoint), str(path), "--id", "id", "--out", str(out), "--shard-rows", "1"]) == 0
@@ -373,6 +373,10 @@ def test_the_folder_is_read_as_one_table_by_pandas_and_pyarrow(ids, type, checkp
     frame = pytest.importorskip("pandas").read_parquet(out)
     assert frame["id"].tolist() == ids
     np.testing.assert_allclose(np.stack(frame["vector"]), wanted, atol=1e-6)
+    assert pytest.importorskip("polars").read_parquet(out)["id"].to_list() == ids
+    datasets = pytest.importorskip("datasets")
+    options = {"data_dir": str(out), "split": "train", "cache_dir": str(tmp_path / "cache")}
+    assert datasets.load_dataset("parquet", **options)["id"] == ids
 
 
 def test_a_shard_is_minutes_of_work_unless_its_rows_are_named(tmp_path, monkeypatch) -> None:
@@ -380,14 +384,14 @@ def test_a_shard_is_minutes_of_work_unless_its_rows_are_named(tmp_path, monkeypa
     monkeypatch.setattr(job_module, "SHARD_CHARACTERS", 10)
     embedder: Any = SimpleNamespace(longest=2)  # of a longer text, 16 characters count
     path = tmp_path / "x.txt"
-    lengths = [1, 1, 1, 1, 1, 5, 4, 1, 99, 99, 0]
+    lengths = [1, 1, 1, 1, 1, 5, 4, 1, 99, 99, 1]
     path.write_text("".join("x" * length + "\n" for length in lengths))
 
     def sizes(**options: int) -> list[list[int]]:
         job = Job(embedder, Rows((path,)), tmp_path, **options)
         return [[len(text) for _, text in rows] for _, rows in job.shards()]
 
-    assert sizes() == [[1, 1, 1, 1], [1, 5, 4], [1], [99], [99], [0]]
+    assert sizes() == [[1, 1, 1, 1], [1, 5, 4], [1], [99], [99], [1]]
     assert sizes(shard_rows=6) == [lengths[:6], lengths[6:]]
 
 
@@ -402,6 +406,55 @@ def test_a_second_run_does_only_what_is_missing(embedder, lines, tmp_path) -> No
     changed = [path.name for path in job.out.glob("part-*") if path.stat().st_mtime_ns != stamps[path.name]]
     assert changed == ["part-00002-of-00006.parquet"]
     assert run(job)["embedded"]["shards"] == 0
+
+
+def test_a_folder_of_a_former_version_goes_on(embedder, lines, tmp_path) -> None:
+    """Its manifest lies beside the shards, which do not hold it, and names no files."""
+    job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10)
+    manifest = run(job)
+    wanted = read(job.out)
+    manifest = {name: value for name, value in manifest.items() if name not in ("embedded", "shards")}
+    manifest["complete"], manifest["model"] = False, {"name": "x", "sha256": manifest["model"]["sha256"]}
+    (job.out / "_manifest.json").write_text(json.dumps(manifest))
+    for path in sorted(job.out.glob("*.parquet")):
+        pq.write_table(pq.read_table(path).replace_schema_metadata({"bertlite": job_module.job_key(manifest)}), path)
+    path.unlink()
+    assert run(job)["embedded"]["shards"] == 1
+    assert read(job.out) == wanted
+    assert json.loads((job.out / "_manifest.json").read_text())["complete"]
+    with pytest.raises(ValueError, match=r"settings\.normalize is True, there it is False"):
+        run(Job(Embedder(embedder.model, normalize=True), Rows((lines,)), job.out, shard_rows=10))
+
+
+def test_files_that_change_vectors_are_part_of_a_job(checkpoint, lines, tmp_path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    run(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config))  # other spaces
+    assert run(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))["embedded"]["shards"] == 0
+    (folder / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 1e-3}))
+    with pytest.raises(ValueError, match=r"must not be mixed with these:\n  model\.files\.config\.json is"):
+        run(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))
+
+
+def test_a_model_without_a_tokenizer_or_of_version_0_or_that_is_not_there_is_refused(checkpoint, tmp_path) -> None:
+    BertModel.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"has no tokenizer, only special tokens: put its tokenizer\.json"):
+        Embedder(tmp_path / "model").encode("a")
+    shutil.copytree(checkpoint, tmp_path / "old" / "0_BERT")
+    module = {"idx": 0, "name": "0", "path": "0_BERT", "type": "sentence_transformers.models.BERT"}
+    (tmp_path / "old" / "modules.json").write_text(json.dumps([module]))
+    with pytest.raises(ValueError, match=r"change the type of 0_BERT in it to sentence_transformers\.models\.Transf"):
+        Embedder(tmp_path / "old").encode("a")
+    with pytest.raises(FileNotFoundError, match="there is no folder nowhere/at-all"):
+        Embedder("nowhere/at-all", options={"local_files_only": True}).encode("a")
+
+
+@pytest.mark.parametrize(("name", "text"), [("x.txt", "a\n \nb\n"), ("x.csv", 'text,n\na,1\n"",2\n')])
+def test_a_row_without_a_text_is_refused(name: str, text: str, tmp_path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=r"row 2 \(line \d\): column 'text' is empty; leave the row out"):
+        list(Rows((tmp_path / name,)))
 
 
 def test_processes_share_the_shards(embedder, lines, tmp_path) -> None:

@@ -46,11 +46,11 @@ def test_every_format_gives_the_same_texts(tmp_path: Path, format: str, mark: st
         pq.write_table(pa.table({"text": pa.array(TEXTS).dictionary_encode(), "n": [1] * len(TEXTS)}), path)
     else:
         path.write_bytes(CELLS[format].encode(mark))
-    if reader != "embed" and format in ("csv", "jsonl", "parquet"):
+    if format in ("csv", "jsonl", "parquet"):
         with pytest.raises(ValueError, match=r"row 7.*: column 'text' is empty; leave the row out"):
             READERS[reader](path)
     else:
-        assert READERS[reader](path) == (TEXTS if format in ("csv", "jsonl", "parquet") else PLAIN)
+        assert READERS[reader](path) == PLAIN
 
 
 LATIN, KIND = (
@@ -96,7 +96,7 @@ FAULTS: list[tuple[str, Any, str]] = [  # suffix, contents, and the error behind
         "a\r\nb\rc\r",
         ", row 2 (line 2): character 2 of the line is a carriage return, and lines end with \\n or",
     ),
-    ("txt", b"a\n\n\xe9\n", f", row 3 (line 3): byte 1 of the line, 0xe9, {LATIN}"),
+    ("txt", b"a\nb\n\xe9\n", f", row 3 (line 3): byte 1 of the line, 0xe9, {LATIN}"),
     ("jsonl", '{"text": "a", "n": true}\n', ", row 1 (line 1): column 'n' holds True, of type bool; it must be a num"),
 ]
 
@@ -114,6 +114,22 @@ def test_what_is_not_a_text_is_refused_by_name(tmp_path: Path, suffix: str, cont
     with pytest.raises(ValueError) as error:  # noqa: PT011
         READERS[reader](path)
     assert str(error.value).startswith(f"{path}{message}")
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("format", ["csv", "tsv", "jsonl", "txt"])
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32", "UTF-16LE", "UTF-16BE"])
+def test_other_unicode_is_refused_with_its_name(tmp_path: Path, encoding: str, format: str, reader: str) -> None:
+    """With a mark at its beginning or without one; and a file that was taken for LATIN1, which has zeros."""
+    path = tmp_path / f"x.{format}"
+    path.write_bytes(CELLS[format].encode(encoding))
+    with pytest.raises(
+        ValueError, match=rf"\(line [12]\): .*, such as: iconv -f {encoding} -t UTF-8 .*x\.{format} > conv"
+    ):
+        READERS[reader](path)
+    path.write_text(CELLS[format].encode(encoding).decode("latin1"), encoding="utf-8")
+    with pytest.raises(ValueError, match="the line has a byte 0"):
+        READERS[reader](path)
 
 
 def test_rows_come_one_by_one(tmp_path: Path) -> None:
