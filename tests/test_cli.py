@@ -200,6 +200,7 @@ def test_a_list_has_commas(parse, text, wanted) -> None:
         (parts.integers, "0,3-5", "'3-5' is not an integer from 0"),
         (parts.integers, "-1", "'-1' is not an integer from 0"),
         (parts.numbers, "0.5,half", "'half' is not a number"),
+        *((parts.number, text, f"'{text}' is not a finite number from 0") for text in ("nan", "inf", "-1", "1e999")),
         (parts.shapes, "8", "'8' is not a shape; write sequences x tokens, such as 8x128"),
         (parts.shapes, "0x4", "'0x4' is not a shape"),
         (parts.count, "0", "'0' is too small; it must be 1 or more"),

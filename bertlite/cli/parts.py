@@ -1,6 +1,7 @@
 """The parts that all commands share: help, --out and --json, lists, and lazy imports."""
 
 import argparse
+import math
 import re
 import sys
 import tempfile
@@ -266,8 +267,11 @@ def count(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse a number."""
+    """Parse a finite number, 0 or more."""
     try:
-        return float(text)
+        found = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= found < math.inf:  # nan too
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number from 0")
+    return found

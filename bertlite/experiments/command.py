@@ -19,6 +19,7 @@ from bertlite.experiments.compare import (
     describe_way,
     markdown_table,
     note_on_balance,
+    note_on_predictions,
     provenance,
     show_interval,
     summarise,
@@ -36,6 +37,7 @@ from bertlite.experiments.files import (
     class_names,
     labels,
     model_sha256,
+    outputs,
 )
 from bertlite.experiments.finetune import STATE, DivergedError, Recipe, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.ship import MODEL, finish_run
@@ -57,7 +59,7 @@ def finetune(args: argparse.Namespace) -> int:
     changes = head_changes(train, task, args.num_labels)
     dev = read_examples(data_source(args, args.dev, args.dev_split), words=task.words, classes=train.classes)
     torch.manual_seed(args.seed)  # the head may be drawn
-    model = task.load(args.checkpoint, **changes)
+    model = task.model_class.from_pretrained(args.checkpoint, **changes)
     for examples in (train, dev):
         task.check(examples, model.config)
     task.check_both(train, dev)
@@ -87,6 +89,8 @@ def finetune(args: argparse.Namespace) -> int:
         finish_run(run, model, held_out, task, data_name=dev.name, **made)
         shutil.rmtree(state, ignore_errors=True)
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
+    if note := note_on_predictions([outputs(Record(run.folder, run.facts))]):
+        print(f"note: {note}")
     print(f"model: {run.folder / MODEL}")
     print(f"next: bertlite prune to 2x {run.folder / MODEL} --texts FILE --out FOLDER")
     write_runs(args, read_runs(run.folder))
@@ -185,9 +189,9 @@ def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric
     dense = dense_result(records)
     if metric in dense:
         print(f"\ndense: {100 * dense[metric]:.1f}")
-    note = note_on_balance(labels(records[0]), metric)
-    if note is not None:
-        print(f"note: {note}")
+    for note in (note_on_balance(labels(records[0]), metric), note_on_predictions([*map(outputs, records)])):
+        if note is not None:
+            print(f"note: {note}")
 
 
 def compare(args: argparse.Namespace) -> int:

@@ -108,6 +108,16 @@ def note_on_balance(truth: Array, metric: str) -> str | None:
     return f"{100 * share:.0f} % of the examples have the same label, so accuracy is misleading: see --metric mcc too"
 
 
+def note_on_predictions(found: Sequence[Array]) -> str | None:
+    """Return a note on models that predict one class alone, by their outputs."""
+    same = [np.unique(each[~np.isnan(each[..., 0])].argmax(-1)) for each in found if each.shape[-1] > 1]
+    count = sum(len(classes) == 1 for classes in same)
+    if not count:
+        return None
+    who = "the model predicts" if len(found) == 1 else f"{count} of {len(found)} models predict"
+    return f"{who} the same class for all examples, whatever they say"
+
+
 def task_of(runs: Sequence[Record]) -> Task:
     """Return the task of all the runs.
 

@@ -29,7 +29,7 @@ from bertlite.experiments.data import (
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate, wilson
 from bertlite.experiments.vectors import MEAN, VectorHead, read_head
 from bertlite.pruning.importance.batches import eval_mode
-from bertlite.shipping.carried import class_for
+from bertlite.shipping.carried import class_for, load_trained
 from bertlite.tokenizer import BertTokenizer
 
 RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}
@@ -81,9 +81,13 @@ class Task:
             raise ValueError(f"f1 is that of class 1 of two; for {outputs} classes there is macro-f1")
         return self.headline if name is None else name
 
+    @property
+    def model_class(self) -> Any:
+        return getattr(bertlite, self.model)
+
     def load(self, checkpoint: str, **options: Any) -> Any:
-        """Load a checkpoint into the task's class."""
-        return getattr(bertlite, self.model).from_pretrained(checkpoint, **options)
+        """Load a checkpoint into the task's class; raise ValueError if it has no head for it."""
+        return load_trained(self.model_class, checkpoint, **options)
 
     def of_checkpoint(self, checkpoint: str) -> "Task":
         """Return the task with the vectors of a checkpoint; `read_head` says what is refused."""

@@ -11,17 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import bertlite
-from bertlite.checkpoint.families import Origin
-from bertlite.checkpoint.files import Source, find_checkpoint
-from bertlite.checkpoint.reading import read_tensors
+from bertlite.checkpoint.families import read_config
+from bertlite.checkpoint.files import Source
 from bertlite.experiments.command import data_source
-from bertlite.experiments.compare import comparison, note_on_balance
+from bertlite.experiments.compare import comparison, note_on_balance, note_on_predictions
 from bertlite.experiments.data import NO_LABEL, EncodedExamples, Examples, read_examples, rows_of
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, interval_over_examples, predict
 from bertlite.experiments.files import class_names
 from bertlite.experiments.statistics import Array
-from bertlite.inspection import bertlite_faults
 from bertlite.shipping.carried import class_for
 from bertlite.support.records import environment, write_json
 from bertlite.tokenizer import BertTokenizer
@@ -87,9 +84,10 @@ def main(args: argparse.Namespace) -> int:
         worse = low is not None and (low > 0 if metric == "loss" else high < 0)
         print(*describe(record["against"], metric), sep="\n")
         print(f"difference: {found['difference']:+.4f}{span(low, high, '+')}, p {found['p']:.2g}")
-    note = None if task.labels is not torch.long else note_on_balance(ours.labels, metric)
-    if note is not None:
-        print(f"note: {note}")
+    if task.labels is torch.long and task is not MASKED:
+        for note in (note_on_balance(ours.labels, metric), note_on_predictions([ours.outputs])):
+            if note is not None:
+                print(f"note: {note}")
     if args.record:
         write_json(args.record, {**record, "environment": environment(args.device)})
     return int(worse)
@@ -99,11 +97,9 @@ def task_of(checkpoint: str, named: str | None) -> Task:
     """Return the task of a checkpoint: that of its class, unless one is given.
 
     Raises:
-        ValueError: there is no task for it, or its weights have no head for the task.
+        ValueError: there is no task for it.
     """
-    files = find_checkpoint(Source(checkpoint))
-    origin = Origin.read(files.config)
-    config = origin.config()
+    config = read_config(Source(checkpoint))
     name = class_for(Source(checkpoint)).__name__
     if named is None and name == "BertForSequenceClassification":
         number = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
@@ -112,13 +108,7 @@ def task_of(checkpoint: str, named: str | None) -> Task:
     if named is None:
         known = ", ".join(["BertForSequenceClassification", *TASK_OF])
         raise ValueError(f"{checkpoint} is a {name}; those evaluated are {known}, or name the --task")
-    task = {**TASKS, MASKED.name: MASKED}[named].of_checkpoint(checkpoint)
-    absent = set() if task.apart else bertlite_faults(getattr(bertlite, task.model), origin, read_tensors(files))[0]
-    if absent:
-        raise ValueError(
-            f"{checkpoint} has no {' and no '.join(sorted(absent))}: train it by `bertlite prune finetune`"
-        )
-    return task
+    return {**TASKS, MASKED.name: MASKED}[named].of_checkpoint(checkpoint)
 
 
 def predict_examples(args: argparse.Namespace, checkpoint: str, task: Task) -> tuple[Examples, Predictions]:

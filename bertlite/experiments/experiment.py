@@ -31,6 +31,7 @@ from bertlite.experiments.files import (
     SCORES,
     class_names,
     mask_of,
+    model_key,
     model_sha256,
     units_kept,
 )
@@ -112,8 +113,8 @@ class Cell:
             raise ValueError(f"fraction is {self.fraction}; it is a share, 0 to 1")
         if self.repair not in REPAIRS:
             raise ValueError(f"there is no repair {self.repair!r}; have: {', '.join(REPAIRS)}")
-        if self.epochs < 0:
-            raise ValueError(f"epochs is {self.epochs}; it must be 0 or more")
+        if not 0 <= self.epochs < math.inf:
+            raise ValueError(f"epochs is {self.epochs}; it is a finite number from 0")
 
 
 def parse_criterion(criterion: str) -> dict[str, Any]:
@@ -196,6 +197,11 @@ class Experiment:
         }
 
     @cached_property
+    def model_key(self) -> str:
+        """All of the dense model and its tokenizer that determines its outputs."""
+        return model_key(self.dense, self.tokenizer, self.task.head if self.task.apart else None)
+
+    @cached_property
     def dev_data(self) -> EncodedExamples:
         """Examples for evaluation, as token ids."""
         return self.task.encode(self.dev, self.tokenizer)
@@ -220,7 +226,7 @@ class Experiment:
         """Return the folder of the cell's run, whose name has a hash of everything that determines the result."""
         paths = ("model", "train", "dev")  # their contents count
         setting = {name: value for name, value in asdict(self.setting).items() if name not in paths}
-        what = [asdict(cell), setting, self.hashes, self.task.head.name if self.task.apart else None]
+        what = [asdict(cell), setting, self.hashes, self.model_key, self.train.classes]
         key = sha256_of(json.dumps(what, sort_keys=True))[:16]
         return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{key}"
 

@@ -1,6 +1,8 @@
 """The files in a run's folder: predictions of its model and of the dense one, scores, and the heads removed."""
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,12 @@ import torch
 from bertlite import kept_heads, kept_neurons
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
+from bertlite.experiments.vectors import VectorHead
 from bertlite.support.records import Record, sha256_of
+from bertlite.tokenizer import BertTokenizer
 
 MASKS, SCORES = "masks.json", "scores.json"
+NO_EFFECT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # entries of a config.json
 DENSE = "dense"  # the outputs of the dense model that a run pruned, in its predictions
 
 
@@ -22,6 +27,15 @@ def model_sha256(model: Any) -> str:
         content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data  # on a CPU no copy
         parts += [f"{name} {value.dtype} {tuple(value.shape)}", content]
     return sha256_of(*parts)
+
+
+def model_key(model: Any, tokenizer: BertTokenizer | None = None, head: VectorHead | None = None) -> str:
+    """Return a hash of all that determines what is computed of texts: weights, config, tokenizer, and vectors."""
+    config = getattr(model, "config", None)  # which a recorded teacher has not
+    known = {} if config is None else {**config.to_dict(), **dict.fromkeys(NO_EFFECT)}
+    texts = [] if tokenizer is None else [tokenizer.backend_tokenizer.to_str(), tokenizer.text_settings]
+    vectors = [] if head is None else [replace(head, modules=()), [model_sha256(each) for each in head.modules]]
+    return sha256_of(model_sha256(model), json.dumps([known, texts, vectors], sort_keys=True, default=str))
 
 
 def prediction_lines(labels: Array, **outputs: Array) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import Task
-from bertlite.experiments.files import model_sha256
+from bertlite.experiments.files import model_key
 from bertlite.support.progress import Progress
 from bertlite.support.records import read_lines, sha256_of, write_json, write_text
 
@@ -47,6 +47,15 @@ class Recipe:
     seed: int = 0
     distil: float = 0.0
     hidden: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a setting that is negative or not finite, a rate of 0, or a share above 1."""
+        highest = {"warmup": 1, "distil": 1}
+        for name, value in asdict(self).items():
+            most = highest.get(name, math.inf)
+            if not 0 <= value <= most or value == math.inf or (name in ("lr", "batch_size") and not value):
+                above = "above" if name in ("lr", "batch_size") else "from"
+                raise ValueError(f"{name} is {value}; give a finite number {above} 0" + ("" if most > 1 else " to 1"))
 
 
 def finetune_(
@@ -211,7 +220,7 @@ def fingerprint(
     model: nn.Module, data: EncodedExamples, recipe: Recipe, processes: int, teacher: nn.Module | None
 ) -> str:
     """Return a hash of everything that determines a training."""
-    models = [model_sha256(each) for each in (model, teacher) if each is not None]
+    models = [model_key(each) for each in (model, teacher) if each is not None]
     return sha256_of(json.dumps([models, asdict(recipe), processes, data.rows, data.labels]))
 
 

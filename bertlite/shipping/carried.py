@@ -2,13 +2,15 @@
 
 import shutil
 from collections.abc import Iterator
+from os import PathLike
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Folder, Source, locate
+from bertlite.checkpoint.families import Origin, read_config
+from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
+from bertlite.checkpoint.reading import read_tensors
 from bertlite.config import BertConfig
-from bertlite.inspection import class_of
+from bertlite.inspection import bertlite_faults, class_of
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.support.records import to_json
 from bertlite.tokenizer import BertTokenizer
@@ -24,6 +26,7 @@ from bertlite.tokenizer.sentences import (
     read_pooling,
 )
 
+Model = TypeVar("Model", bound=BertPreTrainedModel)
 MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # of one module
 
 
@@ -48,6 +51,24 @@ def class_for(source: Source) -> type[BertPreTrainedModel]:
     """Return the class that a checkpoint is for: BertModel if sentence-transformers pools its states to vectors, else
     that of config.json, as of a CrossEncoder."""
     return class_of(read_config(source)) if not read_pooling(locate(source))[0] else BertModel
+
+
+def load_trained(cls: type[Model], checkpoint: str | PathLike[str], **options: Any) -> Model:
+    """Load a checkpoint as a class all of whose parts it has; an encoder without a pooler gets none.
+
+    Raises:
+        ValueError: it lacks a part, which would be random.
+    """
+    files = find_checkpoint(Source(checkpoint))
+    absent, *_ = bertlite_faults(cls, Origin.read(files.config), read_tensors(files))
+    if cls is BertModel and "pooler" in absent:
+        absent, options = absent - {"pooler"}, {"add_pooling_layer": False, **options}
+    if absent:
+        raise ValueError(
+            f"{checkpoint} has no {' and no '.join(sorted(absent))}, which would be random: train it first, as by"
+            " `bertlite prune finetune`"
+        )
+    return cls.from_pretrained(checkpoint, **options)
 
 
 def carry_modules(source: Source, folder: Path, cls: type[BertPreTrainedModel]) -> bool:

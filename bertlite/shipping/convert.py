@@ -12,14 +12,12 @@ import torch
 
 from bertlite.checkpoint.families import Origin
 from bertlite.checkpoint.files import Source, find_checkpoint
-from bertlite.checkpoint.reading import read_tensors
-from bertlite.inspection import bertlite_faults
-from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.structure import densify
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
 from bertlite.shipping.card import is_pruned, needs_code
-from bertlite.shipping.carried import class_for
+from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.support.records import write_json
 
@@ -59,9 +57,7 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
     if out.exists() and any(map(out.samefile, (files.config.parent, *filter(os.path.exists, [checkpoint])))):
         raise FileExistsError(f"{out} is the checkpoint's own folder: name another")
     origin, cls = Origin.read(files.config), class_for(source)
-    absent, *_ = bertlite_faults(cls, origin, read_tensors(files))
-    options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel and "pooler" in absent else {}
-    model = cls.from_pretrained(checkpoint, **options)
+    model = load_trained(cls, checkpoint)
     differences, notes = compare(files.config.parent if Path(checkpoint).is_dir() else checkpoint, origin, model)
     for what, difference in differences.items():
         if not difference <= ALLOWED:  # nan too

@@ -21,7 +21,7 @@ from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import read_json_object
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import distance, largest, rms
-from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for
+from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for, load_trained
 from bertlite.shipping.onnx import FILE, Graph, load_onnx, require_packages, write_onnx
 from bertlite.support.progress import Progress
 from bertlite.support.records import sha256_of, write_json
@@ -73,7 +73,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
     hashes = fingerprint(source)
     in_place = check_target(source, out, hashes)
     model_class = class_for(source)
-    model = model_class.from_pretrained(checkpoint, dtype=torch.float32)
+    model = load_trained(model_class, checkpoint, dtype=torch.float32)
     graph = Graph(model)
     with (
         Progress(None, "", what="export", shown=progress) as bar,

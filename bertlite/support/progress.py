@@ -88,7 +88,8 @@ class Progress:
         what = f"{self.work}: {name}"
         self.open_bar(what, total, unit, done)
         if self.shown and not self.file.isatty():
-            print(what if total is None else f"{what}, {total:,.0f} {unit}", file=self.file, flush=True)
+            known = total is not None and unit != "%"
+            print(f"{what}, {total:,.0f} {unit}" if known else what, file=self.file, flush=True)
 
     def over(self, name: str, items: Sequence[T], unit: str) -> Iterator[T]:
         """Yield items, the work of a stage."""

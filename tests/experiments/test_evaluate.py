@@ -176,7 +176,10 @@ def test_what_cannot_be_evaluated_is_refused(save, capsys):
     save("other", "BertForSequenceClassification", id2label=dict(enumerate(NAMES)))
     for words, message in (
         (["answers"], "answers is a BertForQuestionAnswering; those evaluated are BertForSequenceClassification,"),
-        (["bare", "--task", "classification"], "bare has no classifier: train it by `bertlite prune finetune`"),
+        (
+            ["bare", "--task", "classification"],
+            "bare has no classifier, which would be random: train it first",
+        ),
         (["bare"], "similarity compares two texts; name two text columns, not one"),
         (["many"], "gives a text several labels at once, for which there is no metric here"),
         (["three", "--metric", "spearman"], "classification has no metric 'spearman'"),

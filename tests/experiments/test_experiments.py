@@ -614,6 +614,69 @@ def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
     assert (run.folder / "model" / "config.json").exists()
 
 
+def test_an_edited_file_begins_the_training_and_the_cell_anew(world, setting, tmp_path, monkeypatch, capsys):
+    """A config that leaves the weights as they are, and a tokenizer that leaves the texts as they are."""
+    folder = shutil.copytree(world / "model", tmp_path / "model")
+    command = ["prune", "finetune", str(folder), *data_arguments(world)[1:], "--epochs", "1", "--batch-size", "8"]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Run, "log", lambda run, **line: (_ for _ in ()).throw(KeyboardInterrupt) if line["step"] == 4 else 0
+        )
+        assert main([*command, "--out", str(tmp_path / "run")]) == 130
+    names = [Experiment(replace(setting, model=str(folder))).folder(Cell(), "")]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    assert main([*command, "--out", str(tmp_path / "run")]) == 2
+    assert "training is the state of a training with other data, settings or weights" in capsys.readouterr().err
+    names.append(Experiment(replace(setting, model=str(folder))).folder(Cell(), ""))
+    bertlite.BertTokenizer(WORDS, do_lower_case=False).save_pretrained(folder)
+    names.append(Experiment(replace(setting, model=str(folder))).folder(Cell(), ""))
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "relu", "_name_or_path": "moved"}))
+    names.append(Experiment(replace(setting, model=str(folder))).folder(Cell(), ""))
+    assert len({*names}) == 3
+    assert names[2] == names[3]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lr": 0.0}, "lr is 0.0; give a finite number above 0"),
+        ({"lr": math.nan}, "lr is nan"),
+        ({"epochs": math.inf}, "epochs is inf; give a finite number from 0"),
+        ({"distil": 1.5}, "distil is 1.5; give a finite number from 0 to 1"),
+    ],
+)
+def test_a_recipe_of_no_numbers_is_refused(given, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Recipe(**given)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "bare", "--dev", "dev.tsv"],
+        ["prune", "run", "bare", "--train", "train.tsv", "--dev", "dev.tsv", "--calibration", "11", "--out", "x"],
+        ["prune", "to", "50%", "bare", "--texts", "train.tsv", "--at", "1x8", "--out", "x"],
+        ["prune", "vocabulary", "bare", "--texts", "train.tsv", "--out", "x"],
+        ["convert", "bare", "--out", "x"],
+        ["export", "bare", "--out", "x"],
+    ],
+)
+def test_a_checkpoint_without_the_head_that_its_config_names_is_refused(world, tmp_path, monkeypatch, capsys, words):
+    """Its head would be random; a bare encoder needs no pooler."""
+    if words[0] == "export":
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxruntime")
+    for name in ("train.tsv", "dev.tsv", "encoder"):
+        (tmp_path / name).symlink_to(world / name)
+    shutil.copytree(world / "encoder", tmp_path / "bare")
+    shutil.copy(world / "model" / "config.json", tmp_path / "bare")
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert "bare has no classifier, which would be random: train it first, as by" in capsys.readouterr().err
+    assert not Path("x").exists()
+
+
 # Cells --------------------------------------------------------------------------------------------------------------
 
 
@@ -681,7 +744,8 @@ def test_similarity_is_pruned_without_labels(world, tmp_path):
         ({"criterion": "michel/twice"}, "criterion 'michel/twice': there is no option 'twice'; have: example, "),
         ({"fraction": 1.5}, "fraction is 1.5; it is a share, 0 to 1"),
         ({"repair": "glue"}, "there is no repair 'glue'; have: none, mean, refit"),
-        ({"epochs": -1.0}, r"epochs is -1\.0; it must be 0 or more"),
+        ({"epochs": -1.0}, r"epochs is -1\.0; it is a finite number from 0"),
+        ({"epochs": math.nan}, "epochs is nan"),
     ],
 )
 def test_a_cell_that_means_nothing_is_refused(cell, said):

@@ -32,7 +32,7 @@ TEXT = (
     .replace("sentence-transformers/all-MiniLM-L6-v2", blocks.HUB_ID)
 )
 COMMANDS = re.findall(r"^bertlite (.*)$", TEXT, re.MULTILINE)
-QUICK = ["--epochs", "0.5", "--lr", "1e-3"]  # what the page leaves at its default, which takes longer
+QUICK = ["--epochs", "1", "--lr", "3e-3"]  # what the page leaves at its default, which takes longer
 Rows = list[dict[str, Any]]
 
 

@@ -7,7 +7,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,21 +38,20 @@ from bertlite.experiments.budget.work import Work
 from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
-from bertlite.experiments.files import model_sha256, units_kept
+from bertlite.experiments.files import model_key, units_kept
 from bertlite.experiments.vectors import MEAN, VectorHead, read_head
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.models.base import BertModel
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.card import Figure
-from bertlite.shipping.carried import class_for
+from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.support.progress import Progress, short_time
 from bertlite.support.records import environment, lock_folder, map_large_blocks, peak_memory, sha256_of, write_record
 from bertlite.support.rows import format_of
 from bertlite.support.timing import with_spread
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import SentenceSettings
 
 HELD_OUT = 256  # texts to judge by at most
 NOT_UNSEEN = (
@@ -87,6 +86,7 @@ VERDICTS = {
     "right": "met",
     "slow": "missed, the model is too slow",
     "fast": "missed, the model is faster than needed, and may have lost more than needed",
+    "constant": "missed, the model predicts the same for all texts",
     None: "not checked, the clock of this machine is too noisy to tell",
 }
 
@@ -156,7 +156,7 @@ class Job:
             "settings": settings,
             "texts": self.texts,
             **self.given,
-            **facts_of(found),
+            **facts_of(found, results["constant"]),
             **results,
             "distilled": trained,
             "environment": environment(self.args.device),
@@ -203,11 +203,16 @@ def prune_all(args: argparse.Namespace, targets: dict[Path, Target], ways: dict[
         elif fresh and reports[folder] is None:
             hidden = Progress(None, "steps", shown=False)
             job.search(target=target, by=ways[folder], shared=None, state=None, progress=hidden).check_reachable()
+    if fresh and job.distillation and not all(reports.values()):
+        with Progress(None, "", what="prune to") as progress:
+            progress.stage("trial steps")
+            job.distillation.check_time()
     state = State(place, job.shared)
     for folder, target in targets.items():
-        if reports[folder]:
+        if report := reports[folder]:
             print(f"{folder} is done already")
-        reports[folder] = reports[folder] or job.run(target, folder, settings[folder], state)
+            report["lost"] |= job.limit(report["lost"])  # which may be another now
+        reports[folder] = report or job.run(target, folder, settings[folder], state)
     if args.keep is None:
         shutil.rmtree(place)
     return [report for report in reports.values() if report]
@@ -231,9 +236,9 @@ def read_job(args: argparse.Namespace) -> Job:
         fit = with_tokens(fit, TOKENS_OF_INPUT * config.intermediate_size, tokenizer, longest)
     batches = batches_of(fit, tokenizer, model, longest)
     warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), model.config)
+    head = read_head(args.checkpoint) if isinstance(model, BertModel) else MEAN
     shared = {name: getattr(args, name) for name in SETTINGS}
-    shared |= {"max_length": length, "texts": fit.sha256, "model": model_sha256(model)}
-    shared |= {"sentences": asdict(tokenizer.sentences)} if tokenizer.sentences != SentenceSettings() else {}
+    shared |= {"max_length": length, "texts": fit.sha256, "model": model_key(model, tokenizer, head)}
     search = partial(
         Search,
         model,
@@ -275,7 +280,7 @@ def read_job(args: argparse.Namespace) -> Job:
             "note": None if dev else NOT_UNSEEN,
         },
         given,
-        read_head(args.checkpoint) if isinstance(model, BertModel) else MEAN,
+        head,
     )
 
 
@@ -309,7 +314,7 @@ def read_model(
     cls, start = class_for(Source(args.checkpoint)), peak_memory()
     if issubclass(cls, MultipleChoiceBody):
         raise ValueError(f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs")
-    model = cls.from_pretrained(args.checkpoint, device=args.device)
+    model = load_trained(cls, args.checkpoint, device=args.device)
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     given = {"dense_bytes": file_size(model), "start_bytes": start}
     if not args.vocabulary:
@@ -389,9 +394,10 @@ def read_work_of(args: argparse.Namespace, config: BertConfig) -> Work:
     return work
 
 
-def facts_of(found: Outcome) -> dict[str, Any]:
-    """Return the sizes and the times of the pruned model, and whether it meets the target."""
+def facts_of(found: Outcome, is_constant: bool) -> dict[str, Any]:
+    """Return the sizes and the times of the pruned model, and whether it meets the target: not if it is constant."""
     heads, neurons = units_kept(found.model.config)
+    verdict = "constant" if is_constant else found.verdict
     return {
         "heads_kept": heads,
         "neurons_kept": neurons,
@@ -401,8 +407,8 @@ def facts_of(found: Outcome) -> dict[str, Any]:
         "expected_loss": found.plan.loss,
         **found.times,
         "sizes_by": found.plan.by,
-        "met": None if found.verdict is None else found.verdict == "right",
-        "verdict": VERDICTS[found.verdict],
+        "met": None if verdict is None else verdict == "right",
+        "verdict": VERDICTS[verdict],
     }
 
 
@@ -522,7 +528,11 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
             end="",
         )
     print("".join(f"\n{line}" for line in [report["texts"]["note"]] if line))
-    print(f"target {report['target']}: {report['verdict']}")
+    lost = report["lost"]
+    much = (
+        f", at the price of {lost['points']:.1f} points of {lost['of']}" if not lost["points"] <= lost["limit"] else ""
+    )
+    print(f"target {report['target']}: {report['verdict']}{much}")
     print(f"model: {folder}")
     print(f"next: bertlite evaluate {folder} --dev FILE --against {report['checkpoint']}")
     print(f"  or: bertlite export {folder} --out FOLDER")

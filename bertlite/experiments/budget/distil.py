@@ -115,24 +115,37 @@ class Distillation:
         wall = round(self.clock() - began, 1)
         return {**facts, **kept, "best_step": best, "lr": recipe.lr, "hidden": recipe.hidden, "wall_seconds": wall}
 
+    def check_time(self) -> None:
+        """Raise TooShortError if the minutes are too few to train the given model, so that no search is in vain."""
+        some = min(len(self.data), TIMED * RECIPE.batch_size)
+        trial = replace(self, data=EncodedExamples(self.data.rows[:some], self.data.labels[:some]))
+        self.score(self.teacher)  # the first check alone runs the teacher too
+        recording, others, step = trial.seconds(self.teacher, RECIPE)
+        needed = recording * len(self.data) / some + others + step
+        if 60 * self.minutes < needed:
+            raise TooShortError(
+                f"--distil {self.minutes:g} is too short: running the given model, timing and {CHECKS + 1} checks take"
+                f" {in_words(needed - step)}, and a step {step:.2g} s; give {needed / 60:.2g} minutes or more"
+            )
+
     def plan(self, model: Any, recipe: Recipe) -> dict[str, Any]:
-        """Return the number of steps that the time is enough for, and the seconds of a step."""
-        began, stamps = self.clock(), list[float]()
+        """Return the number of steps that the time is enough for, 1 or more, and the seconds of a step."""
+        recording, others, step = self.seconds(model, recipe)
+        return {"steps": max(1, int((60 * self.minutes - recording - others) / step)), "step_seconds": step}
+
+    def seconds(self, model: Any, recipe: Recipe) -> tuple[float, float, float]:
+        """Return the seconds of recording the teacher, of timing and all checks, and of a step."""
+        model, stamps, began = copy.deepcopy(model), list[float](), self.clock()
+        model.base_model.embeddings.requires_grad_(False)
         _ = self.recorded
+        recorded = self.clock()
         some = replace(recipe, epochs=TIMED / len(batch_indices(self.data, recipe.batch_size)))
-        self.finetune_(copy.deepcopy(model), some, log=lambda **_: stamps.append(self.clock()))
+        self.finetune_(model, some, log=lambda **_: stamps.append(self.clock()))
         step = mean(after - before for before, after in pairwise(stamps))
         last = self.clock()
         self.score(model)
         now = self.clock()
-        fixed = now - began + (CHECKS + 1) * (now - last)
-        steps = int((60 * self.minutes - fixed) / step)
-        if steps < 1:
-            raise TooShortError(
-                f"--distil {self.minutes:g} is too short: timing and {CHECKS + 1} checks take {in_words(fixed)}, and a"
-                f" step {step:.2g} s; give more minutes"
-            )
-        return {"steps": steps, "step_seconds": step}
+        return recorded - began, now - recorded + (CHECKS + 1) * (now - last), step
 
     @cached_property
     def output_bytes(self) -> int:

@@ -14,7 +14,9 @@ from bertlite.experiments.evaluate import TASKS, Task, interval_over_examples
 from bertlite.experiments.statistics import Array
 from bertlite.experiments.vectors import MEAN, VectorHead
 from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
-from bertlite.pruning.importance.predictions import Prediction, divergence, predictions
+from bertlite.pruning.importance.predictions import CLASS, Prediction, divergence, predictions
+
+ENOUGH = 10  # labels, all alike, that tell of a model which predicts one class
 
 
 def evaluate_pruned(
@@ -26,12 +28,13 @@ def evaluate_pruned(
         head: of an encoder without a task head, which makes a vector of its states.
 
     Returns:
-        "kl", the mean divergence in nats from the dense model's predictions; "lost", what `loss_of` returns; with
-        labels what `scores` returns.  For a head that predicts classes, "agreement", the share of predictions with the
-        same class; for an encoder what `compare_vectors` returns.
+        "kl", the mean divergence in nats from the dense model's predictions; "constant", whether it predicts the same
+        for all texts or tokens; "lost", what `loss_of` returns; with labels what `scores` returns.  For a head that
+        predicts classes, "agreement", the share of predictions with the same class; for an encoder what
+        `compare_vectors` returns.
     """
     found = run_both(model, partial(forward, dense, head=head), batches, head)
-    result: dict[str, Any] = {"kl": found.kl}
+    result: dict[str, Any] = {"kl": found.kl, "constant": found.is_constant}
     if found.agreement is not None:
         result["agreement"] = found.agreement
     if model.base_model is model:
@@ -107,13 +110,28 @@ def forward(model: Any, batch: Mapping[str, Tensor], head: VectorHead = MEAN) ->
 
 @dataclass(frozen=True)
 class Both:
-    """What a model and the dense one computed: the divergence, the share of equal labels, outputs, and true labels."""
+    """What a model and the dense one computed: the divergence, the share of equal labels, outputs, and true labels.
+
+    Args:
+        classes: those that the model predicts, and those that the dense one does; empty for other heads.
+        count: of predicted labels.
+    """
 
     kl: float
     agreement: float | None
     mine: Any
     theirs: Any
     truth: Any
+    classes: tuple[set[int], set[int]]
+    count: int
+
+    @property
+    def is_constant(self) -> bool:
+        """True if the model predicts the same always, and the dense one does not, or there are enough to tell."""
+        mine, theirs = self.classes
+        if not mine:
+            return self.mine is not None and not np.ptp(self.mine, axis=0).any()
+        return len(mine) == 1 and (len(theirs) > 1 or self.count >= ENOUGH)
 
 
 @torch.inference_mode()
@@ -126,20 +144,23 @@ def run_both(
     """Run a model beside the dense one; what they do not have is None."""
     divergences: list[Tensor] = []
     outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's, labels if it has any
-    differ, labels_in_all = 0.0, 0
+    differ, labels_in_all, classes = 0.0, 0, (set[int](), set[int]())
     for batch in batches:
         (q, mine), (p, theirs) = forward(model, batch, head), dense(batch)
         divergences.append(divergence(p, q).double().cpu())
         for one, other in zip(p, q, strict=True):
             differ += float(one.disagreement(other).sum())
             labels_in_all += one.count
+        if [each.family for each in q] == [CLASS]:
+            for known, (each,) in zip(classes, (q, p), strict=True):
+                known |= {*each.values.argmax(-1)[... if each.counted is None else each.counted].flatten().tolist()}
         if mine is not None and theirs is not None and mine.dim() == 2:
             labels = [batch["labels"].cpu()] if "labels" in batch else []
             outputs.append([*(x.double().cpu() for x in (mine, theirs)), *labels])
     found: list[Any] = [torch.cat(each).numpy() for each in zip(*outputs, strict=True)]
     mine, given, truth = (found + [None] * 3)[:3]
     agreement = 1 - differ / labels_in_all if labels_in_all else None
-    return Both(float(torch.cat(divergences).mean()), agreement, mine, given, truth)
+    return Both(float(torch.cat(divergences).mean()), agreement, mine, given, truth, classes, labels_in_all)
 
 
 def task_of(outputs: Array) -> Task:

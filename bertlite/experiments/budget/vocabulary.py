@@ -13,7 +13,7 @@ from bertlite.experiments.data import DataSource, Examples, read_length
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.vocabulary import Text, prune_vocabulary
 from bertlite.shipping.card import Figure
-from bertlite.shipping.carried import class_for
+from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.support.records import environment, write_record
 from bertlite.tokenizer import BertTokenizer
@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     dev = read_texts(DataSource(args.dev, args.text, None, args.columns), config) if args.dev else None
     if args.folder.exists() and any(args.folder.iterdir()):
         raise FileExistsError(f"{args.folder} is there already: name another folder")
-    model = class_for(Source(args.checkpoint)).from_pretrained(args.checkpoint, device=args.device)
+    model = load_trained(class_for(Source(args.checkpoint)), args.checkpoint, device=args.device)
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     small, fewer, facts = with_fewer_tokens(model, tokenizer, texts, dev, args.tokens or 0, args.max_length)
     report = {

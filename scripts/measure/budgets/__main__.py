@@ -203,7 +203,7 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
         examples = found.sample(min(tasks.TASKS[name].examples, len(found)), seed)
         tokenizer = read_tokenizer(args.checkpoint, args.max_length)
         torch.manual_seed(seed)
-        model = task.load(args.checkpoint, num_labels=tasks.TASKS[name].outputs)
+        model = task.model_class.from_pretrained(args.checkpoint, num_labels=tasks.TASKS[name].outputs)
         with Run("finetune", {"task": name, "examples": len(examples), **asdict(recipe)}, folder=folder) as run:
             finetune_(model, task.encode(examples, tokenizer), task, recipe)
             model.save_pretrained(folder / "model")

@@ -45,6 +45,7 @@ from bertlite.support.records import lock_folder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
 L, N, W = 3, 4, 37
+DONE = (0, 1)  # the exit status where a random model may be left with one class
 HIDDEN = Progress(None, "rounds", shown=False)
 
 
@@ -250,6 +251,49 @@ def test_times_that_fall_where_sizes_rise_are_averaged() -> None:
 
 
 # The command
+
+
+def test_a_model_that_predicts_one_class_has_not_met_its_target(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    with torch.no_grad():
+        model.classifier.bias[1] += 9
+    model.save_pretrained(tmp_path / "one")
+    BertTokenizer.from_pretrained(world / "model").save_pretrained(tmp_path / "one")
+    assert prune(world, tmp_path / "out", "90%", "--at", "1x16", model=str(tmp_path / "one")) == 1
+    report = report_of(tmp_path / "out")
+    assert (report["met"], report["constant"], report["agreement"]) == (False, True, 1.0)
+    assert "target 90%: missed, the model predicts the same for all texts\n" in capsys.readouterr().out
+    batch = {"input_ids": torch.tensor([[2, 5, 3], [2, 7, 3]]), "labels": torch.tensor([0, 1])}
+    dense = BertForSequenceClassification.from_pretrained(world / "model")
+    assert not evaluate_pruned(model, model, [batch])["constant"], "of two texts it may be right"
+    dense.classifier.bias.data -= dense(**batch).logits.mean(0)
+    assert evaluate_pruned(model, dense, [batch])["constant"], "which the given model tells apart"
+
+
+def test_what_is_done_is_judged_by_the_limit_of_today(world: Path, tmp_path: Path) -> None:
+    words = ("50%", "--at", "1x16")
+    assert [prune(world, tmp_path / "x", *words, "--lose-at-most", most) for most in ("100", "0", "100")] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("edited", ["config.json", "tokenizer.json"])
+def test_a_search_is_not_gone_on_with_after_an_edit(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], edited: str
+) -> None:
+    folder = shutil.copytree(world / "model", tmp_path / "model")
+    words = {"out": tmp_path / "x", "model": str(folder)}
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "choose_sizes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert prune(world, words["out"], "50%", "--at", "1x16", model=words["model"]) == 130
+    old = {"config.json": '"hidden_act": "gelu"', "tokenizer.json": '"lowercase": true'}[edited]
+    text = (folder / edited).read_text(encoding="utf-8")
+    assert old in text
+    (folder / edited).write_text(text.replace(old, old.replace("gelu", "relu").replace("true", "false")))
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": edited == "config.json"}))
+    assert prune(world, words["out"], "50%", "--at", "1x16", model=words["model"]) == 2
+    assert "belongs to a search with another model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
@@ -533,7 +577,6 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
         ("40% --allocate latency", "which --allocate latency needs"),
         ("40% --distil 0", "--distil is 0; give minutes above 0"),
         ("40% --labels-for judging", "needs --label NAME, the column with the labels"),
-        ("40% --distil nan", "--distil is nan; give minutes above 0"),
         ("2x --at 1x41", "the work has 41 tokens; the model has positions for 40"),
     ],
 )
@@ -647,6 +690,7 @@ def test_a_killed_search_goes_on_and_ends_as_one_that_was_not(
 def thirty_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a training have 30 steps, however fast this machine is."""
     monkeypatch.setattr(distil.Distillation, "plan", lambda *_: {"steps": 30, "step_seconds": 0.01})
+    monkeypatch.setattr(distil.Distillation, "check_time", lambda *_: None)
     monkeypatch.setattr(distil, "RECIPE", replace(distil.RECIPE, batch_size=8))
 
 
@@ -665,8 +709,8 @@ def test_distillation_is_told_and_leaves_nothing_worse(
     world: Path, tmp_path: Path, thirty_steps: None, capsys: pytest.CaptureFixture[str], labels: bool
 ) -> None:
     words = ("30%", "--at", "2x16", "--text", "text", *(["--label", "class"] if labels else []))
-    assert prune(world, tmp_path / "pruned", *words, texts="texts.tsv") == 0
-    assert prune(world, tmp_path / "trained", *words, "--distil", "2", texts="texts.tsv") == 0
+    assert prune(world, tmp_path / "pruned", *words, texts="texts.tsv") in DONE
+    assert prune(world, tmp_path / "trained", *words, "--distil", "2", texts="texts.tsv") in DONE
     before, after = report_of(tmp_path / "pruned"), report_of(tmp_path / "trained")
     assert before["distilled"] is None
     assert (after["score"] >= before["score"]) if labels else (after["kl"] <= before["kl"])
@@ -729,8 +773,8 @@ def test_a_killed_distillation_goes_on_and_ends_as_one_that_was_not(
     world: Path, tmp_path: Path, thirty_steps: None, longer_is_better: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("30%", "--at", "2x16", "--distil", "5")
-    assert prune(world, tmp_path / "whole", *words) == 0
-    assert prune(world, tmp_path / "pruned", *words[:3]) == 0
+    assert prune(world, tmp_path / "whole", *words) in DONE
+    assert prune(world, tmp_path / "pruned", *words[:3]) in DONE
     save = finetune.save_state
 
     def killed(accelerator: Any, state: Path, step: int, training: str) -> None:
@@ -743,7 +787,7 @@ def test_a_killed_distillation_goes_on_and_ends_as_one_that_was_not(
         assert prune(world, tmp_path / "again", *words) == 130
     monkeypatch.setattr(distil.Distillation, "plan", lambda *_: pytest.fail("the steps were counted again"))
     monkeypatch.setattr(search, "choose_sizes", lambda *_: pytest.fail("sizes were chosen again"))
-    assert prune(world, tmp_path / "again", *words) == 0
+    assert prune(world, tmp_path / "again", *words) in DONE
     one, other = (BertForSequenceClassification.from_pretrained(tmp_path / name) for name in ("whole", "again"))
     assert_same(one.state_dict(), other.state_dict(), atol=0)
     reports = [report_of(tmp_path / name) for name in ("whole", "again")]
@@ -773,8 +817,12 @@ def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(
     rows = tuple(((2, 5, 3), (0, 0, 0)) for _ in range(96))
     asked = distil.Distillation(model, EncodedExamples(rows, (0.0,) * 96), False, 1, score, clock=lambda: now[0])
     assert asked.plan(model, distil.RECIPE) == {"steps": 60 - 12 - 2 - 6 * 2, "step_seconds": 1}
-    with pytest.raises(ValueError, match=r"--distil 0\.4 is too short: timing and 6 checks take 26 s, and a step 1 s"):
-        replace(asked, minutes=0.4).plan(model, distil.RECIPE)
+    assert replace(asked, minutes=0.4).plan(model, distil.RECIPE)["steps"] == 1, "never none after a search"
+    replace(asked, minutes=0.45).check_time()
+    with pytest.raises(
+        ValueError, match=r"too short: .* checks take 26 s, and a step 1 s; give 0\.45 minutes or more"
+    ):
+        replace(asked, minutes=0.4).check_time()
 
 
 def test_the_given_model_runs_once_and_gives_what_it_gave_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -828,13 +876,13 @@ def test_several_targets_share_one_search_and_are_as_each_alone(
     words = [str(world / "model"), "--texts", str(world / "texts.txt"), "--at", "1x16"]
     several = ["prune", "to", "2x", "40%", "2.5 ms", *words, "--out", str(tmp_path / "all"), "--json"]
     capsys.readouterr()
-    assert main(several) == 0
+    assert main(several) in DONE
     said = capsys.readouterr()
     assert [report["target"] for report in json.loads(said.out)["targets"]] == ["2x", "40%", "2.5 ms"]
     assert calls == ["output_metrics", "loss_curves", "time_table"]
     lines = said.err.splitlines()
     assert lines[0] == f"prune to 2x 40% 2.5 ms: loading {world / 'model'}"
-    assert "prune to 2x: gradients, 100 %" in lines
+    assert "prune to 2x: gradients" in lines
     stages = [line.partition(",")[0] for line in lines[1:] if line.startswith("prune to") and " left" not in line]
     assert max(map(len, stages)) <= 80 - 52, "at 80 columns the bar, the rate and the time left stay"
     assert sum(line.startswith("next: bertlite evaluate ") for line in lines) == 3
@@ -842,7 +890,7 @@ def test_several_targets_share_one_search_and_are_as_each_alone(
     kept = ["--keep", str(tmp_path / "kept")]
     for target in ("2x", "40%", "2.5 ms"):  # the first without --keep, the others in two commands that share it
         out = tmp_path / f"one-{target.replace(' ', '')}"
-        assert main(["prune", "to", target, *words, "--out", str(out), *(kept if target != "2x" else [])]) == 0
+        assert main(["prune", "to", target, *words, "--out", str(out), *(kept if target != "2x" else [])]) in DONE
         one, other = (BertForSequenceClassification.from_pretrained(x) for x in (out, tmp_path / "all" / out.name[4:]))
         assert one.config == other.config
         assert_same(one.state_dict(), other.state_dict(), atol=0)
@@ -851,7 +899,7 @@ def test_several_targets_share_one_search_and_are_as_each_alone(
     assert f"for other targets of the same model and texts: --keep {tmp_path / 'kept'}" in capsys.readouterr().out
     assert main(["prune", "to", "30%", *words, "--seed", "1", "--out", str(tmp_path / "other"), *kept]) == 2
     assert "belongs to a search with another seed and texts: name another folder" in capsys.readouterr().err
-    assert main(several) == 0  # what is done is not done again
+    assert main(several) in DONE  # what is done is not done again
     assert f"{tmp_path / 'all' / '2x'} is done already" in capsys.readouterr().err
     assert len(calls) == 9
 
