@@ -173,7 +173,7 @@ def add_to(actions: Commands) -> None:
     group.add_argument("--label", metavar="NAME", help="name of the column with the label (default: none)")
     text = "what labels are for: judging alone, or all, the fit and --distil too"
     group.add_argument("--labels-for", choices=("all", "judging"), default="all", help=text)
-    text = "texts to fit to (default: 1024, or as many as have 16 tokens for each input of the widest matrix)"
+    text = "texts to fit to (default: 1024, or fewer that hold 16 tokens for each input of the widest matrix)"
     group.add_argument("--calibration", type=count, metavar="N", help=text)
     work = action.add_argument_group("work that the target is for")
     text = "a batch of B sequences of S tokens (default: 8x128 without --lengths)"

@@ -435,11 +435,22 @@ def label_tokens(encoding: Any, labels: Any) -> tuple[float, ...]:
     )
 
 
-def batch_indices(data: EncodedExamples, size: int, seed: int | None = None) -> list[list[int]]:
-    """Return the indices of each batch: sorted by length, or with a seed shuffled among those of similar length."""
+def batch_indices(
+    data: EncodedExamples, size: int, seed: int | None = None, *, positions: int | None = None
+) -> list[list[int]]:
+    """Return the indices of each batch: sorted by length, or with a seed shuffled among those of similar length.
+
+    Args:
+        size: examples in a batch; with `positions` in its place so many tokens, padding included, or one example.
+    """
     if seed is None:
-        indices = sorted(range(len(data)), key=data.length)
-        return [indices[at : at + size] for at in range(0, len(indices), size)]
+        batches: list[list[int]] = []
+        for i in sorted(range(len(data)), key=data.length):
+            used, most = (1, size) if positions is None else (data.length(i), positions)
+            if not batches or (len(batches[-1]) + 1) * used > most:
+                batches.append([])
+            batches[-1].append(i)
+        return batches
     draw = random.Random(seed)
     indices = draw.sample(range(len(data)), len(data))
     groups = (sorted(indices[at : at + GROUP * size], key=data.length) for at in range(0, len(indices), GROUP * size))

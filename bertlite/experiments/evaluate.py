@@ -276,9 +276,9 @@ TASKS = {
 }
 
 
-def task_of_head(config: Any) -> Task:
-    """Return the task of a head for whole texts."""
-    return TASKS["classification" if config.num_labels > 1 else "regression"]
+def task_of_head(outputs: int) -> Task:
+    """Return the task of a head for whole texts, by how many outputs it has."""
+    return TASKS["classification" if outputs > 1 else "regression"]
 
 
 def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> torch.Tensor:

@@ -252,8 +252,8 @@ def read_job(args: argparse.Namespace) -> Job:
         dense_bytes=given["dense_bytes"],
     )
     judged, distillation = batches_of(held_out, tokenizer, model, longest), None
+    all_texts, _ = split(texts, len(texts), HELD_OUT, args.seed, dev)
     if args.distil is not None:
-        all_texts, _ = split(texts, len(texts), HELD_OUT, args.seed, dev)
         data, labelled = encode(all_texts, tokenizer, longest), bool(texts.labels)
         distillation = Distillation(model, data, labelled, args.distil, Quality(model, judged), args.seed, args.device)
     return Job(
@@ -268,6 +268,7 @@ def read_job(args: argparse.Namespace) -> Job:
             "backend": backend,
             "dtype": args.dtype,
             "distil": args.distil,
+            "trained on": None if distillation is None else all_texts.sha256,
         },
         shared,
         search,
@@ -425,7 +426,7 @@ def read_both(args: argparse.Namespace, config: BertConfig) -> tuple[Examples, E
     label = None if format_of(args.texts) == "text" or args.labels_for == "judging" else args.label
     texts = read_texts(DataSource(args.texts, args.text, label, args.columns), config)
     dev = read_texts(DataSource(args.dev, args.text, args.label, args.columns), config)
-    task_of_head(config).check_both(texts, dev)
+    task_of_head(config.num_labels).check_both(texts, dev)
     return texts, dev
 
 

@@ -162,7 +162,7 @@ class Distillation:
         return RecordedTeacher(self.teacher, self.data) if self.output_bytes <= MEMORY else self.teacher
 
     def finetune_(self, model: Any, recipe: Recipe, **options: Any) -> int:
-        task = task_of_head(model.config)
+        task = task_of_head(model.config.num_labels)
         return finetune_(model, self.data, task, recipe, teacher=self.recorded, device=self.device, **options)
 
 

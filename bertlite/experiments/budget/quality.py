@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertlite.experiments.compare import comparison
-from bertlite.experiments.evaluate import TASKS, Task, interval_over_examples
+from bertlite.experiments.evaluate import interval_over_examples, spearman, task_of_head
 from bertlite.experiments.statistics import Array
 from bertlite.experiments.vectors import MEAN, VectorHead
 from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
@@ -42,7 +42,7 @@ def evaluate_pruned(
     elif found.truth is not None:
         result |= scores(found.mine, found.theirs, found.truth)
     elif found.agreement is None:
-        result["rank_correlation"] = rank_correlation(found.mine[:, 0], found.theirs[:, 0])
+        result["rank_correlation"] = spearman(found.mine, found.theirs[:, 0])
     return {**result, "lost": loss_of(result)}
 
 
@@ -52,15 +52,8 @@ def compare_vectors(mine: Array, theirs: Array) -> dict[str, float]:
     pairs = np.triu_indices(len(a), 1)
     return {
         "cosine": float((a * b).sum(1).mean()),
-        "rank_correlation": rank_correlation((a @ a.T)[pairs], (b @ b.T)[pairs]),
+        "rank_correlation": spearman((a @ a.T)[pairs][:, None], (b @ b.T)[pairs]),
     }
-
-
-def rank_correlation(a: Array, b: Array) -> float:
-    """Return Spearman's correlation."""
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(a, b).statistic)
 
 
 def loss_of(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +84,7 @@ class Quality:
         found = run_both(model, lambda _: next(known), self.batches)
         if found.truth is None:
             return 0.0, -found.kl
-        task = task_of(found.mine)
+        task = task_of_head(found.mine.shape[1])
         return float(task.metrics[task.headline](found.mine, found.truth)), -found.kl
 
 
@@ -163,11 +156,6 @@ def run_both(
     return Both(float(torch.cat(divergences).mean()), agreement, mine, given, truth, classes, labels_in_all)
 
 
-def task_of(outputs: Array) -> Task:
-    """Return the task of a head with these outputs."""
-    return TASKS["classification" if outputs.shape[1] > 1 else "regression"]
-
-
 def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
     """Return the accuracy of a classifier or Spearman's correlation of a regression, and the dense model's.
 
@@ -176,7 +164,7 @@ def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
         nothing varies; "dense_score"; and of the difference what `bertlite.experiments.compare.comparison` returns,
         paired over the examples.
     """
-    task = task_of(mine)
+    task = task_of_head(mine.shape[1])
     metric = task.headline
     interval = interval_over_examples(mine, truth, task, metric)
     return {

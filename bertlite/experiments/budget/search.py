@@ -48,7 +48,7 @@ SPARE = 0.03  # by how much a model should be faster than needed at most
 TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a time ratio that tells anything
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
-PERCENT = {"gradients": 30, "loss curves": 30, "fitting": 40}  # of the time of a search but for its clock
+PERCENT = {"gradients": 21, "loss curves": 29, "fitting": 50}  # of the time of a search without its clock
 FORMAT = 4  # of the files of a search; raise it with every change that earlier files do not fit
 
 

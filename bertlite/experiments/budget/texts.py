@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig
-from bertlite.experiments.data import DataSource, EncodedExamples, Examples, encode_examples, read_examples
+from bertlite.experiments.data import (
+    DataSource,
+    EncodedExamples,
+    Examples,
+    batch_indices,
+    encode_examples,
+    read_examples,
+)
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.inspection import class_of
 from bertlite.tokenizer import BertTokenizer
@@ -32,7 +39,7 @@ def read_texts(source: DataSource, config: BertConfig) -> Examples:
         raise ValueError(f"{model} does not classify texts: leave out --label, it needs no labels")
     found = read_examples(source, classes=[str(config.id2label[i]) for i in sorted(config.id2label)])
     if source.label is not None:
-        task_of_head(config).check(found, config)
+        task_of_head(config.num_labels).check(found, config)
     return found
 
 
@@ -70,11 +77,6 @@ def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length
     """Return batches of texts of similar length, padded, in a fixed order, on the model's device."""
     data = encode(texts, tokenizer, max_length)
     dtype = torch.float32 if model.config.num_labels == 1 else torch.long
-    batches: list[list[int]] = []
-    for index in sorted(range(len(data)), key=data.length):
-        if not batches or (len(batches[-1]) + 1) * data.length(index) > POSITIONS:
-            batches.append([])
-        batches[-1].append(index)
     left_out = () if texts.labels else ("labels",)
-    found = (data.batch(indices, dtype) for indices in batches)
+    found = (data.batch(indices, dtype) for indices in batch_indices(data, 0, positions=POSITIONS))
     return [{name: x.to(model.device) for name, x in batch.items() if name not in left_out} for batch in found]
