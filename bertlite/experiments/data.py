@@ -32,6 +32,7 @@ LIKE_A_NUMBER = re.compile(r"[+\-−]?[\d.,'\s]*\d[\d.,'\s]*(e[+\-−]?\d+)?\s*%
 UNSEEN = re.compile(r"^[\s\ufeff\u200b-\u200d\u2060]+|[\s\ufeff\u200b-\u200d\u2060]+$")  # around a label
 CLASSES = "name the classes with --classes, in their order"
 LARGEST = torch.finfo(torch.float32).max  # of a label
+MISSING = ("n/a", "#n/a", "na", "<na>", "null")  # what other programs write for no value
 NO_LABEL = -100  # of a word without a label, and of tokens that do not begin a word
 OUTSIDE = "O"  # the label of words outside entities
 MAX_LENGTH = 128  # tokens of a text, where nothing states more or fewer
@@ -252,16 +253,22 @@ def check_names(column: str, found: Sequence[Sequence[str]], locations: Sequence
     """Check that labels, which are not all numbers, are names of classes.
 
     Raises:
-        ValueError: one is a number or like one, or differs from another in small and capital letters alone; or a rare
-            one is the name of the column, as in files that were joined.
+        ValueError: one is a number or like one, stands for none, or differs from another in small and capital letters
+            alone; or a rare one is the name of the column, as in files that were joined.
     """
     known: dict[str, str] = {}  # a label in small letters: as it was written first
-    counts = Counter(label for each in found for label in {*each})
+    counts = Counter(label for each in found for label in {*each} - {str(NO_LABEL)})
+    mostly_numbers = 2 * sum(n for label, n in counts.items() if number_of(label) is not None) > counts.total()
     for place, each in zip(locations, found, strict=True):
         for label in each:
             first, fault = known.setdefault(label.casefold(), label), None
-            if label != str(NO_LABEL) and LIKE_A_NUMBER.fullmatch(label):
-                fault = "is or looks like a number, others are words: write all as numbers, such as 0.5, or as words"
+            number = number_of(label) is not None
+            if label != str(NO_LABEL) and number != mostly_numbers:
+                fault = "is a number, and most are words" if number else "is a word, and most are numbers"
+            elif not number and LIKE_A_NUMBER.fullmatch(label):
+                fault = "looks like a number: write it with a point, such as 0.5"
+            elif label.casefold() in MISSING:
+                fault = "stands for none: leave the row out"
             elif first != label:
                 fault = f"differs from {first!r} in small and capital letters alone: write one of them"
             elif label.casefold() == column.casefold() and is_rare(counts[label], len(found)):
