@@ -1,6 +1,6 @@
-"""BERT on one page, from token ids to the pooled vector, as it computes when it is not being trained.
+"""BERT on one page, from token ids to the pooled vector and to a word for [MASK], when it is not being trained.
 
-    python notebooks/bert_on_one_page.py FOLDER    # a folder with config.json and model.safetensors
+    python notebooks/bert_on_one_page.py FOLDER    # with config.json, model.safetensors and vocab.txt
 
 Attribute names are the names of tensors in checkpoints: `encoder.layer.0.attention.self.query.weight` is a path
 through the modules below.  Shapes: B sequences · S positions · D hidden size · N heads · H = D / N.  The papers:
@@ -82,6 +82,20 @@ class Layer(nn.Module):
         return self.output(F.gelu(self.intermediate.dense(x)), x)  # gelu(z) = z · P(a standard normal number < z)
 
 
+class MaskedWords(nn.Module):
+    """Scores of all words for each position: how alike LayerNorm(gelu(W·x + b)) and the vectors of the words are."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.transform = nn.Module()
+        self.transform.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)  # its weight: the word embeddings once more
+
+    def forward(self, x: Tensor) -> Tensor:  # (…, D) -> (…, words)
+        return self.decoder(self.transform.LayerNorm(F.gelu(self.transform.dense(x))))
+
+
 class Bert(nn.Module):
     """Embeddings, layers one after the other, and the pooler: tanh(W·x₀ + b) of the first token, [CLS]."""
 
@@ -105,8 +119,20 @@ class Bert(nn.Module):
         return x, torch.tanh(self.pooler.dense(x[:, 0]))
 
 
+def prune_head(layer: Layer, head: int) -> None:
+    """Remove a head for good: its rows of query, key and value, and the columns of the matrix that reads it."""
+    attention, dense = layer.attention.self, layer.attention.output.dense
+    keep = [i for i in range(dense.in_features) if i // attention.head_size != head]
+    for part in (attention.query, attention.key, attention.value):
+        part.weight, part.bias = nn.Parameter(part.weight[keep]), nn.Parameter(part.bias[keep])
+    dense.weight, dense.in_features = nn.Parameter(dense.weight[:, keep]), len(keep)
+
+
 def load(folder: Path) -> Bert:
-    """Build BERT as config.json describes it, and fill it; a tensor that is missing or does not fit is an error."""
+    """Build BERT as config.json describes it, and fill it; a tensor that is missing or does not fit is an error.
+
+    If the checkpoint has a head for masked words, it is `cls.predictions`.
+    """
     config = SimpleNamespace(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
     if config.hidden_act != "gelu":
         raise ValueError(f"hidden_act is {config.hidden_act!r}; this page knows gelu alone, bertlite.BertModel others")
@@ -114,14 +140,32 @@ def load(folder: Path) -> Bert:
     for name, tensor in load_file(folder / "model.safetensors").items():
         name = name.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight")  # as of 2018
         name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-        if not name.startswith("cls.") and name != "embeddings.position_ids":  # pre-training's heads; 0, 1, 2, …
+        name = name.replace("cls.predictions.bias", "cls.predictions.decoder.bias")
+        if not name.startswith("cls.seq_") and name != "embeddings.position_ids":  # another head; 0, 1, 2, …
             tensors[name] = tensor
+    if "cls.predictions.decoder.bias" in tensors:
+        bert.cls = nn.Module()
+        bert.cls.predictions = MaskedWords(config)
+        tensors.setdefault("cls.predictions.decoder.weight", tensors["embeddings.word_embeddings.weight"])
     bert.load_state_dict(tensors)
     return bert.eval()
 
 
 if __name__ == "__main__":
-    ids = torch.tensor([[101, 7592, 2088, 102]])  # [CLS] hello world [SEP]
+    if len(sys.argv) != 2:
+        sys.exit("usage: python notebooks/bert_on_one_page.py FOLDER")
+    folder = Path(sys.argv[1])
+    ids = torch.tensor([[101, 1996, 3007, 1997, 2605, 2003, 103, 1012, 102]])  # "the capital of france is [MASK]."
+    bert, batch = load(folder), (ids, torch.ones_like(ids), torch.zeros_like(ids))
     with torch.no_grad():
-        states, pooled = load(Path(sys.argv[1]))(ids, torch.ones_like(ids), torch.zeros_like(ids))
-    print(f"[CLS] {states[0, 0, :4].tolist()} …\npooled {pooled[0, :4].tolist()} …")
+        states, pooled = bert(*batch)
+        print(f"[CLS] {states[0, 0, :4].tolist()} …\npooled {pooled[0, :4].tolist()} …")
+        if hasattr(bert, "cls"):
+            words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+            best = bert.cls.predictions(states[0, 6]).topk(5).indices
+            print(f"the capital of france is {', '.join(words[i] for i in best)}.")
+        else:
+            print("[MASK] stays: this checkpoint has no head for masked words; bert-base-uncased has one")
+        prune_head(bert.encoder.layer[0], 0)
+        moved = (bert(*batch)[0] - states)[0, 0].norm() / states[0, 0].norm()
+        print(f"without head 0 of layer 0, [CLS] moves by {moved:.1%}")

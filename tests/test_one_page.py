@@ -1,6 +1,9 @@
 """notebooks/bert_on_one_page.py computes what the stack does, and stays one page."""
 
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import torch
 from conftest import EXACT, F64, assert_same, make, make_batch
 from safetensors.torch import load_file, save_file
 
-from bertlite import BertConfig, BertForPreTraining, BertModel
+from bertlite import BertConfig, BertForPreTraining, BertModel, prune_heads
 from bertlite.parity.command import demo_checkpoint
 
 PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "bert_on_one_page.py"
@@ -52,6 +55,37 @@ def test_equals_the_stack_with_the_names_of_bert_base_uncased(tmp_path: Path) ->
     assert_same(on_one_page(tmp_path, batch), in_the_stack(tmp_path, batch), EXACT)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_fills_the_mask_with_the_words_of_the_stack(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make(BertForPreTraining, vocab_size=3100, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("".join(f"w{i}\n" for i in range(3100)), encoding="utf-8")
+    ids = torch.tensor([[101, 1996, 3007, 1997, 2605, 2003, 103, 1012, 102]])
+    with torch.no_grad():
+        page = runpy.run_path(str(PAGE))["load"](tmp_path).double()
+        states, _ = page(ids, torch.ones_like(ids), torch.zeros_like(ids))
+        wanted = model(ids).prediction_logits
+        assert_same(page.cls.predictions(states), wanted, EXACT)
+    monkeypatch.setattr("sys.argv", [str(PAGE), str(tmp_path)])
+    runpy.run_path(str(PAGE), run_name="__main__")
+    best = ", ".join(f"w{i}" for i in wanted[0, 6].topk(5).indices.tolist())
+    assert f"the capital of france is {best}." in capsys.readouterr().out
+
+
+def test_prunes_a_head_as_the_stack_does(tmp_path: Path) -> None:
+    model = make(BertModel)
+    model.save_pretrained(tmp_path)
+    page, batch = runpy.run_path(str(PAGE)), make_batch(3, lengths=(11, 4, 1))
+    bert = page["load"](tmp_path).double()
+    for head in (2, 0):  # the second is numbered among those that are left
+        page["prune_head"](bert.encoder.layer[1], head)
+    with torch.no_grad():
+        wanted = prune_heads(model, {1: [0, 2]})(**batch)
+        assert_same(list(bert(**batch)), [wanted.last_hidden_state, wanted.pooler_output], EXACT)
+
+
 def test_refuses_what_it_does_not_compute(tmp_path: Path) -> None:
     make(BertModel, BertConfig(hidden_act="relu", num_hidden_layers=1, vocab_size=9)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"hidden_act is 'relu'; .* bertlite\.BertModel"):
@@ -60,7 +94,7 @@ def test_refuses_what_it_does_not_compute(tmp_path: Path) -> None:
 
 def test_prints_a_vector_and_is_one_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     source = PAGE.read_text(encoding="utf-8")
-    assert source.count("\n") <= 130
+    assert source.count("\n") <= 172
     assert "import bertlite" not in source
     assert "from bertlite" not in source
     folder = demo_checkpoint()
@@ -68,4 +102,13 @@ def test_prints_a_vector_and_is_one_page(monkeypatch: pytest.MonkeyPatch, capsys
         pytest.skip("no trained checkpoint is installed")
     monkeypatch.setattr("sys.argv", [str(PAGE), str(folder)])
     runpy.run_path(str(PAGE), run_name="__main__")
-    assert capsys.readouterr().out.startswith("[CLS] [0.176")
+    vector, _, mask, moved = capsys.readouterr().out.splitlines()
+    assert vector.startswith("[CLS] [-0.227")
+    assert mask.startswith("[MASK] stays: this checkpoint has no head for masked words")
+    assert 0 < float(re.fullmatch(r"without head 0 of layer 0, \[CLS\] moves by (.+)%", moved)[1]) < 20
+
+
+def test_says_how_it_is_run() -> None:
+    ran = subprocess.run([sys.executable, PAGE], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("usage: python notebooks/bert_on_one_page.py FOLDER")
