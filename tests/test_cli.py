@@ -388,3 +388,17 @@ def test_a_reader_may_stop_reading(words, capsys) -> None:
     with open(writer, "w") as output, redirect_stdout(output):
         assert main(words.split()) == 141
     assert capsys.readouterr().err == ""
+
+
+def test_env_names_what_a_report_of_a_bug_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["versions"]["torch"] in err
+    assert {"python", "system", "cpu", "kernels"} <= set(found)
+    assert str(ROOT) not in out  # no path of the machine
+    monkeypatch.setenv("BERTLITE_NATIVE", "avx9")
+    assert main(["env"]) == 0
+    assert "avx9" in capsys.readouterr().out

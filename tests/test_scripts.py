@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import bertlite
 from bertlite import cli
+from scripts.make import speed_history
 from scripts.measure import batches, checkpointing, gpu_checks
 from scripts.stress import release
 
@@ -143,3 +145,38 @@ def test_the_suites_of_transformers_run_with_bertlites_classes(tmp_path):
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "1 failed, 2 passed" in ran.stdout
     assert "AssertionError: these are not stock classes" in ran.stdout
+
+
+def test_the_history_of_a_record_is_what_git_holds(tmp_path, monkeypatch):
+    """Versions of one commit replace each other; the point is where it was measured, not where it was stored."""
+
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    for measured, median in (("a" * 40, 2.0), ("b" * 40, 3.0), ("b" * 40, 4.0)):
+        ratios = {f"{speed_history.BASE} / bertlite native float32": {"median": median}, "other / x": {"median": 9}}
+        sections = {"forward 1 x 16 2 threads": {"ratios": ratios}}
+        (tmp_path / "r.json").write_text(
+            json.dumps({"environment": {"git": {"commit": measured}}, "sections": sections})
+        )
+        git("add", "."), git("commit", "-qm", "x")
+    monkeypatch.setattr(speed_history, "ROOT", tmp_path)
+    found = list(speed_history.history("r.json"))
+    key = ("forward 1 x 16", "bertlite native float32")
+    assert [(point.commit, point.ratios) for point in found] == [("aaaaaaa", {key: 2.0}), ("bbbbbbb", {key: 4.0})]
+
+
+def test_the_citation_names_this_version():
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {bertlite.__version__}\n" in text
+
+
+def test_the_continuous_jobs_are_the_parts_of_ci_run():
+    run = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    jobs = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    parts = re.search(r"^parts=\((.+)\)$", run, re.MULTILINE)[1].split()
+    assert re.search(r"part: \[(.+)\]", jobs)[1].replace('"', "").split(", ") == parts
+    assert set(re.findall(r"(?:if|\|\|) runs ([\w.]+)", run)) == {*parts}
+    assert subprocess.run([ROOT / ".ci" / "run", "nonsense"], capture_output=True, check=False).returncode == 2

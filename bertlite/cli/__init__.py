@@ -29,6 +29,7 @@ COMMANDS = (
     commands.embed,
     commands.convert,
     commands.export,
+    commands.env,
 )
 
 

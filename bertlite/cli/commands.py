@@ -214,3 +214,15 @@ also gets what sentence-transformers and optimum need; it may be the checkpoint'
         needs=(FOLDER,),
     )
     add_checkpoint(action)
+
+
+def env(commands: Commands) -> None:
+    """Add `env`."""
+    command(
+        commands,
+        "env",
+        "bertlite.cli.env",
+        summary="print the versions, the processor and the kernels, for reports of bugs",
+        examples=("--json",),
+        record="what is printed",
+    )

@@ -1,0 +1,31 @@
+"""`bertlite env`: the versions, the processor and the kernels of this machine."""
+
+import argparse
+from typing import Any
+
+import torch
+
+from bertlite.inference.native.library import NativeKernelsError, missing_platform, usable_sets
+from bertlite.support.records import environment, write_json
+
+
+def main(args: argparse.Namespace) -> int:
+    found = describe_machine()
+    if args.record:
+        write_json(args.record, found)
+    for name, value in found.items():
+        inner = [f"{key} {each}" for key, each in value.items() if each is not None] if isinstance(value, dict) else []
+        print(f"{name}: {', '.join(inner) if inner else value}")
+    return 0
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the versions, the processor, and the sets of kernels that it runs, the best first; JSON-ready.
+
+    Nothing is compiled: `kernels` has the reason instead where they cannot run.
+    """
+    try:
+        kernels = missing_platform() or ", ".join(each.name for each in usable_sets())
+    except NativeKernelsError as error:  # of BERTLITE_NATIVE
+        kernels = str(error)
+    return {**environment("cuda" if torch.cuda.is_available() else "cpu"), "kernels": kernels}
