@@ -1,7 +1,7 @@
-"""Intervals, paired tests and rank correlations."""
+"""Intervals and paired tests."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,12 +106,3 @@ def mcnemar(right_a: Array, right_b: Array) -> float:
 
     only_a, only_b = int(np.sum(right_a & ~right_b)), int(np.sum(~right_a & right_b))
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
-
-
-def rank_correlations(scores: Mapping[str, Array]) -> tuple[list[str], Array]:
-    """Return Spearman's correlation of every pair of score tables, over the units that both have scores for."""
-    from scipy.stats import spearmanr
-
-    tables = [each.ravel() for each in scores.values()]
-    found = [[float(spearmanr(x, y, nan_policy="omit").statistic) for y in tables] for x in tables]
-    return list(scores), np.array(found)

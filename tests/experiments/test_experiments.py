@@ -370,15 +370,6 @@ def test_where_nothing_varies_there_is_no_interval():
     assert statistics.crossed_estimate(lambda chosen: [np.zeros(3)], 40).p == 1
 
 
-def test_rank_correlation_leaves_out_what_is_gone():
-    a = np.arange(6.0).reshape(2, 3)
-    b = -a
-    b[0, 1] = math.nan
-    names, found = statistics.rank_correlations({"a": a, "b": b})
-    assert names == ["a", "b"]
-    np.testing.assert_allclose(found, [[1, -1], [-1, 1]], atol=1e-12)
-
-
 # Tasks --------------------------------------------------------------------------------------------------------------
 
 
@@ -1075,15 +1066,6 @@ def test_rows_name_the_commits_of_their_runs(runs):
     older = made_from(one)  # which has it beside the environment
     older[0].facts["git"] = older[0].facts["environment"].pop("git")
     assert commit_of(compare.provenance(older)) == one
-
-
-def test_the_heat_map_crosses_the_pruned_heads_and_is_white_at_0():
-    pytest.importorskip("matplotlib")
-    figure = plots.heat_map(np.arange(12.0).reshape(3, 4) - 1, {0: [1], 2: [0, 3]})
-    assert figure.axes[0].images[0].get_clim() == (-10, 10)
-    crosses = [(x, y) for line in figure.axes[0].lines for x, y in zip(*line.get_data(), strict=True)]
-    assert set(crosses) == {(1, 0), (0, 2), (3, 2)}
-    plots.pyplot().close(figure)
 
 
 def test_what_cannot_be_finetuned_is_refused_before_any_work(world, tmp_path, capsys):
