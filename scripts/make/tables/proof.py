@@ -50,7 +50,7 @@ def parity(names: str) -> str:
         body,
         "Tensors compared, and the largest error of one, or the largest ratio of the two rms errors."
         f" {checkpoints_of(files)}. Measured on {measured_on(*files, name_torch=not several)}."
-        f" Case by case: `scripts/results/{names}`.",
+        f" Case by case: `scripts/results/{names}`." + "".join(f" {each['note']}" for each in files if "note" in each),
     )
 
 
