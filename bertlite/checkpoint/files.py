@@ -60,7 +60,8 @@ class Folder:
     """The files of a folder; a model of sentence-transformers may be in 0_Transformer or 0_BERT within it."""
 
     def __init__(self, path: Path) -> None:
-        inner = [] if (path / CONFIG_FILES[0]).exists() else path.glob("0_*/" + CONFIG_FILES[0])
+        is_old = (path / "modules.json").exists() and not (path / CONFIG_FILES[0]).exists()
+        inner = path.glob("0_*/" + CONFIG_FILES[0]) if is_old else ()
         self.path, self.paths = path, (path, *(each.parent for each in inner))
 
     def get(self, name: str) -> Path | None:

@@ -764,12 +764,13 @@ def test_what_names_no_checkpoint_is_refused(tmp_path):
 
 
 def test_a_folder_whose_model_is_in_a_subfolder_names_it(tmp_path):
-    """As sentence-transformers 0.x wrote them, and as a run has its model."""
+    """As a run has its model; where sentence-transformers 0.x put one, and its modules.json, it is loaded."""
     make().save_pretrained(tmp_path / "0_BERT")
-    (tmp_path / "modules.json").write_text("[]")
     with pytest.raises(FileNotFoundError, match=rf"subfolder: name {tmp_path}/0_BERT$"):
         BertModel.from_pretrained(tmp_path)
     assert BertModel.from_pretrained(tmp_path, subfolder="0_BERT").config.hidden_size == SIZES["hidden_size"]
+    (tmp_path / "modules.json").write_text("[]")
+    assert BertModel.from_pretrained(tmp_path).config.hidden_size == SIZES["hidden_size"]
 
 
 def test_a_path_that_is_not_utf8_is_not_called_damaged(tmp_path):

@@ -70,7 +70,7 @@ def embedder(checkpoint: Path) -> Embedder:
 @pytest.mark.parametrize("name", ["nowhere", "models/nowhere", "/nowhere"])
 def test_a_model_that_is_not_there_is_said_to_be_missing(name, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match=rf"^there is no folder (or file )?{name}(, nor has the hub.*)?$"):
+    with pytest.raises(FileNotFoundError, match=rf"^there is no folder (or file )?{name}\b"):
         Embedder(name).encode(["a"])
 
 

@@ -76,6 +76,27 @@ def test_pooling_is_carried_and_a_pooler_that_is_not_there_is_not_made(tmp_path:
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == names.keys()
 
 
+def test_a_model_in_the_folder_of_its_module_is_read(tmp_path: Path) -> None:
+    """As sentence-transformers laid it out in 2019, with a class of its own for each family."""
+    old, out = tmp_path / "old", tmp_path / "out"
+    save(old / "0_BERT", "BertModel")
+    add_pooling(old, "0_BERT")
+    modules = json.loads((old / "modules.json").read_text())
+    modules[0]["type"] = "sentence_transformers.models.BERT"
+    (old / "modules.json").write_text(json.dumps(modules))
+    assert main(["inspect", str(old)]) == 0
+    assert convert(old, out)["differences"]
+    assert [module["type"].split(".")[-1] for module in json.loads((out / "modules.json").read_text())] == [
+        "Transformer",
+        "Pooling",
+        "Normalize",
+    ]
+    assert BertTokenizer.from_pretrained(out).sentences == BertTokenizer.from_pretrained(old).sentences
+    assert BertTokenizer.from_pretrained(old).sentences.max_seq_length == 24
+    with pytest.raises(FileExistsError, match="is the checkpoint's own folder"):
+        convert(old, old)
+
+
 @pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert", "Electra", "XLMRoberta"])
 def test_a_cross_encoder_keeps_its_head_and_its_modules(kind: str, tmp_path: Path) -> None:
     sizes = DISTIL if kind == "DistilBert" else COUNTED

@@ -128,7 +128,7 @@ def test_other_unicode_is_refused_with_its_name(tmp_path: Path, encoding: str, f
     ):
         READERS[reader](path)
     path.write_text(CELLS[format].encode(encoding).decode("latin1"), encoding="utf-8")
-    with pytest.raises(ValueError, match="the line has a byte 0"):
+    with pytest.raises(ValueError, match=r"the line has a byte 0|is not JSON"):
         READERS[reader](path)
 
 
