@@ -11,6 +11,7 @@ from torch import Tensor
 from bertlite.checkpoint.files import Source, locate
 from bertlite.config import BertConfig
 from bertlite.parity.cases import DECODER, Case
+from bertlite.tokenizer import BertTokenizer
 
 CaseInputs: TypeAlias = Mapping[str, Tensor | bool]  # keyword arguments of forward
 
@@ -136,20 +137,21 @@ def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tens
 
 
 def encoded_sentences(checkpoint: str | Path, config: BertConfig) -> list[tuple[list[int], list[int]]]:
-    """Return token ids and types of SENTENCES; an empty list without a tokenizer.json for this vocabulary."""
-    path = locate(Source(checkpoint)).get(TOKENIZER)
-    if path is None:
-        return []
-    from tokenizers import Tokenizer
+    """Return token ids and types of SENTENCES; an empty list without a tokenizer for this vocabulary that loads here.
 
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_padding()  # the file may have both
-    tokenizer.no_truncation()
-    if tokenizer.get_vocab_size() > config.vocab_size:
+    Types are 0 where the tokenizer makes none, and at most the model's last.
+    """
+    if locate(Source(checkpoint)).get(TOKENIZER) is None:
         return []
-    last = config.type_vocab_size - 1
-    encoded = (tokenizer.encode(*pair) for pair in SENTENCES)
-    return [(each.ids, [min(segment, last) for segment in each.type_ids]) for each in encoded]
+    try:
+        tokenizer = BertTokenizer.from_pretrained(checkpoint)
+    except ValueError:  # of a kind that works in Python
+        return []
+    if len(tokenizer) > config.vocab_size:
+        return []
+    encoded, last = tokenizer.encode_texts(SENTENCES), config.type_vocab_size - 1
+    types = encoded.get("token_type_ids") or [[0] * len(ids) for ids in encoded["input_ids"]]
+    return [(ids, [min(each, last) for each in row]) for ids, row in zip(encoded["input_ids"], types, strict=True)]
 
 
 def random_tokens(config: BertConfig, longest: int) -> list[tuple[list[int], list[int]]]:

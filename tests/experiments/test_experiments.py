@@ -22,6 +22,7 @@ pytest.importorskip("accelerate")
 import bertlite
 from bertlite.cli import main
 from bertlite.experiments import compare, files, plots, statistics
+from bertlite.experiments.budget.quality import forward
 from bertlite.experiments.data import (
     DataSource,
     Examples,
@@ -292,6 +293,19 @@ def test_batches_hold_every_example_once_and_pad_little(world):
     assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
 
 
+def test_no_segments_are_made_where_the_tokenizer_makes_none(world, tmp_path):
+    folder = shutil.copytree(world / "model", tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"model_input_names": ["input_ids", "attention_mask"], "truncation_side": "left"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    pairs = Examples("x", (("good film", "bad"), ("a", "the plot is")), (1.0, 2.0))
+    tokenizer = read_tokenizer(str(folder), 6)
+    batch = encode_examples(pairs, tokenizer).batch([0, 1], torch.float32)
+    assert batch.keys() == {"input_ids", "attention_mask", "labels"}
+    assert batch["input_ids"].tolist() == tokenizer([*pairs.texts], truncation=True, padding=True)["input_ids"]
+    assert batch["input_ids"][1].tolist() == [2, WORDS.index("a"), 3, *map(WORDS.index, ("plot", "is")), 3]
+
+
 def test_pairs_make_one_row_with_two_segments_or_two_rows(world):
     tokenizer = read_tokenizer(str(world / "model"), 9)
     pairs = Examples("x", (("good film", "bad"), ("a", "the plot is")), (1.0, 2.0))
@@ -462,6 +476,8 @@ def test_similarity_is_that_of_the_checkpoints_own_library(world, tmp_path):
         outputs = predict(experiment.dense, data, experiment.task)
         vectors = [encoder.encode(list(side), convert_to_tensor=True) for side in zip(*pairs, strict=True)]
         wanted = encoder.similarity_pairwise(*vectors)
+        _, whole = forward(experiment.dense, data.batch([0, 1, 2], torch.float32), experiment.task.head)
+        np.testing.assert_allclose(whole[::2], vectors[0], atol=1e-5)
         np.testing.assert_allclose(outputs[:, 0], wanted, rtol=1e-5, atol=1e-5)
         found[name] = outputs.tolist(), experiment.folder(Cell("random"), "")
     assert (

@@ -10,6 +10,7 @@ import torch
 from conftest import SIZES, assert_same, make, randomise_
 
 from bertlite import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, prune_vocabulary
+from bertlite.tokenizer.sentences import SentenceSettings
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -101,6 +102,19 @@ def test_the_texts_are_cut_and_computed_as_before(checkpoint: Path, tmp_path: Pa
         assert_same(out.logits, wanted.logits[..., ids])
         real = old["attention_mask"].bool()
         assert_same(out.logits[real], dense(**old).logits[real][..., ids])
+
+
+def test_prompts_and_lower_case_of_sentence_transformers_count(checkpoint: Path) -> None:
+    model, tokenizer = BertModel.from_pretrained(checkpoint), BertTokenizer.from_pretrained(checkpoint)
+    tokenizer.sentences = SentenceSettings({"query": "Contribution: ", "passage": "Trademarks "}, "query", None, True)
+    small, pruned = prune_vocabulary(model, tokenizer, TEXTS[:9])
+    assert len(pruned) == small.config.vocab_size < 0.9 * len(tokenizer)
+    assert pruned.sentences == tokenizer.sentences
+    for prompt in (None, "", "Trademarks "):
+        before, after = (each.encode_texts(TEXTS[:9], prompt=prompt)["input_ids"] for each in (tokenizer, pruned))
+        assert [pruned.convert_ids_to_tokens(ids) for ids in after] == [
+            tokenizer.convert_ids_to_tokens(ids) for ids in before
+        ]
 
 
 def test_other_texts_are_cut_into_more_pieces_and_none_is_lost(checkpoint: Path) -> None:
