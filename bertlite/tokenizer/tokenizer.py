@@ -312,7 +312,7 @@ class BertTokenizer:
         """
         prompt, backend = self.sentences.prompt if prompt is None else prompt, self.backend_tokenizer
         if prompt and not options.get("is_split_into_words"):
-            texts = [(prompt + t[0], *t[1:]) if isinstance(t, list | tuple) else prompt + t for t in texts]
+            texts = [f"{prompt}{t}" if isinstance(t, str) else (f"{prompt}{t[0]}", *t[1:]) for t in texts]
         options |= {} if max_length is None else {"truncation": True, "max_length": max_length}
         with self._lock, encoding.lower_casing(backend) if self.sentences.do_lower_case else nullcontext():
             return self(texts, **options)

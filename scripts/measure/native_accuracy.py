@@ -22,7 +22,7 @@ from bertlite import optimize_for_inference
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.cli import main as bertlite
 from bertlite.cli.parts import FOLDER, RECORD, names_of, paths
-from bertlite.experiments.data import DataSource, read_examples, read_tokenizer
+from bertlite.experiments.data import DataSource, read_examples
 from bertlite.experiments.evaluate import TASKS, Task, labelled, predict, spearman
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate
 from bertlite.parity.command import DEMO, demo_checkpoint
@@ -84,7 +84,7 @@ def measure(task: Task, checkpoint: str, source: DataSource) -> dict[str, Any]:
     task = task.of_checkpoint(checkpoint)
     model = task.load(checkpoint).eval()
     examples = read_examples(source, words=task.words, classes=[*model.config.id2label.values()] if task.words else ())
-    data = task.encode(examples, read_tokenizer(checkpoint, MAX_LENGTH))
+    data = task.encode(examples, task.read_tokenizer(checkpoint, MAX_LENGTH))
     truth, metric = data.targets(), task.metrics[task.headline]
     plain, native = predict(model, data, task), {}
     for dtype in DTYPES:

@@ -20,7 +20,7 @@ from bertlite import BertTokenizer
 from bertlite.cli.parts import RECORD, names, numbers, paths
 from bertlite.experiments.budget.texts import read_texts
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
-from bertlite.experiments.data import DataSource, Examples
+from bertlite.experiments.data import DataSource, encode_examples
 from bertlite.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.experiments.files import model_sha256
 from bertlite.support.records import environment, write_record
@@ -52,7 +52,7 @@ def rows_of(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     model, tokenizer = TASK.load(str(checkpoint)), BertTokenizer.from_pretrained(checkpoint)
     sources = [DataSource(str(args.runs / "data" / name / f"{part}.jsonl"), ("a",)) for part in ("train", "dev")]
     train, dev = (read_texts(source, model.config) for source in sources)
-    data = encoded(dev, tokenizer, args.max_length)
+    data = encode_examples(dev, tokenizer, args.max_length)
     outputs, labels = predict(model, data, TASK), data.targets()
     rows = []
     for tokens in args.tokens:
@@ -62,17 +62,11 @@ def rows_of(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
         row = {"task": name, "model": model_sha256(model), "dev": dev.sha256, **facts, "rank": rank}
         row["dense"] = evaluate(outputs, labels, TASK)[TASK.headline]
         for way, each, its in (("pruned", small, own), ("factorised", factorised(model, rank), tokenizer)):
-            found = evaluate(predict(each, encoded(dev, its, args.max_length), TASK), labels, TASK, outputs)
+            found = evaluate(predict(each, encode_examples(dev, its, args.max_length), TASK), labels, TASK, outputs)
             row[way] = {"kl": found["kl"], TASK.headline: found[TASK.headline]}
         print(row, flush=True)
         rows.append(row)
     return rows
-
-
-def encoded(examples: Examples, tokenizer: BertTokenizer, max_length: int) -> Any:
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.enable_truncation(max_length)
-    return TASK.encode(examples, backend)
 
 
 def factorised(model: Any, rank: int) -> Any:

@@ -207,7 +207,7 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
         with Run("finetune", {"task": name, "examples": len(examples), **asdict(recipe)}, folder=folder) as run:
             finetune_(model, task.encode(examples, tokenizer), task, recipe)
             model.save_pretrained(folder / "model")
-            tokenizer.save(str(folder / "model" / "tokenizer.json"))
+            tokenizer.save_pretrained(folder / "model")
             run.results = {"sha256": model_sha256(model)}
     return folder / "model"
 
