@@ -134,7 +134,7 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
             "my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors-128",
         ),
         record="the manifest and the work done by this command",
-        out={FOLDER: "the Parquet files and _manifest.json"},
+        out={FOLDER: "the Parquet files"},
         needs=(FOLDER,),
     )
     add_checkpoint(action)

@@ -47,7 +47,7 @@ def test_prompts_length_and_lower_case_are_those_of_sentence_transformers(
     config = json.loads((folder / inner / "tokenizer_config.json").read_text())
     write(folder / inner, "tokenizer_config.json", {**config, "truncation_side": "left"})
     write(folder / inner, "sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": lower})
-    prompts = {"prompts": {"query": "Query: ", "": ""}, "default_prompt_name": "query"}
+    prompts: dict[str, Any] = {"prompts": {"query": "Query: ", "": ""}, "default_prompt_name": "query"}
     write(folder, "config_sentence_transformers.json", prompts)
     stock, ours = library.SentenceTransformer(str(folder), device="cpu"), BertTokenizer.from_pretrained(folder)
     assert ours.sentences.prompts.items() >= prompts["prompts"].items()
