@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SIZES, randomise_
+from natively import assert_near
 
 import bertlite
 from bertlite import BertConfig, BertModel, BertTokenizer
@@ -90,8 +91,8 @@ def read(folder: Path) -> dict[Any, list[float]]:
     return dict(zip(ids, vectors, strict=True))
 
 
-def by_hand(checkpoint: Path, text: str, pooling: str) -> torch.Tensor:
-    tokenizer, model = BertTokenizer.from_pretrained(checkpoint), BertModel.from_pretrained(checkpoint)
+def by_hand(checkpoint: Path, text: str, pooling: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    tokenizer, model = BertTokenizer.from_pretrained(checkpoint), BertModel.from_pretrained(checkpoint, dtype=dtype)
     with torch.no_grad():
         states = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).last_hidden_state[0]
     return {"cls": states[0], "mean": states.mean(0), "max": states.amax(0)}[pooling]
@@ -106,7 +107,8 @@ def test_a_vector_is_that_of_the_text_alone(pooling, checkpoint) -> None:
     got = Embedder(checkpoint, pooling=pooling, max_tokens=48).encode(texts)
     assert got.dtype == np.float32
     for text, vector in zip(texts, got, strict=True):
-        torch.testing.assert_close(torch.from_numpy(vector), by_hand(checkpoint, text, pooling), rtol=0, atol=2e-6)
+        plain, exact = (by_hand(checkpoint, text, pooling, dtype) for dtype in (torch.float32, torch.float64))
+        assert_near({"vector": torch.from_numpy(vector)}, {"vector": plain}, {"vector": exact})
     unit = Embedder(checkpoint, pooling=pooling, normalize=True).encode(texts)
     np.testing.assert_allclose(unit, got / np.linalg.norm(got, axis=1, keepdims=True), atol=1e-6)
 
@@ -226,12 +228,13 @@ def test_the_backend_that_is_named_is_taken(checkpoint, embedder, monkeypatch, k
     plain = Embedder(checkpoint, backend="plain", dtype="float64")
     assert plain.dimension == 48
     kernels_run.clear()  # of the loading
-    assert np.abs(plain.encode(texts_of(9)) - wanted).max() < 2e-6
+    exact = plain.encode(texts_of(9))
     assert set(kernels_run) == {"packed"}
     choice.warn_once.cache_clear()
     monkeypatch.setattr(choice, "missing_for_native", lambda *_: "none here")
     with pytest.warns(RuntimeWarning, match="plain model, without the native kernels: none here"):
-        assert np.abs(Embedder(checkpoint).encode(texts_of(9)) - wanted).max() < 2e-6
+        other = Embedder(checkpoint).encode(texts_of(9))
+    assert_near(*({"vectors": torch.from_numpy(each)} for each in (wanted, other, exact)))
     for options in ({"backend": "native"}, {"dtype": "int8"}):
         with pytest.raises(ValueError, match="native kernels cannot run this model: none here"):
             Embedder(checkpoint, **options).encode("a")
