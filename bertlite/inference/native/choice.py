@@ -3,14 +3,8 @@
 What is measured is one layer of a small model, in milliseconds; the times are kept in a file beside the kernels.
 """
 
-import contextlib
-import hashlib
-import json
-import math
-import sys
-import time
 import warnings
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -23,19 +17,17 @@ from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.inference.native.library import (
     INSTRUCTION_SETS,
     NativeKernelsError,
-    cache_folder,
     load_kernels,
-    own_folder,
+    measured_once,
     processor_flags,
 )
+from bertlite.inference.native.self_test import shortest_seconds
 from bertlite.inference.support import missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.support.records import cpu_name, write_json
+from bertlite.support.records import cpu_name
 
 RECORDED = frozenset({"avx512_bf16"})  # the best sets of processors for which scripts/results/speed.json shows it
 TOKENS = 64
-FEWEST, MOST = 3, 30  # rounds, after one that warms up
-LIMIT = 0.1  # seconds after which no further round begins
 
 
 def require_kernels(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
@@ -99,17 +91,7 @@ def seconds_of_layer(kernels: Kernels, dtype: torch.dtype, threads: int) -> dict
         "dtype": dtype_name(dtype),
         "threads": threads,
     }
-    name = f"speed-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, NativeKernelsError):  # none, or damaged
-        found = json.loads((cache_folder() / name).read_text(encoding="utf-8"))["seconds"]
-        return {way: float(found[way]) for way in ("native", "plain")}
-    with torch.autocast("cpu", enabled=False):
-        seconds = measure(kernels, dtype)
-    milliseconds = ", ".join(f"{way} {1000 * each:.2f} ms" for way, each in seconds.items())
-    print(f"bertlite: one layer in {key['dtype']}, threads: {threads}, measured once: {milliseconds}", file=sys.stderr)
-    with contextlib.suppress(OSError, NativeKernelsError):  # the next process measures again
-        write_json(own_folder(cache_folder()) / name, {**key, "seconds": seconds})
-    return seconds
+    return measured_once(key, ("native", "plain"), lambda: measure(kernels, dtype))
 
 
 @torch.no_grad()
@@ -127,14 +109,5 @@ def measure(kernels: Kernels, dtype: torch.dtype) -> dict[str, float]:
     }
     assign_tensors_(model.eval(), values)
     candidates = {"native": native_copy(model, dtype, kernels), "plain": plain_copy(model, dtype)}
-    ids, shortest = torch.arange(TOKENS, device="cpu")[None], dict.fromkeys(candidates, math.inf)
-    began = time.perf_counter()
-    for i in range(1 + MOST):
-        if i > FEWEST and time.perf_counter() - began > LIMIT:
-            break
-        for name, candidate in candidates.items():
-            start = time.perf_counter()
-            candidate(ids)
-            if i:
-                shortest[name] = min(shortest[name], time.perf_counter() - start)
-    return shortest
+    ids = torch.arange(TOKENS, device="cpu")[None]
+    return shortest_seconds({name: partial(candidate, ids) for name, candidate in candidates.items()})

@@ -1,11 +1,14 @@
 """The compiled kernels: found in the package or in the cache, or else compiled once with the user's compiler.
 
-Of the sets of instructions that a processor has, the best is taken whose kernels load and pass a self-test.
+Of the sets of instructions that a processor has, the best is taken whose kernels load and pass a self-test, and whose
+bfloat16 is not slow.  What is measured once is kept in a file beside the kernels.
 """
 
+import contextlib
 import copyreg
 import fcntl
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -16,16 +19,17 @@ import sysconfig
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bertlite.inference.native.calls import Kernels
-from bertlite.inference.native.self_test import find_fault
-from bertlite.support.records import write_text
+from bertlite.inference.native.self_test import find_fault, seconds_of_numbers
+from bertlite.support.records import cpu_name, write_json, write_text
 
 SOURCES = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "prebuilt"  # compiled kernels of a wheel that has them
@@ -72,6 +76,11 @@ class InstructionSet:
     needs: frozenset[str]
     flags: tuple[str, ...]
     uses_torch: bool = False
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether it has an instruction for bfloat16, which some processors run slowly."""
+        return bool(self.needs & {"avx512_bf16", "bf16"}) and not self.uses_torch
 
 
 HAS_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"})
@@ -155,6 +164,8 @@ def load_kernels(*, retry: bool = True) -> Kernels:
 def best_kernels(settings: tuple[str, ...]) -> Kernels:
     """Return the kernels of the first usable set that has any, with a warning if it is not the best set.
 
+    A set whose bfloat16 is slower than its float32 on this processor is taken only if no other has kernels.
+
     Args:
         settings: of the compiler; with others it is tried again.
 
@@ -162,20 +173,55 @@ def best_kernels(settings: tuple[str, ...]) -> Kernels:
         NativeKernelsError: no set has kernels; the message is a compiler's, or else that of the best set.
     """
     failures: list[NativeKernelsError] = []
-    for wanted in usable_sets():
+    slow, usable = [], usable_sets()
+    for wanted in usable:
         try:
             kernels = kernels_for(wanted.name)
         except NativeKernelsError as error:
             failures.append(error)
             continue
+        if wanted.multiplies_bfloat16 and len(usable) > 1 and is_bfloat16_slow(kernels):
+            slow.append(kernels)
+            continue
         if failures:
-            best = usable_sets()[0].name
+            best = usable[0].name
             warnings.warn(f"the native kernels are for {wanted.name}, not {best}: {failures[0]}", RuntimeWarning, 2)
         return kernels
+    if slow:
+        return slow[0]
     raise next((each for each in failures if isinstance(each, CompilationError)), failures[0])
 
 
 copyreg.pickle(Kernels, lambda _: (load_kernels, ()))  # they are compiled for one machine
+
+
+def is_bfloat16_slow(kernels: Kernels) -> bool:
+    """Return whether a layer in bfloat16 takes longer than in float32; measured once for each kind of processor."""
+    key = {"kernels": Path(kernels.path).name, "processor": cpu_name()}
+    seconds = measured_once(key, ("bfloat16", "float32"), lambda: seconds_of_numbers(kernels))
+    return seconds["bfloat16"] > seconds["float32"]
+
+
+def measured_once(
+    key: Mapping[str, Any], ways: Sequence[str], measure: Callable[[], dict[str, float]]
+) -> dict[str, float]:
+    """Return the seconds of one layer in several ways, kept in a file beside the kernels.
+
+    Args:
+        key: what they depend on.
+    """
+    name = f"speed-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, NativeKernelsError):  # none, or damaged
+        found = json.loads((cache_folder() / name).read_text(encoding="utf-8"))["seconds"]
+        return {way: float(found[way]) for way in ways}
+    with torch.autocast("cpu", enabled=False):
+        seconds = measure()
+    of = "".join(f", {name}: {key[name]}" for name in ("dtype", "threads") if name in key)
+    milliseconds = ", ".join(f"{way} {1000 * each:.2f} ms" for way, each in seconds.items())
+    print(f"bertlite: one layer{of}, measured once: {milliseconds}", file=sys.stderr)
+    with contextlib.suppress(OSError, NativeKernelsError):  # the next process measures again
+        write_json(own_folder(cache_folder()) / name, {**key, "seconds": seconds})
+    return seconds
 
 
 def compiler_settings() -> tuple[str, ...]:

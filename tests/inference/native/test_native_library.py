@@ -16,6 +16,7 @@ from natively import make_native, why_no_kernels
 
 from bertlite import optimize_for_inference
 from bertlite.inference.native import choice, library, self_test
+from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.library import (
     INSTRUCTION_SETS,
     NativeKernelsError,
@@ -250,6 +251,62 @@ def test_where_the_best_set_has_no_kernels_the_next_is_taken_aloud(
         assert Path(load_kernels().path).name == library.file_name(following)
     with warnings.catch_warnings(action="error"):
         assert optimize_for_inference(make_native().float(), backend="native").backend == "native"
+
+
+class Clock:
+    """A clock that only kernels move on."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Paced:
+    """Kernels of a set that take so many seconds for a layer."""
+
+    def __init__(self, name: str, compiled: str, clock: Clock, seconds: dict[str, float]) -> None:
+        self.kernels, self.clock, self.seconds = Kernels(compiled), clock, seconds
+        self.path, self.runs = f"/cache/{name}-0.so", 0
+        self.blocks, self.pack = self.kernels.blocks, self.kernels.pack
+
+    def run(self, numbers, *args):
+        self.runs += 1
+        self.clock.now += self.seconds[numbers]
+        return self.kernels.run(numbers, *args)
+
+
+@pytest.mark.parametrize("best", ["avx512_bf16", "neon_bf16"])
+@pytest.mark.parametrize(("bfloat16", "is_taken"), [(0.04, True), (0.11, False)])
+def test_a_set_whose_bfloat16_is_slow_on_this_processor_is_not_taken(
+    bfloat16, is_taken, best, whole, cache, monkeypatch, capfd
+):
+    if whole is None:
+        pytest.skip("there are no compiled kernels here")
+    monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
+    monkeypatch.setattr(library, "processor_flags", lambda: INSTRUCTION_SETS[best].needs)
+    monkeypatch.setattr(self_test, "time", clock := Clock())
+    made = {name: Paced(name, whole, clock, {"bfloat16": bfloat16, "float32": 0.08}) for name in INSTRUCTION_SETS}
+    monkeypatch.setattr(library, "kernels_for", made.__getitem__)
+    names = [each.name for each in usable_sets()]
+    wanted = made[names[0 if is_taken else 1]]
+    with warnings.catch_warnings(action="error"):
+        assert load_kernels() is wanted
+    runs = made[best].runs
+    assert runs >= 8  # three rounds and one that warms up
+    said = capfd.readouterr().err
+    assert f"one layer, measured once: bfloat16 {1000 * bfloat16:.2f} ms, float32 80.00 ms" in said
+    library.best_kernels.cache_clear()  # as another process
+    assert load_kernels() is wanted
+    assert (made[best].runs, capfd.readouterr().err) == (runs, "")
+    monkeypatch.setenv("BERTLITE_NATIVE", best)
+    assert load_kernels() is made[best]
+    monkeypatch.delenv("BERTLITE_NATIVE")
+    library.best_kernels.cache_clear()
+    monkeypatch.setattr(library, "cpu_name", lambda: "another processor")
+    made[best].seconds["bfloat16"] = 0.01
+    assert load_kernels() is made[best]
+    assert sum(each.runs for each in made.values()) > runs
 
 
 def test_torchs_matmuls_that_do_not_compile_are_not_tried_by_every_process(cache, copying, monkeypatch, tmp_path):
