@@ -79,9 +79,9 @@ class Folder:
         """Return where the model is instead: in a subfolder, or in a file of another format."""
         if any(map(self.get, WEIGHT_FILES)):
             return ""
-        inner = [name for name in names if any(map(Folder(self.path / name).get, WEIGHT_FILES))]
+        inner = [self.path / name for name in names if any(map(Folder(self.path / name).get, WEIGHT_FILES))]
         if inner:
-            return f".  Its model is in a subfolder: name {' or '.join(str(self.path / name) for name in inner)}"
+            return f".  Its model is in a subfolder: name {' or '.join(map(str, inner[:MOST_SHOWN]))}"
         return next((f".  {name} is {what}" for name in names if (what := other_format(name))), "")
 
 

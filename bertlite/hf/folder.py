@@ -1,14 +1,14 @@
 """Check a folder for faults that transformers ignores, before transformers reads it."""
 
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from bertlite.checkpoint.checks import dtype_faults, implausible_sizes, pruning_faults
 from bertlite.checkpoint.faults import raise_faults
-from bertlite.checkpoint.files import ADAPTER, Source, find_checkpoint
+from bertlite.checkpoint.files import ADAPTER, Folder, Source, find_checkpoint, locate
 from bertlite.checkpoint.names import WRAPPER_PREFIXES, current_name
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.checkpoint.skeleton import make_skeleton
@@ -67,3 +67,20 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
         if "quantization_config" not in {*config.extra, *options}:
             faults += dtype_faults(state, wanted)
         raise_faults(f"{files.weights} does not fit {files.config.name}:", faults)
+
+
+@contextmanager
+def says_if_missing(source: str) -> Iterator[None]:
+    """Let transformers load a checkpoint; where it is not there, say so before what transformers says.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder, and the hub has not given it.
+    """
+    place = locate(Source(source))
+    try:
+        yield
+    except OSError as error:
+        if isinstance(place, Folder):
+            raise
+        message = str(error).partition("\n")[0]
+        raise FileNotFoundError(f"there is no folder {source}, nor has the hub given it: {message}") from error

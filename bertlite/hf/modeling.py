@@ -1,6 +1,8 @@
 """bertlite's bodies as transformers models: the same stack on PreTrainedModel, with transformers' own outputs."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from os import PathLike, fspath
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +29,7 @@ from bertlite.checkpoint.skeleton import is_misaligned
 from bertlite.config import embeds_size, normalise_heads, set_config
 from bertlite.hf import compat, layers4, layers5, parts
 from bertlite.hf.calls import StockCalls, check_unused
-from bertlite.hf.folder import check_folder
+from bertlite.hf.folder import check_folder, says_if_missing
 from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
 from bertlite.models import heads
@@ -72,7 +74,9 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         """
         with torch.device("cpu"):  # a default device of "meta" is transformers' to refuse, in its own words
             check_folder(pretrained_model_name_or_path, options, issubclass(cls, HeadBody | BertBody))
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
+        source = pretrained_model_name_or_path
+        with says_if_missing(fspath(source)) if isinstance(source, str | PathLike) else nullcontext():
+            loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info=True
         for parameter in model.parameters():
             if is_misaligned(parameter):

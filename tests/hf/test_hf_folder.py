@@ -78,3 +78,10 @@ def test_an_adapter_beside_a_whole_model_is_loaded_as_transformers_does(tmp_path
     base.save_pretrained(tmp_path / "both")
     names = [name for name, _ in hf.BertModel.from_pretrained(tmp_path / "both").named_parameters()]
     assert any("lora_A" in name for name in names)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "models/nowhere", "/nowhere"])
+def test_a_folder_that_is_not_there_is_said_to_be_missing(name: str) -> None:
+    for source in (name, Path(name)):
+        with pytest.raises(FileNotFoundError, match=rf"^there is no folder (or file )?{name}(, nor has the hub|$)"):
+            hf.BertModel.from_pretrained(source, local_files_only=True)
