@@ -998,6 +998,16 @@ def test_where_most_examples_have_one_label_accuracy_is_doubted(runs):
     assert compare.note_on_balance(files.labels(made), "mcc") is None
 
 
+def test_models_that_predict_one_class_are_noted():
+    one, two, words = np.eye(3)[[1, 1, 1]], np.eye(3)[[0, 1, 1]], np.full((2, 2, 2), np.nan)
+    words[0, 0], words[1] = (1, 0), [(3, 2), (5, 1)]
+    assert (
+        compare.note_on_predictions([one]) == "the model predicts the same class for all examples, whatever they say"
+    )
+    assert compare.note_on_predictions([one, two, words]).startswith("2 of 3 models predict the same class")
+    assert compare.note_on_predictions([two]) is compare.note_on_predictions([np.ones((3, 1))]) is None
+
+
 def test_predictions_that_never_change_have_no_interval(runs):
     made = of_models(runs, 2)
     for run in made:

@@ -530,9 +530,7 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
         )
     print("".join(f"\n{line}" for line in [report["texts"]["note"]] if line))
     lost = report["lost"]
-    much = (
-        f", at the price of {lost['points']:.1f} points of {lost['of']}" if not lost["points"] <= lost["limit"] else ""
-    )
+    much = "" if lost["points"] <= lost["limit"] else f", but {lost['points']:.1f} points of {lost['of']} are lost"
     print(f"target {report['target']}: {report['verdict']}{much}")
     print(f"model: {folder}")
     print(f"next: bertlite evaluate {folder} --dev FILE --against {report['checkpoint']}")

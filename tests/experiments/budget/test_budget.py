@@ -576,6 +576,7 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
         ("2x --backend native --allocate latency", "only --backend plain runs: use macs"),
         ("40% --allocate latency", "which --allocate latency needs"),
         ("40% --distil 0", "--distil is 0; give minutes above 0"),
+        ("40% --distil 0.0001", "--distil 0.0001 is too short: running the given model, timing and 6 checks take"),
         ("40% --labels-for judging", "needs --label NAME, the column with the labels"),
         ("2x --at 1x41", "the work has 41 tokens; the model has positions for 40"),
     ],
@@ -644,6 +645,9 @@ def test_what_a_model_may_lose_is_a_limit_and_few_texts_are_told_before_the_work
     with pytest.warns(UserWarning, match="more than is normal"):
         assert prune(world, tmp_path / "judged", *words, "--dev", str(world / "texts.txt")) == 1
     assert prune(world, tmp_path / "allowed", *words, "--lose-at-most", "50") == 0
+    said = capsys.readouterr().out
+    assert len(re.findall(r"target 20%: met, but \d\d\.\d points of agreement are lost\n", said)) == 3
+    assert "target 20%: met\n" in said, "where so much is allowed"
     lost = report_of(tmp_path / "asked")["lost"]
     assert lost["points"] == pytest.approx(100 * (1 - report_of(tmp_path / "asked")["agreement"]))
     assert (lost["limit"], lost["too_much"]) == (10, True)
