@@ -251,38 +251,28 @@ def read_job(args: argparse.Namespace) -> Job:
         device=args.device,
         dense_bytes=given["dense_bytes"],
     )
-    judged, distillation = batches_of(held_out, tokenizer, model, longest), None
+    judged = batches_of(held_out, tokenizer, model, longest)
     all_texts, _ = split(texts, len(texts), HELD_OUT, args.seed, dev)
+    settings = {
+        **shared,
+        "judged": held_out.sha256,
+        "lengths": list(work.lengths),
+        "backend": backend,
+        "dtype": args.dtype,
+        "distil": args.distil,
+        "trained on": None if args.distil is None else all_texts.sha256,
+    }
+    facts = {
+        "fitted to": len(fit),
+        "held out": len(held_out),
+        "of": held_out.name,
+        "note": None if dev else NOT_UNSEEN,
+    }
+    distillation = None
     if args.distil is not None:
         data, labelled = encode(all_texts, tokenizer, longest), bool(texts.labels)
         distillation = Distillation(model, data, labelled, args.distil, Quality(model, judged), args.seed, args.device)
-    return Job(
-        args,
-        model,
-        tokenizer,
-        work,
-        {
-            **shared,
-            "judged": held_out.sha256,
-            "lengths": list(work.lengths),
-            "backend": backend,
-            "dtype": args.dtype,
-            "distil": args.distil,
-            "trained on": None if distillation is None else all_texts.sha256,
-        },
-        shared,
-        search,
-        judged,
-        distillation,
-        {
-            "fitted to": len(fit),
-            "held out": len(held_out),
-            "of": held_out.name,
-            "note": None if dev else NOT_UNSEEN,
-        },
-        given,
-        head,
-    )
+    return Job(args, model, tokenizer, work, settings, shared, search, judged, distillation, facts, given, head)
 
 
 def as_timed(model: Any, dtype: torch.dtype | None, backend: str) -> Any:
