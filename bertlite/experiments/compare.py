@@ -39,8 +39,8 @@ def grouped(runs: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, l
 
 
 def model_of(run: Record) -> str:
-    """Return the hash of the dense model that a run began with."""
-    return str(run.facts["model"]["dense"])
+    """Return the hashes of the dense model that a run began with: of its weights, and in newer runs of all it does."""
+    return " ".join(run.facts["model"].values())
 
 
 def summarise(runs: Sequence[Record], against: str | None = None, metric: str | None = None) -> list[dict[str, Any]]:

@@ -190,16 +190,12 @@ class Experiment:
 
     @cached_property
     def hashes(self) -> dict[str, dict[str, str]]:
-        """Hashes of the model and of the data."""
+        """Hashes of the model: of its weights, and of all that determines its outputs; and of the data."""
+        key = model_key(self.dense, self.tokenizer, self.task.head if self.task.apart else None)
         return {
-            "model": {"dense": model_sha256(self.dense)},
+            "model": {"dense": model_sha256(self.dense), "key": key},
             "data": {"train": self.train.sha256, "dev": self.dev.sha256},
         }
-
-    @cached_property
-    def model_key(self) -> str:
-        """All of the dense model and its tokenizer that determines its outputs."""
-        return model_key(self.dense, self.tokenizer, self.task.head if self.task.apart else None)
 
     @cached_property
     def dev_data(self) -> EncodedExamples:
@@ -226,7 +222,7 @@ class Experiment:
         """Return the folder of the cell's run, whose name has a hash of everything that determines the result."""
         paths = ("model", "train", "dev")  # their contents count
         setting = {name: value for name, value in asdict(self.setting).items() if name not in paths}
-        what = [asdict(cell), setting, self.hashes, self.model_key, self.train.classes]
+        what = [asdict(cell), setting, self.hashes, self.train.classes]
         key = sha256_of(json.dumps(what, sort_keys=True))[:16]
         return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{key}"
 

@@ -1072,6 +1072,17 @@ def test_compare_writes_rows_and_curves(runs, tmp_path, capsys):
     assert (tmp_path / "plots" / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_runs_of_one_models_weights_under_two_configs_are_not_seeds_of_one_model(runs):
+    made = of_models(runs, 2)
+    for run, key in zip(made, ("a", "b"), strict=True):
+        run.facts["model"] |= {"dense": "0" * 64, "key": key}
+    (row,) = compare.summarise(made)
+    assert (row["models"], row["over"]) == (2, "models and examples")
+    for run in made:
+        del run.facts["model"]["key"]  # as older runs are
+    assert compare.summarise(made)[0]["models"] == 1
+
+
 def test_rows_name_the_commits_of_their_runs(runs):
     def made_from(*states):
         found = [replace(run, facts=json.loads(json.dumps(run.facts))) for run in read_runs(runs)[: len(states)]]
