@@ -317,6 +317,16 @@ def evaluate(outputs: Array, labels: Array, task: Task, dense: Array | None = No
     return found if dense is None else {**found, "kl": task.divergence(dense, outputs)}
 
 
+def measure(outputs: Array, labels: Array, task: Task, metric: str) -> dict[str, Any]:
+    """Return every metric of the task, and "low" and "high", the ends of one's interval over the examples, or None."""
+    interval = interval_over_examples(outputs, labels, task, metric)
+    return {
+        **evaluate(outputs, labels, task),
+        "low": interval and interval.low,
+        "high": interval and interval.high,
+    }
+
+
 def interval_over_examples(found: Array, truth: Array, task: Task, metric: str) -> Interval | None:
     """Return the 95 % interval of one model's metric over the examples, None where nothing varies."""
     if metric == "accuracy" and truth.ndim == 1:

@@ -16,7 +16,7 @@ from bertlite.checkpoint.files import Source
 from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import comparison, note_on_balance, note_on_predictions
 from bertlite.experiments.data import NO_LABEL, EncodedExamples, Examples, read_examples, rows_of
-from bertlite.experiments.evaluate import TASKS, Task, evaluate, interval_over_examples, predict
+from bertlite.experiments.evaluate import TASKS, Task, measure, predict
 from bertlite.experiments.files import class_names
 from bertlite.experiments.statistics import Array
 from bertlite.shipping.carried import class_for
@@ -70,14 +70,14 @@ def main(args: argparse.Namespace) -> int:
         "task": task.name,
         "metric": metric,
         "data": {"name": dev.name, "examples": len(dev), "sha256": dev.sha256},
-        "model": measure(ours, task, metric),
+        "model": {"checkpoint": ours.checkpoint, **measure(ours.outputs, ours.labels, task, metric)},
     }
     print(f"{task.name}, {len(dev)} examples of {dev.name}; 95 % intervals over the examples")
     print(*describe(record["model"], metric), sep="\n")
     worse = False
     if args.against is not None:
         other = predict_examples(args, args.against, task_of(args.against, task.name))[1].with_classes(ours)
-        record["against"] = measure(other, task, metric)
+        record["against"] = {"checkpoint": other.checkpoint, **measure(other.outputs, other.labels, task, metric)}
         found = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, task, metric)
         record["comparison"] = found
         low, high = found["difference_low"], found["difference_high"]
@@ -124,13 +124,6 @@ def predict_examples(args: argparse.Namespace, checkpoint: str, task: Task) -> t
     task.check(dev, model.config)
     data = task.encode(dev, tokenizer)
     return dev, Predictions(checkpoint, dev.classes, predict(model, data, task), data.targets())
-
-
-def measure(found: Predictions, task: Task, metric: str) -> dict[str, Any]:
-    """Return every metric of a checkpoint, and the interval of one; JSON-ready."""
-    interval = interval_over_examples(found.outputs, found.labels, task, metric)
-    ends = {"low": None, "high": None} if interval is None else {"low": interval.low, "high": interval.high}
-    return {"checkpoint": found.checkpoint, **evaluate(found.outputs, found.labels, task), **ends}
 
 
 def describe(row: dict[str, Any], metric: str) -> Iterator[str]:

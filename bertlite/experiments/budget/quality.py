@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertlite.experiments.compare import comparison
-from bertlite.experiments.evaluate import interval_over_examples, spearman, task_of_head
+from bertlite.experiments.evaluate import measure, spearman, task_of_head
 from bertlite.experiments.statistics import Array
 from bertlite.experiments.vectors import MEAN, VectorHead
 from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
@@ -166,12 +166,12 @@ def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
     """
     task = task_of_head(mine.shape[1])
     metric = task.headline
-    interval = interval_over_examples(mine, truth, task, metric)
+    own = measure(mine, truth, task, metric)
     return {
         "metric": metric,
-        "score": float(task.metrics[metric](mine, truth)),
-        "score_low": interval and interval.low,
-        "score_high": interval and interval.high,
+        "score": own[metric],
+        "score_low": own["low"],
+        "score_high": own["high"],
         "dense_score": float(task.metrics[metric](theirs, truth)),
         **comparison({"": [mine]}, {"": [theirs]}, truth, task, metric),
     }
