@@ -59,8 +59,8 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
         "difference_high" and "p"; see `comparison`.
 
     Raises:
-        ValueError: there are no runs, they have several tasks, data sets or lengths, no run has the criterion, or the
-            task has no such metric.
+        ValueError: there are no runs, they have several tasks, data sets or lengths, two differ in nothing, no run has
+            the criterion, or the task has no such metric.
     """
     task = task_of(runs)
     metric = task.metric(metric, outputs(runs[0]).shape[-1])
@@ -70,6 +70,12 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
         raise ValueError(f"no run has the criterion {against!r}; have: {', '.join(have)}")
     rows = []
     for way, group in sorted(groups.items(), key=lambda item: sort_key(item[0])):
+        for same in grouped(group, lambda run: (model_of(run), run.config["cell"]["seed"])).values():
+            if len(same) > 1:
+                raise ValueError(
+                    f"{same[0].folder} and {same[1].folder} are of one way, model and seed, such as before and after"
+                    " its data were edited: remove one"
+                )
         interval, over = interval_of(group, task, metric)
         row = {
             **dict(way),
