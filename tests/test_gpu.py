@@ -118,9 +118,10 @@ torch.cuda.synchronize()
 
 
 def test_checkpointing_to_the_host_gives_the_memory_of_the_gpu_back():
-    """And the same gradients."""
-    model = make(num_hidden_layers=8, hidden_size=256, num_attention_heads=4).float().cuda().train()
-    batch = {name: x.cuda() for name, x in make_batch(16, 40).items()}
+    """And the same gradients.  Of the inputs of 8 layers, 64 MiB, 56 at least are not there at the peak."""
+    sizes = {"num_hidden_layers": 8, "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 128}
+    model = make(**sizes).float().cuda().train()
+    batch = {name: x.cuda() for name, x in make_batch(64, 128).items()}
     peaks, found = [], []
     for options in (None, {}, {"offload": True}):
         model.gradient_checkpointing_disable()
@@ -131,7 +132,8 @@ def test_checkpointing_to_the_host_gives_the_memory_of_the_gpu_back():
         before = torch.cuda.memory_allocated()
         found.append(gradients(model, model(**batch).last_hidden_state.square().mean()))
         peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert peaks[0] > peaks[1] > peaks[2]
+    assert peaks[0] > 2 * peaks[1]
+    assert peaks[1] - peaks[2] > 32 * 2**20
     assert_same(found[1], found[0], atol=1e-6)
     assert_same(found[2], found[0], atol=1e-6)
 

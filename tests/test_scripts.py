@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import SIZES
 
 import bertlite
-from bertlite import cli
+from bertlite import BertConfig, BertModel, cli
+from bertlite.support.records import git_state
 from scripts.make import speed_history
 from scripts.measure import batches, checkpointing, gpu_checks
 from scripts.stress import release
@@ -69,13 +71,52 @@ def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
 
 
 def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
-    assert gpu_checks.run("parity", [sys.executable, "-c", "print('fine')"], tmp_path)
-    assert not gpu_checks.run("parity", [sys.executable, "-c", "print('oh'); raise SystemExit(3)"], tmp_path)
+    assert gpu_checks.run("parity", [sys.executable, "-c", "print('fine')"], tmp_path) == 0
+    assert gpu_checks.run("parity", [sys.executable, "-c", "print('oh'); raise SystemExit(3)"], tmp_path) == 3
     assert (tmp_path / "parity.txt").read_text() == "fine\noh\n"
     assert "parity: exit 3 after" in capsys.readouterr().out
     if not torch.cuda.is_available():
         with pytest.raises(SystemExit, match="sees no CUDA device"):
             gpu_checks.main(["c", "--out", str(tmp_path)])
+
+
+def test_a_case_that_ends_the_process_costs_that_case_alone(tmp_path, monkeypatch):
+    """Parity goes on behind it, and its record has the case as one that differs."""
+    model = BertModel(BertConfig(**SIZES))
+    model.save_pretrained(tmp_path / "model")
+    names = "padded-float64-chunked"
+    code = """
+import os, signal, sys
+import bertlite.parity
+check = sys.modules["bertlite.parity.check"]
+plain = check.compare_sides
+def ends(case, *args):
+    if case.name == "BertModel-sdpa-padded-float64-chunked":
+        os.kill(os.getpid(), signal.SIGFPE)
+    return plain(case, *args)
+check.compare_sides = ends
+from bertlite.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    words = ["parity", str(tmp_path / "model"), "--all", "--only", names, "--shuffle", "3"]
+    words += ["--journal", str(tmp_path / gpu_checks.JOURNAL), "--out", str(tmp_path / "parity.json")]
+    assert not gpu_checks.run_to_end("parity", [sys.executable, "-c", code, *words], tmp_path)
+    (found,) = json.loads((tmp_path / "parity.json").read_text())["checkpoints"].values()
+    ended = [case for case in found["cases"] if "process ended" in str(case.get("worst"))]
+    assert {case["name"] for case in ended} == {"BertModel-sdpa-padded-float64-chunked"}
+    assert sum(claim["failed"] for claim in found["claims"]) == len(ended) == 2  # each case runs once more at the end
+    assert all(case["ok"] for case in found["cases"] if case not in ended)
+    assert len({case["name"] for case in found["cases"]}) * 2 == len(found["cases"])
+
+
+def test_an_archive_names_its_commit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bertlite.support.records.ROOT", tmp_path)
+    with pytest.raises(SystemExit):
+        gpu_checks.parse(["c", "--out", str(tmp_path)])
+    assert "name it by --commit" in capsys.readouterr().err
+    monkeypatch.setenv("BERTLITE_COMMIT", "")
+    gpu_checks.parse(["c", "--out", str(tmp_path), "--commit", "abc"])
+    assert git_state() == {"commit": "abc", "dirty": False}
 
 
 @pytest.mark.slow

@@ -1,6 +1,19 @@
 """The arguments of every command but `prune`."""
 
-from bertlite.cli.parts import FOLDER, Commands, add_checkpoint, add_device, command, count, integers, names, names_of
+from pathlib import Path
+
+from bertlite.cli.parts import (
+    FOLDER,
+    Commands,
+    add_checkpoint,
+    add_device,
+    command,
+    count,
+    integer,
+    integers,
+    names,
+    names_of,
+)
 from bertlite.cli.prune import add_data, add_header, add_metric
 
 
@@ -93,6 +106,10 @@ transformers' own class for it.  Exits 1 if anything differs.""",
         "-v", "--verbose", action="store_true", help="print every case as it comes (default: those that differ)"
     )
     action.add_argument("--list", action="store_true", help="print the names of all cases and stop")
+    text = "run cases in a random order, and the first ones again at the end (default: model by model)"
+    action.add_argument("--shuffle", type=integer, metavar="SEED", help=text)
+    text = "note each case there before and after it runs; with the same file again, go on behind the last one"
+    action.add_argument("--journal", type=Path, metavar="FILE", help=text)
 
 
 def evaluate(commands: Commands) -> None:

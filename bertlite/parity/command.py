@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import random
 import shutil
 import sys
 import time
@@ -19,9 +20,9 @@ from bertlite.checkpoint.families import Origin
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DTYPES, Case, cases_for, choose
-from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import TOKENIZER
+from bertlite.parity.journal import check_noted
 from bertlite.support.progress import Progress, in_words
 from bertlite.support.records import environment, write_record
 
@@ -30,7 +31,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "base": {},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
-LARGEST_IN_PAIRS = 30_000_000  # weights of layers; the quick choice for larger models has few pairs
+LARGEST_IN_PAIRS = 30_000_000  # weights of layers; the quick choice for larger models has few pairs, in its order
+AGAIN = 20  # cases of a random order that run once more at the end
 
 
 def main(args: argparse.Namespace) -> int:
@@ -81,18 +83,31 @@ def run(work: Mapping[str, Section], args: argparse.Namespace) -> dict[str, list
     total, whole = (sum(map(len, cases.values())) for cases in (plan, every))
     quick = f"{total} of {whole} cases, which together cover all of them; --all runs every one"
     print(f"{whole} cases" if total == whole else quick, flush=True)
+    plan = {name: shuffled(cases, work[name].checkpoint, args.shuffle) for name, cases in plan.items()}
     found: dict[str, list[Report]] = {}
-    with Progress(total, "cases", what="parity") as bar:
+    with Progress(sum(map(len, plan.values())), "cases", what="parity") as bar:
         for name, section in work.items():
             if args.verbose:
                 bar.print(f"\n{name}: {len(plan[name])} cases")
             found[name] = []
-            for report in check_all(plan[name], args.device, section.checkpoint):
+            for report in check_noted(plan[name], args.device, section.checkpoint, args.journal, name):
                 if args.verbose or report.failed:
                     bar.print(str(report) if args.verbose else f"{name}\n{report}")
                 bar.advance()
                 found[name].append(report)
     return found
+
+
+def shuffled(cases: Sequence[Case], checkpoint: str | Path, seed: int | None) -> tuple[Case, ...]:
+    """Return cases in a random order, the first AGAIN once more at the end; as they are without a seed.
+
+    What a case leaves behind in the process is found by those that follow it.  Cases of large models keep their order,
+    in which each model is loaded once.
+    """
+    if seed is None or reference.weights_of_layers(checkpoint) > LARGEST_IN_PAIRS:
+        return tuple(cases)
+    drawn = random.Random(seed).sample(cases, len(cases))
+    return (*drawn, *drawn[:AGAIN])
 
 
 def matching(cases: Iterable[Case], only: Sequence[str]) -> tuple[Case, ...]:

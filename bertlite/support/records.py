@@ -221,16 +221,18 @@ def run_git(*words: str) -> str:
 def git_state() -> dict[str, Any] | None:
     """Return the commit that this package is checked out at, and whether any file differs from it ("dirty").
 
-    Records in scripts/results do not count, or the second of two new records would always be dirty.  None outside a
-    checkout, such as in an installed package.
+    Records in scripts/results do not count, or the second of two new records would always be dirty.  Outside a
+    checkout, such as in an installed package, it is the commit that BERTLITE_COMMIT names, or None.
     """
+    named = os.environ.get("BERTLITE_COMMIT")  # of an archive's files
+    outside = {"commit": named, "dirty": False} if named else None
     try:
         if Path(run_git("rev-parse", "--show-toplevel").rstrip("\n")).resolve() != ROOT:
-            return None  # installed in a folder of another repository
+            return outside  # installed in a folder of another repository
         changed = run_git("status", "--porcelain", "--", ".", f":(exclude){RESULTS}")
         return {"commit": run_git("rev-parse", "HEAD").strip(), "dirty": bool(changed.strip())}
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return outside
 
 
 def commit_of(record: Mapping[str, Any]) -> dict[str, Any] | None:

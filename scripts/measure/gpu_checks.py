@@ -2,11 +2,13 @@
 
     python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT
     python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT --steps parity,speed
+    python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT --commit SHA    # where the files are an archive's
 
 Installs nothing.  Writes into OUT the output of each step and the records that belong into scripts/results:
 parity-cuda.json, speed-cuda.json, limits-cuda.json and checkpointing-cuda-{base,large}.json, each with the goals of
 scripts/measure/gpu_goals.py and whether they are met; checks-cuda.json has all goals and names what was not run.
-When a step fails the next one still runs; exits 1 if any failed.  Without a GPU, `tests/test_device.py` runs every
+When a step fails the next one still runs, and a case of parity that ends its process is noted as one that differs;
+checks-cuda.json is written after each step.  Exits 1 if any failed.  Without a GPU, `tests/test_device.py` runs every
 path on a second device that the CPU computes.
 """
 
@@ -20,9 +22,11 @@ from pathlib import Path
 
 import torch
 
+from bertlite.support.records import git_state
 from scripts.measure import gpu_goals
 
 ROOT = Path(__file__).resolve().parents[2]
+JOURNAL = "parity.jsonl"
 STEPS = ("tests", "parity", "speed", "limits", "checkpointing")
 
 
@@ -35,7 +39,10 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
     steps = {
         "tests": [["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *marked]],
         "parity": [
-            [*bertlite, "parity", checkpoint, "--all", "--shapes", "base,large", *cuda, f"{out}/parity-cuda.json"],
+            [
+                *[*bertlite, "parity", checkpoint, "--all", "--shapes", "base,large", "--shuffle", "0"],
+                *["--journal", f"{out}/{JOURNAL}", *cuda, f"{out}/parity-cuda.json"],
+            ],
         ],
         "speed": [
             ["-m", "scripts.measure.speed", "--models", ",".join(gpu_goals.SHAPES), *cuda, f"{out}/speed-cuda.json"],
@@ -49,8 +56,22 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
     return {step: [[sys.executable, *words] for words in runs] for step, runs in steps.items()}
 
 
-def run(step: str, words: Sequence[str], out: Path) -> bool:
-    """Run a command, with its output on the terminal and in STEP.txt; return whether it succeeded."""
+def run_to_end(step: str, words: Sequence[str], out: Path) -> bool:
+    """Run a command; return whether it succeeded.
+
+    What ends parity's process, an error or a signal, is in its journal: it is run again and goes on behind that case.
+    """
+    journal = out / JOURNAL
+    journal.unlink(missing_ok=True)
+    while True:
+        noted = journal.stat().st_size if journal.exists() else 0
+        status = run(step, words, out)
+        if status in (0, 1) or not journal.exists() or journal.stat().st_size == noted:
+            return status == 0
+
+
+def run(step: str, words: Sequence[str], out: Path) -> int:
+    """Run a command, with its output on the terminal and in STEP.txt; return its exit status."""
     print(f"\n== {step}: {' '.join(words)}", flush=True)
     start = time.perf_counter()
     with (out / f"{step}.txt").open("a", encoding="utf-8") as log:
@@ -67,7 +88,7 @@ def run(step: str, words: Sequence[str], out: Path) -> bool:
             print(line, end="", flush=True)
             log.write(line)
     print(f"== {step}: exit {child.wait()} after {time.perf_counter() - start:.0f} s", flush=True)
-    return child.returncode == 0
+    return child.returncode
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -75,7 +96,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("checkpoint", help="a folder of a trained BERT with its tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder for the records")
     parser.add_argument("--steps", default=",".join(STEPS), metavar="A,B", help="which (default: %(default)s)")
+    parser.add_argument("--commit", metavar="SHA", help="the commit of these files, if git does not know it")
     args = parser.parse_args(argv)
+    if args.commit:
+        os.environ["BERTLITE_COMMIT"] = args.commit
+    if git_state() is None:
+        parser.error("git does not know the commit of these files: name it by --commit")
     unknown = [name for name in args.steps.split(",") if name not in STEPS]
     if unknown:
         parser.error(f"--steps: there is no {unknown[0]!r}; have: {', '.join(STEPS)}")
@@ -90,9 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     results = dict.fromkeys(STEPS, "not run")
     for step in args.steps.split(","):
-        succeeded = [run(step, words, args.out) for words in steps[step]]
+        succeeded = [run_to_end(step, words, args.out) for words in steps[step]]
         results[step] = "passed" if all(succeeded) else "failed"
-    gpu_goals.write_verdicts(args.out, results)
+        gpu_goals.write_verdicts(args.out, results)
     return int("failed" in results.values())
 
 

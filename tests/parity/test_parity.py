@@ -48,7 +48,8 @@ def test_a_check_leaves_the_logging_of_transformers_as_it_was(tiny):
     try:
         logging.set_verbosity_warning()
         logging.enable_progress_bar()
-        assert check(CASES[0], checkpoint=tiny).ok
+        report = check(CASES[0], checkpoint=tiny)
+        assert report.ok, report
         assert logging.get_verbosity() == logging.WARNING
         assert logging.is_progress_bar_enabled()
     finally:
@@ -106,7 +107,7 @@ def test_a_sequence_of_padding_alone_must_give_numbers(tiny):
 
 def test_a_kernel_that_torch_lacks_is_not_checked(tiny):
     report = check(Case("BertModel", "sdpa", "full", "float32", mode="cudnn"), "cpu", tiny)
-    assert not report.ok
+    assert not report.ok, report
     assert not report.failed
     assert "has no cudnn kernel for it here" in report.not_checked
 
@@ -250,7 +251,8 @@ def test_finds_a_head_that_is_pruned_wrongly(tiny):
 def test_our_model_is_left_as_it_was(tiny):
     case = Case("BertModel", "sdpa", "padded", "float64")
     assert check(case, "cpu", tiny, tamper=wrong_eps).failed
-    assert check(case, "cpu", tiny).ok
+    report = check(case, "cpu", tiny)
+    assert report.ok, report
 
 
 # The parts
@@ -286,6 +288,19 @@ def test_a_loss_is_held_to_the_error_of_its_logits():
         assert compare(ours, theirs, truth, lambda name: as_well)[0].ok is fine
 
 
+def test_a_gradient_that_is_0_is_held_to_the_largest_one():
+    """The keys' bias shifts all scores of a query alike: in 16 bits both gradients are rounding alone."""
+    names = ("grad.key.bias", "grad.key.weight")
+    truth = {name: torch.full((4,), x, dtype=torch.float64) for name, x in zip(names, (1e-17, 2.0), strict=True)}
+    theirs = {name: x.half() for name, x in truth.items()}
+    theirs[names[0]] += 3e-4
+    for off, fine in ((1e-3, True), (5e-3, False)):
+        ours = {**theirs, names[0]: torch.full((4,), off).half()}
+        assert compare(ours, theirs, truth, lambda name: as_well)[0].ok is fine
+    truth[names[0]] = torch.full((4,), 1e-4, dtype=torch.float64)  # one that is small is no 0
+    assert not compare({**theirs, names[0]: torch.full((4,), 1e-3).half()}, theirs, truth, lambda name: as_well)[0].ok
+
+
 @pytest.mark.parametrize("rule", [exactly, closely, relatively, as_well])
 def test_nothing_is_close_to_nan_or_to_another_shape(rule):
     ok = torch.tensor([0.0])
@@ -299,7 +314,8 @@ def test_a_tensor_on_one_side_only_is_refused():
 
 
 def test_a_report_of_nothing_is_not_ok():
-    assert not Report("empty").ok
+    empty = Report("empty")
+    assert not empty.ok, empty.name
     assert Report("empty").failed
     assert not Report("asked too much", not_checked="why").failed
 
@@ -319,7 +335,8 @@ def test_trace_sees_modules_in_the_order_they_finish():
 @pytest.mark.parametrize("case", [c for c in CASES if c.feature.startswith("relative")][:2], ids=str)
 def test_says_what_the_reference_cannot_vouch_for(case, tiny):
     if reference.honours("relative positions"):
-        assert check(case, "cpu", tiny).ok
+        report = check(case, "cpu", tiny)
+        assert report.ok, report
     else:
         assert "does not honour relative positions" in check(case, "cpu", tiny).not_checked
 

@@ -1,0 +1,60 @@
+"""The journal of `bertlite parity`: each case as it starts and as it ends, so that one that ends the process is known.
+
+A line before a case has no report, a line after it has one.  Given the same journal again, the command goes on behind
+the last case that started; a case that started and has no report is one that differs.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bertlite.parity.cases import Case
+from bertlite.parity.check import check_all
+from bertlite.parity.compare import Report, Row
+from bertlite.support.records import read_lines
+
+ENDED = Row("nothing: the process ended", 1.0, 0.0)
+
+
+def check_noted(
+    cases: Sequence[Case], device: str, checkpoint: str | Path, journal: Path | None, section: str
+) -> Iterator[Report]:
+    """Yield the reports of cases: those that the journal has, then of the others, which it gets; None is no journal.
+
+    Raises:
+        ValueError: the journal is of other cases.
+    """
+    known = [] if journal is None else read_journal(journal, section)
+    if [each.name for each in known] != [case.name for case in cases[: len(known)]]:
+        raise ValueError(f"{journal} is of other cases, or of another order: delete it, or name another journal")
+    yield from known
+    for report in check_all(started(cases[len(known) :], journal, section), device, checkpoint):
+        note(journal, section, report.name, asdict(report))
+        yield report
+
+
+def read_journal(path: Path, section: str) -> list[Report]:
+    """Return the reports of a section's cases, in the order of their runs."""
+    found: list[Report] = []
+    for line in read_lines(path):
+        if line["section"] == section and line["report"] is None:
+            found.append(Report(line["case"], (ENDED,)))
+        elif line["section"] == section:
+            found[-1] = Report(**{**line["report"], "rows": tuple(Row(**row) for row in line["report"]["rows"])})
+    return found
+
+
+def started(cases: Iterable[Case], journal: Path | None, section: str) -> Iterator[Case]:
+    """Yield cases, each noted before it runs."""
+    for case in cases:
+        note(journal, section, case.name, None)
+        yield case
+
+
+def note(journal: Path | None, section: str, case: str, report: dict[str, Any] | None) -> None:
+    """Add a line; nan and infinities stay what they are."""
+    if journal is not None:
+        with journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"section": section, "case": case, "report": report}) + "\n")
