@@ -62,16 +62,16 @@ def why_no_kernels() -> str | None:
 native = pytest.mark.skipif(why_no_kernels() is not None, reason=str(why_no_kernels()))
 
 
-def kernels_or_skip(name: str | None = None) -> Kernels:
+def kernels_or_skip(name: str | None = None, reproducible: bool = False) -> Kernels:
     """Return the kernels of a set of instructions, by default the best; skip the test where they cannot run."""
     if (reason := why_no_kernels()) is not None:
         pytest.skip(reason)
-    name = name or usable_sets()[0].name
+    name = name or usable_sets(reproducible=reproducible)[0].name
     missing = needs_of(name) - flags_here()
     if missing:
         pytest.skip(f"needs a processor with {', '.join(sorted(missing))}")
     try:
-        return kernels_for(name)
+        return kernels_for(name, reproducible)
     except NativeKernelsError as error:
         if "no C++ compiler" in str(error):  # and a wheel that lacks this set
             pytest.skip(str(error))
@@ -83,9 +83,11 @@ def make_native(cls: Any = None, **changes: Any) -> Any:
     return make(*([] if cls is None else [cls]), **{**SIZES, **changes})
 
 
-def natively(model: BertPreTrainedModel, dtype: torch.dtype, name: str | None = None) -> InferenceModel:
+def natively(
+    model: BertPreTrainedModel, dtype: torch.dtype, name: str | None = None, reproducible: bool = False
+) -> InferenceModel:
     """Return the model as the kernels of a set of instructions run it."""
-    return InferenceModel(native_copy(model, dtype, kernels_or_skip(name)), "native", dtype)
+    return InferenceModel(native_copy(model, dtype, kernels_or_skip(name, reproducible)), "native", dtype)
 
 
 def pruned(model: BertPreTrainedModel) -> BertPreTrainedModel:

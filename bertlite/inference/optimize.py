@@ -22,18 +22,33 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 @overload
 def optimize_for_inference(
-    model: BertPreTrainedModel, *, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
+    model: BertPreTrainedModel,
+    *,
+    dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    verify: bool = True,
+    reproducible: bool = False,
 ) -> InferenceModel: ...
 
 
 @overload
 def optimize_for_inference(
-    model: Thing, *, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
+    model: Thing,
+    *,
+    dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    verify: bool = True,
+    reproducible: bool = False,
 ) -> Thing: ...
 
 
 def optimize_for_inference(
-    model: Any, *, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
+    model: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    verify: bool = True,
+    reproducible: bool = False,
 ) -> Any:
     """Return a copy of a model that runs faster, and only runs.
 
@@ -56,23 +71,29 @@ def optimize_for_inference(
             install; on a GPU without.  "plain" is a copy of the model, in any float dtype.
         verify: compare outputs for a few random tokens with the model's.  The allowed difference, of rounding in this
             dtype, is measured on the model itself.
+        reproducible: give the same bits on every processor, in float32 or int8, by the native kernels.  int8 is then
+            slower where bfloat16 has instructions, since attention is float32.  A saved copy stays reproducible.
 
     Under "native" padding is left out, unless the model's attn_implementation is "eager": the outputs at padded
     positions are then zeros.
 
     Raises:
-        ValueError: the backend does not exist, or not for this model, device and dtype; or the model's outputs are not
-            finite.
+        ValueError: the backend does not exist, or not for this model, device and dtype; or it is not reproducible; or
+            the model's outputs are not finite.
         RuntimeError: "native" or int8 was asked for and the kernels cannot be compiled; or the copy was verified and
             differs.
         TypeError: `model` is no such model and holds none, or has modules that a copy would not reproduce: linear
             layers that are not plain nn.Linear, layers of other classes, hooks within the encoder.
     """
     if not isinstance(model, BertPreTrainedModel):
-        optimise = partial(optimize_for_inference, dtype=dtype, backend=backend, verify=verify)
+        optimise = partial(
+            optimize_for_inference, dtype=dtype, backend=backend, verify=verify, reproducible=reproducible
+        )
         return optimize_bodies(model, optimise, compare if verify else None)
     dtype = dtype or model.dtype
     check_backend(backend)
+    if reproducible and (backend == PLAIN or dtype not in (torch.float32, torch.int8)):
+        raise ValueError(f"{dtype} of backend {backend!r} is not reproducible: use float32 or int8 with 'native'")
     if backend == PLAIN:
         if dtype == torch.int8:
             raise ValueError(
@@ -81,8 +102,8 @@ def optimize_for_inference(
         return InferenceModel(plain_copy(model, dtype), PLAIN, dtype)
     check_unaltered(model)
     check_dtype(dtype, model.device)
-    required = backend == "native" or dtype == torch.int8
-    kernels = require_kernels(model, dtype) if required else kernels_if_faster(model, dtype)
+    required = backend == "native" or dtype == torch.int8 or reproducible
+    kernels = require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype)
     copied = plain_copy(model, dtype) if kernels is None else native_copy(model, dtype, kernels)
     found = PLAIN if kernels is None else "native"
     if verify:

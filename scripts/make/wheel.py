@@ -23,7 +23,7 @@ from bertlite.inference.native.library import INSTRUCTION_SETS, PREBUILT, compil
 
 ROOT = Path(__file__).parents[2]
 SETS = {  # by machine
-    "x86_64": ("avx512_bf16", "avx512_vnni", "avx512", "avx_vnni", "avx2", "baseline"),
+    "x86_64": ("avx512_bf16", "avx512_vnni", "avx512", "avx_vnni", "avx2", "baseline", "baseline_exact"),
     "aarch64": ("neon_bf16", "neon_dot", "baseline"),
 }
 LARGEST = 2 * 2**20  # bytes

@@ -121,14 +121,19 @@ class Blocks(NamedTuple):
 
 
 class Kernels:
-    """The functions of one compiled library."""
+    """The functions of one compiled library.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    Args:
+        path: of the library.
+        reproducible: whether int8 is computed as on every processor, at some cost where bfloat16 has instructions.
+    """
+
+    def __init__(self, path: str, reproducible: bool = False) -> None:
+        self.path, self.reproducible = path, reproducible
         library = ctypes.CDLL(path)
         self._run, self._pack, self._linear = library.bertlite_run, library.bertlite_pack, library.bertlite_linear
         message = (ctypes.c_char_p, c_long)
-        self._run.argtypes = [c_long, POINTER(Model), POINTER(Batch), c_long, *message]
+        self._run.argtypes = [c_long, c_long, POINTER(Model), POINTER(Batch), c_long, *message]
         self._pack.argtypes = [c_long, c_void_p, c_long, c_long, *(c_void_p,) * 3, c_long, *message]
         self._linear.argtypes = [c_long, POINTER(Linear), c_void_p, c_long, c_void_p, c_long, *message]
         self._run.restype = self._pack.restype = self._linear.restype = c_long
@@ -141,7 +146,7 @@ class Kernels:
 
     def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> bool:
         """Run the layers on a batch; other Python threads run meanwhile.  False is a batch that is left to Python."""
-        return self.call(self._run, NUMBERS[numbers], model, batch, threads)
+        return self.call(self._run, NUMBERS[numbers], self.reproducible, model, batch, threads)
 
     def linear(self, numbers: str, linear: Linear, x: int, rows: int, out: int, threads: int) -> None:
         """Run a linear layer on rows of floats or bfloat16; x and out are addresses."""

@@ -30,8 +30,11 @@ RECORDED = frozenset({"avx512_bf16"})  # the best sets of processors for which s
 TOKENS = 64
 
 
-def require_kernels(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
+def require_kernels(model: BertPreTrainedModel, dtype: torch.dtype, reproducible: bool = False) -> Kernels:
     """Return the kernels, or raise.
+
+    Args:
+        reproducible: as for `load_kernels`.
 
     Raises:
         ValueError: they cannot run this model in this dtype.
@@ -40,7 +43,7 @@ def require_kernels(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
     missing = missing_for_native(model, dtype)
     if missing is not None:
         raise ValueError(f"the native kernels cannot run this model: {missing}; use 'auto' in float32 or bfloat16")
-    return load_kernels()
+    return load_kernels(reproducible=reproducible)
 
 
 def kernels_if_faster(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels | None:

@@ -40,7 +40,7 @@ FLAGS = (
     "-fPIC",
     "-shared",
     "-fvisibility=hidden",
-    "-ffp-contract=fast",  # joins a product and a sum to a multiply-add
+    "-ffp-contract=off",  # a product and a sum are joined where the source says so, on every processor
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
 )
@@ -70,12 +70,14 @@ class InstructionSet:
         needs: flags of the processor, as in Linux's /proc/cpuinfo.
         flags: of the compiler.
         uses_torch: whether matmuls use torch's own kernels, which have AMX.
+        rounds_once: whether a product and a sum are rounded once, as on every other processor.
     """
 
     name: str
     needs: frozenset[str]
     flags: tuple[str, ...]
     uses_torch: bool = False
+    rounds_once: bool = True
 
     @property
     def multiplies_bfloat16(self) -> bool:
@@ -100,7 +102,8 @@ INSTRUCTION_SETS = {  # from the best to the most common
         InstructionSet("avx2", frozenset({"avx2", "fma"}), AVX2),
         InstructionSet("neon_bf16", frozenset({"asimddp", "i8mm", "bf16"}), ("-march=armv8.2-a+dotprod+i8mm+bf16",)),
         InstructionSet("neon_dot", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",)),
-        InstructionSet("baseline", frozenset(), ()),  # SSE2 or NEON
+        InstructionSet("baseline", frozenset(), (), rounds_once=platform.machine() != "x86_64"),  # SSE2 or NEON
+        InstructionSet("baseline_exact", frozenset(), ("-DBERTLITE_ROUNDS_ONCE",)),
     )
 }
 
@@ -125,23 +128,31 @@ def missing_platform() -> str | None:
     return f"native kernels are for Linux on x86-64 or ARM, and macOS on ARM, not for {' on '.join(machine)}"
 
 
-def usable_sets() -> list[InstructionSet]:
-    """Return the sets that this processor has, the best first, or only the one that BERTLITE_NATIVE names."""
+def usable_sets(*, reproducible: bool = False) -> list[InstructionSet]:
+    """Return the sets that this processor has, the best first, or only the one that BERTLITE_NATIVE names.
+
+    Args:
+        reproducible: whether only sets are returned that round as all others do.
+    """
     chosen = os.environ.get("BERTLITE_NATIVE")
     if chosen and chosen not in INSTRUCTION_SETS:
         raise NativeKernelsError(f"BERTLITE_NATIVE={chosen!r} is unknown; have: {', '.join(INSTRUCTION_SETS)}")
     if not chosen:
-        return [each for each in INSTRUCTION_SETS.values() if each.needs <= processor_flags()]
+        found = [each for each in INSTRUCTION_SETS.values() if each.needs <= processor_flags()]
+        return [each for each in found if each.rounds_once or not reproducible]
     missing = sorted(INSTRUCTION_SETS[chosen].needs - processor_flags())
     if missing:
         raise NativeKernelsError(f"BERTLITE_NATIVE={chosen!r} needs a processor with {', '.join(missing)}; unset it")
+    if reproducible and not INSTRUCTION_SETS[chosen].rounds_once:
+        raise NativeKernelsError(f"BERTLITE_NATIVE={chosen!r} rounds twice, so nothing is reproducible; unset it")
     return [INSTRUCTION_SETS[chosen]]
 
 
-def load_kernels(*, retry: bool = True) -> Kernels:
+def load_kernels(reproducible: bool = False, *, retry: bool = True) -> Kernels:
     """Return the kernels for this processor, compiling them the first time.
 
     Args:
+        reproducible: whether float32 and int8 are computed as on every processor.
         retry: whether a compiler that has failed in this process is run again with the same settings.
 
     Raises:
@@ -154,29 +165,30 @@ def load_kernels(*, retry: bool = True) -> Kernels:
     if not retry and settings in compiler_failures:
         raise CompilationError(compiler_failures[settings])
     try:
-        return best_kernels(settings)
+        return best_kernels(settings, reproducible)
     except CompilationError as error:
         compiler_failures[settings] = str(error)
         raise
 
 
 @cache
-def best_kernels(settings: tuple[str, ...]) -> Kernels:
+def best_kernels(settings: tuple[str, ...], reproducible: bool = False) -> Kernels:
     """Return the kernels of the first usable set that has any, with a warning if it is not the best set.
 
     A set whose bfloat16 is slower than its float32 on this processor is taken only if no other has kernels.
 
     Args:
         settings: of the compiler; with others it is tried again.
+        reproducible: as for `load_kernels`.
 
     Raises:
         NativeKernelsError: no set has kernels; the message is a compiler's, or else that of the best set.
     """
     failures: list[NativeKernelsError] = []
-    slow, usable = [], usable_sets()
+    slow, usable = [], usable_sets(reproducible=reproducible)
     for wanted in usable:
         try:
-            kernels = kernels_for(wanted.name)
+            kernels = kernels_for(wanted.name, reproducible)
         except NativeKernelsError as error:
             failures.append(error)
             continue
@@ -184,15 +196,15 @@ def best_kernels(settings: tuple[str, ...]) -> Kernels:
             slow.append(kernels)
             continue
         if failures:
-            best = usable[0].name
-            warnings.warn(f"the native kernels are for {wanted.name}, not {best}: {failures[0]}", RuntimeWarning, 2)
+            message = f"the native kernels are for {wanted.name}, not {usable[0].name}: {failures[0]}"
+            warnings.warn(message, RuntimeWarning, 2)
         return kernels
     if slow:
         return slow[0]
     raise next((each for each in failures if isinstance(each, CompilationError)), failures[0])
 
 
-copyreg.pickle(Kernels, lambda _: (load_kernels, ()))  # they are compiled for one machine
+copyreg.pickle(Kernels, lambda kernels: (load_kernels, (kernels.reproducible,)))  # they are compiled for one machine
 
 
 def is_bfloat16_slow(kernels: Kernels) -> bool:
@@ -231,7 +243,7 @@ def compiler_settings() -> tuple[str, ...]:
 
 
 @cache
-def kernels_for(name: str) -> Kernels:
+def kernels_for(name: str, reproducible: bool = False) -> Kernels:
     """Return the kernels for one set of instructions, by its name in INSTRUCTION_SETS.
 
     Raises:
@@ -243,7 +255,7 @@ def kernels_for(name: str) -> Kernels:
         if not is_whole(path):
             path = own_folder(cache_folder()) / path.name
             compile_once(wanted, path)
-        kernels = Kernels(str(path))
+        kernels = Kernels(str(path), reproducible)
     except (OSError, AttributeError) as error:
         if is_whole(path):  # not a library, or one without the functions
             raise NativeKernelsError(f"{path} cannot be loaded: {error}; delete it") from error

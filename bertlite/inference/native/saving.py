@@ -70,6 +70,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
         "options": model.build_options,
         "numbers": shape.numbers,
         "blocks": shape.blocks,
+        "reproducible": encoder.kernels.reproducible,
         "config": model.config.to_dict(),
     }
     tensors = {"layers": encoder.weights.data, **plain_tensors(model)}
@@ -122,7 +123,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
     shape = Shape.of(config, numbers, Blocks(*map(int, about["blocks"])))
-    kernels, weights = load_kernels(), packed_weights(layers, path, shape)
+    kernels, weights = load_kernels(about.get("reproducible") is True), packed_weights(layers, path, shape)
     return run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels), numbers
 
 

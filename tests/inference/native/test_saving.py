@@ -102,7 +102,7 @@ def test_what_kernels_with_other_blocks_saved_or_pickled_is_packed_anew(dtype, m
     pickled = pickle.dumps(quick)
     wanted = InferenceModel(native_copy(model, dtype, other), "native", dtype)(IDS)
     for module in ("saving", "library"):
-        monkeypatch.setattr(f"bertlite.inference.native.{module}.load_kernels", lambda: other)
+        monkeypatch.setattr(f"bertlite.inference.native.{module}.load_kernels", lambda reproducible: other)
     for again in (InferenceModel.load(tmp_path / "quick"), pickle.loads(pickled)):
         assert again.model.bert.encoder.kernels is other
         assert torch.equal(again(IDS).logits, wanted.logits)

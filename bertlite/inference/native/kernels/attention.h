@@ -83,14 +83,18 @@ float softmax(float* scores, long keys, long padded, float factor, Value* weight
     for (long key = 0; key < padded; key += LANES) maxima = max(maxima, load(scores + key));
     float largest = reduce_max(maxima);
     if (largest == -INFINITY) largest = 0;  // all keys are masked
-    Vector total = zeros();
-    for (long key = 0; key < padded; key += LANES) {
-        Vector weight = exp2<rounded>((load(scores + key) - broadcast(largest)) * broadcast(factor));
-        total = total + weight;
+    Vector totals[PER_SUM] = {};
+    const auto weigh = [&](long key) {
+        const Vector weight = exp2<rounded>((load(scores + key) - broadcast(largest)) * broadcast(factor));
         store(weights + key, weight);
         if (keep) store(scores + key, weight);
-    }
-    return 1 / reduce_sum(total);
+        return weight;
+    };
+    for (long key = 0; key < padded; key += SUMMED)
+#pragma GCC unroll 4
+        for (long j = 0; j < PER_SUM; j++)
+            if (key + j * LANES < padded) totals[j] = totals[j] + weigh(key + j * LANES);
+    return 1 / reduce_sum(totals);
 }
 
 // Add to the scores of `count` queries from `query` on: scale x the products of queries with the vectors of their
@@ -119,7 +123,8 @@ void add_distances(const Head<Kind>& head, long query, long count, const Attenti
                     store(scores + j,
                           multiply_add(load(products + rows[0] + j), broadcast(head.scale), load(scores + j)));
             } else {
-                for (long j = 0; j < head.key_count; j++) scores[j] += products[rows[j]] * head.scale;
+                for (long j = 0; j < head.key_count; j++)
+                    scores[j] = multiply_add(products[rows[j]], head.scale, scores[j]);
             }
         }
     }
@@ -129,7 +134,8 @@ void add_distances(const Head<Kind>& head, long query, long count, const Attenti
         for (long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * capacity + key;
             const int32_t* rows = head.rows - query - i + key;
-            for (long j = 0; j < keys; j++) scores[j] += products[j * stride + rows[j]] * head.scale;
+            for (long j = 0; j < keys; j++)
+                scores[j] = multiply_add(products[j * stride + rows[j]], head.scale, scores[j]);
         }
     }
 }

@@ -126,9 +126,12 @@ struct WholeTeam {
     }
 };
 
-// The dtype of attention: bfloat16 where matmuls are of 8-bit integers, and float32 where bfloat16 is but stored.
-template <class Kind>
-using AttentionOf = std::conditional_t<std::is_same_v<Kind, Float32> || BFloat16s::widened, Float32, BFloat16s>;
+// The dtype of attention: bfloat16, unless matmuls are of floats, or bfloat16 is only stored.  Where they are of 8-bit
+// integers it is float32 without instructions for bfloat16, and where results are to be the same on every processor.
+template <class Kind, bool reproducible>
+using AttentionOf = std::conditional_t<std::is_same_v<Kind, Int8> ? reproducible || !MULTIPLIES_BFLOAT16
+                                                                  : std::is_same_v<Kind, Float32> || BFloat16s::widened,
+                                       Float32, BFloat16s>;
 
 // scripts/measure/native_steps.py compares these figures with others; its record is scripts/results/native_steps.json.
 #if !defined(BERTLITE_TOKENS)
@@ -142,12 +145,12 @@ constexpr long FEW_TOKENS = BERTLITE_FEW_TOKENS;  // with fewer for each thread,
 constexpr long TOKENS_SHARED = 4;  // tokens that a thread normalises or converts at a time, where threads share them
 constexpr long PHASES = 10;        // of a layer, at most
 
-template <class Kind>
+template <class Kind, class Attending>
 class Encoder {
     using Value = typename Kind::Value;
-    using Attending = AttentionOf<Kind>;
     using HeadValue = typename Attending::Value;
-    using Distances = std::conditional_t<std::is_same_v<Kind, Float32>, Float32, BFloat16s>;  // as they are packed
+    // As they are packed.
+    using Distances = std::conditional_t<std::is_same_v<Kind, Float32>, Float32, BFloat16Weights<HeadValue>>;
     static constexpr bool quantized = std::is_same_v<Kind, Int8>;  // each token with a scale of its own
 
     // Activations of some tokens on their way through the second phase.
@@ -387,9 +390,11 @@ class Encoder {
                 // Read once, before the first store, which for the compiler may change them.
                 const auto read = [=](const float* from) { return quantized ? load(from + column + j) : zeros(); };
                 const Vector scale = read(scales), weight_sum = read(weight_sums), constant = read(bias);
+                const Integers moved = quantized && LEAST ? to_integers(weight_sum / scale) * -LEAST : Integers{};
                 for (long i = 0; i < rows; i++) {
                     Vector y = load(sums + i * BLOCK + j);
                     if constexpr (quantized) {
+                        if (LEAST) y = to_floats(load_integers(sums + i * BLOCK + j) + moved);
                         const Quantization of_row = quantization[row + i];
                         y = multiply_add(y, scale * broadcast(of_row.scale),
                                          multiply_add(weight_sum, broadcast(of_row.offset), constant));

@@ -62,11 +62,18 @@ void check(const Model& model, const Batch& batch) {
 
 extern "C" {
 
-__attribute__((visibility("default"))) long bertlite_run(long dtype, const Model* model, const Batch* batch,
-                                                         long threads, char* message, long size) {
+// reproducible: whether results with 8-bit integers are those of every processor, as those with float32 are.
+__attribute__((visibility("default"))) long bertlite_run(long dtype, long reproducible, const Model* model,
+                                                         const Batch* batch, long threads, char* message, long size) {
     return without_exceptions(message, size, [=] {
         check(*model, *batch);
-        with_kind(dtype, [&](auto kind) { Encoder<decltype(kind)>(*model, *batch, threads).run(); });
+        with_kind(dtype, [&](auto kind) {
+            using Kind = decltype(kind);
+            if (reproducible)
+                Encoder<Kind, AttentionOf<Kind, true>>(*model, *batch, threads).run();
+            else
+                Encoder<Kind, AttentionOf<Kind, false>>(*model, *batch, threads).run();
+        });
     });
 }
 

@@ -40,7 +40,7 @@ inline void quantize(const From* from, long width, const Range& range, typename 
     const float zero_point = nan_or_0 == 0 ? std::nearbyint(-low * inverse) : 0;
     for (long i = 0; i < width; i += LANES)
         store_rounded(to + i, multiply_add(load(from + i), broadcast(inverse), broadcast(zero_point)));
-    *quantization = {scale + nan_or_0, -(zero_point + LEAST) * scale};  // integers cannot be nan, so the scale is
+    *quantization = {scale + nan_or_0, -zero_point * scale};  // integers cannot be nan, so the scale is
 }
 
 // Convert (width,) to the dtype of a matmul.
@@ -55,15 +55,25 @@ inline void convert(const From* from, long width, typename Kind::Value* to, Quan
     if constexpr (std::is_same_v<Kind, Int8>) quantize<Kind>(from, width, range, to, quantization);
 }
 
-// The sum over (width,) of term(i) for each vector, in four sums that do not wait for each other.
-template <class Term>
-inline float sum_of(long width, Term term) {
-    Vector sums[4] = {};
+// The sum over (width,) of what add(sum, i) adds for each vector, in four times SUMMED sums, which do not wait for each
+// other.
+template <class Add>
+inline float sum_of(long width, Add add) {
+    constexpr long AT_ONCE = 4 * PER_SUM;
+    Vector sums[AT_ONCE] = {};
     long i = 0;
-    for (; i + 4 * LANES <= width; i += 4 * LANES)
-        for (long j = 0; j < 4; j++) sums[j] = sums[j] + term(i + j * LANES);
-    for (; i < width; i += LANES) sums[0] = sums[0] + term(i);
-    return reduce_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; i + AT_ONCE * LANES <= width; i += AT_ONCE * LANES)
+#pragma GCC unroll 16
+        for (long j = 0; j < AT_ONCE; j++) sums[j] = add(sums[j], i + j * LANES);
+    for (; i < width; i += SUMMED)
+#pragma GCC unroll 4
+        for (long j = 0; j < PER_SUM; j++)
+            if (i + j * LANES < width) sums[j] = add(sums[j], i + j * LANES);
+    Vector joined[PER_SUM];
+#pragma GCC unroll 4
+    for (long j = 0; j < PER_SUM; j++)
+        joined[j] = (sums[j] + sums[PER_SUM + j]) + (sums[2 * PER_SUM + j] + sums[3 * PER_SUM + j]);
+    return reduce_sum(joined);
 }
 
 // Apply LayerNorm to (width,) in place, and convert it to the dtype of a matmul unless `to` is null.  Where the
@@ -71,14 +81,14 @@ inline float sum_of(long width, Term term) {
 template <class Kind = Float32>
 inline void layer_norm(float* x, long width, const float* weight, const float* bias, float epsilon,
                        typename Kind::Value* to = nullptr, Quantization* quantization = nullptr) {
-    const float average = sum_of(width, [=](long i) { return load(x + i); }) / width;
+    const float average = sum_of(width, [=](Vector sum, long i) { return sum + load(x + i); }) / width;
     const Vector mean = broadcast(average);
-    const long whole = width / LANES * LANES;
-    float squares = sum_of(whole, [=](long i) {
+    const long whole = width / SUMMED * SUMMED;
+    float squares = sum_of(whole, [=](Vector sum, long i) {
         const Vector centred = load(x + i) - mean;
-        return centred * centred;
+        return multiply_add(centred, centred, sum);
     });
-    for (long i = whole; i < width; i++) squares += (x[i] - average) * (x[i] - average);
+    for (long i = whole; i < width; i++) squares = multiply_add(x[i] - average, x[i] - average, squares);
     const float variance = squares / width;
     const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
     Range range;

@@ -56,8 +56,9 @@ struct Float32 {
     static Sums add(Sums sums, Words a, Words b) { return add_float32(sums, a, b); }
 };
 
-struct BFloat16s {
-    using Value = BFloat16InRow;
+template <class InRow>
+struct BFloat16Weights {
+    using Value = InRow;
     using Weight = BFloat16;
     using Sums = Vector;
     using Sum = float;
@@ -71,6 +72,7 @@ struct BFloat16s {
         return widened ? add_float32(sums, a, b) : add_bfloat16(sums, a, b);
     }
 };
+using BFloat16s = BFloat16Weights<BFloat16InRow>;
 
 struct Int8 {  // rows hold unsigned integers, weights signed ones
     using Value = ByteInRow;
@@ -92,7 +94,7 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
 // Words of a row that are summed on their own before the rest is added: in one sum of 3072 floats each product is
 // rounded to the step of all that came before, and the error is two to six times torch's.  Sums of integers are exact.
 template <class Kind>
-constexpr long WORDS_SUMMED = !std::is_same_v<typename Kind::Sum, float> ? LONG_MAX : (NARROW ? 384 : 256);
+constexpr long WORDS_SUMMED = std::is_same_v<typename Kind::Sum, float> ? 192 : LONG_MAX;
 
 // Weights that are needed next, or null: a tile prefetches some lines of them with every so many of its words, a power
 // of two.
@@ -205,7 +207,7 @@ struct Blocks {
 // On a processor with AMX, matmuls of bfloat16 and 8-bit integers are torch's own (oneDNN's brgemm), a block at a
 // time; its layout of blocks is the same.
 template <class Kind>
-constexpr bool BY_TORCH = Kind::per_word > 1;
+constexpr bool BY_TORCH = Kind::per_word > 1 && sizeof(typename Kind::Value) * Kind::per_word == 4;
 constexpr long TORCH_ROWS = 32;  // two tiles of AMX
 
 template <class Kind>
@@ -269,8 +271,8 @@ struct InPlace {
 };
 constexpr InPlace in_place;
 
-// So many words of a narrow block stay in the first cache until all rows have been multiplied by them.  A longer block
-// is multiplied in parts, and the sums of so many rows wait meanwhile.
+// So many words of a narrow block, a multiple of WORDS_SUMMED, stay in the first cache until all rows have been
+// multiplied by them.  A longer block is multiplied in parts, and the sums of so many rows wait meanwhile.
 constexpr long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
 
 // Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES, and add `start`, one

@@ -27,6 +27,8 @@ constexpr int WIDTH = 32;
 constexpr int WIDTH = 16;
 #endif
 constexpr long LANES = WIDTH / 4;  // floats in a vector
+constexpr long SUMMED = 16;        // what is summed over a row has so many sums, whatever a vector's length
+constexpr long PER_SUM = SUMMED / LANES;
 #if defined(__AVX512BW__) || defined(__aarch64__)
 constexpr int REGISTERS = 32;
 #else
@@ -46,6 +48,11 @@ using BFloat16InRow = float;
 using ByteInRow = uint8_t;
 #else
 using ByteInRow = uint16_t;
+#endif
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool MULTIPLIES_BFLOAT16 = true;  // by one instruction
+#else
+constexpr bool MULTIPLIES_BFLOAT16 = false;
 #endif
 // What the least 8-bit integer of a row is stored as: where both factors of a product are signed, -128 for 0.
 #if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
@@ -73,7 +80,44 @@ inline float to_float(float x) { return x; }
 
 inline Vector zeros() { return Vector{}; }
 inline Vector broadcast(float value) { return value - Vector{}; }  // adding would lose the sign of -0
-inline Vector multiply_add(Vector a, Vector b, Vector c) { return a * b + c; }
+
+// a * b + c, rounded once.  The compiler joins no operators by itself, as it would choose others for each processor.
+#if defined(__AVX512BW__)
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__FMA__)
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+#elif defined(__aarch64__)
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+#elif !defined(BERTLITE_ROUNDS_ONCE)
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return a * b + c; }  // SSE2 rounds twice
+#else
+// Without the instruction: float64 holds the product, and the sum is rounded to it so that its last bit is 1 unless it
+// is exact ("to odd"), after which rounding to float gives what rounding once would.
+inline __m128d add_to_odd(__m128d a, __m128d b) {
+    const __m128d sum = _mm_add_pd(a, b), part = _mm_sub_pd(sum, a);
+    const __m128d rest = _mm_add_pd(_mm_sub_pd(a, _mm_sub_pd(sum, part)), _mm_sub_pd(b, part));
+    const __m128d inexact = _mm_or_pd(_mm_cmplt_pd(rest, __m128d{}), _mm_cmpgt_pd(rest, __m128d{}));
+    const __m128i bits = _mm_castpd_si128(sum), one = _mm_set1_epi64x(1);
+    const __m128i even = _mm_sub_epi64(_mm_and_si128(bits, one), one);  // -1 where the last bit is 0
+    const __m128i signs = _mm_shuffle_epi32(_mm_xor_si128(bits, _mm_castpd_si128(rest)), 0xf5);
+    const __m128i step = _mm_or_si128(_mm_srai_epi32(signs, 31), one);  // toward the rest: -1 where signs differ
+    return _mm_castsi128_pd(
+        _mm_add_epi64(bits, _mm_and_si128(_mm_and_si128(even, _mm_castpd_si128(inexact)), step)));
+}
+inline Vector multiply_add(Vector a, Vector b, Vector c) {
+    const auto half = [](Vector x, Vector y, Vector z) {
+        return _mm_cvtpd_ps(add_to_odd(_mm_mul_pd(_mm_cvtps_pd(x), _mm_cvtps_pd(y)), _mm_cvtps_pd(z)));
+    };
+    return _mm_movelh_ps(half(a, b, c), half(_mm_movehl_ps(a, a), _mm_movehl_ps(b, b), _mm_movehl_ps(c, c)));
+}
+#endif
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return multiply_add(broadcast(a), broadcast(b), broadcast(c))[0];
+#endif
+}
 // b where either is nan.  Intrinsics, because GCC 12 compares and blends.
 #if defined(__AVX512BW__)
 inline Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
@@ -102,7 +146,13 @@ inline Integers load_integers(const int32_t* from) {
     std::memcpy(&v, from, sizeof v);
     return v;
 }
-inline Vector load(const int32_t* from) { return __builtin_convertvector(load_integers(from), Vector); }  // as floats
+inline Vector to_floats(Integers v) { return __builtin_convertvector(v, Vector); }
+inline Vector load(const int32_t* from) { return to_floats(load_integers(from)); }
+#if defined(__aarch64__)
+inline Integers to_integers(Vector v) { return vcvtnq_s32_f32(v); }  // to nearest
+#else
+inline Integers to_integers(Vector v) { return __builtin_convertvector(v, Integers); }
+#endif
 
 inline Words load_words(const void* from) {
     Words words;
@@ -171,8 +221,10 @@ constexpr float ROUNDS = 0x1.8p23f;
 template <class Power>
 inline Vector exp2(Vector x, Power power) {
 #if defined(__AVX512BW__)
-    const Vector fraction = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // of an infinity 0
-    return _mm512_scalef_ps(power(fraction), x);  // times 2^floor(x)
+    x = min(broadcast(127.9f), x);
+    const Vector floor = _mm512_roundscale_ps(x - 0.5f, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __mmask16 normal = _mm512_cmp_ps_mask(floor, broadcast(-126), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(normal, power(x - floor), floor);  // as below, bit for bit
 #else
     x = max(broadcast(-126.9f), min(broadcast(127.9f), x));  // nan stays one
     const Vector rounded = x - 0.5f + ROUNDS, floor = rounded - ROUNDS;
@@ -214,6 +266,14 @@ inline float reduce(Vector a, Join join) {
 
 inline float reduce_sum(Vector a) {
     return reduce(a, [](Vector x, Vector y) { return x + y; });
+}
+// The sum of SUMMED numbers, in vectors that follow each other.
+inline float reduce_sum(Vector (&parts)[PER_SUM]) {
+#pragma GCC unroll 2
+    for (long half = PER_SUM / 2; half; half /= 2)
+#pragma GCC unroll 2
+        for (long j = 0; j < half; j++) parts[j] = parts[j] + parts[j + half];
+    return reduce_sum(parts[0]);
 }
 inline float reduce_max(Vector a) { return reduce(a, max); }
 

@@ -1,0 +1,103 @@
+"""bertlite/inference/native: float32 and reproducible int8 give the same bits on every processor."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_batch, tensors
+from natively import make_native, native, natively
+from torch import Tensor
+
+from bertlite import BertForSequenceClassification, BertModel, optimize_for_inference
+from bertlite.inference import InferenceModel
+from bertlite.inference.native.library import INSTRUCTION_SETS, NativeKernelsError, load_kernels, usable_sets
+from bertlite.parity.command import demo_checkpoint
+
+pytestmark = native
+GOLDEN = Path(__file__).parents[2] / "golden" / "native_bits.json"
+DTYPES = (torch.float32, torch.int8)
+SETS = [name for name in INSTRUCTION_SETS if INSTRUCTION_SETS[name].rounds_once]
+MODELS: dict[str, dict[str, Any]] = {
+    "more inputs than are summed at once": {"intermediate_size": 1700, "hidden_act": "gelu_new"},
+    "heads of 48": {"hidden_size": 144, "num_attention_heads": 3, "intermediate_size": 101, "hidden_act": "silu"},
+    "a width that fills no vector": {"hidden_size": 60, "num_attention_heads": 3, "hidden_act": "tanh"},
+    "disentangled": {"position_embedding_type": "disentangled", "position_buckets": 8, "max_relative_positions": 40},
+    "relative": {"position_embedding_type": "relative_key_query"},
+    "bucketed": {"position_embedding_type": "bucketed"},
+}
+# tokens with ids of MiniLM: sentences, and one of the longest length
+TEXTS = ([101, 7592, 2088, 102], [101, 1037, 2158, 2003, 2652, 1996, 6108, 1012, 102], [101, *range(1000, 1510), 102])
+
+
+def batches() -> list[dict[str, Any]]:
+    """Return padded sequences and a batch of one length whose mask, gates and weights are asked for."""
+    generator = torch.Generator().manual_seed(0)
+    masked = {**make_batch(4), "attention_mask": torch.rand(4, 1, 11, 11, generator=generator) > 0.4}
+    gates = torch.rand(3, 4, 1, generator=generator, dtype=torch.float64).expand(-1, -1, 5)
+    return [make_batch(5, 40, lengths=(40, 33, 17, 2, 1)), {**masked, "head_mask": gates, "output_attentions": True}]
+
+
+def outputs(model: BertModel, dtype: torch.dtype, name: str) -> list[Tensor]:
+    quick, heads = natively(model, dtype, name, reproducible=True), model.config.num_attention_heads
+    found = []
+    for batch in batches():
+        if "head_mask" in batch:
+            batch["head_mask"] = batch["head_mask"][..., :heads].float()
+        found += tensors(quick(**batch)).values()
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", SETS)
+def test_every_set_of_instructions_gives_the_same_bits(name, kind, dtype):
+    model = make_native(**MODELS[kind])
+    ours, wanted = (outputs(model, dtype, each) for each in (name, "baseline_exact"))
+    assert len(ours) == len(wanted) > 3
+    for mine, theirs in zip(ours, wanted, strict=True):
+        assert torch.equal(mine, theirs), f"{(mine != theirs).sum()} of {mine.numel()} numbers differ"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SETS)
+def test_a_trained_model_gives_the_bits_of_every_other_machine(name, dtype):
+    """`tests/golden/native_bits.json` holds their hashes, by dtype and number of tokens."""
+    folder = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
+    quick = natively(BertModel.from_pretrained(folder), dtype, name, reproducible=True)
+    found = {str(len(ids)): digest(quick(torch.tensor([ids])).last_hidden_state) for ids in TEXTS}
+    assert found == json.loads(GOLDEN.read_text())[str(dtype)]
+
+
+def digest(x: Tensor) -> str:
+    return hashlib.sha256(x.float().numpy().tobytes()).hexdigest()[:16]
+
+
+def test_what_is_saved_stays_reproducible(tmp_path, monkeypatch):
+    monkeypatch.delenv("BERTLITE_NATIVE", raising=False)  # which may name a set that is not
+    model = make_native(BertForSequenceClassification).float()
+    quick = optimize_for_inference(model, dtype=torch.int8, reproducible=True)
+    quick.save(tmp_path)
+    again, batch = InferenceModel.load(tmp_path), make_batch()
+    assert again.model.bert.encoder.kernels is quick.model.bert.encoder.kernels is load_kernels(reproducible=True)
+    assert torch.equal(again(**batch).logits, quick(**batch).logits)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("plain", torch.float32), ("auto", torch.bfloat16)])
+def test_what_is_not_reproducible_is_refused(backend, dtype):
+    with pytest.raises(ValueError, match=f"{dtype} of backend '{backend}' is not reproducible: use float32 or int8"):
+        optimize_for_inference(make_native().float(), dtype=dtype, backend=backend, reproducible=True)
+
+
+def test_a_set_that_rounds_twice_is_not_taken(monkeypatch):
+    monkeypatch.setattr("bertlite.inference.native.library.processor_flags", frozenset)
+    monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
+    twice = [each.name for each in usable_sets() if not each.rounds_once]
+    assert usable_sets(reproducible=True)[-1].name == "baseline_exact"
+    assert not {*twice} & {each.name for each in usable_sets(reproducible=True)}
+    for name in twice:
+        monkeypatch.setenv("BERTLITE_NATIVE", name)
+        with pytest.raises(NativeKernelsError, match=f"BERTLITE_NATIVE='{name}' rounds twice"):
+            load_kernels(reproducible=True)
