@@ -48,12 +48,14 @@ def run_sanitized(sanitizer: str, seconds: float, seed: int) -> dict[str, Any]:
     return run_harness([*find_compiler(), "-w", *best.flags, *SANITIZERS[sanitizer]], seconds, seed)
 
 
-def run_harness(compiler: Sequence[str], seconds: float, seed: int, emulator: Sequence[str] = ()) -> dict[str, Any]:
-    """Compile the harness and run it for so long; return how many cases it ran, and the largest errors."""
+def run_harness(
+    compiler: Sequence[str], seconds: float, seed: int, emulator: Sequence[str] = (), cases: int = -1
+) -> dict[str, Any]:
+    """Compile the harness and run it for so long, or so many cases; return their number, errors and hash."""
     with tempfile.TemporaryDirectory() as folder:
         program = f"{folder}/harness"
         command = [*compiler, *FLAGS, str(HARNESS), "-o", program]
-        for run in (command, [*emulator, program, str(seconds), str(seed)]):
+        for run in (command, [*emulator, program, str(seconds), str(seed), str(cases)]):
             done = subprocess.run(run, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise FaultError(f"{' '.join(command)}\n{done.stderr[-4000:]}")

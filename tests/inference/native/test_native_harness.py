@@ -1,5 +1,6 @@
 """scripts/stress/native.py: sanitizers find nothing in the kernels, and a fault would be found."""
 
+import functools
 import platform
 import shutil
 import subprocess
@@ -8,11 +9,12 @@ import pytest
 import torch
 from natively import native
 
-from bertlite.inference.native.library import FLAGS, INSTRUCTION_SETS, MAIN, SOURCES, find_compiler
+from bertlite.inference.native.library import FLAGS, INSTRUCTION_SETS, MAIN, SOURCES, find_compiler, usable_sets
 from scripts.make import wheel
 from scripts.stress import native as stress
 
 pytestmark = native
+CASES = 12
 STRICT = ("-Wall", "-Wextra", "-Werror")
 
 
@@ -28,9 +30,17 @@ def test_arm_computes_the_same_by_emulation(name):
     tools = "aarch64-linux-gnu-g++", "qemu-aarch64"
     skip_without_tools(*tools)
     compiler = [tools[0], "-static", *STRICT, *INSTRUCTION_SETS[name].flags]
-    found = stress.run_harness(compiler, 4, 1, [tools[1], "-cpu", "max"])
-    assert found["cases"] > 0
+    found = stress.run_harness(compiler, 600, 1, [tools[1], "-cpu", "max"], CASES)
+    assert found["cases"] == CASES
     assert 0 < found["float32"] < 1e-5
+    assert found["bits"] == bits_here()
+
+
+@functools.cache
+def bits_here() -> str:
+    """Return the hash of the harness's outputs on this machine."""
+    flags = usable_sets(reproducible=True)[0].flags
+    return str(stress.run_harness([*find_compiler(), "-w", *flags], 600, 1, cases=CASES)["bits"])
 
 
 @pytest.mark.parametrize(
