@@ -187,8 +187,7 @@ def run(job: Job) -> Manifest:
                 write_shard(job, paths[shard], list(rows), found.id_type, metadata, progress)
     rate = characters / max(time.monotonic() - began, 1e-9)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
-        leftovers = [*job.out.glob(".part-*.tmp"), *job.out.glob(f"{MANIFEST}.*.tmp")]
-        for leftover in leftovers:  # of processes that were killed
+        for leftover in job.out.glob(".*.tmp*"):  # of processes that were killed
             leftover.unlink(missing_ok=True)
         manifest["shards"] = {path.name: rows for path, rows in zip(paths, found.counts, strict=True)}
         manifest["complete"] = True
@@ -244,15 +243,15 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
     there = read_manifest(old) if old.exists() else manifest_of_shards(job.out)
     if there is None:
         temporary = job.out / f"{MANIFEST}.{uuid.uuid4().hex}.tmp"
-        with naming(path):
-            write_json(temporary, wanted)
         try:
+            with naming(path):
+                write_json(temporary, wanted)
             os.link(temporary, path)  # unlike a rename, it fails if another process was first
             return wanted
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # the second if that process has finished all, and cleaned up
             there = (read_manifest(path) if path.exists() else manifest_of_shards(job.out)) or wanted
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
     if "files" not in there["model"]:  # of an older job
         del wanted["model"]["files"]
     if differing := list(differences(identity(there), identity(wanted))):
