@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make
+from natively import assert_near
 from worlds import PRUNED, add_pooling, in_hub_cache, read, save
 
 import bertlite
@@ -269,8 +270,9 @@ json.dump([type(model[0].auto_model).__module__, model.max_seq_length, vectors.t
     assert done.returncode == 0, done.stderr
     module, longest, vectors = read(tmp_path / "seen.json")
     assert (module, longest) == ("bertlite.hf.modeling", 24)
-    wanted = Embedder(out).encode(["a b c", "d " * 30])
-    assert float(abs(torch.tensor(vectors) - torch.from_numpy(wanted)).max()) < 1e-6  # float32 of unit vectors
+    exactly: dict[str, Any] = {"backend": "plain", "dtype": "float64"}
+    ours, exact = (Embedder(out, **options).encode(["a b c", "d " * 30]) for options in ({}, exactly))
+    assert_near(*({"vectors": torch.tensor(each)} for each in (ours, vectors, exact)))
 
 
 # Code for transformers -----------------------------------------------------------------------------------------------
