@@ -231,7 +231,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("prun", "'export'); did you mean prune? (see `bertlite --help`)"),
+        ("prun", "'env'); did you mean prune? (see `bertlite --help`)"),
         (
             "zebra",
             "invalid choice: 'zebra' (choose from 'inspect', 'attention', 'parity', 'prune', 'evaluate', 'embed'",
