@@ -108,7 +108,7 @@ transformers' own class for it.  Exits 1 if anything differs.""",
     action.add_argument("--list", action="store_true", help="print the names of all cases and stop")
     text = "run cases in a random order, and the first ones again at the end (default: model by model)"
     action.add_argument("--shuffle", type=integer, metavar="SEED", help=text)
-    text = "note each case there before and after it runs; with the same file again, go on behind the last one"
+    text = "note each case there before and after it runs; where it exists, go on behind its last one (default: none)"
     action.add_argument("--journal", type=Path, metavar="FILE", help=text)
 
 
