@@ -119,7 +119,7 @@ def site_of(name: str) -> Site:
     return SITES[name]
 
 
-def read_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False) -> list[Batch]:
+def check_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False) -> list[Batch]:
     """Check batches and move them to the model's device.
 
     Raises:
@@ -220,7 +220,7 @@ def activations_at(model: BertLike, batch: Batch, site: str = "head") -> Tensor:
         left out.
     """
     place = site_of(site)
-    (read,) = read_rows(model, [batch])
+    (read,) = check_rows(model, [batch])
     with eval_mode(model), torch.no_grad():
         _, values = read_values(model, read, place)
     if not place.of_heads:
@@ -396,7 +396,9 @@ def read_pairs(
         raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
     if not (metric is None or callable(metric) or metric in METRICS):
         raise ValueError(f"there is no metric {metric!r}; have: {', '.join(METRICS)}, or give a function")
-    ours, theirs = (read_rows(model, [given] if isinstance(given, Mapping) else given) for given in (clean, corrupted))
+    ours, theirs = (
+        check_rows(model, [given] if isinstance(given, Mapping) else given) for given in (clean, corrupted)
+    )
     if len(ours) != len(theirs):
         raise ValueError(f"there are {len(ours)} clean batches and {len(theirs)} corrupted ones; give equally many")
     pairs = list(zip(ours, theirs, strict=True))
@@ -641,8 +643,8 @@ def ablate(
         raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
     task = ScoringTask(model, HEADS, "example", seed=seed, target=target, loss=loss, teacher=teacher)
     check_task(task, "leave_one_out")
-    read = read_rows(model, batches, task.needs_labels)
-    known = read if reference is None else read_rows(model, reference)
+    read = check_rows(model, batches, task.needs_labels)
+    known = read if reference is None else check_rows(model, reference)
     generator = torch.Generator().manual_seed(seed)
     donors = [(single, tokens_of(single)) for batch in known for single in split_examples(batch)]
     increases, losses = [], []
@@ -675,7 +677,7 @@ def mean_contexts(model: BertLike, reference: Iterable[Batch]) -> Tensor:
     Returns:
         (L, N, H), float64, nan for pruned heads.
     """
-    read = read_rows(model, reference)
+    read = check_rows(model, reference)
     sums = torch.zeros(context_shape(model), dtype=torch.float64, device=model.device)
     with eval_mode(model), torch.no_grad():
         for batch in read:

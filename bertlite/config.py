@@ -173,7 +173,7 @@ class BertConfig:
         if named is None:
             named = default_labels(2 if stated is None else stated)
         try:
-            id2label = {integer(i): label for i, label in named.items()}  # JSON has no integer keys
+            id2label = {parse_index(i): label for i, label in named.items()}  # JSON has no integer keys
             hash(tuple(id2label.values()))
         except (TypeError, ValueError):
             raise ValueError(f"id2label is {named!r}; its keys must be integers, its values names") from None
@@ -394,7 +394,7 @@ def default_labels(count: int) -> dict[int, str]:
     return {i: f"LABEL_{i}" for i in range(count)}
 
 
-def integer(value: Any) -> int:
+def parse_index(value: Any) -> int:
     """Read an index from JSON or a user: "3" or 3, but neither 3.5 nor True."""
     if isinstance(value, bool):
         raise TypeError(value)
@@ -427,7 +427,7 @@ def normalise_units(
         try:
             if isinstance(named, str):  # "13" is not heads 1 and 3
                 raise TypeError(named)
-            layer, chosen = integer(key), {integer(each) for each in named}
+            layer, chosen = parse_index(key), {parse_index(each) for each in named}
         except (TypeError, ValueError):
             raise ValueError(
                 f"{unit}s are given as {{layer: [{unit}s]}}, all integers; not as {{{key!r}: {named!r}}}"

@@ -229,3 +229,18 @@ def test_a_new_interpreter_finds_what_is_public() -> None:
 def test_the_package_has_few_rooms() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("_") and path.name != "py.typed"}
     assert len(rooms) <= 20, sorted(rooms)
+
+
+TWICE = {"Job", "compare", "describe", "fingerprint", "read_config", "read_model", "read_texts", "run"}
+
+
+def test_a_name_means_one_thing() -> None:
+    """Functions and classes at the top of modules, without hf's, which are named as transformers', and `main`."""
+    homes: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body if room_of(module) != "hf" else ():
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                homes.setdefault(node.name, set()).add(module)
+    twice = {name for name, modules in homes.items() if len(modules) > 1 and name != "main"}
+    assert twice <= TWICE, {name: sorted(homes[name]) for name in twice - TWICE}
+    assert len(TWICE) <= 10

@@ -30,7 +30,11 @@ def main(args: argparse.Namespace) -> int:
         write_bytes(html, page(maps, against))
     if args.record:
         write_json(args.record, make_record(maps, against))
-    summary = describe(maps) if against is None else f"{first}: {describe(maps)}; {second}: {describe(against)}"
+    summary = (
+        describe_maps(maps)
+        if against is None
+        else f"{first}: {describe_maps(maps)}; {second}: {describe_maps(against)}"
+    )
     written = ", ".join(map(str, args.out.values())) or "the record"
     print(f"{written}: {len(maps.tokens)} tokens; {summary}")
     return 0
@@ -42,7 +46,7 @@ def load_maps(args: argparse.Namespace, checkpoint: str, name: str, tokenizer: B
     return attention_maps(model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads, name=name)
 
 
-def describe(maps: AttentionMaps) -> str:
+def describe_maps(maps: AttentionMaps) -> str:
     """Describe how many heads are drawn and how many are pruned."""
     gone = len(maps.layers) * len(maps.heads) - len(maps.weights)
     return f"heads drawn: {len(maps.weights)}, pruned: {gone}"

@@ -21,15 +21,15 @@ from bertlite.support.extras import install_hint
 from bertlite.support.screen import screens
 
 COMMANDS = (
-    commands.inspect,
-    commands.attention,
-    commands.parity,
+    commands.add_inspect,
+    commands.add_attention,
+    commands.add_parity,
     prune.add,
-    commands.evaluate,
-    commands.embed,
-    commands.convert,
-    commands.export,
-    commands.env,
+    commands.add_evaluate,
+    commands.add_embed,
+    commands.add_convert,
+    commands.add_export,
+    commands.add_env,
 )
 
 
@@ -54,7 +54,7 @@ def answer(argv: Sequence[str] | None) -> int:
             args = parser().parse_args(sys.argv[1:] if argv is None else argv)
             name = " ".join(filter(None, ("bertlite", args.command, getattr(args, "action", None))))
             with redirect_stderr(io.StringIO()) if args.quiet else nullcontext():
-                return run(args)
+                return run_command(args)
         finally:
             flush_output()
     except BrokenPipeError:
@@ -97,7 +97,7 @@ def parser() -> Parser:
     return top
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Run a command; with --json, print its record on standard output and everything else on standard error.
 
     Raises:

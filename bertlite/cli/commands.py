@@ -17,8 +17,8 @@ from bertlite.cli.parts import (
 from bertlite.cli.prune import add_data, add_header, add_metric
 
 
-def inspect(commands: Commands) -> None:
-    """Add `inspect`."""
+def add_inspect(commands: Commands) -> None:
+    """Add `add_inspect`."""
     action = command(
         commands,
         "inspect",
@@ -33,8 +33,8 @@ correctly.  No model is run; weights are read once, to find nan.  Exits 1 if ber
     add_checkpoint(action, "a hub id, a folder, or a weights file with its config.json beside it")
 
 
-def attention(commands: Commands) -> None:
-    """Add `attention`."""
+def add_attention(commands: Commands) -> None:
+    """Add `add_attention`."""
     action = command(
         commands,
         "attention",
@@ -64,8 +64,8 @@ a pruned one, head by head.""",
     action.add_argument("--heads", type=integers, metavar="A,B", help="heads of these layers (default: all)")
 
 
-def parity(commands: Commands) -> None:
-    """Add `parity`."""
+def add_parity(commands: Commands) -> None:
+    """Add `add_parity`."""
     action = command(
         commands,
         "parity",
@@ -112,8 +112,8 @@ transformers' own class for it.  Exits 1 if anything differs.""",
     action.add_argument("--journal", type=Path, metavar="FILE", help=text)
 
 
-def evaluate(commands: Commands) -> None:
-    """Add `evaluate`."""
+def add_evaluate(commands: Commands) -> None:
+    """Add `add_evaluate`."""
     action = command(
         commands,
         "evaluate",
@@ -136,8 +136,8 @@ an interval and a p-value, and the exit status is 1 if CHECKPOINT is significant
     add_metric(action)
 
 
-def embed(commands: Commands) -> None:
-    """Add `embed`."""
+def add_embed(commands: Commands) -> None:
+    """Add `add_embed`."""
     action = command(
         commands,
         "embed",
@@ -187,8 +187,8 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
     action.add_argument("--shard-rows", type=count, help=text)
 
 
-def convert(commands: Commands) -> None:
-    """Add `convert`."""
+def add_convert(commands: Commands) -> None:
+    """Add `add_convert`."""
     action = command(
         commands,
         "convert",
@@ -211,8 +211,8 @@ transformers' own class in float64, and not written if they differ.""",
     action.add_argument("--full", action="store_true", help=text)
 
 
-def export(commands: Commands) -> None:
-    """Add `export`."""
+def add_export(commands: Commands) -> None:
+    """Add `add_export`."""
     action = command(
         commands,
         "export",
@@ -233,8 +233,8 @@ also gets what sentence-transformers and optimum need; it may be the checkpoint'
     add_checkpoint(action)
 
 
-def env(commands: Commands) -> None:
-    """Add `env`."""
+def add_env(commands: Commands) -> None:
+    """Add `add_env`."""
     command(
         commands,
         "env",

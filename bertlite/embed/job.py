@@ -254,7 +254,7 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
             temporary.unlink(missing_ok=True)
     if "files" not in there["model"]:  # of an older job
         del wanted["model"]["files"]
-    if differing := list(differences(identity(there), identity(wanted))):
+    if differing := list(differing_values(identity(there), identity(wanted))):
         raise ValueError(
             f"{job.out} holds another job's vectors, which must not be mixed with these:\n  "
             + "\n  ".join(differing)
@@ -267,7 +267,7 @@ def manifest_of_shards(folder: Path) -> Manifest | None:
     """Return the manifest that the first shard of a folder holds, None if there is no shard that holds one."""
     pa, pq = import_pyarrow()
     for path in sorted(folder.glob("part-*.parquet")):
-        with suppress(pa.ArrowInvalid, OSError):  # `is_finished` names one that is damaged
+        with suppress(pa.ArrowInvalid, OSError):  # `is_finished` of a shard names one that is damaged
             if found := (pq.read_metadata(path).metadata or {}).get(IN_SHARD):
                 manifest: Manifest = json.loads(found)
                 return manifest
@@ -300,11 +300,11 @@ def job_key(manifest: Mapping[str, Any]) -> str:
     return sha256(json.dumps(identity(manifest), sort_keys=True))
 
 
-def differences(there: object, wanted: object, path: str = "") -> Iterator[str]:
+def differing_values(there: object, wanted: object, path: str = "") -> Iterator[str]:
     """Yield a line for every value in which two nested mappings differ."""
     if isinstance(there, Mapping) and isinstance(wanted, Mapping):
         for key in sorted({*there, *wanted}):
-            yield from differences(there.get(key), wanted.get(key), f"{path}.{key}".lstrip("."))
+            yield from differing_values(there.get(key), wanted.get(key), f"{path}.{key}".lstrip("."))
     elif there != wanted:
         yield f"{path} is {wanted!r}, there it is {there!r}"
 

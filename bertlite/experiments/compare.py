@@ -30,7 +30,7 @@ def way_of(run: Record, **changes: Any) -> Way:
     return tuple(sorted(way.items()))
 
 
-def grouped(runs: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
+def group_runs(runs: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
     """Group runs by what `key` returns, in their order."""
     found: dict[Key, list[Record]] = defaultdict(list)
     for run in runs:
@@ -64,13 +64,13 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
     """
     task = task_of(runs)
     metric = task.metric(metric, outputs(runs[0]).shape[-1])
-    groups = grouped(runs, way_of)  # of a group, seeds or dense models differ
+    groups = group_runs(runs, way_of)  # of a group, seeds or dense models differ
     if against not in (None, DENSE) and not any(dict(way)["criterion"] == against for way in groups):
         have = [DENSE, *sorted({dict(way)["criterion"] for way in groups})]
         raise ValueError(f"no run has the criterion {against!r}; have: {', '.join(have)}")
     rows = []
     for way, group in sorted(groups.items(), key=lambda item: sort_key(item[0])):
-        for same in grouped(group, lambda run: (model_of(run), run.config["cell"]["seed"])).values():
+        for same in group_runs(group, lambda run: (model_of(run), run.config["cell"]["seed"])).values():
             if len(same) > 1:
                 raise ValueError(
                     f"{same[0].folder} and {same[1].folder} are of one way, model and seed, such as before and after"
@@ -97,7 +97,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
         }
         other = groups.get(way_of(group[0], criterion=against)) if against is not None else None
         if against == DENSE:
-            dense = {model: [outputs(each[0], DENSE)] for model, each in grouped(group, model_of).items()}
+            dense = {model: [outputs(each[0], DENSE)] for model, each in group_runs(group, model_of).items()}
             row |= comparison(by_model(group), dense, labels(group[0]), task, metric)
         elif other is not None and other is not group:
             row |= comparison(by_model(group), by_model(other), labels(group[0]), task, metric)
@@ -151,7 +151,7 @@ def sort_key(way: Way) -> tuple[Any, ...]:
 
 def by_model(group: Sequence[Record]) -> dict[str, list[Array]]:
     """Return the outputs of runs by the hash of the dense model that they began with."""
-    return {model: [outputs(run) for run in runs] for model, runs in grouped(group, model_of).items()}
+    return {model: [outputs(run) for run in runs] for model, runs in group_runs(group, model_of).items()}
 
 
 def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) -> tuple[Interval | None, str]:

@@ -317,7 +317,7 @@ def evaluate(outputs: Array, labels: Array, task: Task, dense: Array | None = No
     return found if dense is None else {**found, "kl": task.divergence(dense, outputs)}
 
 
-def measure(outputs: Array, labels: Array, task: Task, metric: str) -> dict[str, Any]:
+def measure_metrics(outputs: Array, labels: Array, task: Task, metric: str) -> dict[str, Any]:
     """Return every metric of the task, and "low" and "high", the ends of one's interval over the examples, or None."""
     interval = interval_over_examples(outputs, labels, task, metric)
     return {

@@ -16,7 +16,7 @@ from bertlite.checkpoint.files import Source
 from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import comparison, note_on_balance, note_on_predictions
 from bertlite.experiments.data import NO_LABEL, EncodedExamples, Examples, read_examples, rows_of
-from bertlite.experiments.evaluate import TASKS, Task, measure, predict
+from bertlite.experiments.evaluate import TASKS, Task, measure_metrics, predict
 from bertlite.experiments.files import class_names
 from bertlite.experiments.statistics import Array
 from bertlite.shipping.carried import class_for
@@ -61,7 +61,7 @@ class Predictions:
 
 def main(args: argparse.Namespace) -> int:
     """Print and write the metrics of a checkpoint, and their difference from another's; return 1 if they are worse."""
-    task = task_of(args.checkpoint, args.task)
+    task = task_of_checkpoint(args.checkpoint, args.task)
     task.metric(args.metric)  # before any work
     dev, ours = predict_examples(args, args.checkpoint, task)
     metric = task.metric(args.metric, ours.outputs.shape[-1])
@@ -70,14 +70,17 @@ def main(args: argparse.Namespace) -> int:
         "task": task.name,
         "metric": metric,
         "data": {"name": dev.name, "examples": len(dev), "sha256": dev.sha256},
-        "model": {"checkpoint": ours.checkpoint, **measure(ours.outputs, ours.labels, task, metric)},
+        "model": {"checkpoint": ours.checkpoint, **measure_metrics(ours.outputs, ours.labels, task, metric)},
     }
     print(f"{task.name}, {len(dev)} examples of {dev.name}; 95 % intervals over the examples")
     print(*describe(record["model"], metric), sep="\n")
     worse = False
     if args.against is not None:
-        other = predict_examples(args, args.against, task_of(args.against, task.name))[1].with_classes(ours)
-        record["against"] = {"checkpoint": other.checkpoint, **measure(other.outputs, other.labels, task, metric)}
+        other = predict_examples(args, args.against, task_of_checkpoint(args.against, task.name))[1].with_classes(ours)
+        record["against"] = {
+            "checkpoint": other.checkpoint,
+            **measure_metrics(other.outputs, other.labels, task, metric),
+        }
         found = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, task, metric)
         record["comparison"] = found
         low, high = found["difference_low"], found["difference_high"]
@@ -93,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
     return int(worse)
 
 
-def task_of(checkpoint: str, named: str | None) -> Task:
+def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
     """Return the task of a checkpoint: that of its class, unless one is given.
 
     Raises:

@@ -53,7 +53,7 @@ from bertlite.pruning.importance.allocation import Choice
 from bertlite.pruning.importance.batches import Batch
 from bertlite.pruning.importance.structures import HEADS
 from bertlite.support.progress import Progress
-from bertlite.support.records import Run, is_finished, lock_folder, sha256_of
+from bertlite.support.records import Run, lock_folder, run_is_finished, sha256_of
 
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
@@ -278,7 +278,7 @@ class Experiment:
             ValueError: the cell cannot be run.
         """
         folder = self.folder(cell, root)
-        if is_finished(folder):
+        if run_is_finished(folder):
             if save_model and not (folder / MODEL).exists():
                 raise FileExistsError(f"{folder} is finished and did not keep its model: name another folder")
             return folder
@@ -338,14 +338,14 @@ def sweep(
     """
     for cell in cells:
         experiment.check(cell)
-    before = sum(is_finished(experiment.folder(cell, root)) for cell in cells)
+    before = sum(run_is_finished(experiment.folder(cell, root)) for cell in cells)
     with (
         lock_folder(Path(root)),
         Progress(len(cells), "cells", what="run", done=before, shown=progress) as bar,
     ):
         folders = []
         for cell in cells:
-            known = is_finished(experiment.folder(cell, root))
+            known = run_is_finished(experiment.folder(cell, root))
             try:
                 folders.append(experiment.run(cell, root, save_model=save_model))
             except DivergedError as error:

@@ -15,7 +15,7 @@ from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import Task
 from bertlite.experiments.files import model_key
 from bertlite.support.progress import Progress
-from bertlite.support.records import read_lines, sha256_of, write_json, write_text
+from bertlite.support.records import read_json_lines, sha256_of, write_json, write_text
 
 STATE = "training"  # in the folder of a run that is not finished
 FACTS = "facts.json"  # in the folder of a state
@@ -266,7 +266,7 @@ def last_step(state: Path) -> int:
 def keep_metrics(metrics: Path, state: Path) -> None:
     """Keep the lines of a killed training up to the step of its state; none without a state."""
     step = last_step(state)
-    lines = [line for line in read_lines(metrics) if line["step"] <= step]
+    lines = [line for line in read_json_lines(metrics) if line["step"] <= step]
     if metrics.exists():
         write_text(metrics, "".join(json.dumps(line) + "\n" for line in lines))
 

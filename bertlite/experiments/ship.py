@@ -48,14 +48,14 @@ def finish_run(
     run.results |= {name: evaluate(each, labels, task) for name, each in of_dense.items()}
     run.save_predictions(prediction_lines(labels, outputs=outputs, **of_dense))
     if source is not None:
-        figures = figures_of(outputs, labels, task, data_name, run.results)
+        figures = metric_figures(outputs, labels, task, data_name, run.results)
         report = {"run": {name: run.facts[name] for name in IN_REPORT}, "results": run.results}
         write_model(
             run.folder / MODEL, model, source, class_names=class_names, figures=figures, how=how, report=report
         )
 
 
-def figures_of(outputs: Array, labels: Array, task: Task, data: str, results: Mapping[str, Any]) -> list[Figure]:
+def metric_figures(outputs: Array, labels: Array, task: Task, data: str, results: Mapping[str, Any]) -> list[Figure]:
     """Return the figures of a model: the headline with its interval over the examples, then the other metrics.
 
     Args:

@@ -17,7 +17,7 @@ from bertlite.checkpoint.skeleton import init_weights
 from bertlite.config import BertConfig, set_config
 from bertlite.models.resizing import Resizable
 from bertlite.models.structure import compact_, drop_layers_, prune_heads_, prune_neurons_
-from bertlite.stack.attention import check_backend
+from bertlite.stack.attention import check_attention_name
 from bertlite.stack.body import BertBody, config_of
 from bertlite.stack.modules import BertLayer
 from bertlite.stack.outputs import BertModelOutput
@@ -53,7 +53,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
 
     def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__()
-        check_backend(config.attn_implementation)
+        check_attention_name(config.attn_implementation)
         self.config = config
         self.build(config, **options)
         for part in self.children():
@@ -122,7 +122,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         Raises:
             ValueError: no backend has that name.
         """
-        check_backend(name)
+        check_attention_name(name)
         set_config(self, replace(self.config, attn_implementation=name))
 
     # a method changes its model; the function of the same name in bertlite returns a copy

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertlite.config import BertConfig
 from bertlite.models.layers import BertLMPredictionHead
-from bertlite.models.losses import Items, check_labels, cross_entropy, pack_labels
+from bertlite.models.losses import Items, check_labels, cross_entropy_of_labels, pack_labels
 from bertlite.models.outputs import LogitsOutput
 from bertlite.stack.body import BertBody, Body, has_hooks, has_hooks_within, output_or_tuple
 from bertlite.stack.outputs import EncoderOutput
@@ -112,7 +112,7 @@ class HeadBody(Body, Generic[Out]):
         return not (has_hooks(bert) or has_hooks(bert.encoder) or last_is_seen)
 
     def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
-        return cross_entropy(logits, labels, items=items)
+        return cross_entropy_of_labels(logits, labels, items=items)
 
     @property
     def label_kind(self) -> LabelKind:

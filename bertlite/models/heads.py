@@ -17,12 +17,12 @@ from bertlite.models.layers import BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrai
 from bertlite.models.losses import (
     Items,
     check_labels,
-    cross_entropy,
+    cross_entropy_of_labels,
     fits,
+    labels_without_padding,
     pack_labels,
     shifted,
     token_labels,
-    without_padding,
 )
 from bertlite.models.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 from bertlite.stack.inputs import check_tensor
@@ -44,7 +44,7 @@ class MaskedLMBody(LanguageModelBody[Out]):
     head_class = BertOnlyMLMHead
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        return self.loss(out.logits[rows], without_padding(labels["labels"][rows], real[rows]))
+        return self.loss(out.logits[rows], labels_without_padding(labels["labels"][rows], real[rows]))
 
     def logits(self, encoded: EncoderOutput) -> Tensor:
         return self.cls(encoded.last_hidden_state)
@@ -54,7 +54,7 @@ class CausalLMBody(MaskedLMBody[Out]):
     output_type = CausalLMOutput
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        return self.loss(out.logits[rows], shifted(without_padding(labels["labels"][rows], real[rows])))
+        return self.loss(out.logits[rows], shifted(labels_without_padding(labels["labels"][rows], real[rows])))
 
     @takes("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "use_cache")  # and no packed tokens
     def forward(
@@ -105,9 +105,9 @@ class PreTrainingBody(LanguageModelBody[Out]):
         return {**super().label_shapes(shape), "next_sentence_label": (shape[0], 2)}
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        words = without_padding(labels["labels"][rows], real[rows])
-        follows = cross_entropy(out.seq_relationship_logits[rows], labels["next_sentence_label"][rows])
-        return cross_entropy(out.prediction_logits[rows], words) + follows
+        words = labels_without_padding(labels["labels"][rows], real[rows])
+        follows = cross_entropy_of_labels(out.seq_relationship_logits[rows], labels["next_sentence_label"][rows])
+        return cross_entropy_of_labels(out.prediction_logits[rows], words) + follows
 
     @takes("cu_seqlens")  # but no count of labels, as none serves both losses
     def forward(
@@ -124,8 +124,8 @@ class PreTrainingBody(LanguageModelBody[Out]):
         words, follows = self.cls(encoded.last_hidden_state, encoded.pooler_output)
         loss = None
         if labels is not None and next_sentence_label is not None:
-            words_loss = cross_entropy(words, pack_labels(encoded.layout, labels))
-            loss = words_loss + cross_entropy(follows, next_sentence_label, "next_sentence_label")
+            words_loss = cross_entropy_of_labels(words, pack_labels(encoded.layout, labels))
+            loss = words_loss + cross_entropy_of_labels(follows, next_sentence_label, "next_sentence_label")
         words = encoded.layout.unpack(words)
         return self.finish(encoded, loss, prediction_logits=words, seq_relationship_logits=follows)
 
@@ -168,7 +168,7 @@ class SequenceClassificationBody(ClassifierBody[Out]):
         check_tensor("labels", labels)
         problem = self.problem(labels)
         if problem == "single_label_classification":
-            return cross_entropy(logits, labels, items=items)
+            return cross_entropy_of_labels(logits, labels, items=items)
         if not fits(labels, logits.shape):
             raise ValueError(f"labels has shape {tuple(labels.shape)}; {problem} takes {tuple(logits.shape)}")
         labels = labels.reshape(logits.shape).to(logits.dtype)
@@ -178,7 +178,7 @@ class SequenceClassificationBody(ClassifierBody[Out]):
 
 class TokenClassificationBody(ClassifierBody[Out]):
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        return self.loss(out.logits[rows], without_padding(labels["labels"][rows], real[rows]))
+        return self.loss(out.logits[rows], labels_without_padding(labels["labels"][rows], real[rows]))
 
 
 class MultipleChoiceBody(ClassifierBody[Out]):
@@ -233,7 +233,7 @@ class QuestionAnsweringBody(HeadBody[Out]):
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         start, end = (
-            cross_entropy(logits[rows], token_labels(labels[name][rows], logits[rows]), name)
+            cross_entropy_of_labels(logits[rows], token_labels(labels[name][rows], logits[rows]), name)
             for logits, name in ((out.start_logits, "start_positions"), (out.end_logits, "end_positions"))
         )
         return (start + end) / 2
@@ -266,7 +266,10 @@ class QuestionAnsweringBody(HeadBody[Out]):
         if start_positions is not None and end_positions is not None:
             real = encoded.layout.real()
             starts, ends = (token_labels(positions, start, real) for positions in (start_positions, end_positions))
-            loss = (cross_entropy(start, starts, "start_positions") + cross_entropy(end, ends, "end_positions")) / 2
+            loss = (
+                cross_entropy_of_labels(start, starts, "start_positions")
+                + cross_entropy_of_labels(end, ends, "end_positions")
+            ) / 2
         return self.finish(encoded, loss, start_logits=start, end_logits=end)
 
 

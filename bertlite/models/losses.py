@@ -16,7 +16,7 @@ IGNORED = -100
 Items = int | Tensor | None  # the number of labels to divide a loss by
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
+def cross_entropy_of_labels(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
     """Return the mean over the labels that are not -100, in nats; or their sum over `items`.
 
     Raises:
@@ -85,6 +85,6 @@ def shifted(labels: Tensor) -> Tensor:
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
-def without_padding(labels: Tensor, real: Tensor) -> Tensor:
+def labels_without_padding(labels: Tensor, real: Tensor) -> Tensor:
     """Return labels without those where `real` is False: padding that was left out has no logits."""
     return labels.masked_fill(~real.view_as(labels), IGNORED)

@@ -40,7 +40,7 @@ from bertlite.parity.compare import (
     relatively,
     trace,
 )
-from bertlite.parity.inputs import CaseInputs, inputs_of
+from bertlite.parity.inputs import CaseInputs, case_inputs
 
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
@@ -96,7 +96,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     start = time.perf_counter()
     overrides = tuple(overrides_for(case, checkpoint).items())
     models = models_for(str(checkpoint), case.model, overrides, case.dtype, device)
-    inputs = inputs_of(case, models.ours.config, models.source, device)
+    inputs = case_inputs(case, models.ours.config, models.source, device)
     ours = our_model(case, models.ours, inputs, tamper)
     references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
     if needs_truth(case, device):
@@ -117,11 +117,11 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     )
     if report.ok or case.backend in ("packed", "native"):  # whose modules have the tokens of another shape
         return report
-    runs = {side: partial(forward, case, model, inputs, is_ours=False) for side, model in references.items()}
+    runs = {side: partial(run_forward, case, model, inputs, is_ours=False) for side, model in references.items()}
     traces = {side: trace(model, runs[side]) for side, model in references.items()}
     if case.family:
         traces = {side: families.modules_as_ours(models.origin, found) for side, found in traces.items()}
-    traces["ours"] = trace(ours, partial(forward, case, ours, inputs, is_ours=True))
+    traces["ours"] = trace(ours, partial(run_forward, case, ours, inputs, is_ours=True))
     real: Any = {side: without_padding(case, found, inputs) for side, found in traces.items()}
     first = first_divergence(real["ours"], real["theirs"], real.get("truth"), rule_for(case, device, "forward"))
     return replace(report, first_module=first, seconds=time.perf_counter() - start)
@@ -216,7 +216,7 @@ def heads_of(case: Case, config: BertConfig) -> dict[int, tuple[int, ...]]:
     return {layers - 1: tuple(range(1 if reference.honours("prune_heads") else 0, heads))}
 
 
-def forward(case: Case, model: nn.Module, inputs: CaseInputs, is_ours: bool) -> Output:
+def run_forward(case: Case, model: nn.Module, inputs: CaseInputs, is_ours: bool) -> Output:
     arguments = dict(inputs) if is_ours else reference.inputs_for(case, inputs)
     dtype = next(model.parameters()).dtype
     for name in ("inputs_embeds", "encoder_hidden_states", "labels"):
@@ -232,10 +232,10 @@ def tensors(case: Case, model: nn.Module, inputs: CaseInputs, is_ours: bool) -> 
     options = {"output_hidden_states": case.backend != "native", "output_attentions": case.feature == "attentions"}
     if case.feature not in GRADIENTS:
         with torch.no_grad():
-            out = forward(case, model, {**inputs, **options}, is_ours)
+            out = run_forward(case, model, {**inputs, **options}, is_ours)
         return dict(named(case, out, inputs, cast(BertConfig, model.config)))
     model.zero_grad()
-    out = forward(case, model, inputs, is_ours)
+    out = run_forward(case, model, inputs, is_ours)
     loss = out["loss"] if "loss" in out else weighted_sum(without_padding(case, out, inputs))
     assert isinstance(loss, Tensor)
     loss.backward()

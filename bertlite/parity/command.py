@@ -49,8 +49,8 @@ def main(args: argparse.Namespace) -> int:
     )
     start = time.monotonic()
     with sections(args) as work:
-        found = run(work, args)
-    print(f"\n{table(found)}\n")
+        found = run_sections(work, args)
+    print(f"\n{claims_table(found)}\n")
     if args.record:
         kinds = {name: section.kind for name, section in work.items()}
         write_record(args.record, record(found, args.device, args.all, args.only, kinds))
@@ -74,7 +74,7 @@ class Section:
     kind: str = "bert"
 
 
-def run(work: Mapping[str, Section], args: argparse.Namespace) -> dict[str, list[Report]]:
+def run_sections(work: Mapping[str, Section], args: argparse.Namespace) -> dict[str, list[Report]]:
     """Compare the cases of every checkpoint, under a progress bar, and print those that differ, or all if verbose."""
     every = {name: section.cases for name, section in work.items()}
     plan = every
@@ -241,7 +241,7 @@ def claim_of(dtype: str, row: Row) -> str:
     return "equal, bit for bit" if row.allowed == 0 else f"rms error at most {FACTOR:g} x the reference's own + 1 ulp"
 
 
-def table(found: dict[str, list[Report]]) -> str:
+def claims_table(found: dict[str, list[Report]]) -> str:
     """Write the claims of each checkpoint as a table."""
     lines = [f"{'dtype':<9} {'claim':<54} {'cases':>5} {'tensors':>7} {'failed':>6} {'max error':>9} {'ratio':>6}"]
     for name, reports in found.items():

@@ -45,8 +45,8 @@ def as_well(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, rounding_
     """Compare the rounding errors of both; theirs is at least `rounding_allowance`."""
     if truth is None:
         raise ValueError("as_well compares with a float64 truth; none was given")
-    reference = max(rms(theirs, truth), rounding_allowance)
-    return rms(ours, truth), FACTOR * reference + torch.finfo(theirs.dtype).eps * largest(truth), reference
+    reference = max(rms_distance(theirs, truth), rounding_allowance)
+    return rms_distance(ours, truth), FACTOR * reference + torch.finfo(theirs.dtype).eps * largest(truth), reference
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -56,7 +56,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
 
 
-def rms(a: Tensor, b: Tensor) -> float:
+def rms_distance(a: Tensor, b: Tensor) -> float:
     """Return the root mean square of a - b, in float64; inf if the shapes differ.
 
     It is steadier than the maximum of a few rounding errors.
@@ -150,7 +150,7 @@ def compare(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule: Callabl
     if set(ours) != set(theirs):
         unmatched = sorted(set(ours) ^ set(theirs))
         raise ValueError(f"only one of the two runs has {', '.join(unmatched[:5])}")
-    logits = [rms(theirs[name], truth[name]) for name in theirs if "logits" in name] if truth else []
+    logits = [rms_distance(theirs[name], truth[name]) for name in theirs if "logits" in name] if truth else []
     gradient = max((largest(x) for name, x in (truth or {}).items() if name.startswith("grad.")), default=0.0)
     rows = []
     for name, mine in ours.items():

@@ -26,7 +26,7 @@ FLOATS = ("regression", "multi_label_classification")  # problem types whose lab
 LENGTH = 24  # tokens of the longest sequence, or what the position table allows
 
 
-def inputs_of(case: Case, config: BertConfig, checkpoint: str | Path, device: str) -> dict[str, Tensor | bool]:
+def case_inputs(case: Case, config: BertConfig, checkpoint: str | Path, device: str) -> dict[str, Tensor | bool]:
     """Return the keyword arguments of both models' forward for one case."""
     ids, types, mask = tokens(case, config, checkpoint)  # each (B, S)
     batch, length = ids.shape

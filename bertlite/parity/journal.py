@@ -13,7 +13,7 @@ from typing import Any
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
 from bertlite.parity.compare import Report, Row
-from bertlite.support.records import read_lines
+from bertlite.support.records import read_json_lines
 
 ENDED = Row("nothing: the process ended", 1.0, 0.0)
 
@@ -38,7 +38,7 @@ def check_noted(
 def read_journal(path: Path, section: str) -> list[Report]:
     """Return the reports of a section's cases, in the order of their runs."""
     found: list[Report] = []
-    for line in read_lines(path):
+    for line in read_json_lines(path):
         if line["section"] == section and line["report"] is None:
             found.append(Report(line["case"], (ENDED,)))
         elif line["section"] == section:

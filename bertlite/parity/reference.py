@@ -88,7 +88,7 @@ def stock_class(name: str) -> Any:
     return cls
 
 
-def class_for(name: str, config: Any) -> Any:
+def family_class(name: str, config: Any) -> Any:
     """Return transformers' class for the family of a config that corresponds to BERT's class of this name."""
     if config.model_type == "bert":
         return stock_class(name)
@@ -103,7 +103,7 @@ def load(
 ) -> nn.Module:
     """Return transformers' model of this class, in eval mode; a family without sdpa, such as MPNet, runs eager."""
     config = stock().AutoConfig.from_pretrained(checkpoint, **overrides)
-    cls = class_for(model, config)
+    cls = family_class(model, config)
     if backend == "sdpa" and not cls._supports_sdpa:
         backend = "eager"
     loaded: nn.Module = cls.from_pretrained(checkpoint, config=config, dtype=dtype, attn_implementation=backend)
@@ -126,7 +126,7 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
     same.
     """
     config = stock().AutoConfig.from_pretrained(checkpoint, **overrides)
-    cls = class_for(model, config)
+    cls = family_class(model, config)
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     theirs, info = cls.from_pretrained(checkpoint, config=config, **options)
     missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
@@ -150,7 +150,7 @@ def base_shaped(folder: Path, model_type: str = "bert", **sizes: Any) -> Path:
     """
     torch.manual_seed(0)
     config = stock().AutoConfig.for_model(model_type, **sizes)
-    model = class_for("BertForPreTraining" if model_type == "bert" else "BertModel", config)(config)
+    model = family_class("BertForPreTraining" if model_type == "bert" else "BertModel", config)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".bias") or "LayerNorm" in name:

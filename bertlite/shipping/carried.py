@@ -92,13 +92,13 @@ def carry_modules(source: Source, folder: Path, cls: type[BertPreTrainedModel]) 
             copy_files(place, (str(inner / name) for name in TRANSFORMER_CONFIGS), folder, flat=True)
             module["path"] = ""  # where our weights are
         else:
-            copy_module(place, inner, folder / inner)
+            copy_module_folder(place, inner, folder / inner)
     copy_files(place, (SENTENCE_CONFIG,), folder)
     (folder / MODULES).write_text(to_json(modules, indent=2) + "\n", encoding="utf-8")
     return True
 
 
-def copy_module(place: Place, inner: PurePosixPath, target: Path) -> None:
+def copy_module_folder(place: Place, inner: PurePosixPath, target: Path) -> None:
     """Copy the folder of one module; on the hub, try the known names, as its files are not listed."""
     target.mkdir(parents=True, exist_ok=True)
     if isinstance(place, Folder):

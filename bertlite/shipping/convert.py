@@ -58,7 +58,9 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
         raise FileExistsError(f"{out} is the checkpoint's own folder: name another")
     origin, cls = Origin.read(files.config), class_for(source)
     model = load_trained(cls, checkpoint)
-    differences, notes = compare(files.config.parent if Path(checkpoint).is_dir() else checkpoint, origin, model)
+    differences, notes = transformers_differences(
+        files.config.parent if Path(checkpoint).is_dir() else checkpoint, origin, model
+    )
     for what, difference in differences.items():
         if not difference <= ALLOWED:  # nan too
             raise ValueError(
@@ -79,7 +81,7 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
     }
 
 
-def compare(
+def transformers_differences(
     checkpoint: str | PathLike[str], origin: Origin, model: BertPreTrainedModel
 ) -> tuple[dict[str, float], list[str]]:
     """Return the largest differences of a model from transformers' of its source and of its copy, and notes."""

@@ -20,7 +20,7 @@ from bertlite.checkpoint.folders import carry, replacing
 from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import read_json_object
 from bertlite.models.base import BertPreTrainedModel
-from bertlite.parity.compare import distance, largest, rms
+from bertlite.parity.compare import distance, largest, rms_distance
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for, load_trained
 from bertlite.shipping.onnx import FILE, Graph, load_onnx, require_packages, write_onnx
 from bertlite.support.progress import Progress
@@ -70,7 +70,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
     """
     require_packages()
     source, out = Source(checkpoint), Path(folder).expanduser()
-    hashes = fingerprint(source)
+    hashes = checkpoint_hash(source)
     in_place = check_target(source, out, hashes)
     model_class = class_for(source)
     model = load_trained(model_class, checkpoint, dtype=torch.float32)
@@ -86,7 +86,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         write_onnx(graph, target)
         seconds = time.perf_counter() - started
         bar.stage("comparing the graph with the model")
-        shapes = list(compare(graph, target))
+        shapes = list(graph_differences(graph, target))
         check_differences(shapes)
         record = {
             "what": "bertlite export",
@@ -107,7 +107,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
     return record
 
 
-def fingerprint(source: Source) -> str:
+def checkpoint_hash(source: Source) -> str:
     """Return the SHA-256 of a checkpoint's config and weights."""
     files = find_checkpoint(source)
     return sha256_of(files.config, *(sorted(files.shards) or [files.weights]))
@@ -139,7 +139,7 @@ def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> No
 
 
 @torch.inference_mode()
-def compare(graph: Graph, path: Path) -> Iterator[dict[str, Any]]:
+def graph_differences(graph: Graph, path: Path) -> Iterator[dict[str, Any]]:
     """Run a written graph and the model on batches of several shapes, and yield the differences of each."""
     run, truth = load_onnx(path), graph.double_copy()
     for number, (batch, tokens) in enumerate(SHAPES):
@@ -148,7 +148,7 @@ def compare(graph: Graph, path: Path) -> Iterator[dict[str, Any]]:
         ours, theirs, exact = run(inputs), graph(**inputs), truth(**inputs)
         rows = {}
         for name, a, b, c in zip(graph.outputs, ours, theirs, exact, strict=True):
-            error, torchs = rms(a, c), rms(b, c)
+            error, torchs = rms_distance(a, c), rms_distance(b, c)
             allowed = FACTOR * torchs + torch.finfo(b.dtype).eps * largest(c)
             rows[name] = {
                 "difference": distance(a, b),

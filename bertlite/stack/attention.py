@@ -351,7 +351,7 @@ BACKENDS = {
 PACKING = frozenset(name for name, backend in BACKENDS.items() if backend.packs)  # those that leave padding out
 
 
-def check_backend(name: str) -> None:
+def check_attention_name(name: str) -> None:
     """Raise ValueError for a name that is neither "auto" nor in the table; it names those that are."""
     if name != "auto" and name not in BACKENDS:
         raise ValueError(f"attn_implementation {name!r} is unknown; have: auto, {', '.join(BACKENDS)}")
@@ -369,7 +369,7 @@ def select(name: str, needs: Requirements) -> Backend:
     if name == "auto":
         return BACKENDS["eager" if needs.weights else "sdpa"]
     if name not in BACKENDS:
-        check_backend(name)
+        check_attention_name(name)
     backend = BACKENDS[name]
     if needs.weights and not backend.gives_weights:
         raise ValueError(f"backend {name!r} cannot give attentions; use 'eager' or 'auto'")

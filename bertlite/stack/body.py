@@ -24,7 +24,7 @@ from bertlite.stack.inputs import (
     read_mask,
     refuse_pruned,
 )
-from bertlite.stack.layouts import Layout, Packed, Padded, packing_of, packing_pays, read_rows
+from bertlite.stack.layouts import Layout, Packed, Padded, packing_of, packing_pays, token_positions
 from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput, ModelOutput
 
@@ -207,7 +207,7 @@ class BertBody(Body, Generic[Out]):
                 )
             found = packing_of(x, mask, name)
         elif mask is not None and mask.dim() == 2 and self.may_pack(args, mask, cache is not None):
-            real = read_rows(x, mask)
+            real = token_positions(x, mask)
             found = Packed.of_mask(real) if bool(real[:, 0].all()) else None
         if found is not None and self.config.position_embedding_type != "absolute" and not found.is_contiguous:
             if name in PACKING:

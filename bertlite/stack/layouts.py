@@ -312,7 +312,7 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
         return Packed((length,) * batch, x.new_full((batch,), length, dtype=torch.long), (batch, length))
     if mask.dim() != 2:
         raise ValueError(f"backend {name!r} takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
-    return Packed.of_mask(read_rows(x, mask).to(x.device))
+    return Packed.of_mask(token_positions(x, mask).to(x.device))
 
 
 def packing_pays(x: Tensor, mask: Tensor) -> bool:
@@ -326,7 +326,7 @@ def packing_pays(x: Tensor, mask: Tensor) -> bool:
     return int(mask.count_nonzero()) <= MAX_FILL * mask.numel()
 
 
-def read_rows(x: Tensor, mask: Tensor) -> Tensor:
+def token_positions(x: Tensor, mask: Tensor) -> Tensor:
     """Return which positions of x, (B, S, …), hold tokens, by a mask of 0 and 1."""
     check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
     return to_bool_mask(mask, "attention_mask").expand(x.shape[0], -1)

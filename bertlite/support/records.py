@@ -87,7 +87,7 @@ class Run:
             written = [path for path in self.folder.iterdir() if not path.name.startswith(f".{RUN}.")]
             if written and not (self.folder / RUN).exists():
                 raise FileExistsError(f"{self.folder} is there already and is not a run: name another folder")
-            if is_finished(self.folder):
+            if run_is_finished(self.folder):
                 raise FileExistsError(f"{self.folder} holds a finished run: delete it, or name another folder")
             replaced = [path for path in written if path.name not in self.kept]
             for path in sorted(replaced, key=lambda path: path.name == RUN):  # last, as it marks the folder as a run
@@ -144,11 +144,11 @@ class Record:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        return read_lines(self.folder / METRICS)
+        return read_json_lines(self.folder / METRICS)
 
     @cached_property
     def predictions(self) -> list[dict[str, Any]]:
-        return read_lines(self.folder / PREDICTIONS)
+        return read_json_lines(self.folder / PREDICTIONS)
 
     def load(self, name: str) -> Any:
         """Read a JSON file of the folder."""
@@ -172,12 +172,12 @@ def read_runs(root: str | Path = "runs", *, name: str | None = None, unfinished:
     return [run for run in found if (unfinished or run.finished) and name in (None, run.facts["name"])]
 
 
-def is_finished(folder: Path) -> bool:
+def run_is_finished(folder: Path) -> bool:
     path = folder / RUN
     return path.exists() and json.loads(path.read_text(encoding="utf-8"))["status"] == "finished"
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read the objects of a .jsonl file; an incomplete last line, of a killed process, is skipped."""
     if not path.exists():
         return []

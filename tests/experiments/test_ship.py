@@ -8,7 +8,7 @@ pytest.importorskip("accelerate")
 import bertlite
 from bertlite.cli import main
 from bertlite.experiments.evaluate import TASKS, interval_over_examples
-from bertlite.experiments.ship import figures_of
+from bertlite.experiments.ship import metric_figures
 from bertlite.experiments.statistics import wilson
 from bertlite.support.records import read_runs
 from tests.shipping.worlds import read, save
@@ -80,7 +80,7 @@ def test_the_headline_has_its_interval_whatever_it_is():
     outputs, labels = draw.normal(size=(30, 1)), draw.normal(size=30)
     task = TASKS["regression"]
     results = {name: metric(outputs, labels) for name, metric in task.metrics.items()}
-    first, *others = figures_of(outputs, labels, task, "dev.tsv", results)
+    first, *others = metric_figures(outputs, labels, task, "dev.tsv", results)
     wanted = interval_over_examples(outputs, labels, task, "spearman")
     assert (first.name, first.low, first.high, first.dense) == ("spearman", wanted.low, wanted.high, None)
     assert [other.low for other in others] == [None] * len(others)

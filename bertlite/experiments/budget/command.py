@@ -346,7 +346,7 @@ def write_result(job: Job, folder: Path, model: Any, report: dict[str, Any]) -> 
     """Write the model with its card and report, and print the report."""
     texts = report["texts"]
     made = MADE.format(target=report["target"], count=texts["fitted to"])
-    how = [made + (describe_training(report) if report["distilled"] else UNTRAINED)]
+    how = [made + (describe_distillation(report) if report["distilled"] else UNTRAINED)]
     how += [texts["note"]] if texts["note"] else []
     if "vocabulary" in report:
         how += [*describe(report["vocabulary"]), SAME_TOKENS]
@@ -362,7 +362,7 @@ def write_result(job: Job, folder: Path, model: Any, report: dict[str, Any]) -> 
     print_report(report, folder)
 
 
-def describe_training(report: dict[str, Any]) -> str:
+def describe_distillation(report: dict[str, Any]) -> str:
     """Return what was trained, for how long and with which texts."""
     facts = report["distilled"]
     labels = " and for the labels" if facts["labels"] else ""
@@ -495,7 +495,7 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     pruned, dense = report["seconds"]["median"], report["dense_seconds"]["median"]
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     if report["distilled"]:
-        print(describe_training(report))
+        print(describe_distillation(report))
     print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
     print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")
     if "vocabulary" in report:

@@ -152,7 +152,7 @@ class Distillation:
         """The size of the teacher's hidden states, and of what it predicts of single tokens, for all texts."""
         tokens = [self.data.length(i) for i in range(len(self.data))]
         shortest = tokens.index(min(tokens))
-        [found], of_tokens = outputs_of(self.teacher, self.data, [shortest])
+        [found], of_tokens = computed_outputs(self.teacher, self.data, [shortest])
         of_one = sum(found[name].nbytes for name in of_tokens)
         return of_one * sum(tokens) // tokens[shortest]
 
@@ -166,7 +166,9 @@ class Distillation:
         return finetune_(model, self.data, task, recipe, teacher=self.recorded, device=self.device, **options)
 
 
-def outputs_of(model: Any, data: EncodedExamples, indices: Sequence[int]) -> tuple[list[dict[str, Tensor]], set[str]]:
+def computed_outputs(
+    model: Any, data: EncodedExamples, indices: Sequence[int]
+) -> tuple[list[dict[str, Tensor]], set[str]]:
     """Return what a model computes of each text: logits, and hidden states (S, layers, D); and which are of tokens."""
     batch = {name: x.to(model.device) for name, x in data.batch(indices, torch.float32).items() if name != "labels"}
     with eval_mode(model), torch.no_grad():
@@ -189,7 +191,7 @@ class RecordedTeacher(nn.Module):
         self.known: dict[Any, dict[str, Tensor]] = {}  # by token ids and types
         self.of_tokens = {STATES}
         for indices in batch_indices(data, RECIPE.batch_size):
-            each, self.of_tokens = outputs_of(model, data, indices)
+            each, self.of_tokens = computed_outputs(model, data, indices)
             self.known.update((data.rows[i], found) for i, found in zip(indices, each, strict=True))
 
     def forward(

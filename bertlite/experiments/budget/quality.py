@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertlite.experiments.compare import comparison
-from bertlite.experiments.evaluate import measure, spearman, task_of_head
+from bertlite.experiments.evaluate import measure_metrics, spearman, task_of_head
 from bertlite.experiments.statistics import Array
 from bertlite.experiments.vectors import MEAN, VectorHead
 from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
@@ -166,7 +166,7 @@ def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
     """
     task = task_of_head(mine.shape[1])
     metric = task.headline
-    own = measure(mine, truth, task, metric)
+    own = measure_metrics(mine, truth, task, metric)
     return {
         "metric": metric,
         "score": own[metric],

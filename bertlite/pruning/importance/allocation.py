@@ -73,7 +73,7 @@ def rank(
     protected = normalise_units(protect or {}, len(scores), scores.shape[1], unit)
     free, table = ascending(scores, protected), scores.tolist()
     left = {layer: int((~row.isnan()).sum()) for layer, row in enumerate(scores)}
-    total = number_of(count, share, sum(left.values()), unit)
+    total = count_units(count, share, sum(left.values()), unit)
     chosen: Choice = {}
     for step in range(total):
         layers = [layer for layer in left if free[layer] and left[layer] > at_least]
@@ -99,7 +99,7 @@ def check_scores(scores: Tensor, unit: str) -> None:
         raise ValueError(f"the scores of {unit}s hold infinity; to keep or remove some, use protect= or name them")
 
 
-def number_of(count: int | None, share: float | None, total: int, unit: str) -> int:
+def count_units(count: int | None, share: float | None, total: int, unit: str) -> int:
     """Return how many of all units are meant by a count of them or by a share."""
     if (count is None) == (share is None):
         raise TypeError(f"give count=, a number of {unit}s, or share=, from 0 to 1; not {count!r} and {share!r}")

@@ -16,7 +16,7 @@ from bertlite.pruning.importance.batches import Batch, head_of, real_tokens
 
 
 @dataclass(frozen=True)
-class Family:
+class Distributions:
     """A family of distributions, with (…, C) parameters."""
 
     draw: Callable[[Tensor, Tensor], Tensor]  # (…, C), uniform noise (…, C) -> labels
@@ -34,12 +34,12 @@ def class_nll(logits: Tensor, labels: Tensor) -> Tensor:
     return -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
 
 
-def class_divergence(p: Tensor, q: Tensor) -> Tensor:
+def categorical_divergence(p: Tensor, q: Tensor) -> Tensor:
     return F.kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True).sum(-1)
 
 
 def flag_divergence(p: Tensor, q: Tensor) -> Tensor:
-    return class_divergence(torch.stack([p, 0 * p], -1), torch.stack([q, 0 * q], -1)).sum(-1)
+    return categorical_divergence(torch.stack([p, 0 * p], -1), torch.stack([q, 0 * q], -1)).sum(-1)
 
 
 def squared_distance(p: Tensor, q: Tensor) -> Tensor:
@@ -50,14 +50,14 @@ def class_disagreement(p: Tensor, q: Tensor) -> Tensor:
     return (p.argmax(-1) != q.argmax(-1)).to(p.dtype)
 
 
-CLASS = Family(draw_class, class_nll, class_divergence, class_disagreement)
-FLAGS = Family(
+CLASS = Distributions(draw_class, class_nll, categorical_divergence, class_disagreement)
+FLAGS = Distributions(
     lambda logits, noise: (noise < logits.sigmoid()).to(logits.dtype),
     lambda logits, labels: F.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(-1),
     flag_divergence,
     lambda p, q: ((p > 0) != (q > 0)).to(p.dtype).sum(-1),
 )
-NORMAL = Family(  # of variance 1
+NORMAL = Distributions(  # of variance 1
     lambda mean, noise: mean + torch.special.ndtri(noise.clamp(1e-12, 1 - 1e-12)).to(mean.dtype),
     lambda mean, labels: (mean - labels).square().sum(-1) / 2,
     squared_distance,
@@ -70,7 +70,7 @@ FAMILIES = {"class": CLASS, "flags": FLAGS, "number": NORMAL}  # by a head's lab
 class Prediction:
     """A model's predictions on a batch."""
 
-    family: Family
+    family: Distributions
     values: Tensor  # (B, P, C)
     counted: Tensor | None = None  # (B, P) bool; None counts all
 

@@ -40,7 +40,7 @@ from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
 from bertlite.pruning.importance import macs
 from bertlite.support.progress import Progress
-from bertlite.support.records import Record, Run, is_finished, quartiles, read_runs, version_of, write_record
+from bertlite.support.records import Record, Run, quartiles, read_runs, run_is_finished, version_of, write_record
 from bertlite.support.timing import alternate, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.methods import FEWER, OURS, WAYS, OfLayers, Subject, Way, library
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     bench.go_on(stage, place)
                 progress.advance()
                 progress.print("{task} {way} {share:.0%} {score:.4f} (dense {dense:.4f})".format_map(results(place)))
-    every = {path: results(path) for path in sorted(folder.glob("*/pruned/*")) if is_finished(path)}
+    every = {path: results(path) for path in sorted(folder.glob("*/pruned/*")) if run_is_finished(path)}
     wanted = {*product(args.tasks, args.ways, args.shares)}
     places = [path for path, run in every.items() if (run["task"], run["way"], run["share"]) in wanted]
     found = [every[path] for path in places]
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = summary(found, args.stages)
     for row in rows:
         print("{share:4.0%} {way}, {stage}: {lost:.1f} lost, {tasks} tasks (at worst {worst[1]:.1f})".format_map(row))
-    places = [place for place in sorted(folder.glob("*/dense-*")) if is_finished(place)]
+    places = [place for place in sorted(folder.glob("*/dense-*")) if run_is_finished(place)]
     dense = {place.parent.name: read_runs(place)[0].config for place in places}
     tuning = {name: {x: config[x] for x in ("examples", "epochs", "lr")} for name, config in dense.items()}
     made = provenance(runs)
@@ -183,7 +183,7 @@ def beside(place: Path, stage: str) -> Path:
 def later_runs(place: Path) -> list[Record]:
     """Return the finished runs of a pruned model's later stages."""
     folders = [beside(place, stage) for stage in STAGES[1:]]
-    return [run for folder in folders if is_finished(folder) for run in read_runs(folder)]
+    return [run for folder in folders if run_is_finished(folder) for run in read_runs(folder)]
 
 
 def source(name: str, path: Path) -> DataSource:
@@ -197,7 +197,7 @@ def task_of(name: str) -> Task:
 def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int) -> Path:
     """Return the folder of a fine-tuned model, trained unless it is there."""
     folder = args.out[FOLDER] / name / f"dense-{seed}"
-    if not is_finished(folder):
+    if not run_is_finished(folder):
         task, found = task_of(name), read_examples(source(name, files["train"]))
         recipe = Recipe(epochs=tasks.TASKS[name].epochs, lr=args.lr, batch_size=BATCH, seed=seed)
         examples = found.sample(min(tasks.TASKS[name].examples, len(found)), seed)
@@ -248,7 +248,7 @@ class Bench:
         place = f"{re.sub('[^a-z0-9]+', '-', way.lower()).strip('-')}-{100 * share:g}-{seed}"
         folder = root / self.name / "pruned" / place
         config = {"task": self.name, "way": way, "share": share, "seed": seed, "texts": texts}
-        if not is_finished(folder):
+        if not run_is_finished(folder):
             with Run("budget", config, folder=folder, seed=seed, **self.hashes) as run:
                 pruned = WAYS[way].prune(self.subject(texts), share)
                 heads, neurons = units_kept(pruned.config)
@@ -268,7 +268,7 @@ class Bench:
     def go_on(self, stage: str, place: Path) -> None:
         """Do a later stage of a pruned model and record it, unless that is done."""
         folder = beside(place, stage)
-        if not is_finished(folder):
+        if not run_is_finished(folder):
             (pruned,) = read_runs(place)
             with Run(stage, pruned.config, folder=folder, seed=pruned.config["seed"], **self.hashes) as run:
                 run.results = getattr(self, stage)(pruned, folder)

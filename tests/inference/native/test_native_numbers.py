@@ -17,7 +17,7 @@ from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import INSTRUCTION_SETS
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.parity.command import demo_checkpoint
-from bertlite.parity.compare import distance, largest, rms
+from bertlite.parity.compare import distance, largest, rms_distance
 
 pytestmark = native
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -25,7 +25,7 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 def relative(ours: Tensor, truth: Tensor) -> float:
     """Return the root mean square of the error, relative to that of the truth."""
-    return rms(ours, truth) / rms(truth, torch.zeros_like(truth))
+    return rms_distance(ours, truth) / rms_distance(truth, torch.zeros_like(truth))
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
@@ -48,7 +48,7 @@ def check_errors(model: BertModel, batch: dict[str, Tensor], name: str | None = 
     real = batch["attention_mask"].bool()
     found = {dtype: natively(model, dtype, name)(**batch).last_hidden_state for dtype in DTYPES}
     assert distance(found[torch.float32], truth) <= 1e-5 * largest(truth)
-    assert rms(found[torch.bfloat16], truth) <= rms(theirs, truth)
+    assert rms_distance(found[torch.bfloat16], truth) <= rms_distance(theirs, truth)
     assert relative(found[torch.int8], truth) <= 3e-2
     assert torch.cosine_similarity(found[torch.int8].double(), truth, dim=-1)[real].min() > 0.99
     assert relative(found[torch.int8], truth) > 1e-4, "it did not round"
@@ -111,7 +111,7 @@ def test_long_sums_are_as_near_to_the_truth_as_torchs(name):
     linear.weight.copy_(torch.rand(70, 3072, generator=random))
     truth = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double())
     ours = NativeLinear(linear, torch.float32, kernels_or_skip(name))(x)
-    assert rms(ours, truth) < 1.5 * rms(linear(x), truth)
+    assert rms_distance(ours, truth) < 1.5 * rms_distance(linear(x), truth)
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
