@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertlite.config import BertConfig
 from bertlite.models.layers import BertLMPredictionHead
-from bertlite.models.losses import Items, check_labels, cross_entropy_of_labels, pack_labels
+from bertlite.models.losses import Items, check_labels, cross_entropy_of_labels, labels_padding, pack_labels
 from bertlite.models.outputs import LogitsOutput
 from bertlite.stack.body import BertBody, Body, has_hooks, has_hooks_within, output_or_tuple
 from bertlite.stack.outputs import EncoderOutput
@@ -73,6 +73,7 @@ class HeadBody(Body, Generic[Out]):
     output_type: ClassVar[type[Any]] = LogitsOutput
     needs_pooler: ClassVar[bool] = False
     needs_tokens: ClassVar[bool] = True  # not only the pooler
+    padding_reader: ClassVar[str | None] = None  # what of the head reads positions of padding
 
     if TYPE_CHECKING:
 
@@ -88,8 +89,14 @@ class HeadBody(Body, Generic[Out]):
     def logits(self, encoded: EncoderOutput) -> Tensor:
         raise NotImplementedError
 
-    def encode(self, **inputs: Any) -> EncoderOutput:
-        """Run BERT; if the head reads only the pooler, the last layer may compute only first tokens."""
+    def encode(self, labels: Tensor | None = None, **inputs: Any) -> EncoderOutput:
+        """Run BERT; if the head reads only the pooler, the last layer may compute only first tokens.
+
+        Padding is computed if the head reads it, or if one of its `labels` of tokens, (B, S), stands there.
+        """
+        skips = getattr(self.bert, "leaves_padding_out", False)
+        if self.padding_reader or (skips and labels_padding(labels, inputs.get("attention_mask"))):
+            inputs["skip_padding"] = False
         if not self.needs_tokens:
             inputs["first_token_only"] = self.first_token_suffices(
                 inputs.get("output_attentions"), inputs.get("output_hidden_states")
@@ -175,7 +182,7 @@ class HeadBody(Body, Generic[Out]):
         Raises:
             ValueError: an input or a label does not fit this model.
         """
-        encoded = self.encode(**inputs)
+        encoded = self.encode(labels, **inputs)
         logits, loss = self.logits(encoded), None
         if labels is not None:
             labels = pack_labels(encoded.layout, labels) if self.needs_tokens else labels

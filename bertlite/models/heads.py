@@ -52,6 +52,7 @@ class MaskedLMBody(LanguageModelBody[Out]):
 
 class CausalLMBody(MaskedLMBody[Out]):
     output_type = CausalLMOutput
+    padding_reader = "the choice of positions to score"
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         return self.loss(out.logits[rows], shifted(labels_without_padding(labels["labels"][rows], real[rows])))
@@ -120,7 +121,7 @@ class PreTrainingBody(LanguageModelBody[Out]):
             next_sentence_label: (B,), 0 if the second segment follows the first, else 1.  The loss, the sum of both,
                 needs both kinds of labels.
         """
-        encoded = self.encode(**inputs)
+        encoded = self.encode(labels, **inputs)
         words, follows = self.cls(encoded.last_hidden_state, encoded.pooler_output)
         loss = None
         if labels is not None and next_sentence_label is not None:
@@ -218,6 +219,7 @@ class MultipleChoiceBody(ClassifierBody[Out]):
 
 class QuestionAnsweringBody(HeadBody[Out]):
     output_type = QuestionAnsweringOutput
+    padding_reader = "the softmax over positions"
     qa_outputs: nn.Linear
 
     def build_head(self, config: BertConfig) -> None:

@@ -79,6 +79,13 @@ def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
     return layout.pack(labels.reshape(layout.shape))
 
 
+def labels_padding(labels: Tensor | None, mask: Tensor | None) -> bool:
+    """Return whether a label that counts stands where a mask, (B, S), has 0."""
+    if labels is None or mask is None or labels.numel() != mask.numel():
+        return False
+    return bool(((labels.reshape(mask.shape) != IGNORED) & (mask == 0)).any())
+
+
 def shifted(labels: Tensor) -> Tensor:
     """Return labels (…, S) shifted left: each position gets the label after it, the last none."""
     check_tensor("labels", labels)

@@ -257,14 +257,14 @@ def named(case: Case, out: Output, inputs: CaseInputs, config: BertConfig) -> It
 
 
 def without_padding(case: Case, out: Output, inputs: CaseInputs) -> dict[str, Tensor | tuple[Tensor, ...]]:
-    """Return an output; with packed, native and other families' models the values of padding are set to zero.
+    """Return an output; with packed and native models, which leave it out, the values of padding are set to zero.
 
-    These models do not compute padding, or not alike.  With padding on the left the pooler's output is left out too,
-    since theirs reads the first position.
+    Likewise with a BERT made of another family, "bert", whose positions of padding may differ.  With padding on the
+    left the pooler's output is left out too, since theirs reads the first position.
     """
     mask = inputs.get("attention_mask")
-    whole = case.backend not in ("packed", "native") and not case.family
-    if whole or not isinstance(mask, Tensor):
+    computed = case.backend not in ("packed", "native") and case.family != "bert"
+    if computed or not isinstance(mask, Tensor):
         return dict(out)
     padding = mask.flatten(0, -2) == 0  # (B, S); choices are sequences of their own
 

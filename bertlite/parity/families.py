@@ -73,7 +73,7 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         found = [Case("BertModel", *each, family=kind) for each in plan]
         first = KINDS.index(kind)  # so that together the families have every head
         some = [heads[(first + step) % len(heads)] for step in (0, 2)] if heads else []
-        return (*found, *(Case(head, "sdpa", batch_of(kind, head), "float64", family=kind) for head in some))
+        return (*found, *(Case(head, "sdpa", "padded", "float64", family=kind) for head in some))
     found = [
         Case("BertModel", backend, batch, dtype, feature, family=kind)
         for dtype in ("float64", "float32")
@@ -83,17 +83,12 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         if backend != "native" or (dtype == "float32" and not feature)
     ]
     found += [
-        Case(head, backend, batch_of(kind, head), "float64", feature, family=kind)
+        Case(head, backend, "padded", "float64", feature, family=kind)
         for head in heads
         for backend in ("eager", "sdpa")
         for feature in ("", "gradients")
     ]
     return tuple(found)
-
-
-def batch_of(kind: str, head: str) -> str:
-    """Return the batch for a head: a loss of question answering counts padding, which DeBERTa computes differently."""
-    return "full" if kind.startswith("deberta") and head == "BertForQuestionAnswering" else "padded"
 
 
 def save_random(folder: Path, kind: str, shape: str) -> Path:

@@ -259,11 +259,14 @@ def attend_rows(
     """
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     mask = inputs.mask.first() if inputs.first_only else inputs.mask  # moved to q: layers may be on several devices
-    allowed, bias, attends_anything = (
-        None if x is None else x.to(q.device) for x in (mask.allowed, mask.bias, mask.attends_anything)
+    allowed, bias, attends_anything, evenly = (
+        None if x is None else x.to(q.device) for x in (mask.allowed, mask.bias, mask.attends_anything, mask.evenly)
     )
+    if evenly is not None:
+        q = q.masked_fill(evenly, 0)
     if score_bias is not None:
         shift = score_bias(q, k)
+        shift = shift if evenly is None else shift.masked_fill(evenly, 0)
         bias = shift if bias is None else shift + as_scores(bias, shift.dtype)
     context, weights = inputs.backend.kernel(q, k, v, allowed, bias, dropout)
     if inputs.returns_weights and weights is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from bertlite.config import BertConfig
 from bertlite.stack.attention import PACKING, Backend, LayerContext, Requirements, select
 from bertlite.stack.cache import KeyValueCache
+from bertlite.stack.disentangled import silences_padding, without_padding
 from bertlite.stack.inputs import (
     ForwardArgs,
     Mask,
@@ -23,8 +24,9 @@ from bertlite.stack.inputs import (
     read_gates,
     read_mask,
     refuse_pruned,
+    values_readable,
 )
-from bertlite.stack.layouts import Layout, Packed, Padded, packing_of, packing_pays, token_positions
+from bertlite.stack.layouts import CPU, MAX_FILL, MIN_POSITIONS, Layout, Packed, Padded, packing_of, token_positions
 from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput, ModelOutput
 
@@ -76,12 +78,12 @@ class BertBody(Body, Generic[Out]):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         return_encoded: bool = False,
+        skip_padding: bool | None = None,
     ) -> Out:
         """Run BERT.
 
         With attn_implementation="packed" padding is left out: the outputs at padded positions are zeros, and the
-        pooler reads the first token that is not padding.  "auto" and "sdpa" leave it out by the rules of
-        `choose_layout`.
+        pooler reads the first token that is not padding.  `why_padded` has the rules of the others.
 
         Args:
             input_ids: (B, S), integers below vocab_size.
@@ -106,6 +108,7 @@ class BertBody(Body, Generic[Out]):
                 is (B, 1, D), of packed sequences (B, D).
             output_attentions, output_hidden_states, return_dict: by default what the config says.
             return_encoded: return `EncoderOutput`, for a head, which reads tokens as the layers left them.
+            skip_padding: leave padding out where the mask permits it, or compute it; None: see `why_padded`.
 
         Returns:
             BertModelOutput, or with return_dict=False the tuple of what it holds.
@@ -118,7 +121,8 @@ class BertBody(Body, Generic[Out]):
         states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         args = ForwardArgs(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, head_mask, encoder_hidden_states,
-            encoder_attention_mask, cu_seqlens, first_token_only, attentions, states, self.attention_name(),
+            encoder_attention_mask, cu_seqlens, first_token_only, attentions, states, self.skips_padding(skip_padding),
+            self.attention_name(),
             inputs_embeds if input_ids is None else input_ids,
         )  # fmt: skip
         keeps = bool(config.is_decoder) and self.returns_cache(use_cache)  # an encoder has no next token to keep for
@@ -141,6 +145,8 @@ class BertBody(Body, Generic[Out]):
             positions = args.positions(config, 0 if cache is None else cache.length)
         packed = layout.pack_inputs(args.input_ids, args.token_type_ids, positions, args.inputs_embeds)
         x = self.embeddings(*packed)  # (B, S, D) or (T, D)
+        if silences_padding(config) and not layout.packs:
+            x = without_padding(x, args.attention_mask)
         inputs = self.layer_context(args, layout, x, cache)
         x, states = self.run_encoder(x, inputs)
         weights, cross_weights = inputs.weights, None if inputs.encoder is None else inputs.encoder.weights
@@ -186,7 +192,7 @@ class BertBody(Body, Generic[Out]):
     def choose_layout(self, args: ForwardArgs, cache: Any) -> Layout:
         """Choose how the tokens lie: in rows, or packed if padding is to be left out.
 
-        "packed" always leaves it out, and `cu_seqlens` says that it is; `may_pack` has the rules of the others.
+        "packed" always leaves it out, and `cu_seqlens` says that it is; `why_padded` has the rules of the others.
 
         Raises:
             ValueError: it is to be left out, and the model or the mask cannot do without it.
@@ -206,7 +212,7 @@ class BertBody(Body, Generic[Out]):
                     f"backend {name!r} supports neither a cache nor cross-attention; use 'sdpa' or 'auto'"
                 )
             found = packing_of(x, mask, name)
-        elif mask is not None and mask.dim() == 2 and self.may_pack(args, mask, cache is not None):
+        elif mask is not None and self.why_padded(args, mask, cache is not None) is None:
             real = token_positions(x, mask)
             found = Packed.of_mask(real) if bool(real[:, 0].all()) else None
         if found is not None and self.config.position_embedding_type != "absolute" and not found.is_contiguous:
@@ -224,22 +230,44 @@ class BertBody(Body, Generic[Out]):
             raise ValueError(f"backend {name!r} does not support decoders; use 'sdpa' or 'auto'")
         return found
 
-    def may_pack(self, args: ForwardArgs, mask: Tensor, cached: bool) -> bool:
-        """Return whether padding is left out if every sequence begins with a token, by a backend that does not pack.
+    def why_padded(self, args: ForwardArgs, mask: Tensor, cached: bool) -> str | None:
+        """Return why padded positions are computed by a backend that does not pack; None if padding is left out.
 
-        An encoder with `leaves_padding_out`, as that of the native kernels, has it left out under "auto" and "sdpa"
-        wherever no attentions are returned.  Otherwise "auto" leaves it out in eval mode if that pays, by the rule of
-        `packing_pays`, and changes the result by rounding alone: only the first token of each sequence is wanted from
-        an encoder, as by a head of the pooler; the modules have no hooks; and nothing is compiled, exported, traced or
-        mapped, as a graph must not depend on the values of one mask.
+        This decides for every model: what asks says in `skip_padding` whether padding may be left out.  Where it does
+        not say, an encoder with `leaves_padding_out`, as that of the native kernels, does so, and "auto" does if that
+        pays and changes the result by rounding alone: a head reads the first token of each sequence alone.
         """
-        name = args.attention
-        if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not args.output_attentions:
-            return True
-        cannot_pack = cached or self.config.is_decoder or self.embeddings.training
-        if name != "auto" or cannot_pack or not args.first_token_only:
-            return False
-        return self.may_skip_padding() and packing_pays(args.tokens, mask) and not has_hooks_within(self)
+        if not values_readable(mask):
+            return "a graph may not depend on the values of one mask"
+        if mask.dim() != 2:
+            return f"a {mask.dim()}-D mask says more than which positions are padding"
+        if args.skip_padding is False:
+            return "a head reads them"
+        if args.output_attentions:
+            return "attentions are returned"
+        if cached or self.config.is_decoder or self.embeddings.training:
+            return "a decoder, or a model that trains, computes them"
+        if args.skip_padding or (self.leaves_padding_out and args.attention != "eager"):
+            return None
+        if args.attention != "auto" or not self.may_skip_padding():
+            return f"attention {args.attention!r} computes what it does in transformers, bit for bit"
+        if not args.first_token_only:
+            return "they are returned"
+        if not (mask.device == args.tokens.device == CPU) or mask.numel() < MIN_POSITIONS:  # or one waits for a GPU
+            return "leaving them out does not pay"
+        if int(mask.count_nonzero()) > MAX_FILL * mask.numel():
+            return "most of them hold tokens"
+        return "hooks may see them" if has_hooks_within(self) else None
+
+    def skips_padding(self, asked: bool | None) -> bool | None:
+        """Return what a caller asked for, or what `optimize_for_inference` was told."""
+        told: bool | None = getattr(self.encoder, "skip_padding", None)
+        return asked if told is None else told
+
+    @property
+    def leaves_padding_out(self) -> bool:
+        """True if padding is left out wherever it can be, also where all tokens are returned."""
+        return getattr(self.encoder, "leaves_padding_out", False)
 
     def select_backend_and_mask(
         self, args: ForwardArgs, layout: Layout, x: Tensor, cache: Any, crosses: bool = False
@@ -264,7 +292,7 @@ class BertBody(Body, Generic[Out]):
             dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
             head_dim=config.hidden_size // config.num_attention_heads,
         )
-        backend = select("packed" if layout.packs and name == "auto" else name, requirements)
+        backend = select("packed" if layout.packs and name not in PACKING else name, requirements)
         if crosses and backend.packs:
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
         if isinstance(layout, Packed):
@@ -272,7 +300,8 @@ class BertBody(Body, Generic[Out]):
         is_causal = config.is_decoder and not crosses
         causal = causal_mask(layout.length, layout.keys, layout.device) if is_causal else None
         shape = layout.batch, layout.length, layout.keys
-        return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name)
+        evenly = silences_padding(config) and not crosses
+        return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name, evenly)
 
     def may_skip_padding(self) -> bool:
         """Return whether work may be left out that no result shows, which rounds results differently in float32.

@@ -5,7 +5,8 @@ Values are looked at on the CPU, where it costs nothing; on CUDA the device look
 Shapes:  B sequences · S queries · K keys · L layers · N heads as built
 
 One rule for a query with nothing to attend to: its weights are all zero, and so is its context, in every backend and
-dtype.  Its layer then gives it the output bias alone, as a layer does that has no heads.
+dtype.  Its layer then gives it the output bias alone, as a layer does that has no heads.  DeBERTa's padding attends to
+all keys alike instead, as in transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ class ForwardArgs:
     first_token_only: bool
     output_attentions: bool
     output_hidden_states: bool
+    skip_padding: bool | None
     attention: str  # the name of the backend, or "auto"
     tokens: Any  # input_ids, or inputs_embeds in their place; None until it is refused
 
@@ -243,10 +245,11 @@ class Mask:
     allowed: Tensor | None = None  # bool; never a row of False, see `attends_anything`
     bias: Tensor | None = None  # float, added to the scores
     attends_anything: Tensor | None = None  # bool, (…, S, 1): False for a query with nothing to attend to
+    evenly: Tensor | None = None  # bool, (…, S, 1): True for a query that attends to all keys alike
 
     def first(self) -> "Mask":
         """Return the mask of the first query alone."""
-        parts = (self.allowed, self.bias, self.attends_anything)
+        parts = (self.allowed, self.bias, self.attends_anything, self.evenly)
         return Mask(*(None if part is None else part[..., :1, :] for part in parts))
 
 
@@ -258,6 +261,7 @@ def read_mask(
     heads: int,
     causal: Tensor | None = None,
     name: str = "attention_mask",
+    evenly: bool = False,
 ) -> Mask:
     """Understand a user's attention mask.
 
@@ -267,6 +271,7 @@ def read_mask(
             of a mask of 0 and 1.
         causal: (S, K), what a decoder's queries may attend to; joined to a 2-D mask or none.  A mask for every query
             says itself what it may attend to.
+        evenly: queries that a 2-D mask makes padding attend to all keys alike, as in transformers' DeBERTa.
 
     Raises:
         ValueError: any other rank, shape, dtype or value.
@@ -280,6 +285,9 @@ def read_mask(
     allowed = to_bool_mask(mask, name)
     if mask.dim() == 3:
         return to_mask(allowed[:, None])
+    if evenly and not (values_readable(allowed) and bool(allowed.all())):
+        padding = ~allowed[:, None, :, None]
+        return Mask(allowed[:, None, None] | padding, evenly=padding)
     return to_mask(allowed[:, None, None] if causal is None else allowed[:, None, None] & causal)
 
 

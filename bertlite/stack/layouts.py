@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from bertlite.stack.inputs import check_shape, to_bool_mask, values_readable
+from bertlite.stack.inputs import check_shape, to_bool_mask
 from bertlite.support import torch_private
 
 # The fastest of those tried at bert-base's shape on an AMD EPYC with AVX-512.
@@ -313,17 +313,6 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
     if mask.dim() != 2:
         raise ValueError(f"backend {name!r} takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
     return Packed.of_mask(token_positions(x, mask).to(x.device))
-
-
-def packing_pays(x: Tensor, mask: Tensor) -> bool:
-    """Return whether leaving padding out of x, (B, S, …), pays.
-
-    It pays where the mask is on the CPU, where reading it makes nobody wait, and has at least MIN_POSITIONS positions,
-    of which at most MAX_FILL hold tokens.
-    """
-    if not (values_readable(mask) and mask.device == x.device == CPU) or mask.numel() < MIN_POSITIONS:
-        return False
-    return int(mask.count_nonzero()) <= MAX_FILL * mask.numel()
 
 
 def token_positions(x: Tensor, mask: Tensor) -> Tensor:

@@ -250,6 +250,7 @@ class BertEncoder(nn.Module):
 
     layer_class: type[BertLayer] = BertLayer
     leaves_padding_out = False  # wherever it can, under "auto" and "sdpa" too
+    skip_padding: bool | None = None  # of `optimize_for_inference`, in the place of what is asked
     is_optimised = False  # it was made by `optimize_for_inference`, and only runs
 
     def __init__(self, config: BertConfig) -> None:

@@ -113,9 +113,19 @@ def test_a_cross_encoder_keeps_its_head_and_its_modules(kind: str, tmp_path: Pat
         torch.testing.assert_close(got, model(ids).logits)
 
 
-@pytest.mark.parametrize("name", ["ElectraForQuestionAnswering", "RobertaForMultipleChoice"])
+HEADS_OF_DEBERTA = ("QuestionAnswering", "SequenceClassification", "TokenClassification", "MultipleChoice", "MaskedLM")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ElectraForQuestionAnswering", "RobertaForMultipleChoice", *(f"DebertaV2For{head}" for head in HEADS_OF_DEBERTA)],
+)
 def test_other_heads_are_compared(name: str, tmp_path: Path) -> None:
-    sizes = COUNTED if name.startswith("Roberta") else {**COUNTED, "embedding_size": 24}
+    sizes: dict[str, Any] = {
+        "R": COUNTED,
+        "E": {**COUNTED, "embedding_size": 24},
+        "D": {**COUNTED, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0},
+    }[name[0]]
     found = convert(save(tmp_path / "source", name, **sizes), tmp_path / "out")
     assert max(found["differences"].values()) < 1e-12
 

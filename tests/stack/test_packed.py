@@ -462,6 +462,27 @@ def test_auto_leaves_padding_out_where_it_pays_and_nobody_sees_it(cls: Any, spar
     assert not ran_packed(model.train(), sparse)
 
 
+def test_one_answer_says_why_padding_is_computed(sparse: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str | None] = []
+    answer = body_module.BertBody.why_padded
+    monkeypatch.setattr(body_module.BertBody, "why_padded", lambda *args: found.append(answer(*args)) or found[-1])
+    model, mask = make(BertModel), sparse["attention_mask"]
+    for options, reason in (
+        ({"first_token_only": True}, None),
+        ({"skip_padding": True}, None),
+        ({}, "they are returned"),
+        ({"first_token_only": True, "skip_padding": False}, "a head reads them"),
+        ({"output_attentions": True, "skip_padding": True}, "attentions are returned"),
+        ({"attention_mask": mask[:, None].expand(-1, S, -1), "skip_padding": True}, "a 3-D mask says more"),
+        ({"attention_mask": torch.ones_like(mask), "first_token_only": True}, "most of them hold tokens"),
+    ):
+        model(**{**sparse, **options})
+        said = found.pop()
+        assert said is None if reason is None else reason in str(said)
+    on(model, "sdpa")(**sparse)
+    assert "computes what it does in transformers" in str(found)
+
+
 @pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM, BertForTokenClassification, BertForPreTraining])
 def test_auto_keeps_what_stands_at_padded_positions(cls: Any, sparse: dict[str, Tensor]) -> None:
     model = make(cls)

@@ -16,6 +16,8 @@ from bertlite.stack.inputs import Mask, values_readable
 from bertlite.stack.layouts import Packed
 from bertlite.stack.modules import BertEncoder
 
+EVEN = -1e38  # added to any score, it is itself
+
 
 class NativeEncoder(BertEncoder):
     """All layers at once, in place of BertEncoder.
@@ -113,6 +115,8 @@ def add_mask(batch: Batch, mask: Mask) -> list[object]:
             bias = as_scores(mask.bias, torch.float32)
         if mask.allowed is not None:
             bias = torch.where(mask.allowed, bias, -torch.inf)
+        if mask.evenly is not None:
+            bias = bias.masked_fill(mask.evenly, EVEN)
         keys = batch.tokens // batch.sequences
         bias = bias.expand(*bias.shape[:-1], keys).contiguous()
         batch.bias, batch.bias_strides[:] = bias.data_ptr(), broadcast_strides(bias)

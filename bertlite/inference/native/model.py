@@ -104,17 +104,18 @@ class NativeBertModel(BertModel):
         first_token_only: bool = False,
         return_dict: bool | None = None,
         return_encoded: bool = False,
+        skip_padding: bool | None = None,
         **others: Any,
     ) -> Any:
         """Run BERT; arguments and results are those of BertBody."""
         given = (input_ids, attention_mask, token_type_ids, position_ids)
         out = None
         if others.keys() <= RARE and not self.asks_for_more(others) and self.is_plain(*given[:2]):
-            out = self.run_at_once(*given, cu_seqlens, first_token_only, return_encoded)
+            out = self.run_at_once(*given, cu_seqlens, first_token_only, return_encoded, skip_padding)
         if out is None:
             out = super().forward(
                 *given, cu_seqlens=cu_seqlens, first_token_only=first_token_only, return_dict=True,
-                return_encoded=return_encoded, **others,
+                return_encoded=return_encoded, skip_padding=skip_padding, **others,
             )  # fmt: skip
         as_dict = return_encoded or (self.config.return_dict if return_dict is None else return_dict)
         return output_or_tuple(out, as_dict)
@@ -143,7 +144,15 @@ class NativeBertModel(BertModel):
         )
 
     def run_at_once(
-        self, input_ids: Any, mask: Any, segments: Any, positions: Any, ends: Any, first_only: bool, encoded: bool
+        self,
+        input_ids: Any,
+        mask: Any,
+        segments: Any,
+        positions: Any,
+        ends: Any,
+        first_only: bool,
+        encoded: bool,
+        skips: bool | None,
     ) -> BertModelOutput | None:
         """Return the outputs; None for inputs that are wrong or rare, which are left to BertBody."""
         beside = [x for x in (mask, segments, positions) if x is not None]
@@ -162,7 +171,8 @@ class NativeBertModel(BertModel):
         given.ids, given.mask, given.segments, given.positions, given.ends = map(
             address, (input_ids, mask, segments, positions, ends)
         )
-        given.takes_padding = first_only or not encoded  # a head of tokens takes them without padding
+        skips = self.skips_padding(skips) is not False or self.attention_name() in PACKING
+        given.takes_padding = skips and (first_only or not encoded)  # a head of tokens takes them without padding
         given.keeps_order = self.config.position_embedding_type != "absolute"
         if self.config.positions_skip_padding:
             pad = self.config.pad_token_id

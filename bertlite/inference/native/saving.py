@@ -68,6 +68,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
         "byteorder": sys.byteorder,
         "class": name,
         "options": model.build_options,
+        "skip_padding": encoder.skip_padding,
         "numbers": shape.numbers,
         "blocks": shape.blocks,
         "reproducible": encoder.kernels.reproducible,
@@ -91,8 +92,8 @@ def plain_tensors(model: BertPreTrainedModel) -> State:
     return state
 
 
-def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
-    """Return a model that `save_native` wrote, its weights mapped from the file, and the dtype of its layers.
+def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
+    """Return a model that `save_native` wrote, mapped from the file, the dtype of its layers, and skip_padding.
 
     Raises:
         FileNotFoundError: the folder lacks the file.
@@ -124,7 +125,8 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
     shape = Shape.of(config, numbers, Blocks(*map(int, about["blocks"])))
     kernels, weights = load_kernels(about.get("reproducible") is True), packed_weights(layers, path, shape)
-    return run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels), numbers
+    model = run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels)
+    return model, numbers, about.get("skip_padding")  # which older files lack
 
 
 def read_about(path: Path) -> dict[str, Any]:
