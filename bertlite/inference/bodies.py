@@ -6,8 +6,8 @@ SentenceTransformer, a CrossEncoder, a pipeline or a model with a head.
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import chain
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn, TypeVar
@@ -19,33 +19,32 @@ from bertlite.checkpoint.checks import fit_tensors_
 from bertlite.checkpoint.families import FAMILIES, Origin
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
+from bertlite.inference.readers import BODIES, DEPTH, mark_labels, reader_of, reads_labels
 from bertlite.inference.runtime import InferenceModel, raise_missing
 from bertlite.inference.support import kind_of, own_code
 from bertlite.models.base import BertModel
-from bertlite.stack.inputs import values_readable
+from bertlite.stack.attention import PACKING
 from bertlite.support import torch_private
 
 Thing = TypeVar("Thing")
 Optimise = Callable[[BertModel], InferenceModel]
-BODIES = (
-    *("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet"),
-    "DebertaV2",
-)
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "auto", "packed", "varlen")
 INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_seqlens")
-FOR_HEADS = ("first_token_only", "return_encoded")  # as heads of bertlite.hf ask
+FOR_HEADS = ("first_token_only", "return_encoded")  # as heads of bertlite.hf ask, and skip_padding
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
 UNREAD = ("use_cache", "cache_position")  # by an encoder of transformers too
-DEPTH = 4  # of objects in one another: a component of Haystack holds a backend, which holds a model
 HOMES = ("torch.nn.", "transformers.", "bertlite.")  # of the classes that compute what they say
 
 
-def optimize_bodies(thing: Thing, optimise: Optimise, compare: Callable[[BertModel, Any], None] | None) -> Thing:
+def optimize_bodies(
+    thing: Thing, optimise: Optimise, compare: Callable[[BertModel, Any], None] | None, skip_padding: bool | None
+) -> Thing:
     """Return a copy of an object of torch in which each encoder that is a BERT runs optimised.
 
     Args:
         optimise: makes the optimised model of a BertModel.
         compare: raises if a BertModel does not compute what a body does.
+        skip_padding: of `optimize_for_inference`.
 
     Raises:
         TypeError: the object holds no such encoder, or one with a part that would not be run; it names the part.
@@ -65,12 +64,22 @@ def optimize_bodies(thing: Thing, optimise: Optimise, compare: Callable[[BertMod
         model = as_bert(name, body)
         if compare is not None:
             compare(model, Like(body))
-        made[id(body)] = OptimizedBody(body, optimise(model))
+        reader, reads_states = reader_of(thing, body), reader_of(thing, body, states=True) is not None
+        made[id(body)] = OptimizedBody(body, optimise(model), reader, reads_states, skip_padding)
+        if reader is not None and skip_padding is None and made[id(body)].attention not in ("eager", *PACKING):
+            warnings.warn(
+                f"{name} computes padding, since a {reader} may read it: batches of texts of different lengths take"
+                " longer; if it reads none, optimize_for_inference(…, skip_padding=True) leaves padding out",
+                RuntimeWarning,
+                stacklevel=3,
+            )
     copied = copy_with(thing, made)
     parts = {id(part): part for _, module in modules_of(copied) for part in module.modules()}
     for part in filter(pools_flat, parts.values()):
         part.register_forward_pre_hook(leave_out_padding)
         part.register_forward_hook(put_padding_back)
+    for part in filter(reads_labels, parts.values()):
+        part.register_forward_pre_hook(mark_labels, with_kwargs=True)
     return copied
 
 
@@ -221,7 +230,8 @@ def put_padding_back(pooling: nn.Module, args: object, features: dict[str, Any])
     if "padded" not in features:
         return features
     del features["cu_seq_lens_q"]
-    return {**features, "token_embeddings": features.pop("padded")}
+    features["token_embeddings"] = features.pop("padded")
+    return features
 
 
 class Like:
@@ -242,16 +252,16 @@ class OptimizedBody(nn.Module):
     """
 
     model: InferenceModel
-    packed: BertModel | None  # a plain model that leaves padding out
 
-    def __init__(self, body: Any, model: InferenceModel) -> None:
+    def __init__(
+        self, body: Any, model: InferenceModel, reader: str | None, reads_states: bool, skip_padding: bool | None
+    ) -> None:
         super().__init__()
+        self.leaves_padding_out, self.reads_states, self.skip_padding = reader is None, reads_states, skip_padding
+        self.has_sdpa = getattr(body, "_supports_sdpa", True)  # without, "eager" is nobody's choice
         self.config, self.main_input_name = body.config, body.main_input_name
         self.anchor = nn.Parameter(torch.empty(0, dtype=body.dtype, device=body.device), requires_grad=False)
-        packed = None if model.backend == "native" else copy.copy(model.base_model)
-        if packed is not None:
-            packed.config = replace(packed.config, attn_implementation="packed")
-        vars(self).update(model=model, packed=packed)  # no children, whose weights others would count, move and save
+        vars(self).update(model=model)  # no child, whose weights others would count, move and save
         self.arguments = tuple(inspect.signature(body.forward).parameters)
         with torch.no_grad():
             ids = torch.zeros(1, 1, dtype=torch.long, device=body.device)
@@ -279,14 +289,12 @@ class OptimizedBody(nn.Module):
         if not isinstance(states := asked["output_hidden_states"], bool):
             raise TypeError(f"output_hidden_states is {states!r}; an optimised encoder gives all (True) or none")
         flags = {name: bool(given.pop(name, False)) for name in FOR_HEADS}
+        flags["skip_padding"] = self.skips_padding(given.pop("skip_padding", None), attention_mask, states)
         unknown = [name for name, x in given.items() if x is not None and x is not False and name not in UNREAD]
         if unknown:
             raise TypeError(f"an optimised encoder does not support {unknown[0]}: leave it None, or keep the original")
-        model: Any = self.model
-        if self.packed is not None and not asked["output_attentions"] and is_padded_right(attention_mask):
-            model = self.packed
         as_dict = asked.pop("return_dict")
-        out = model(input_ids, attention_mask, **inputs, **asked, **flags, return_dict=True)
+        out: Any = self.model(input_ids, attention_mask, **inputs, **asked, **flags, return_dict=True)
         if flags["return_encoded"]:
             vars(out).update({name: self.as_given(x) for name, x in out.items() if name != "layout"})
             return out
@@ -299,6 +307,24 @@ class OptimizedBody(nn.Module):
     def as_given(self, x: Any) -> Any:
         """Return an output, or a tuple of them, in the dtype of the module."""
         return tuple(map(self.as_given, x)) if isinstance(x, tuple) else x.to(self.dtype)
+
+    @property
+    def attention(self) -> str | None:
+        """The name of attention that was chosen."""
+        return getattr(self.config, "_attn_implementation", None) if self.has_sdpa else None
+
+    def skips_padding(self, asked: bool | None, mask: Any, states: bool) -> bool:
+        """Return whether padding is left out of a forward where `BertBody.why_padded` permits it.
+
+        Args:
+            asked: by a head of bertlite.hf.
+            mask: marked by `mark_labels` if labels count there.
+            states: hidden states are returned.
+        """
+        if self.skip_padding is not None or self.attention in PACKING:
+            return self.skip_padding is not False
+        read = asked is False or (states and self.reads_states) or getattr(mask, "padding_counts", False)
+        return self.leaves_padding_out and self.attention != "eager" and not read
 
     def may_skip_padding(self) -> bool:
         """Return False: heads of bertlite.hf get every token."""
@@ -341,10 +367,3 @@ class OptimizedBody(nn.Module):
 
     def save_pretrained(self, *args: object, **kwargs: object) -> NoReturn:
         raise_missing("save_pretrained: save the original")
-
-
-def is_padded_right(mask: Tensor | None) -> bool:
-    """Return whether padding, all of it after the tokens, is to be left out."""
-    if mask is None or mask.dim() != 2 or not mask.shape[1] or not values_readable(mask):
-        return False
-    return bool((mask[:, 0] != 0).all() & (mask[:, 1:] <= mask[:, :-1]).all())

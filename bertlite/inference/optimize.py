@@ -28,6 +28,7 @@ def optimize_for_inference(
     backend: str = "auto",
     verify: bool = True,
     reproducible: bool = False,
+    skip_padding: bool | None = None,
 ) -> InferenceModel: ...
 
 
@@ -39,6 +40,7 @@ def optimize_for_inference(
     backend: str = "auto",
     verify: bool = True,
     reproducible: bool = False,
+    skip_padding: bool | None = None,
 ) -> Thing: ...
 
 
@@ -49,6 +51,7 @@ def optimize_for_inference(
     backend: str = "auto",
     verify: bool = True,
     reproducible: bool = False,
+    skip_padding: bool | None = None,
 ) -> Any:
     """Return a copy of a model that runs faster, and only runs.
 
@@ -73,9 +76,12 @@ def optimize_for_inference(
             dtype, is measured on the model itself.
         reproducible: give the same bits on every processor, in float32 or int8, by the native kernels.  int8 is then
             slower where bfloat16 has instructions, since attention is float32.  A saved copy stays reproducible.
-
-    Under "native" padding is left out, unless the model's attn_implementation is "eager": the outputs at padded
-    positions are then zeros.
+        skip_padding: leave padding out, which gives zeros at padded positions (True), or compute it, as the model
+            does (False).  By default it is left out where nothing is known to read it: of an encoder by itself, and
+            of heads that read first tokens or score tokens.  The softmax of question answering reads it, as does a
+            label there.  Inside an object of another library it is also computed for modules that
+            `inference.readers` does not know, with one warning.  attn_implementation "eager" always computes it, and
+            "packed" leaves it out.
 
     Raises:
         ValueError: the backend does not exist, or not for this model, device and dtype; or it is not reproducible; or
@@ -89,7 +95,7 @@ def optimize_for_inference(
         optimise = partial(
             optimize_for_inference, dtype=dtype, backend=backend, verify=verify, reproducible=reproducible
         )
-        return optimize_bodies(model, optimise, compare if verify else None)
+        return optimize_bodies(model, optimise, compare if verify else None, skip_padding)
     dtype = dtype or model.dtype
     check_backend(backend)
     if reproducible and (backend == PLAIN or dtype not in (torch.float32, torch.int8)):
@@ -99,7 +105,7 @@ def optimize_for_inference(
             raise ValueError(
                 "backend 'plain' has no int8, which needs the native kernels: use 'auto', or a float dtype"
             )
-        return InferenceModel(plain_copy(model, dtype), PLAIN, dtype)
+        return InferenceModel(plain_copy(model, dtype), PLAIN, dtype, skip_padding)
     check_unaltered(model)
     check_dtype(dtype, model.device)
     required = backend == "native" or dtype == torch.int8 or reproducible
@@ -108,7 +114,7 @@ def optimize_for_inference(
     found = PLAIN if kernels is None else "native"
     if verify:
         verify_copy(model, copied.eval(), found, dtype)
-    return InferenceModel(copied, found, dtype)
+    return InferenceModel(copied, found, dtype, skip_padding)
 
 
 def compare(model: BertPreTrainedModel, original: Any) -> None:

@@ -38,8 +38,11 @@ class InferenceModel(nn.Module):
     operators would wait for threads that a fork does not copy.
     """
 
-    def __init__(self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype, skip_padding: bool | None = None
+    ) -> None:
         super().__init__()
+        model.base_model.encoder.skip_padding = skip_padding
         self.model, self.backend, self.compute_dtype = model, backend, dtype
         self.forks = Forks.count
         super().train(False)
@@ -100,8 +103,8 @@ class InferenceModel(nn.Module):
             ValueError: it has another format or is damaged.
             RuntimeError: the native kernels are not available on this machine.
         """
-        model, numbers = load_native(Path(folder).expanduser())
-        return cls(model, "native", getattr(torch, numbers))
+        model, numbers, skip_padding = load_native(Path(folder).expanduser())
+        return cls(model, "native", getattr(torch, numbers), skip_padding)
 
     def train(self, mode: bool = True) -> "InferenceModel":
         return raise_missing("training mode") if mode else self

@@ -1,0 +1,161 @@
+"""Readers of padding: what stands around an encoder in objects of other libraries, and whether padding reaches it.
+
+An optimised encoder may leave padding out, and gives zeros there, only if nothing around it reads them.  What is known
+not to is in one table, by exact class.  For anything else padding is computed, as it is in the original.
+"""
+
+import inspect
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
+from typing import Any, Literal
+
+from torch import nn
+
+from bertlite.inference.support import kind_of, own_method
+from bertlite.models.losses import labels_padding
+from bertlite.stack.body import has_hooks
+
+Role = Literal["holds", "each", "pools", "ends"]
+# "holds": computes nothing of its own.  "each": computes each position by itself, if its parts do.  "pools": makes one
+# result of a text and reads no padding, but a module around it may take the positions from within.  "ends": none may.
+BODIES = (
+    *("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet"),
+    "DebertaV2",
+)
+DEPTH = 4  # of objects in one another: a component of Haystack holds a backend, which holds a model
+HEADS: dict[str, Role] = {
+    "ForSequenceClassification": "pools",
+    "ForNextSentencePrediction": "pools",
+    "ForMultipleChoice": "pools",
+    "ForTokenClassification": "each",
+    "ForMaskedLM": "each",
+    "ForPreTraining": "each",
+}
+KNOWN: dict[tuple[str, str], Role] = {
+    **{
+        (library, family + head): role
+        for library in ("transformers", "bertlite")
+        for family in BODIES
+        for head, role in HEADS.items()
+        if (family, head) != ("Electra", "ForMultipleChoice")  # whose summary may be a mean of all positions
+    },
+    ("transformers", "TokenClassificationPipeline"): "ends",
+    ("transformers", "FillMaskPipeline"): "ends",
+    **{
+        ("sentence_transformers", name): "holds"
+        for name in ("SentenceTransformer", "SparseEncoder", "CrossEncoder", "Router", "Transformer", "MLMTransformer")
+    },
+    **{
+        ("sentence_transformers", name): "each"
+        for name in (
+            *("Dense", "Normalize", "Dropout", "LayerNorm", "WeightedLayerPooling", "WordWeights"),
+            "SparseAutoEncoder",  # which reads the pooled vector alone
+        )
+    },
+    ("sentence_transformers", "Pooling"): "pools",
+    ("sentence_transformers", "SpladePooling"): "pools",
+    **{("flair", f"Transformer{what}Embeddings"): "ends" for what in ("Document", "Word")},
+    ("gliner", "Transformer"): "each",
+    **{("gliner", name): "holds" for name in ("Encoder", "BiEncoder")},
+    **{
+        ("gliner", f"{way}Encoder{what}Model"): "ends"  # which takes the words and the labels out of the positions
+        for way in ("Uni", "Bi")
+        for what in ("Span", "Token")
+    },
+    **{("torch", name): "holds" for name in ("ModuleDict", "ModuleList", "Sequential")},
+}
+POINTWISE = (
+    *("Linear", "Embedding", "LayerNorm", "Dropout", "Identity", "Sequential", "ModuleList"),
+    *("Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "CrossEntropyLoss"),
+)
+HOMES = ("transformers.", "bertlite.", "sentence_transformers.")
+
+
+def reader_of(thing: object, body: nn.Module, states: bool = False) -> str | None:
+    """Return what may read the padding that an encoder computes inside an object, by its class; None if nothing does.
+
+    Args:
+        states: all hidden states are asked for, which heads hand on.
+    """
+    found = list(ways(thing, body))
+    return next((reader for way in found if (reader := reader_on(way, states))), None) if found else kind_of(thing)
+
+
+def ways(thing: Any, body: nn.Module, depth: int = DEPTH, seen: tuple[int, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield each way from an object to an encoder inside it: (the object, …, the encoder)."""
+    if thing is body:
+        yield (body,)
+        return
+    if isinstance(thing, nn.Module):
+        parts = list(thing.children())
+    elif not depth or id(thing) in seen or isinstance(thing, type | FunctionType | ModuleType):
+        return
+    else:
+        parts, depth, seen = list(getattr(thing, "__dict__", {}).values()), depth - 1, (*seen, id(thing))
+    for part in parts:
+        yield from ((thing, *way) for way in ways(part, body, depth, seen))
+
+
+def reader_on(way: tuple[Any, ...], states: bool) -> str | None:
+    """Return the first part on the way outwards from an encoder that is not known."""
+    *holders, inner = way
+    body, pooled = {id(part) for part in inner.modules()}, False
+    for holder in reversed(holders):
+        for part in (*parts_after(holder, inner), holder):
+            role = role_of(part, body)
+            if role == "ends" or (role is None and pooled and not isinstance(part, nn.Module)):
+                return None
+            if role is None:
+                return kind_of(part)
+            pooled |= role == "pools" and not states
+        inner = holder
+    return None
+
+
+def parts_after(holder: Any, inner: Any) -> list[Any]:
+    """Return the modules that get what `inner` gives before the one that holds them all returns."""
+    if not isinstance(holder, nn.Sequential):
+        return []
+    parts = list(holder)
+    return parts[parts.index(inner) + 1 :]
+
+
+def role_of(part: Any, body: set[int]) -> Role | None:
+    """Return the role of a part; None if it is not known, has code of its own, or parts of other classes.
+
+    Args:
+        body: the modules of the encoder, by id, which are checked elsewhere.
+    """
+    role = KNOWN.get((type(part).__module__.partition(".")[0], type(part).__qualname__))
+    if role is None or not isinstance(part, nn.Module):
+        return role
+    inside = [each for each in part.modules() if id(each) not in body and each is not part]
+    known = role in ("holds", "ends") or all(map(is_pointwise, inside))
+    return role if known and not has_hooks(part) and own_method(part) is None else None
+
+
+def is_pointwise(part: nn.Module) -> bool:
+    """Return whether a part of a head computes each position by itself, or is its library's own."""
+    kind = type(part)
+    return kind.__module__.startswith(HOMES) or (
+        kind.__module__.startswith("torch.nn.modules.") and kind.__name__ in POINTWISE
+    )
+
+
+def mark_labels(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Mark the mask of a batch in which labels of padding count, as the loss of transformers' head reads it there."""
+    if len(args) <= 2 and kwargs.get("labels") is None:
+        return None
+    bound = inspect.signature(head.forward).bind_partial(*args, **kwargs)
+    given = bound.arguments
+    if not labels_padding(given.get("labels"), given.get("attention_mask")):
+        return None
+    given["attention_mask"] = given["attention_mask"].view_as(given["attention_mask"])  # the caller's stays as it is
+    given["attention_mask"].padding_counts = True
+    return bound.args, bound.kwargs
+
+
+def reads_labels(part: nn.Module) -> bool:
+    """Return whether a module is a head of transformers whose loss compares each position with a label."""
+    kind = type(part)
+    return kind.__module__.startswith("transformers.") and KNOWN.get(("transformers", kind.__name__)) == "each"
