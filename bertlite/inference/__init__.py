@@ -3,9 +3,10 @@
 native/       the kernels, and the copy of a model whose layers they run
 runtime       InferenceModel, which only runs that copy
 support       checks of what a model is made of
-verification  the comparison of the copy with the model
+verification  the comparison of the copy with the original
 optimize      optimize_for_inference
 bodies        the same for encoders inside the objects of other libraries
+holders       those objects: searched and copied
 """
 
 from bertlite.inference.optimize import optimize_for_inference

@@ -1,15 +1,16 @@
 """Encoders inside the objects of other libraries: found, converted, and put back in their place.
 
-A body is a module of transformers, or of bertlite.hf, that `checkpoint.families` knows as a BERT: the encoder inside a
-SentenceTransformer, a CrossEncoder, a pipeline or a model with a head.
+A body is a BertModel of bertlite, or a module of transformers or of bertlite.hf that `checkpoint.families` knows as a
+BERT: the encoder inside a SentenceTransformer, a CrossEncoder, a pipeline or a model with a head.
 """
 
 import copy
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import chain
-from types import FunctionType, ModuleType
+from functools import cached_property
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -19,36 +20,43 @@ from bertlite.checkpoint.checks import fit_tensors_
 from bertlite.checkpoint.families import FAMILIES, Origin
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
-from bertlite.inference.readers import BODIES, DEPTH, mark_labels, reader_of, reads_labels
-from bertlite.inference.runtime import InferenceModel, raise_missing
-from bertlite.inference.support import kind_of, own_code
+from bertlite.inference.holders import SAVING, copy_module, copy_with, modules_of, refuse_saving_
+from bertlite.inference.readers import BODIES, mark_labels, reader_of, reads_labels
+from bertlite.inference.runtime import InferenceModel, check_no_gradients, raise_missing
+from bertlite.inference.support import DROPOUT, HOMES, is_of_home, kind_of, own_code, refuse_optimised
+from bertlite.inference.verification import encoder_of
+from bertlite.inference.verification import verify as verify_copy
 from bertlite.models.base import BertModel
 from bertlite.stack.attention import PACKING
 from bertlite.support import torch_private
 
 Thing = TypeVar("Thing")
 Optimise = Callable[[BertModel], InferenceModel]
+VALUES = (bool, int, float, str, list, tuple, set, type(None), FunctionType, BuiltinFunctionType)
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "auto", "packed", "varlen")
 INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_seqlens")
 FOR_HEADS = ("first_token_only", "return_encoded")  # as heads of bertlite.hf ask, and skip_padding
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
 UNREAD = ("use_cache", "cache_position")  # by an encoder of transformers too
-HOMES = ("torch.nn.", "transformers.", "bertlite.")  # of the classes that compute what they say
+READ = (  # of the keywords that a body of transformers passes on, those that an attention reads
+    *("is_causal", "position_bias", "dropout", "scaling", "sliding_window", "softcap"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+)
+INERT = ("training", "gradient_checkpointing", "layer_idx", "n_layers", "name_or_path", "loss_type")  # of modules
 
 
-def optimize_bodies(
-    thing: Thing, optimise: Optimise, compare: Callable[[BertModel, Any], None] | None, skip_padding: bool | None
-) -> Thing:
+def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding: bool | None) -> Thing:
     """Return a copy of an object of torch in which each encoder that is a BERT runs optimised.
 
     Args:
         optimise: makes the optimised model of a BertModel.
-        compare: raises if a BertModel does not compute what a body does.
+        verify: compare outputs of the copy with those of the original.
         skip_padding: of `optimize_for_inference`.
 
     Raises:
         TypeError: the object holds no such encoder, or one with a part that would not be run; it names the part.
         ValueError: an encoder is a decoder, or in training mode.
+        RuntimeError: the copy was verified and differs.
     """
     check_around(thing)
     bodies = list(find_bodies(thing))
@@ -61,11 +69,9 @@ def optimize_bodies(
         check_body(name, body)
     made: dict[int, Any] = {}
     for name, body in bodies:
-        model = as_bert(name, body)
-        if compare is not None:
-            compare(model, Like(body))
         reader, reads_states = reader_of(thing, body), reader_of(thing, body, states=True) is not None
-        made[id(body)] = OptimizedBody(body, optimise(model), reader, reads_states, skip_padding)
+        quick, config = optimise(as_bert(name, body)), copy.deepcopy(body.config, made)
+        made[id(body)] = OptimizedBody(body, quick, config, reader, reads_states, skip_padding)
         if reader is not None and skip_padding is None and made[id(body)].attention not in ("eager", *PACKING):
             warnings.warn(
                 f"{name} computes padding, since a {reader} may read it: batches of texts of different lengths take"
@@ -74,13 +80,44 @@ def optimize_bodies(
                 stacklevel=3,
             )
     copied = copy_with(thing, made)
-    parts = {id(part): part for _, module in modules_of(copied) for part in module.modules()}
-    for part in filter(pools_flat, parts.values()):
-        part.register_forward_pre_hook(leave_out_padding)
-        part.register_forward_hook(put_padding_back)
-    for part in filter(reads_labels, parts.values()):
-        part.register_forward_pre_hook(mark_labels, with_kwargs=True)
+    finish_(copied)
+    if verify:
+        verify_modules(thing, made, whole=not skip_padding)
     return copied
+
+
+def verify_modules(thing: object, made: dict[int, Any], *, whole: bool) -> None:
+    """Compare each module that holds encoders with its copy.
+
+    Args:
+        made: the copies, by the ids of what they are copies of.
+        whole: run all that a module computes; else its encoders alone, as where padding is left out though it is read.
+    """
+    verified: set[int] = set()
+    for _, module in modules_of(thing):
+        inside = [body for _, body in find_bodies(module)]
+        if verified.issuperset(map(id, inside)):
+            continue
+        verified.update(map(id, inside))
+        shared: dict[int, Any] = {id(x): x for x in module.parameters()}
+        original, quick = copy_module(module, shared), [made[id(body)] for body in inside]
+        pairs = [(shared[id(body)], each) for body, each in zip(inside, quick, strict=True)]
+        if whole:
+            verify_copy(original, made[id(module)], pairs, [each.model for each in quick])
+        for theirs, ours in [] if whole else pairs:
+            verify_copy(theirs, ours, [(theirs, ours)], [ours.model])
+
+
+def finish_(copied: object) -> None:
+    """Let poolings leave padding out, heads mark labels there, and no holder of an optimised encoder begin to save."""
+    for part in {id(part): part for _, module in modules_of(copied) for part in module.modules()}.values():
+        if pools_flat(part):
+            part.register_forward_pre_hook(leave_out_padding)
+            part.register_forward_hook(put_padding_back)
+        if reads_labels(part):
+            part.register_forward_pre_hook(mark_labels, with_kwargs=True)
+        if not isinstance(part, OptimizedBody) and any(isinstance(each, OptimizedBody) for each in part.modules()):
+            refuse_saving_(part, SAVING)
 
 
 def check_around(thing: object) -> None:
@@ -88,8 +125,7 @@ def check_around(thing: object) -> None:
     for prefix, module in modules_of(thing):
         for name, part in module.named_modules(prefix=prefix):
             where = name or type(part).__name__
-            if isinstance(part, OptimizedBody):
-                raise TypeError(f"{where} is optimised already: optimise the original again")
+            refuse_optimised(where, part)
             if torch_private.is_compiled(part):
                 raise TypeError(f"{where} was compiled by torch.compile: pass the model as it was before")
             if type(part).__module__.startswith("peft."):
@@ -108,21 +144,8 @@ def find_bodies(thing: object) -> Iterator[tuple[str, nn.Module]]:
                 yield name or type(part).__name__, part
 
 
-def modules_of(
-    thing: object, name: str = "", depth: int = DEPTH, seen: tuple[int, ...] = ()
-) -> list[tuple[str, nn.Module]]:
-    """Return the modules that an object is, or holds in attributes of its own or of what it holds, by their names."""
-    if isinstance(thing, nn.Module):
-        return [(name, thing)]
-    if not depth or id(thing) in seen or isinstance(thing, type | FunctionType | ModuleType):
-        return []
-    parts, seen = getattr(thing, "__dict__", {}), (*seen, id(thing))
-    each = (modules_of(part, f"{name}.{own}".lstrip("."), depth - 1, seen) for own, part in parts.items())
-    return list(chain.from_iterable(each))
-
-
 def is_body(part: nn.Module) -> bool:
-    """Return whether a module is the base model of a family of BERTs, or of a class made from one."""
+    """Return whether a module is a BertModel, or the base model of a family of BERTs or of a class made from one."""
     kind = getattr(getattr(part, "config", None), "model_type", None)
     names = [each.__name__ for each in type(part).__mro__ if each.__module__.startswith(HOMES[1:])]
     return kind in FAMILIES and any(f"{name}Model" in names for name in BODIES)
@@ -131,36 +154,96 @@ def is_body(part: nn.Module) -> bool:
 def check_body(name: str, body: nn.Module) -> None:
     """Raise TypeError or ValueError, which name the module, if an optimised copy would not run all that is there."""
     config: Any = body.config
-    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+    if is_causal(config):
         raise ValueError(f"{name} is a decoder, which the kernels do not run: leave it as it is")
     attention = getattr(config, "_attn_implementation", None) or "sdpa"
+    functions = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", {})
+    eager = getattr(sys.modules.get(type(body).__module__), "eager_attention_forward", None)
     if attention not in ATTENTIONS:
         raise TypeError(f"{name} has attention {attention!r}, which would not be run; set it to 'sdpa' first")
-    for path, part in body.named_modules(prefix=name):
-        if part.training:
-            raise ValueError(f"{path} is in training mode; call .eval() on what you optimise first")
+    if not is_of_home(functions.get(attention, eager)):
+        raise TypeError(f"{name} has attention {attention!r} with another function than transformers': put that back")
+    made = None if isinstance(body, BertModel) else made_anew(body)
+    for path, part in body.named_modules():
+        where = f"{name}.{path}".rstrip(".")
+        if part.training and not isinstance(part, nn.ModuleList):
+            raise ValueError(f"{where} is in training mode; call .eval() on what you optimise first")
         kind = type(part)
         adapted = hasattr(part, "base_layer") or getattr(part, "_hf_peft_config_loaded", False)
         if adapted or not kind.__module__.startswith(HOMES) or (isinstance(part, nn.Linear) and kind is not nn.Linear):
             raise TypeError(
-                f"{path} is a {kind_of(part)}, which would not be run: merge adapters first, and start from the model"
+                f"{where} is a {kind_of(part)}, which would not be run: merge adapters first, and start from the model"
                 " that is neither quantised nor compiled"
             )
-        if (change := own_code(part)) and not only_records(part):
-            raise TypeError(f"{path} has {change}, which would not be run: remove it first")
+        if change := own_code(part):
+            raise TypeError(f"{where} has {change}, which would not be run: remove it first")
+        if made and (change := mismatch(part, made.get(path))):
+            raise TypeError(f"{where} has {change}: a copy is made by the config, so make the two agree")
 
 
-def only_records(part: nn.Module) -> bool:
-    """Return whether the code that a module has beside its class is transformers' hooks that keep hidden states."""
-    others = (part._forward_pre_hooks, part._backward_pre_hooks, part._backward_hooks)
-    own = [hook.__module__ for hook in part._forward_hooks.values()]
-    return bool(own) and not any(others) and set(own) == {"transformers.utils.output_capturing"}
+def is_causal(config: Any) -> bool:
+    """Return whether a config is that of a decoder."""
+    return any(getattr(config, field, False) for field in ("is_decoder", "add_cross_attention", "is_causal"))
+
+
+def made_anew(body: Any) -> dict[str, nn.Module]:
+    """Return the modules of a new body without weights, of this one's class and config."""
+    return dict(make_skeleton(type(body), config_as_built(body), {}).named_modules())
+
+
+def config_as_built(body: Any) -> Any:
+    """Return a copy of a body's config that describes the layers that are there, and in what chunks they run."""
+    config, count = copy.deepcopy(body.config), len(body_layers(body))
+    config.chunk_size_feed_forward = chunk_of(body)
+    if count != config.num_hidden_layers:
+        config.num_hidden_layers = count
+        for field in ("pruned_heads", "pruned_neurons"):
+            units = getattr(config, field, None) or {}
+            setattr(config, field, {layer: units[layer] for layer in units if int(layer) < count})
+    return config
+
+
+def chunk_of(body: Any) -> int:
+    """Return the number of tokens of which a body takes multiples alone, or 0."""
+    return max(vars(part).get("chunk_size_feed_forward", 0) for part in body.modules())
+
+
+def body_layers(body: Any) -> nn.ModuleList:
+    """Return the layers of a body."""
+    layers: nn.ModuleList = encoder_of(body).layer
+    return layers
+
+
+def mismatch(part: nn.Module, made: nn.Module | None) -> str | None:
+    """Return how a module differs from the one that its config makes, by which it is converted; None if it does not.
+
+    It may differ in its class, a value or a buffer.
+    """
+    if made is None or type(part) is not type(made):
+        both_drop = isinstance(part, DROPOUT) and isinstance(made, DROPOUT)
+        return None if both_drop else f"class {kind_of(part)}, where its config makes {made and kind_of(made)}"
+    for name, x in vars(made).items():
+        irrelevant = name in INERT or name.startswith("_") or "dropout" in name
+        if irrelevant or isinstance(part, nn.Dropout) or (name == "padding_idx" and isinstance(part, nn.Embedding)):
+            continue
+        own = vars(part).get(name)
+        if isinstance(x, VALUES) and (isinstance(own, Tensor) or own != x):
+            return f"{name} {own!r}, where its config makes {x!r}"
+    for name, x in made.named_buffers(recurse=False):
+        found: Any = getattr(part, name, None)
+        shared = 0 if found is None or found.is_meta else min(found.shape[-1], x.shape[-1])
+        if shared and not torch.equal(found[..., :shared].to(x.device), x[..., :shared]):
+            return f"other values in {name} than its config makes"
+    unknown = [name for name, x in part.named_buffers(recurse=False) if name not in made._buffers]
+    return f"a buffer {unknown[0]!r}, where its config makes none" if unknown else None
 
 
 @torch.no_grad()
 def as_bert(name: str, body: Any) -> BertModel:
-    """Return a bertlite model with a body's own tensors, in eval mode."""
-    origin = Origin.of(f"the config of {name}", body.config.to_dict())
+    """Return a bertlite model with a body's own tensors, in eval mode; the layers that are there count."""
+    if isinstance(body, BertModel):
+        return body
+    origin = Origin.of(f"the config of {name}", config_as_built(body).to_dict())
     pooler = getattr(body, "pooler", None) is not None
     state = dict(body.state_dict())
     options, config = origin.build(BertModel, {"add_pooling_layer": pooler}, {}, state)
@@ -168,41 +251,10 @@ def as_bert(name: str, body: Any) -> BertModel:
     wanted = model.state_dict()
     state = origin.as_bert(state, wanted)
     fit = fit_tensors_(state, wanted, model, config)
-    raise_faults(f"{name}, a {kind_of(body)}, is not the BERT of its config:", [*fit.faults, *sorted(fit.absent)])
+    title = f"{name}, a {kind_of(body)}, is not the BERT of its config, in which to set what a line says to pass:"
+    raise_faults(title, [*fit.faults, *sorted(fit.absent)])
     assign_tensors_(model, {key: state[key].detach() for key in wanted})
     return model.requires_grad_(False).eval()
-
-
-def copy_with(thing: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
-    """Return a copy of an object, of what it holds and of their modules; all else is shared.
-
-    Args:
-        memo: copies that are made, by the ids of what they are copies of: with optimised bodies in place of bodies.
-    """
-    if id(thing) in memo:
-        return memo[id(thing)]
-    if isinstance(thing, nn.Module):
-        return copy_module(thing, memo)
-    memo[id(thing)] = copied = copy.copy(thing)
-    for name, part in vars(thing).items():
-        if modules_of(part, depth=depth - 1):
-            object.__setattr__(copied, name, copy_with(part, memo, depth - 1))
-    return copied
-
-
-def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Return a deep copy by attributes, also of modules that describe how they are saved, as those of flair do."""
-    shells = [
-        (part, type(part).__new__(type(part)))
-        for part in module.modules()
-        if type(part).__setstate__ is not nn.Module.__setstate__
-        and not type(part).__module__.startswith(HOMES[0])
-        and id(part) not in memo
-    ]
-    memo.update((id(part), shell) for part, shell in shells)
-    for part, shell in shells:
-        vars(shell).update(copy.deepcopy(vars(part), memo))
-    return copy.deepcopy(module, memo)
 
 
 def pools_flat(part: Any) -> bool:
@@ -210,7 +262,8 @@ def pools_flat(part: Any) -> bool:
 
     One that leaves prompts out is not, as 5.7 pools them then.
     """
-    return type(part).__name__ == "Pooling" and hasattr(part, "_forward_flattened") and part.include_prompt
+    is_theirs = type(part).__module__.startswith("sentence_transformers.") and type(part).__name__ == "Pooling"
+    return is_theirs and hasattr(part, "_forward_flattened") and bool(part.include_prompt)
 
 
 def leave_out_padding(pooling: nn.Module, args: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any]]:
@@ -234,17 +287,6 @@ def put_padding_back(pooling: nn.Module, args: object, features: dict[str, Any])
     return features
 
 
-class Like:
-    """A body that is called by name, as a BertModel is, for a comparison of the two."""
-
-    def __init__(self, body: Any) -> None:
-        self.body, self.dtype, self.base_model = body, body.dtype, self
-        self.takes = {"return_dict", *inspect.signature(body.forward).parameters}
-
-    def __call__(self, **inputs: Any) -> Any:
-        return self.body(**{name: x for name, x in inputs.items() if name in self.takes})
-
-
 class OptimizedBody(nn.Module):
     """An optimised encoder in the place of a module of transformers: called like it, it returns what that returns.
 
@@ -252,19 +294,28 @@ class OptimizedBody(nn.Module):
     """
 
     model: InferenceModel
+    is_optimised = True
 
     def __init__(
-        self, body: Any, model: InferenceModel, reader: str | None, reads_states: bool, skip_padding: bool | None
+        self,
+        body: Any,
+        model: InferenceModel,
+        config: Any,
+        reader: str | None,
+        reads_states: bool,
+        skip_padding: bool | None,
     ) -> None:
         super().__init__()
         self.leaves_padding_out, self.reads_states, self.skip_padding = reader is None, reads_states, skip_padding
         self.has_sdpa = getattr(body, "_supports_sdpa", True)  # without, "eager" is nobody's choice
-        self.config, self.main_input_name = body.config, body.main_input_name
+        self._config, self.main_input_name = config, getattr(body, "main_input_name", "input_ids")
         self.anchor = nn.Parameter(torch.empty(0, dtype=body.dtype, device=body.device), requires_grad=False)
         vars(self).update(model=model)  # no child, whose weights others would count, move and save
-        self.arguments = tuple(inspect.signature(body.forward).parameters)
+        parameters = inspect.signature(body.forward).parameters
+        self.passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        self.arguments = tuple(name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD)
         with torch.no_grad():
-            ids = torch.zeros(1, 1, dtype=torch.long, device=body.device)
+            ids = torch.zeros(1, chunk_of(body) or 1, dtype=torch.long, device=body.device)
             self.output_type, as_tuple = type(body(ids, return_dict=True)), body(ids, return_dict=False)
         self.gap = sum(x is None for x in as_tuple)  # transformers 4 leaves room for a pooler's output
         super().train(False)
@@ -276,10 +327,11 @@ class OptimizedBody(nn.Module):
 
         Raises:
             TypeError: there are more arguments than that module takes, or one that an encoder has no use for.
-            RuntimeError: its parameter requires a gradient, and gradients are on.
+            RuntimeError: its parameter or an input requires a gradient, and gradients are on.
         """
-        if self.anchor.requires_grad and torch.is_grad_enabled():
-            raise_missing("gradients: train the original, or run this under torch.no_grad()")
+        check_no_gradients(self.anchor, input_ids, attention_mask, *rest, *given.values())
+        if is_causal(self.config):
+            raise_missing("causal attention, for which its config asks now")
         if len(rest) > len(self.arguments) - 2:
             raise TypeError(f"an optimised encoder takes {len(self.arguments)} arguments, not {2 + len(rest)}")
         given = {**dict(zip(self.arguments[2:], rest, strict=False)), **given}
@@ -290,7 +342,8 @@ class OptimizedBody(nn.Module):
             raise TypeError(f"output_hidden_states is {states!r}; an optimised encoder gives all (True) or none")
         flags = {name: bool(given.pop(name, False)) for name in FOR_HEADS}
         flags["skip_padding"] = self.skips_padding(given.pop("skip_padding", None), attention_mask, states)
-        unknown = [name for name, x in given.items() if x is not None and x is not False and name not in UNREAD]
+        asked_for = [name for name, x in given.items() if x is not None and x is not False and name not in UNREAD]
+        unknown = [name for name in asked_for if not self.passes_on or name in READ or name in self.arguments]
         if unknown:
             raise TypeError(f"an optimised encoder does not support {unknown[0]}: leave it None, or keep the original")
         as_dict = asked.pop("return_dict")
@@ -311,7 +364,8 @@ class OptimizedBody(nn.Module):
     @property
     def attention(self) -> str | None:
         """The name of attention that was chosen."""
-        return getattr(self.config, "_attn_implementation", None) if self.has_sdpa else None
+        names = (getattr(self.config, field, None) for field in ("_attn_implementation", "attn_implementation"))
+        return next(filter(None, names), None) if self.has_sdpa else None
 
     def skips_padding(self, asked: bool | None, mask: Any, states: bool) -> bool:
         """Return whether padding is left out of a forward where `BertBody.why_padded` permits it.
@@ -325,6 +379,21 @@ class OptimizedBody(nn.Module):
             return self.skip_padding is not False
         read = asked is False or (states and self.reads_states) or getattr(mask, "padding_counts", False)
         return self.leaves_padding_out and self.attention != "eager" and not read
+
+    @property
+    def config(self) -> Any:
+        """The copy's own config, which a forward obeys as the original obeys its own."""
+        return self._config
+
+    @cached_property
+    def embeddings(self) -> SimpleNamespace:
+        """The word embeddings alone, in the module's dtype, for heads that multiply by them."""
+        words = self.model.base_model.embeddings.word_embeddings.weight
+        return SimpleNamespace(word_embeddings=nn.Embedding.from_pretrained(words.to(self.dtype)))
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        words: nn.Embedding = self.embeddings.word_embeddings
+        return words
 
     def may_skip_padding(self) -> bool:
         """Return False: heads of bertlite.hf get every token."""

@@ -5,13 +5,13 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from bertlite.checkpoint.checks import parse_dtype
+from bertlite.checkpoint.checks import DTYPES as WEIGHTS
 from bertlite.inference.bodies import optimize_bodies
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.inference.runtime import InferenceModel
-from bertlite.inference.support import check_unaltered
-from bertlite.inference.verification import verify as verify_copy
+from bertlite.inference.support import check_unaltered, refuse_optimised
+from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel
 
 Thing = TypeVar("Thing")
@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 def optimize_for_inference(
     model: BertPreTrainedModel,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     backend: str = "auto",
     verify: bool = True,
     reproducible: bool = False,
@@ -36,7 +36,7 @@ def optimize_for_inference(
 def optimize_for_inference(
     model: Thing,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     backend: str = "auto",
     verify: bool = True,
     reproducible: bool = False,
@@ -47,7 +47,7 @@ def optimize_for_inference(
 def optimize_for_inference(
     model: Any,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     backend: str = "auto",
     verify: bool = True,
     reproducible: bool = False,
@@ -65,15 +65,17 @@ def optimize_for_inference(
     Args:
         model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU; or an object of torch that holds
             such encoders, in eval mode.
-        dtype: to compute in: float32 or bfloat16, on a GPU also float16, on the CPU also int8; by default the model's
-            own.  With int8 the matrices of the layers are 8-bit integers, their inputs are quantised at every call by
-            the smallest and largest number of each token, attention is bfloat16 and all else float32.
+        dtype: to compute in, a dtype of torch or its name: float32 or bfloat16, on a GPU also float16, on the CPU also
+            int8; by default the model's own.  With int8 the matrices of the layers are 8-bit integers, their inputs
+            are quantised at every call by the smallest and largest number of each token, attention is bfloat16 and all
+            else float32.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "auto" on the CPU is
             "native" too, if the kernels can run the model and are faster, which is measured on a kind of processor
             without a record; int8 is always theirs.  Else it is "plain", with one warning that says why, as what to
             install; on a GPU without.  "plain" is a copy of the model, in any float dtype.
-        verify: compare outputs for a few random tokens with the model's.  The allowed difference, of rounding in this
-            dtype, is measured on the model itself.
+        verify: compare the outputs of the whole model, or of what holds encoders, with those of the copy, for two
+            random sequences of up to 72 tokens, one of them padded.  The allowed difference, of rounding in this
+            dtype, is measured on the model itself.  If it takes other inputs, its encoders are compared.
         reproducible: give the same bits on every processor, in float32 or int8, by the native kernels.  int8 is then
             slower where bfloat16 has instructions, since attention is float32.  A saved copy stays reproducible.
         skip_padding: leave padding out, which gives zeros at padded positions (True), or compute it, as the model
@@ -88,16 +90,20 @@ def optimize_for_inference(
             the model's outputs are not finite.
         RuntimeError: "native" or int8 was asked for and the kernels cannot be compiled; or the copy was verified and
             differs.
-        TypeError: `model` is no such model and holds none, or has modules that a copy would not reproduce: linear
-            layers that are not plain nn.Linear, layers of other classes, hooks within the encoder.
+        TypeError: `model` is no such model and holds none, was optimised already, or has modules that a copy would not
+            reproduce: linear layers that are not plain nn.Linear, layers of other classes, hooks within the encoder,
+            values and buffers that are not those of its config.
     """
+    dtype = parse_compute_dtype(dtype)
+    check_backend(backend)
     if not isinstance(model, BertPreTrainedModel):
         optimise = partial(
-            optimize_for_inference, dtype=dtype, backend=backend, verify=verify, reproducible=reproducible
+            optimize_for_inference, dtype=dtype, backend=backend, verify=False, reproducible=reproducible
         )
-        return optimize_bodies(model, optimise, compare if verify else None, skip_padding)
+        return optimize_bodies(model, optimise, verify, skip_padding)
     dtype = dtype or model.dtype
-    check_backend(backend)
+    for part in model.modules():
+        refuse_optimised(type(model).__name__, part)
     if reproducible and (backend == PLAIN or dtype not in (torch.float32, torch.int8)):
         raise ValueError(f"{dtype} of backend {backend!r} is not reproducible: use float32 or int8 with 'native'")
     if backend == PLAIN:
@@ -111,15 +117,10 @@ def optimize_for_inference(
     required = backend == "native" or dtype == torch.int8 or reproducible
     kernels = require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype)
     copied = plain_copy(model, dtype) if kernels is None else native_copy(model, dtype, kernels)
-    found = PLAIN if kernels is None else "native"
+    quick = InferenceModel(copied, PLAIN if kernels is None else "native", dtype, skip_padding)
     if verify:
-        verify_copy(model, copied.eval(), found, dtype)
-    return InferenceModel(copied, found, dtype, skip_padding)
-
-
-def compare(model: BertPreTrainedModel, original: Any) -> None:
-    """Raise RuntimeError if a model does not compute what the original does, for a few random tokens."""
-    verify_copy(model, original, "the original module", model.dtype)
+        verify_model(model, quick)
+    return quick
 
 
 def check_backend(backend: str) -> None:
@@ -139,9 +140,12 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def parse_compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the dtype of a name: one of a checkpoint's, or int8.
+    """Return the dtype of a name: one of a checkpoint's, or int8; None is the model's own.
 
     Raises:
         ValueError: there is no such dtype.
     """
-    return torch.int8 if dtype in ("int8", torch.int8) else parse_dtype(dtype)
+    names = {**WEIGHTS, "int8": torch.int8}
+    if dtype is not None and dtype not in names and dtype not in names.values():
+        raise ValueError(f"dtype is {dtype!r}; have: {', '.join(names)}")
+    return names[dtype] if isinstance(dtype, str) else dtype

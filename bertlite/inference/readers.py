@@ -6,11 +6,11 @@ not to is in one table, by exact class.  For anything else padding is computed, 
 
 import inspect
 from collections.abc import Iterator
-from types import FunctionType, ModuleType
 from typing import Any, Literal
 
 from torch import nn
 
+from bertlite.inference.holders import DEPTH, LEAVES, lists_of, parts_of
 from bertlite.inference.support import kind_of, own_method
 from bertlite.models.losses import labels_padding
 from bertlite.stack.body import has_hooks
@@ -22,7 +22,6 @@ BODIES = (
     *("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet"),
     "DebertaV2",
 )
-DEPTH = 4  # of objects in one another: a component of Haystack holds a backend, which holds a model
 HEADS: dict[str, Role] = {
     "ForSequenceClassification": "pools",
     "ForNextSentencePrediction": "pools",
@@ -63,6 +62,7 @@ KNOWN: dict[tuple[str, str], Role] = {
         for what in ("Span", "Token")
     },
     **{("torch", name): "holds" for name in ("ModuleDict", "ModuleList", "Sequential")},
+    **{("builtins", name): "holds" for name in ("dict", "list", "tuple")},
 }
 POINTWISE = (
     *("Linear", "Embedding", "LayerNorm", "Dropout", "Identity", "Sequential", "ModuleList"),
@@ -86,12 +86,13 @@ def ways(thing: Any, body: nn.Module, depth: int = DEPTH, seen: tuple[int, ...] 
     if thing is body:
         yield (body,)
         return
-    if isinstance(thing, nn.Module):
-        parts = list(thing.children())
-    elif not depth or id(thing) in seen or isinstance(thing, type | FunctionType | ModuleType):
+    if not depth or isinstance(thing, LEAVES) or id(thing) in seen:
         return
+    if isinstance(thing, nn.Module):
+        parts = [*thing.children(), *(part for _, part in lists_of(thing))]
     else:
-        parts, depth, seen = list(getattr(thing, "__dict__", {}).values()), depth - 1, (*seen, id(thing))
+        parts, seen = list(parts_of(thing).values()), (*seen, id(thing))
+        depth -= not isinstance(thing, list | tuple | dict)
     for part in parts:
         yield from ((thing, *way) for way in ways(part, body, depth, seen))
 

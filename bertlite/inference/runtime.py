@@ -47,8 +47,14 @@ class InferenceModel(nn.Module):
         self.forks = Forks.count
         super().train(False)
 
-    @torch.no_grad()
+    is_optimised = True
+
     def forward(self, *args: object, **kwargs: object) -> Output:
+        check_no_gradients(*args, *kwargs.values())
+        with torch.no_grad():
+            return self.run(*args, **kwargs)
+
+    def run(self, *args: object, **kwargs: object) -> Output:
         if self.forks != Forks.count:
             torch.set_num_threads(1)
             self.forks = Forks.count
@@ -123,6 +129,12 @@ class InferenceModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoReturn:
         raise_missing("other device or dtype than it was made for: move the model it was made from, and optimise that")
+
+
+def check_no_gradients(*inputs: object) -> None:
+    """Raise RuntimeError if gradients are on, and an input requires one, which would be lost."""
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+        raise_missing("gradients: train the original, or run this under torch.no_grad()")
 
 
 def raise_missing(feature: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,6 @@ from bertlite.config import BertConfig
 from bertlite.inference.native.calls import ACTIVATIONS, NUMBERS
 from bertlite.inference.native.library import missing_platform
 from bertlite.models.base import BertPreTrainedModel
-from bertlite.stack.body import has_hooks
 from bertlite.stack.modules import (
     DISTANCE_BUCKETS,
     Activation,
@@ -24,6 +24,9 @@ from bertlite.stack.modules import (
     BertSelfOutput,
 )
 
+HOMES = ("torch.nn.", "transformers.", "bertlite.")  # of the classes that compute what they say
+RECORDING = "transformers.utils.output_capturing"  # hooks that keep hidden states
+INERT_HOOKS = ("make_inputs_require_grads", "make_inputs_require_grad")  # of gradient checkpointing, on embeddings
 DROPOUT = (nn.Dropout, nn.Identity)
 LAYER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # the classes of a layer's modules; linear ones have no choice
     "": (BertLayer,),
@@ -81,8 +84,26 @@ def check_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) -
 
 
 def own_code(part: nn.Module) -> str | None:
-    """Return the code that a module runs beside its class: hooks, or a method of its own; None if none."""
-    return "hooks" if has_hooks(part) else own_method(part)
+    """Return the code that a module runs beside its class: hooks, or a method of its own; None if none.
+
+    Hooks of transformers and PEFT that change no output are none: they stay where a feature was used once.
+    """
+    hooks = [hook for hook in part._forward_hooks.values() if not is_inert(hook)]
+    hooks += [*part._forward_pre_hooks.values(), *part._backward_pre_hooks.values(), *part._backward_hooks.values()]
+    if hooks:
+        return "hooks"
+    return own_method(part) or (None if is_of_home(type(part).forward) else "a forward put on its class")
+
+
+def is_inert(hook: Any) -> bool:
+    """Return whether a forward hook is one of another library's that changes no output."""
+    module, name = getattr(hook, "__module__", ""), getattr(hook, "__name__", "")
+    return module == RECORDING or (module.startswith(("transformers.", "peft.")) and name in INERT_HOOKS)
+
+
+def is_of_home(function: Any) -> bool:
+    """Return whether a function is defined in torch, transformers or bertlite, or is no Python function."""
+    return str(getattr(function, "__globals__", {}).get("__name__", "torch.")).startswith(("torch.", *HOMES))
 
 
 def own_method(part: nn.Module) -> str | None:
@@ -95,6 +116,12 @@ def own_method(part: nn.Module) -> str | None:
     return next(
         (f"a {name} of its own" for name in own if vars(part)[name] != MethodType(getattr(cls, name), part)), None
     )
+
+
+def refuse_optimised(name: str, part: nn.Module) -> None:
+    """Raise TypeError for a module that `optimize_for_inference` made."""
+    if getattr(part, "is_optimised", False):
+        raise TypeError(f"{name} is optimised already: optimise the original again")
 
 
 def kind_of(value: object) -> str:

@@ -1,113 +1,234 @@
-"""A check of every conversion: for a few random tokens the new model and the plain one have equal outputs.
+"""A check of every conversion: on random tokens the copy and the original have equal outputs.
 
-The allowed difference depends on the model, since large weights amplify rounding errors, and is measured: the plain
-model runs on each sequence several times, every time but the first with rounding noise of the dtype added to the
-inputs and outputs of its linear layers and the outputs of its norms.  The new model may differ by the effect of this
-noise, times a factor.
+The allowed difference depends on the model, since large weights amplify rounding errors, and is measured: the original
+runs again with rounding noise of the dtype added to the inputs and outputs of its linear layers and the outputs of its
+norms.  The copy may differ by the effect of this noise, times a factor.
 
-Shapes:  B sequences · S positions · R runs;  the plain model's batch is R·B rows, of which the first B get no noise
+Shapes:  B sequences · S positions
 """
 
 import copy
 import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from functools import partial
+from math import lcm, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bertlite.checkpoint.families import FAMILIES
+from bertlite.config import BertConfig
+from bertlite.inference.runtime import InferenceModel
 from bertlite.models.base import BertPreTrainedModel
-from bertlite.models.heads import MultipleChoiceBody
 from bertlite.stack.inputs import values_readable
 
-LENGTHS = (6, 4)  # of the sequences, so that one is padded
-RUNS = 4  # of the plain model: one without noise, the others with it, since large weights amplify it unevenly
+LENGTHS = (72, 11)  # of the sequences: one is padded, and one longer than most windows of local attention
 # How many times the noise outputs may differ by.  The noise of floats is a whole step of the dtype, four times the
-# mean error of rounding to it; that of 8-bit integers is this error itself.  MiniLM is off by 0.2 to 1.3 times the
-# noise, and without one of its layers by 5.8 times that of int8, 7.9 times that of bfloat16, or more; random models of
-# any size of weights are off by up to 1.1 times.
+# mean error of rounding to it; that of 8-bit integers is this error itself.  MiniLM's tokens are off by 0.1 to 1.0
+# times the noise, and without one of its layers by 7.7 times that of int8, 8.0 times that of bfloat16, or more; those
+# of random models of any size of weights by up to 1.4 times.
 ALLOWED = {torch.float64: 64.0, torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5}
 STEPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of float32 in matmuls, by torch's setting
+LARGEST = 1e30  # numbers above it, and infinite ones, mark what a head leaves out
+ENCODED = "last_hidden_state"
 Outputs = dict[str, Tensor]
+Call = Callable[[Any], Any]
+
+
+def verify_model(model: BertPreTrainedModel, quick: InferenceModel) -> None:
+    """Verify an optimised model; see `verify`."""
+    shared = copy.deepcopy(model, {id(x): x for x in model.parameters()}).eval()
+    verify(shared, quick, [(shared.base_model, quick.base_model)], [quick])
 
 
 @torch.no_grad()
-def verify(model: BertPreTrainedModel, converted: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
-    """Run both models on a few random tokens and compare their outputs.
+def verify(
+    original: nn.Module, converted: nn.Module, encoders: Sequence[tuple[Any, Any]], models: Sequence[InferenceModel]
+) -> None:
+    """Run a model, or what holds some, and its copy on random tokens; if that takes other inputs, the encoders in it.
 
     Args:
-        converted: in eval mode; not yet compiled.
-        dtype: that it computes in.
+        original: a copy that shares the original's parameters; it gets noise.
+        encoders: each encoder in it, and the one in its place in `converted`.
+        models: the optimised models of these.
 
     Raises:
-        RuntimeError: they differ by more than rounding.
-        ValueError: the model's own outputs are not finite.
+        RuntimeError: outputs, or those of an encoder, differ by more than rounding.
+        ValueError: the original's own outputs are not finite.
+        TypeError: an encoder takes other inputs.
     """
-    inputs = random_inputs(model)
+    inputs = random_inputs([each.config for each in models], models[0].device)
     if not values_readable(inputs["input_ids"]):  # on meta, or while something is traced
         return
-    repeated = {name: torch.cat([x] * RUNS) for name, x in inputs.items()}
-    real = inputs["attention_mask"].flatten(0, -2).bool()
-    with torch.autocast(model.device.type, enabled=False):
-        runs = run(shaken_copy(model, dtype), repeated, "the model itself")
-        ours = real_outputs(run(converted, inputs, f"backend {backend!r}"), real)
-    plain, *shaken = (real_outputs({name: x.chunk(RUNS)[i] for name, x in runs.items()}, real) for i in range(RUNS))
-    for name, x in plain.items():
-        if not x.isfinite().all():
+    sides = {id(original): [a for a, _ in encoders], id(converted): [b for _, b in encoders]}
+    reason: Exception | None = None
+    for call in ways_to_call(original, inputs):
+
+        def run(each: nn.Module, call: Call = call) -> Outputs:
+            return run_watched(call, each, sides[id(each)])
+
+        try:
+            plain = run(original)
+        except Exception as error:  # of whatever kind: it takes other inputs
+            reason = error
+            continue
+        if any(name.startswith(ENCODED) for name in plain):
+            dtype = max((each.compute_dtype for each in models), key=[*ALLOWED].index)
+            name = f"backend {models[0].backend!r}"
+            theirs, mask = sides[id(original)], inputs["attention_mask"]
+            return check_alike(run, plain, original, converted, theirs, mask, dtype, name)
+    if original is encoders[0][0]:
+        name = type(original).__name__
+        raise TypeError(f"{name} does not run on tokens, which verify a copy: pass verify=False") from reason
+    for (theirs, ours), model in zip(encoders, models, strict=True):
+        verify(theirs, ours, [(theirs, ours)], [model])
+
+
+def ways_to_call(module: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[Call]:
+    """Yield ways to call a module with tokens: by name, by place, and with a dict as in sentence-transformers.
+
+    A wrong way does no harm: the original and its copy are called alike.
+    """
+    if type(module).__name__.endswith("ForMultipleChoice"):
+        inputs = {name: x[:, None] for name, x in inputs.items()}
+    takes = inspect.signature(module.forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    if takes_any or "input_ids" in takes:
+        yield lambda each: each(
+            **{name: as_floats(x, each) for name, x in inputs.items() if takes_any or name in takes}
+        )
+    places = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in takes.values())
+    yield lambda each: each(*[inputs["input_ids"], inputs["attention_mask"]][:places])
+    yield lambda each: each({**inputs})
+
+
+def as_floats(x: Tensor, model: Any) -> Tensor:
+    """Return floats in the dtype of a model, and integers as they are."""
+    return x.to(model.dtype) if x.is_floating_point() else x
+
+
+def run_watched(call: Call, module: nn.Module, encoders: Sequence[nn.Module]) -> Outputs:
+    """Return the float tensors that a module gives, and the token vectors of the encoders in it."""
+    found: Outputs = {}
+    names = [f"{ENCODED} of encoder {i}" for i in range(len(encoders))] if len(encoders) > 1 else [ENCODED]
+    before = [vars(part).get("forward") for part in encoders]
+    for name, part in zip(names, encoders, strict=True):  # sentence-transformers calls no hooks
+        vars(part)["forward"] = partial(keep_vectors, found, name, part.forward)
+    try:
+        with torch.autocast(device_of(encoders).type, enabled=False):
+            out = call(module)
+    finally:
+        for part, own in zip(encoders, before, strict=True):
+            vars(part).pop("forward") if own is None else vars(part).update(forward=own)
+    return {**found, **dict(tensors_of(out))}
+
+
+def keep_vectors(found: Outputs, name: str, forward: Call, *args: Any, **options: Any) -> Any:
+    """Run the forward of an encoder, and keep its token vectors by a name."""
+    out: Any = forward(*args, **options)
+    x, layout = out[0], getattr(out, "layout", None)
+    found[name] = x if layout is None else layout.unpack(x)
+    return out
+
+
+def tensors_of(out: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the float tensors in an output, dense, by name."""
+    if isinstance(out, Tensor) and out.is_floating_point():
+        yield name or "output", out.to_dense() if out.is_sparse else out
+    elif isinstance(out, Mapping | list | tuple):
+        for key, part in out.items() if isinstance(out, Mapping) else enumerate(out):
+            yield from tensors_of(part, f"{name}.{key}".lstrip("."))
+
+
+def check_alike(
+    run: Callable[[Any], Outputs],
+    plain: Outputs,
+    original: nn.Module,
+    converted: nn.Module,
+    encoders: Sequence[nn.Module],
+    mask: Tensor,
+    dtype: torch.dtype,
+    name: str,
+) -> None:
+    """Raise RuntimeError if outputs differ by more than rounding, ValueError if those of the original are not finite.
+
+    Args:
+        run: returns the outputs of either.
+        plain: those of the original.
+        original, encoders: get noise.
+        mask: 0 for padding, whose outputs count if both compute them.
+        name: of the copy.
+    """
+    step = add_noise_(original, encoders, dtype)
+    noisy, ours = run(original), run(converted)
+    other = [key for key in plain if key.startswith(ENCODED) and plain[key].shape != ours[key].shape]
+    plain = {key: x for key, x in plain.items() if key not in other}  # a head may ask for first tokens alone
+    real = mask.flatten(0, -2).bool()
+    both = [(plain[key], ours[key]) for key in plain if key.startswith(ENCODED) and plain[key].shape[:2] == real.shape]
+    computed = any(bool(x[~real].any()) and bool(y[~real].any()) for x, y in both)
+    counts = torch.ones_like(real) if computed else real
+    plain, noisy, ours = (real_outputs(each, counts) for each in (plain, noisy, ours))
+    for key, x in plain.items():
+        if x.isnan().any() or (key.startswith(ENCODED) and not x.isfinite().all()):
             raise ValueError(
-                f"the model's own {name} is not finite for random tokens, so that no copy can be verified: repair its"
+                f"the model's own {key} is not finite for random tokens, so that no copy can be verified: repair its"
                 " weights, or pass verify=False"
             )
-    noise = {name: max(rms(each[name] - x) for each in shaken) for name, x in plain.items()}
-    relative = max([step_of(model, dtype), *(noise[name] / max(rms(x), 1e-30) for name, x in plain.items())])
-    for name, x in plain.items():
+    noise = {key: rms(error_of(noisy[key], x)) for key, x in plain.items()}
+    sizes = {key: rms(x.where(x.abs() < LARGEST, 0)) for key, x in plain.items()}
+    relative = max([step, *(noise[key] / max(size, 1e-30) for key, size in sizes.items())])
+    for key, x in plain.items():
         few = 1 + 4 / sqrt(max(x.numel(), 1))  # the noise of a few numbers may be small by chance
-        allowed, difference = ALLOWED[dtype] * few * max(noise[name], relative * rms(x)), ours[name] - x
-        if not rms(difference) <= allowed:
+        allowed, off = ALLOWED[dtype] * few * max(noise[key], relative * sizes[key]), error_of(ours[key], x)
+        if not rms(off) <= allowed:
             raise RuntimeError(
-                f"backend {backend!r} in {dtype} does not compute this model: for random tokens {name} differs by up"
-                f" to {float(difference.abs().max()):.2g} and by {rms(difference):.2g} in the mean square, of"
-                f" {allowed:.2g} that rounding explains, where its own is {rms(x):.2g}; use another backend or dtype,"
-                " or the model itself (verify=False leaves out this check)"
+                f"{name} in {dtype} does not compute this model: for random tokens {key} differs by up"
+                f" to {float(off.abs().max()):.2g} and by {rms(off):.2g} in the mean square, of"
+                f" {allowed:.2g} that rounding explains, where its own is {sizes[key]:.2g}; use another backend or"
+                " dtype, or the model itself (verify=False leaves out this check)"
             )
 
 
-def random_inputs(model: BertPreTrainedModel) -> dict[str, Tensor]:
-    """Return the same random tokens for every model of a vocabulary, with padding, as the model's class takes them."""
-    config, random = model.config, torch.Generator().manual_seed(0)
-    lengths = torch.tensor(LENGTHS, dtype=torch.long, device="cpu").clamp(max=config.max_position_embeddings)
-    shape = (len(LENGTHS), int(lengths.max()))
-    inputs = {
-        "input_ids": torch.randint(config.vocab_size, shape, generator=random, device="cpu"),
-        "token_type_ids": torch.randint(config.type_vocab_size, shape, generator=random, device="cpu"),
-        "attention_mask": (torch.arange(shape[1], device="cpu") < lengths[:, None]).long(),
-    }
-    if isinstance(model, MultipleChoiceBody):
-        inputs = {name: x[:, None] for name, x in inputs.items()}
-    if config.add_cross_attention and "encoder_hidden_states" in inspect.signature(model.forward).parameters:
-        inputs["encoder_hidden_states"] = torch.randn(
-            len(LENGTHS), 3, config.hidden_size, generator=random, device="cpu", dtype=torch.float32
+def error_of(ours: Tensor, x: Tensor) -> Tensor:
+    """Return how far outputs are off; numbers above LARGEST are equal to one another."""
+    if ours.shape != x.shape:
+        raise RuntimeError(
+            f"the copy does not compute this model: it returns {tuple(ours.shape)}, not {tuple(x.shape)}"
         )
-    return {name: x.to(model.device) for name, x in inputs.items()}
+    return torch.where((x.abs() < LARGEST) | (ours.abs() < LARGEST) | ours.isnan(), ours - x, 0)
 
 
-def run(model: BertPreTrainedModel, inputs: dict[str, Tensor], name: str) -> Outputs:
-    """Return the float tensors that a model gives, of one with a head also what its last layer gives."""
-    inputs = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in inputs.items()}
-    has_head = model.base_model is not model
-    try:
-        out: Any = model(**inputs, output_hidden_states=has_head, return_dict=True)
-    except Exception as error:
-        error.add_note(f"{name} failed at the tokens by which a conversion is verified; verify=False leaves them out")
-        raise
-    found = {"last_hidden_state": out.hidden_states[-1], **out} if has_head else out
-    return {name: x for name, x in found.items() if isinstance(x, Tensor) and x.is_floating_point()}
+def random_inputs(configs: Sequence[BertConfig], device: torch.device) -> dict[str, Tensor]:
+    """Return the same random tokens for every model of a vocabulary, with padding; all of the models take them."""
+    words, types, positions = (
+        min(getattr(config, size) for config in configs)
+        for size in ("vocab_size", "type_vocab_size", "max_position_embeddings")
+    )
+    random, pad = torch.Generator().manual_seed(0), configs[0].pad_token_id or 0
+    longest, chunk = min(LENGTHS[0], positions), lcm(*(config.chunk_size_feed_forward or 1 for config in configs))
+    lengths = torch.tensor(LENGTHS, dtype=torch.long, device="cpu").clamp(max=max(longest // chunk, 1) * chunk)
+    shape = (len(LENGTHS), int(lengths.max()))
+    mask = torch.arange(shape[1], device="cpu") < lengths[:, None]
+    inputs = {
+        "input_ids": torch.randint(words, shape, generator=random, device="cpu").where(
+            mask, pad if pad < words else 0
+        ),
+        "token_type_ids": torch.randint(types, shape, generator=random, device="cpu"),
+        "attention_mask": mask.long(),
+    }
+    if configs[0].add_cross_attention:
+        states = torch.randn(
+            len(LENGTHS), 3, configs[0].hidden_size, generator=random, device="cpu", dtype=torch.float32
+        )
+        inputs["encoder_hidden_states"] = states
+    return {name: x.to(device) for name, x in inputs.items()}
 
 
-def real_outputs(out: Outputs, real: Tensor) -> Outputs:
-    """Return outputs in float64, those of tokens, (B, S, …), without the padding."""
-    return {name: (x[real] if x.shape[:2] == real.shape else x).double() for name, x in out.items()}
+def real_outputs(out: Outputs, counts: Tensor) -> Outputs:
+    """Return outputs in float64, those of tokens, (B, S, …), without the positions that do not count."""
+    return {name: (x[counts] if x.shape[:2] == counts.shape else x).double() for name, x in out.items()}
 
 
 def rms(x: Tensor) -> float:
@@ -117,35 +238,43 @@ def rms(x: Tensor) -> float:
 # Rounding noise
 
 
-def shaken_copy(model: BertPreTrainedModel, dtype: torch.dtype) -> BertPreTrainedModel:
-    """Return a copy that shares the model's tensors, in eval mode, and computes all runs but the first with noise.
+def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: torch.dtype) -> float:
+    """Let a model compute with rounding noise of a dtype; return the step of its floats.
 
     Args:
-        dtype: of the noise.  int8 is that of the matrices in the layers; the rest is float32 then.
+        encoders: those in it, which a list may hold.
+        dtype: int8 is that of the matrices in their layers; the rest is float32 then.
     """
-    copied = copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())}).eval()
-    random = torch.Generator(model.device).manual_seed(1)
-    floats = Noise(random, step_of(model, dtype))
-    integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
-    layers = set(copied.base_model.encoder.modules())
-    for part in copied.modules():
+    random, step = torch.Generator(device_of(encoders)).manual_seed(1), step_of(encoders, dtype)
+    floats, integers = Noise(random, step), IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
+    inside = {id(part) for each in encoders for part in encoder_of(each).modules()}
+    for part in {part for each in (model, *encoders) for part in each.modules()}:  # by no hooks, which a model may see
         if isinstance(part, nn.Linear):
-            noise = integers if dtype == torch.int8 and part in layers else floats
-            part.register_forward_pre_hook(noise.shake_input)
-            part.register_forward_hook(noise.shake_output)
+            noise = integers if dtype == torch.int8 and id(part) in inside else floats
+            vars(part)["forward"] = partial(noise.run_linear, part, part.forward)
         elif isinstance(part, nn.LayerNorm):
-            part.register_forward_hook(floats.shake_output)
-    return copied
+            vars(part)["forward"] = partial(floats.run_norm, part.forward)
+    return step
 
 
-def step_of(model: BertPreTrainedModel, dtype: torch.dtype) -> float:
-    """Return the step between numbers near 1: of the dtype, the model's own or that of matmuls, the largest."""
+def encoder_of(body: Any) -> Any:
+    """Return the encoder, the layers and their norms, of a base model of any family."""
+    return getattr(body, FAMILIES[body.config.model_type].encoder)
+
+
+def device_of(encoders: Sequence[nn.Module]) -> torch.device:
+    return next(encoders[0].parameters()).device
+
+
+def step_of(encoders: Sequence[nn.Module], dtype: torch.dtype) -> float:
+    """Return the step between numbers near 1: of the dtype, the encoders' own or that of matmuls, the largest."""
+    own = (torch.finfo(x.dtype).eps for each in encoders for x in each.parameters() if x.is_floating_point())
     floats = torch.float32 if dtype == torch.int8 else dtype
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch's newer settings, which differ by library
         precision = "medium"
-    return max(torch.finfo(floats).eps, torch.finfo(model.dtype).eps, STEPS[precision])
+    return max(torch.finfo(floats).eps, *own, STEPS[precision])
 
 
 @dataclass(frozen=True)
@@ -155,16 +284,16 @@ class Noise:
     random: torch.Generator
     step: float
 
-    def shake_input(self, part: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (self.shake(args[0], self.input_error(args[0])), *args[1:])
+    def run_linear(self, part: nn.Linear, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+        out = forward(self.shake(input, self.input_error(input)))
+        return self.shake(out, self.output_error(part, input, out))
 
-    def shake_output(self, part: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        return self.shake(out, self.output_error(part, args[0], out))
+    def run_norm(self, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+        out = forward(input)
+        return self.shake(out, self.step * out)
 
     def shake(self, x: Tensor, error: Tensor) -> Tensor:
-        noise = torch.randn(x.shape, generator=self.random, dtype=x.dtype, device=x.device) * error
-        noise[: len(x) // RUNS] = 0
-        return x + noise
+        return x + torch.randn(x.shape, generator=self.random, dtype=x.dtype, device=x.device) * error
 
     def input_error(self, x: Tensor) -> Tensor:
         return self.step * x

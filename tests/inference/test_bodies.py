@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from types import SimpleNamespace
+import sys
 from typing import Any
 
 import pytest
@@ -11,12 +11,14 @@ from conftest import F64, SIZES, assert_same, randomise_
 from natively import assert_near, kernels_or_skip
 from torch import nn
 
+import bertlite
 from bertlite import optimize_for_inference
 from bertlite.inference.bodies import OptimizedBody
 
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("bertlite.hf")
 
+only_5 = pytest.mark.skipif(not hf.compat.V5, reason="about transformers 5")
 SIZE = {name: size for name, size in SIZES.items() if name != "type_vocab_size"}
 HEADS = {
     "Bert": "ForTokenClassification", "Roberta": "ForSequenceClassification", "XLMRoberta": "ForMaskedLM",
@@ -102,30 +104,6 @@ def test_a_pruned_model_of_hf_keeps_its_heads() -> None:
     assert quick.bert.config.pruned_heads == model.config.pruned_heads
 
 
-def test_what_holds_a_model_is_copied_and_holds_another() -> None:
-    model = model_of("Bert").to(F64)
-    outer = SimpleNamespace(model=model, tokenizer=object())
-    quick = optimize_for_inference(outer, backend="plain")
-    assert (outer.model, quick.tokenizer) == (model, outer.tokenizer)
-    two = optimize_for_inference(nn.ModuleDict({"a": model.bert, "b": nn.Sequential(model.bert)}), backend="plain")
-    assert two["a"] is two["b"][0]
-    assert type(two["a"]) is type(quick.model.bert) is OptimizedBody
-    assert type(model.bert).__name__ == "BertModel"
-    outer.backend = SimpleNamespace(model=model, owner=outer)  # as a component of Haystack, and its socket
-    quick = optimize_for_inference(outer, backend="plain")
-    assert quick.backend.model is quick.model is not model is outer.backend.model
-    assert quick.backend.owner is quick
-
-
-def test_a_module_that_says_how_it_is_saved_is_copied_as_it_is() -> None:
-    model = model_of("Bert").to(F64)
-    outer = Saved(model)
-    quick, batch = optimize_for_inference(nn.Sequential(outer, outer), backend="plain"), batch_of(model)
-    assert quick[0] is quick[1] is not outer
-    assert type(quick[0].model.bert) is OptimizedBody
-    assert_same(real(quick[0].model(**batch)[0], batch), real(model(**batch)[0], batch))
-
-
 def test_what_changes_nothing_works_and_what_would_says_how_to_go_on() -> None:
     model = model_of("Bert")
     quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
@@ -143,15 +121,15 @@ def test_what_changes_nothing_works_and_what_would_says_how_to_go_on() -> None:
         quick.requires_grad_()(**batch)
     with torch.no_grad():
         assert_same(quick(**batch).logits, before, atol=0)
-    with pytest.raises(AttributeError, match="has no 'embeddings': keep the original"):
-        _ = quick.bert.embeddings
+    with pytest.raises(AttributeError, match="has no 'encoder': keep the original"):
+        _ = quick.bert.encoder
     with pytest.raises(RuntimeError, match="save the original"):
         quick.state_dict()
     with pytest.raises(RuntimeError, match="load into the original"):
         quick.load_state_dict(model.state_dict())
     quick.requires_grad_(False)
     with pytest.raises(TypeError, match="does not support encoder_hidden_states"):
-        quick.bert(batch["input_ids"], encoder_hidden_states=before)
+        quick.bert(batch["input_ids"], encoder_hidden_states=before.detach())
     with pytest.raises(TypeError, match=r"takes \d+ arguments, not 40"):
         quick.bert(*[None] * 40)
     with pytest.raises(TypeError, match="does not support is_causal"):
@@ -165,18 +143,6 @@ def test_what_changes_nothing_works_and_what_would_says_how_to_go_on() -> None:
 class Scaled(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)
-
-
-class Saved(nn.Module):
-    """A module that is saved by name and loaded from files, as flair's."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.eval()
-
-    def __setstate__(self, state: Any) -> None:
-        raise AssertionError("loaded from files")
 
 
 def scale(model: Any) -> None:
@@ -234,9 +200,135 @@ def test_an_adapter_around_a_model_is_refused_by_name() -> None:
 
 def test_a_body_that_is_not_the_BERT_of_its_config_is_refused() -> None:
     model = model_of("Bert")
-    model.config.layer_norm_eps = 0.5
-    with pytest.raises(RuntimeError, match=r"'the original module' in torch\.float32 does not compute this model"):
+    del model.bert.encoder.layer[1].output.dense.bias
+    with pytest.raises(ValueError, match="is not the BERT of its config, in which to set what a line says to pass"):
         optimize_for_inference(model, backend="plain")
-    model.config.num_hidden_layers = 2
-    with pytest.raises(ValueError, match="is not the BERT of its config"):
-        optimize_for_inference(model, backend="plain")
+
+
+def alter(part: str, name: str, value: Any) -> Any:
+    return lambda model: setattr(model.get_submodule(part), name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            alter("bert.embeddings.LayerNorm", "eps", 0.5),
+            r"bert\.embeddings\.LayerNorm has eps 0\.5, where its config",
+        ),
+        (alter("bert.encoder.layer.1.output.LayerNorm", "eps", 0.5), r"layer\.1\.output\.LayerNorm has eps 0\.5"),
+        (alter("bert.encoder.layer.0.attention.self", "num_attention_heads", 2), r"self has num_attention_heads 2"),
+        (
+            alter("bert.encoder.layer.0.intermediate", "intermediate_act_fn", nn.ReLU().eval()),
+            "act_fn has class .*ReLU",
+        ),
+        (alter("bert.embeddings", "token_type_ids", torch.ones(1, 40).long()), "other values in token_type_ids"),
+        (alter("bert.embeddings", "position_ids", torch.arange(40).flip(0)[None]), "other values in position_ids"),
+        (
+            lambda model: setattr(model.config, "layer_norm_eps", 0.5),
+            "LayerNorm has eps 1e-12, where its config makes 0.5",
+        ),
+        (lambda model: setattr(model.config, "is_causal", True), "bert is a decoder"),
+        (
+            lambda model: model.bert.embeddings.register_buffer("more", torch.ones(1), persistent=False),
+            "buffer 'more'",
+        ),
+    ],
+)
+def test_what_a_config_does_not_say_of_the_modules_is_refused_by_name(change: Any, message: str) -> None:
+    model = model_of("Bert")
+    change(model)
+    with pytest.raises((TypeError, ValueError), match=message):
+        optimize_for_inference(model, backend="plain", verify=False)
+
+
+def test_the_copy_has_a_config_of_its_own_and_obeys_it() -> None:
+    model = model_of("Bert", attn_implementation="eager")
+    quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
+    assert quick.config is quick.bert.config is not model.config
+    quick.config.output_hidden_states = quick.config.output_attentions = True
+    out, ids = quick(**batch), batch["input_ids"]
+    assert len(out.hidden_states) == 1 + len(out.attentions) == 4
+    quick.config.output_hidden_states = False
+    model.config.output_hidden_states = True
+    assert quick(**batch).hidden_states is None
+    quick.config.return_dict = False
+    assert type(quick.bert(ids)) is tuple
+    quick.config.is_decoder = True
+    with pytest.raises(RuntimeError, match="no causal attention"):
+        quick.bert(ids)
+
+
+@only_5
+def test_keywords_that_the_original_ignores_are_ignored_and_those_it_reads_are_not() -> None:
+    model = model_of("Electra")
+    quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
+    theirs = model(**batch, labels=torch.tensor([0, 1, 1]), num_items_in_batch=3, anything=1)
+    ours = quick(**batch, labels=torch.tensor([0, 1, 1]), num_items_in_batch=3, anything=1)
+    torch.testing.assert_close(ours.loss, theirs.loss)
+    with pytest.raises(TypeError, match="does not support is_causal"):
+        quick(**batch, is_causal=True)
+
+
+def test_gradients_to_inputs_are_an_error() -> None:
+    x = torch.randn(2, 5, 48, requires_grad=True)
+    core = bertlite.BertModel(bertlite.BertConfig(**SIZE))
+    for quick in (optimize_for_inference(each, backend="plain") for each in (model_of("Bert"), core)):
+        with pytest.raises(RuntimeError, match=r"no gradients: train the original, or run this under torch\.no_grad"):
+            quick(inputs_embeds=x)
+        with torch.no_grad():
+            assert not quick(inputs_embeds=x)[0].requires_grad
+
+
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "MPNet"])
+def test_the_layers_that_are_there_count_and_are_run_in_chunks(family: str) -> None:
+    model = model_of(family, chunk_size_feed_forward=11).to(F64)
+    encoder = model.base_model.transformer if family == "DistilBert" else model.base_model.encoder
+    encoder.layer = encoder.layer[:2]
+    quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
+    assert_same(real(quick(**batch)[0], batch), real(model(**batch)[0], batch))
+
+
+def test_hooks_that_gradient_checkpointing_leaves_are_passed_over_and_no_others() -> None:
+    model = model_of("Bert").to(F64)
+    model.gradient_checkpointing_enable()
+    model.gradient_checkpointing_disable()
+    quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
+    assert_same(real(quick(**batch)[0], batch), real(model(**batch)[0], batch))
+    model(**batch, output_hidden_states=True)
+    first = model.bert.encoder.layer[0]
+    first.forward = lambda *args, **kwargs: type(first).forward(first, *args, **kwargs)
+    with pytest.raises(TypeError, match=r"layer\.0 has a forward of its own"):
+        optimize_for_inference(model)
+
+
+@only_5
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_head_that_multiplies_by_the_word_embeddings_has_them(dtype: str | None) -> None:
+    config = transformers.DebertaV2Config(**SIZE, **OWN["DebertaV2"], legacy=False)
+    model = randomise_(transformers.DebertaV2ForMaskedLM(config)).eval()
+    quick, batch = optimize_for_inference(model, dtype=dtype), batch_of(model)
+    theirs, ours = (real(each(**batch).logits, batch) for each in (model, quick))
+    assert (ours - theirs).abs().max() <= (1e-5 if dtype is None else 0.1) * theirs.abs().max()
+    assert quick.get_input_embeddings().weight.dtype == torch.float32
+
+
+def near(n: int) -> torch.Tensor:
+    return ((torch.arange(n)[:, None] - torch.arange(n)).abs() < 8)[None, None]
+
+
+@only_5
+def test_another_attention_of_the_class_or_of_its_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = sys.modules[transformers.BertModel.__module__]
+    functions, forward = stock.ALL_ATTENTION_FUNCTIONS, stock.BertSelfAttention.forward
+    sdpa = functions["sdpa"]
+    with monkeypatch.context() as patch:
+        patch.setitem(
+            functions, "sdpa", lambda part, q, k, v, mask, **more: sdpa(part, q, k, v, near(q.shape[2]), **more)
+        )
+        with pytest.raises(TypeError, match="bert has attention 'sdpa' with another function than transformers'"):
+            optimize_for_inference(model_of("Bert"), backend="plain", verify=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(stock.BertSelfAttention, "forward", lambda *args, **more: forward(*args, **more))
+        with pytest.raises(TypeError, match=r"layer\.0\.attention\.self has a forward put on its class"):
+            optimize_for_inference(model_of("Bert"), backend="plain", verify=False)

@@ -6,33 +6,62 @@ import pytest
 import torch
 from conftest import HEADED, make, make_batch
 from natively import kernels_or_skip
-from torch import Tensor
+from torch import Tensor, nn
 
 import bertlite
 from bertlite import BertModel, causal, drop_layers, optimize_for_inference
-from bertlite.inference.verification import RUNS, random_inputs, shaken_copy, verify
+from bertlite.inference import InferenceModel
+from bertlite.inference.verification import add_noise_, random_inputs, verify, verify_model
 from bertlite.parity.command import demo_checkpoint
 from bertlite.pruning.importance import head_importance
-from bertlite.stack.modules import BertOutput
+from bertlite.stack import modules
+from bertlite.stack.attention import attend
 
 NATIVE = {"hidden_size": 80, "num_attention_heads": 5}  # the native kernels run it
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
-
-
-def without_residual(self: BertOutput, hidden_states: Tensor, residual: Tensor) -> Tensor:
-    return self.LayerNorm(self.dropout(self.dense(hidden_states)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_fault_that_no_look_at_the_modules_finds_is_an_error(dtype, monkeypatch):
     kernels_or_skip()
     model = make(**NATIVE).float()
-    monkeypatch.setattr(BertOutput, "forward", without_residual)
+    monkeypatch.setattr(modules, "drop_by", lambda part, x: x / 2)
     with pytest.raises(
         RuntimeError, match=r"does not compute this model: .* differs by up to .*that rounding explains"
     ):
         optimize_for_inference(model, dtype=dtype, backend="native")
     assert optimize_for_inference(model, dtype=dtype, backend="native", verify=False).compute_dtype == dtype
+
+
+def test_a_window_of_attention_is_seen(monkeypatch):
+    """With one of 64 tokens on each side, shorter sequences are alike."""
+    model = make(**NATIVE, max_position_embeddings=100).float()
+
+    def window(q: Tensor, k: Tensor) -> Tensor:
+        queries, keys = torch.arange(q.shape[-2]), torch.arange(k.shape[-2])
+        return -1e9 * ((queries[:, None] - keys).abs() >= 64)[None, None].float()
+
+    monkeypatch.setattr(modules, "attend", lambda q, k, v, inputs, bias, p: attend(q, k, v, inputs, window, p))
+    with pytest.raises(RuntimeError, match="does not compute this model"):
+        optimize_for_inference(model, backend="native")
+
+
+class Tagger(nn.Module):
+    def __init__(self, bert: BertModel) -> None:
+        super().__init__()
+        self.bert, self.scale = bert, 1.0
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.scale * self.bert(ids, mask).last_hidden_state
+
+
+def test_what_is_around_an_encoder_is_run_too():
+    model = Tagger(make(**NATIVE).float()).eval()
+    quick = optimize_for_inference(model, backend="plain")
+    quick.scale = 1.001
+    original = copy.deepcopy(model)
+    with pytest.raises(RuntimeError, match="for random tokens output differs by"):
+        verify(original, quick, [(original.bert, quick.bert)], [quick.bert.model])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -43,7 +72,7 @@ def test_a_trained_model_with_a_layer_less_is_another(dtype):
     for layer in (0, 2, 5):
         less = optimize_for_inference(drop_layers(model, [layer]), dtype=dtype, backend=quick.backend, verify=False)
         with pytest.raises(RuntimeError, match="does not compute this model: for random tokens last_hidden_state"):
-            verify(model, less.model, quick.backend, dtype)
+            verify_model(model, less)
 
 
 @pytest.mark.parametrize("cls", [*HEADED, bertlite.BertLMHeadModel], ids=lambda cls: cls.__name__)
@@ -58,22 +87,24 @@ def test_every_class_is_verified_by_its_head_too(cls):
             if not name.startswith("bert."):
                 parameter.mul_(2)
     with pytest.raises(RuntimeError, match="logits differs by up to"):
-        verify(model, wrong, quick.backend, torch.float32)
+        verify_model(model, InferenceModel(wrong, quick.backend, torch.float32))
 
 
 def test_weights_of_another_precision_are_another_model():
     model = make(**NATIVE).float()
     with pytest.raises(RuntimeError, match="does not compute this model"):
-        verify(model, copy.deepcopy(model).bfloat16().float(), "eager", torch.float32)
+        verify_model(model, InferenceModel(copy.deepcopy(model).bfloat16().float(), "plain", torch.float32))
 
 
-def test_only_the_runs_after_the_first_have_noise():
-    model = make(**NATIVE).float()
-    inputs = {name: torch.cat([x] * RUNS) for name, x in random_inputs(model).items()}
-    wanted = model(**inputs).last_hidden_state.chunk(RUNS)
-    first, *shaken = shaken_copy(model, torch.bfloat16)(**inputs).last_hidden_state.chunk(RUNS)
-    torch.testing.assert_close(first, wanted[0])
-    assert all((x - first).abs().max() > 1e-3 for x in shaken)
+def test_each_run_has_noise_of_its_own():
+    model, noisy = make(**NATIVE).float(), make(**NATIVE).float()
+    noisy.load_state_dict(model.state_dict())
+    add_noise_(noisy, [noisy], torch.bfloat16)
+    inputs = random_inputs([model.config], model.device)
+    first, second, wanted = (each(**inputs).last_hidden_state for each in (noisy, noisy, model))
+    assert all(
+        float((a - b).detach().abs().max()) > 1e-3 for a, b in ((first, wanted), (second, wanted), (first, second))
+    )
 
 
 def test_the_noise_of_two_numbers_may_be_small_by_chance():
@@ -115,7 +146,7 @@ def test_numbers_that_are_not_finite_are_refused():
     quick = optimize_for_inference(model, verify=False)
     assert quick(**make_batch()).last_hidden_state.isnan().any()
     with pytest.raises(RuntimeError, match=r"does not compute this model: .* differs by up to nan"):
-        verify(make(**NATIVE).float(), quick.model, quick.backend, torch.float32)
+        verify_model(make(**NATIVE).float(), quick)
 
 
 def test_a_model_that_takes_other_inputs_says_how_to_go_on():
@@ -123,9 +154,8 @@ def test_a_model_that_takes_other_inputs_says_how_to_go_on():
         def forward(self, pixels: Tensor) -> Tensor:  # type: ignore[override]
             return pixels
 
-    with pytest.raises(TypeError) as raised:
+    with pytest.raises(TypeError, match=r"Own does not run on tokens, .*: pass verify=False"):
         optimize_for_inference(Own(make(**NATIVE).config))
-    assert "verify=False leaves them out" in raised.value.__notes__[0]
 
 
 CHANGES = {

@@ -1,0 +1,114 @@
+"""Objects that hold modules: searched for them, and copied with other modules in their place.
+
+A holder is a module, a list, tuple or dict, or an object with attributes: a pipeline, a component of Haystack.
+"""
+
+import copy
+from collections.abc import Mapping
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from bertlite.inference.runtime import raise_missing
+
+DEPTH = 4  # of objects in one another: a component of Haystack holds a backend, which holds a model
+LEAVES = (type, FunctionType, BuiltinFunctionType, ModuleType, Tensor, str, bytes, int, float, type(None))
+TORCHS = frozenset(vars(nn.Module()))  # attributes of every module
+SAVING = ("save_pretrained", "push_to_hub", "save_to_hub", "save")
+
+
+def modules_of(
+    thing: object, name: str = "", depth: int = DEPTH, seen: dict[int, int] | None = None
+) -> list[tuple[str, nn.Module]]:
+    """Return the modules that an object is or holds, by name: in attributes, lists, tuples, dicts, and objects there.
+
+    Of a module its children are not named, but what it keeps in lists, tuples and dicts of its own.
+
+    Args:
+        seen: {id of an object that was searched: the depth to which it was}.
+    """
+    seen = {} if seen is None else seen
+    if depth < 0 or isinstance(thing, LEAVES) or seen.get(id(thing), -1) >= depth:
+        return []
+    found, seen[id(thing)] = [], depth
+    parts: Mapping[Any, Any]
+    if isinstance(thing, nn.Module):
+        found = [(name, thing)]
+        parts = {f"{path}.{own}".lstrip("."): x for path, part in thing.named_modules() for own, x in lists_of(part)}
+    else:
+        parts = parts_of(thing)
+        depth -= not isinstance(thing, list | tuple | dict)
+    for own, part in parts.items():
+        found += modules_of(part, f"{name}.{own}".lstrip("."), depth, seen)
+    return found
+
+
+def lists_of(module: nn.Module) -> list[tuple[str, Any]]:
+    """Return the lists, tuples and dicts among a module's own attributes."""
+    return [(name, x) for name, x in vars(module).items() if name not in TORCHS and isinstance(x, list | tuple | dict)]
+
+
+def parts_of(thing: Any) -> Mapping[Any, Any]:
+    """Return what an object holds: the items of a list, tuple or dict, else its attributes, those in slots too."""
+    if isinstance(thing, list | tuple | dict):
+        pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        return {key: part for key, part in pairs if not isinstance(part, LEAVES)}
+    slots = [each for kind in type(thing).__mro__ for each in as_names(vars(kind).get("__slots__", ()))]
+    own = {name: getattr(thing, name, None) for name in slots if name != "__dict__"}
+    return {**getattr(thing, "__dict__", {}), **own}  # private attributes of pydantic are in a slot
+
+
+def as_names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def copy_with(thing: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
+    """Return a copy of an object, of what it holds and of their modules; all else is shared.
+
+    Args:
+        memo: copies that are made, by the ids of what they are copies of: with optimised bodies in place of bodies.
+    """
+    if id(thing) in memo:
+        return memo[id(thing)]
+    if isinstance(thing, nn.Module):
+        return copy_module(thing, memo)
+    if not modules_of(thing, depth=depth):
+        return thing
+    if isinstance(thing, tuple):
+        parts = [copy_with(part, memo, depth) for part in thing]
+        return type(thing)._make(parts) if hasattr(thing, "_make") else type(thing)(parts)
+    memo[id(thing)] = copied = copy.copy(thing)
+    for name, part in parts_of(thing).items():
+        if isinstance(thing, list | dict):
+            copied[name] = copy_with(part, memo, depth)
+        elif (again := copy_with(part, memo, depth - 1)) is not part:
+            object.__setattr__(copied, name, again)
+    refuse_saving_(copied, SAVING[:-1])
+    return copied
+
+
+def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a deep copy by attributes, also of modules that describe how they are saved, as those of flair do."""
+    shells = [
+        (part, type(part).__new__(type(part)))
+        for part in module.modules()
+        if type(part).__setstate__ is not nn.Module.__setstate__
+        and not type(part).__module__.startswith("torch.nn.")
+        and id(part) not in memo
+    ]
+    memo.update((id(part), shell) for part, shell in shells)
+    for part, shell in shells:
+        vars(shell).update(copy.deepcopy(vars(part), memo))
+    return copy.deepcopy(module, memo)
+
+
+def refuse_saving_(copied: object, names: tuple[str, ...]) -> None:
+    """Replace the methods that would write files before they find that there is no state_dict."""
+    for name in names:
+        if callable(getattr(type(copied), name, None)):
+            object.__setattr__(copied, name, refuse_saving)
+
+
+def refuse_saving(*args: object, **options: object) -> NoReturn:
+    raise_missing("save_pretrained: save the original")
