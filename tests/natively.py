@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from bertlite import prune_heads, prune_neurons
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.conversion import native_copy
-from bertlite.inference.native.library import (
+from bertlite.models.base import BertPreTrainedModel
+from bertlite.parity.compare import as_well, largest
+from bertlite.runtime.library import (
     HAS_AVX512,
     INSTRUCTION_SETS,
     PREBUILT,
@@ -28,8 +29,7 @@ from bertlite.inference.native.library import (
     processor_flags,
     usable_sets,
 )
-from bertlite.models.base import BertPreTrainedModel
-from bertlite.parity.compare import as_well, largest
+from bertlite.runtime.structs import Kernels
 
 SIZES: dict[str, Any] = {"hidden_size": 80, "num_attention_heads": 5}
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)

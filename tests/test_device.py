@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertlite.inference.native.library import NativeKernelsError
+from bertlite.runtime.library import NativeKernelsError
 from tests.device.device import HeadersDoNotFitError, compiled
 
 ROOT = Path(__file__).resolve().parents[1]

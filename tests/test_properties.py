@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bertlite import BertModel, KeyValueCache, optimize_for_inference, prune_heads, prune_neurons
-from bertlite.inference.native.library import missing_platform
+from bertlite.runtime.library import missing_platform
 
 L, N, NEURONS, WORDS, LONGEST = 3, 4, SIZES["intermediate_size"], SIZES["vocab_size"], SIZES["max_position_embeddings"]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from bertlite.inference.native.library import NativeKernelsError, missing_platform, usable_sets
+from bertlite.runtime.library import NativeKernelsError, missing_platform, usable_sets
 from bertlite.support.records import environment, write_json
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import BertConfig
-from bertlite.inference.native.calls import ACTIVATIONS, NUMBERS
-from bertlite.inference.native.library import missing_platform
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.runtime.library import missing_platform
+from bertlite.runtime.structs import ACTIVATIONS, NUMBERS
 from bertlite.stack.modules import (
     DISTANCE_BUCKETS,
     Activation,

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bertlite.inference.native.library import INSTRUCTION_SETS, PREBUILT, compile_kernels, file_name
+from bertlite.runtime.library import INSTRUCTION_SETS, PREBUILT, compile_kernels, file_name
 
 ROOT = Path(__file__).parents[2]
 SETS = {  # by machine

@@ -8,7 +8,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PREBUILT = "bertlite/inference/native/prebuilt"
+PREBUILT = "bertlite/runtime/prebuilt"
 MACHINES = {62: "x86_64", 183: "aarch64"}  # by the number in the head of an ELF file
 SYSTEM = "manylinux_2_27"  # what the kernels need, by auditwheel; torch's own wheels need 2_28
 

@@ -23,7 +23,7 @@ import torch
 
 from bertlite.cli.parts import names
 from bertlite.embed import Embedder
-from bertlite.inference.native.library import NativeKernelsError
+from bertlite.runtime.library import NativeKernelsError
 from bertlite.support.records import environment, sha256_of, version_of, write_record
 from bertlite.support.timing import alternate, check_rounds, summary, with_spread
 from scripts.measure.speed.accuracy import accuracy

@@ -21,15 +21,15 @@ import torch
 from bertlite import BertConfig, BertModel, optimize_for_inference
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.conversion import native_copy
-from bertlite.inference.native.library import (
+from bertlite.runtime.library import (
     AVX2,
     INSTRUCTION_SETS,
     InstructionSet,
     compile_kernels,
     usable_sets,
 )
+from bertlite.runtime.structs import Kernels
 from bertlite.support.records import environment, write_record
 from bertlite.support.timing import alternate, check_rounds, summary, with_spread
 

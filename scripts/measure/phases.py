@@ -25,9 +25,9 @@ from bertlite import BertConfig, BertModel
 from bertlite.cli.parts import names_of
 from bertlite.experiments.budget.work import Work, full
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.conversion import native_copy
-from bertlite.inference.native.library import compile_kernels, usable_sets
+from bertlite.runtime.library import compile_kernels, usable_sets
+from bertlite.runtime.structs import Kernels
 from bertlite.support.records import environment, write_record
 from scripts.measure.speed.batches import ragged, works
 from scripts.measure.speed.roof import operations, weights

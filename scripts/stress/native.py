@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
 from bertlite.cli.parts import names_of
-from bertlite.inference.native.library import SOURCES, find_compiler, usable_sets
+from bertlite.runtime.library import SOURCES, find_compiler, usable_sets
 from bertlite.support.records import environment, write_record
 
 HARNESS = Path(__file__).with_name("native_harness.cpp")

@@ -16,7 +16,7 @@ from test_families import batch_of, ours_of, theirs_of  # type: ignore[import-no
 from bertlite import BertTokenizer, optimize_for_inference
 from bertlite.cli import main
 from bertlite.embed import Embedder
-from bertlite.inference.native.library import missing_platform
+from bertlite.runtime.library import missing_platform
 from bertlite.shipping.convert import convert
 from bertlite.shipping.onnx import Graph
 from scripts.measure.speed.accuracy import accuracy

@@ -18,7 +18,7 @@ import torch
 from torch.utils.backend_registration import rename_privateuse1_backend
 
 import bertlite
-from bertlite.inference.native.library import INSTRUCTION_SETS, cache_folder, find_compiler, own_folder, torch_flags
+from bertlite.runtime.library import INSTRUCTION_SETS, cache_folder, find_compiler, own_folder, torch_flags
 
 SOURCE = Path(__file__).with_name("device.cpp")
 ROOT = SOURCE.parents[2]

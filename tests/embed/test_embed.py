@@ -29,7 +29,7 @@ from bertlite.embed.command import read_placement
 from bertlite.embed.job import Job, Rows, run, write_shard
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.native import choice
-from bertlite.inference.native.library import missing_platform
+from bertlite.runtime.library import missing_platform
 from bertlite.support.extras import install_hint
 from bertlite.support.progress import Progress
 from scripts.measure import embed as measure_embed

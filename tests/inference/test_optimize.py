@@ -14,7 +14,7 @@ import bertlite
 from bertlite import optimize_for_inference
 from bertlite.inference import InferenceModel
 from bertlite.inference.native import choice
-from bertlite.inference.native.library import NativeKernelsError
+from bertlite.runtime.library import NativeKernelsError
 
 
 @pytest.fixture

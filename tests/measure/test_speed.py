@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bertlite import BertConfig
 from bertlite.experiments.budget.work import Work, full
-from bertlite.inference.native.library import usable_sets
 from bertlite.parity import reference
 from bertlite.parity.command import DEMO, demo_checkpoint
+from bertlite.runtime.library import usable_sets
 from bertlite.support.records import environment, write_json
 from scripts.make.tables import read
 from scripts.make.tables import speed as tables

@@ -12,18 +12,19 @@ import torch
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.config import BertConfig
-from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
-from bertlite.inference.native.library import (
+from bertlite.inference.support import missing_for_native
+from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.runtime.library import (
     INSTRUCTION_SETS,
     NativeKernelsError,
+    cpu_name,
     load_kernels,
     measured_once,
     processor_flags,
 )
-from bertlite.inference.native.self_test import shortest_seconds
-from bertlite.inference.support import missing_for_native
-from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.runtime.self_test import shortest_seconds
+from bertlite.runtime.structs import Kernels
 from bertlite.support.records import cpu_name
 
 RECORDED = frozenset({"avx512_bf16"})  # the best sets of processors for which scripts/results/speed.json shows it

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.weights import NativeWeights
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.runtime.structs import Kernels
 from bertlite.stack.disentangled import normalised
 
 

@@ -8,9 +8,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bertlite.inference.native.calls import Batch, Kernels
 from bertlite.inference.native.linear import TensorBytes
-from bertlite.inference.native.weights import NativeWeights, Shape
+from bertlite.inference.native.weights import NativeWeights
+from bertlite.runtime.shapes import Shape
+from bertlite.runtime.structs import Batch, Kernels
 from bertlite.stack.attention import LayerContext, as_scores
 from bertlite.stack.inputs import Mask, values_readable
 from bertlite.stack.layouts import Packed

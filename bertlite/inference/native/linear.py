@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Linear, Matrix
-from bertlite.inference.native.weights import BYTES, GROUP, aligned, round_up
+from bertlite.inference.native.weights import aligned
+from bertlite.runtime.shapes import BYTES, GROUP, round_up
+from bertlite.runtime.structs import ACTIVATIONS, Kernels, Linear, Matrix
 
 if TYPE_CHECKING:
     import numpy as np

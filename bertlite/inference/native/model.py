@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.inference.native.calls import ACTIVATIONS, Batch, Ids, Kernels, Model
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.support import norm_fault
 from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.runtime.structs import ACTIVATIONS, Batch, Ids, Kernels, Model
 from bertlite.stack.attention import PACKING
 from bertlite.stack.body import has_hooks, has_hooks_within, output_or_tuple
 from bertlite.stack.inputs import first_position, values_readable

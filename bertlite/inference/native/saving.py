@@ -1,43 +1,47 @@
-"""Save a model with packed weights, and map it again without packing.
+"""Save a model with packed weights, and load it again without packing.
 
 All is in one safetensors file: the packed weights, one tensor of bytes; embeddings, pooler and head, by their names in
-a checkpoint; and in the metadata, as JSON, the config and what else describes them.  A processor whose kernels have
-other blocks packs a copy.  All sizes follow from the config, and tensors that do not fit it are refused.
+a checkpoint, which are mapped; and in the metadata, as JSON, the config and what else describes them.  A processor
+whose kernels have other blocks packs a copy.  All sizes follow from the config, and tensors that do not fit it are refused.
 """
 
+import json
 import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from bertlite.checkpoint.checks import NONFINITE, find_mismatches, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.files import WEIGHT_FILES
 from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.names import DECODER
-from bertlite.checkpoint.reading import State, read_metadata, read_weights
-from bertlite.checkpoint.saving import SUPERSEDED, write_safetensors
+from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, State
+from bertlite.checkpoint.saving import SUPERSEDED, bytes_of, lay_out, write_safetensors
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
-from bertlite.config import BertConfig, parse_json_object, set_config
-from bertlite.inference.native.calls import NUMBERS, Blocks
+from bertlite.config import BertConfig, set_config
 from bertlite.inference.native.conversion import run_natively_
 from bertlite.inference.native.encoder import NativeEncoder
-from bertlite.inference.native.library import load_kernels
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import NativeBertModel
-from bertlite.inference.native.weights import BLOCKS, NativeWeights, Shape
+from bertlite.inference.native.weights import NativeWeights, shape_of
 from bertlite.inference.support import missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
+from bertlite.runtime.library import load_kernels
+from bertlite.runtime.packed import FILE, FORMATS, LAYERS, WAY_OUT, PackedFile, checksum, read_packed
+from bertlite.runtime.shapes import BLOCKS, Shape
+from bertlite.runtime.structs import NUMBERS, Blocks
 from bertlite.support.records import to_json
 
-FORMAT = 5  # of the file and of the packed weights in it
-FILE = "native.safetensors"
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 REPLACED = re.compile(rf"{SUPERSEDED.pattern}|config\.json")  # by a save: a checkpoint that was there goes whole
-WAY_OUT = "optimise the model again and save it"
 
 
 def save_native(model: BertPreTrainedModel, folder: Path) -> None:
@@ -61,10 +65,10 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     encoder = model.base_model.encoder
     assert isinstance(encoder, NativeEncoder)
     shape = encoder.weights.shape
-    if shape != Shape.of(model.config, shape.numbers, shape.blocks):
+    if shape != shape_of(model.config, shape.numbers, shape.blocks):
         raise ValueError(f"this {name} cannot be saved: its layers are not those that its config describes")
     about = {
-        "format": FORMAT,
+        "format": FORMATS[-1],
         "byteorder": sys.byteorder,
         "class": name,
         "options": model.build_options,
@@ -73,10 +77,40 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
         "blocks": shape.blocks,
         "reproducible": encoder.kernels.reproducible,
         "config": model.config.to_dict(),
+        **describe(model),
     }
-    tensors = {"layers": encoder.weights.data, **plain_tensors(model)}
+    tensors = {LAYERS: encoder.weights.data, **plain_tensors(model)}
     with replacing(folder, superseded=REPLACED) as new:
-        write_safetensors(new / FILE, tensors, native=to_json(about))
+        write_packed(new / FILE, tensors, about)
+
+
+def describe(model: BertPreTrainedModel) -> dict[str, Any]:
+    """Return how a native copy computes, for a reader that has no modules."""
+    body, config = model.base_model, model.config
+    embeddings, encoder = body.embeddings, cast(NativeEncoder, body.encoder)
+    pooler = {} if body.pooler is None else {"pooler": cast(NativeLinear, body.pooler.dense).activation}
+    projection = "after" if embeddings.norms_last else "before"
+    return {
+        "shape": {**asdict(encoder.weights.shape), "blocks": None},
+        "embeddings": {
+            "epsilon": embeddings.LayerNorm.eps,
+            "absolute": embeddings.absolute,
+            "positions": config.max_position_embeddings,
+            "padding_has_position": embeddings.padding_row is not None,
+            "skips_padding": embeddings.skips_padding,
+            "padding": config.pad_token_id,
+            "norm": None if embeddings.projection is None else projection,
+        },
+        **pooler,
+    }
+
+
+def write_packed(path: Path, tensors: State, about: dict[str, Any]) -> None:
+    """Write a file of packed weights with its checksum."""
+    metadata = {"native": to_json(about)}
+    header, ordered = lay_out(tensors, **metadata)
+    found = checksum(json.loads(header[8:]), map(bytes_of, ordered))
+    write_safetensors(path, tensors, **metadata, crc32=f"{found:08x}")
 
 
 def plain_tensors(model: BertPreTrainedModel) -> State:
@@ -102,9 +136,8 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
         NativeKernelsError: the kernels are not available on this machine.
     """
     path = folder / FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} is not an optimised model of this bertlite: it has no {FILE}; {WAY_OUT}")
-    about = read_about(path)
+    file = read_packed(path)
+    about = check_about(path, file.about)
     numbers: str = about["numbers"]
     config = BertConfig.from_values(path, about["config"])
     without_layers = replace(config, num_hidden_layers=0, pruned_heads={}, pruned_neurons={})
@@ -114,8 +147,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
         model = make_skeleton(CLASSES[about["class"]], without_layers, about["options"])
     except TypeError as error:
         raise ValueError(f"{path} has options {about['options']!r}: {error}") from None
-    state = read_weights(path)
-    layers = state.pop("layers", None)
+    state = {name: as_tensor(x, file.dtypes[name]) for name, x in file.tensors.items()}
     floats = torch.float32 if numbers == "int8" else getattr(torch, numbers)
     check_rest_(state, path, model, floats)
     assign_tensors_(model, state)
@@ -123,21 +155,22 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
     unsupported = missing_for_native(model, getattr(torch, numbers))
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
-    shape = Shape.of(config, numbers, Blocks(*map(int, about["blocks"])))
-    kernels, weights = load_kernels(about.get("reproducible") is True), packed_weights(layers, path, shape)
+    shape = shape_of(config, numbers, Blocks(*map(int, about["blocks"])))
+    kernels, weights = load_kernels(about.get("reproducible") is True), packed_weights(file, path, shape)
     model = run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels)
+    described = json.loads(to_json(describe(model))) if about["format"] > FORMATS[0] else {}
+    wrong = [f"{name} is {about.get(name)!r}, not {x!r}" for name, x in described.items() if about.get(name) != x]
+    raise_faults(f"{path} does not fit its config: {WAY_OUT}", wrong)
     return model, numbers, about.get("skip_padding")  # which older files lack
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """Return what a file says of itself; ValueError unless it has this format."""
-    about = parse_json_object(path, read_metadata(path).get("native", "{}"))
-    found = (about.get("format"), about.get("byteorder"))
-    if found != (FORMAT, sys.byteorder):
-        raise ValueError(
-            f"{path} has format {found[0]!r} of a {found[1]}-endian machine; this bertlite reads format {FORMAT},"
-            f" {sys.byteorder}-endian: {WAY_OUT}"
-        )
+def as_tensor(array: "NDArray[Any]", dtype: str) -> Tensor:
+    """Return an array of a file as a tensor of its dtype."""
+    return torch.from_numpy(array).view(SAFETENSORS_DTYPES[dtype])
+
+
+def check_about(path: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file says of its model; ValueError unless it describes one of bertlite's."""
     faults = [
         f"{name} is {about.get(name)!r}; have: {', '.join(map(str, known))}"
         for name, known in (("class", CLASSES), ("numbers", NUMBERS), ("blocks", [[*each] for each in BLOCKS]))
@@ -161,11 +194,11 @@ def check_rest_(state: State, path: Path, model: BertPreTrainedModel, floats: to
     raise_faults(f"{path} {NONFINITE}", nonfinite_tensors(state))
 
 
-def packed_weights(data: torch.Tensor | None, path: Path, shape: Shape) -> NativeWeights:
+def packed_weights(file: PackedFile, path: Path, shape: Shape) -> NativeWeights:
     """Return packed weights; ValueError where they are not those of a stack of this shape, or not finite."""
-    if data is None or data.dtype != torch.uint8 or data.dim() != 1:
-        found = "nothing" if data is None else f"{tuple(data.shape)} of {data.dtype}"
-        raise ValueError(f"{path} holds {found} as layers, not their packed bytes: {WAY_OUT}")
+    dtype, data = file.dtypes.get(LAYERS), torch.from_numpy(file.layers)
+    if dtype != "U8":
+        raise ValueError(f"{path} holds {dtype or 'nothing'} as layers, not their packed bytes: {WAY_OUT}")
     try:
         weights = NativeWeights(shape, data)
     except ValueError as error:

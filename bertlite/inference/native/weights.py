@@ -8,134 +8,45 @@ Shapes:  D hidden · N heads · H head dim, padded · I neurons · P positions
 import ctypes
 import mmap
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
-from itertools import starmap
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertlite.config import RELATIVE, BertConfig, kept_heads, pruned_neurons
-from bertlite.inference.native.calls import ACTIVATIONS, Blocks, Kernels, Layer, Matrix, Model
+from bertlite.runtime.packed import aligned as aligned_bytes
+from bertlite.runtime.packed import in_blocks, pack_matrix
+from bertlite.runtime.shapes import ALIGNMENT, MATRICES, TABLES, VECTORS, LayerShape, Shape, round_up
+from bertlite.runtime.structs import Blocks, Kernels
 from bertlite.stack.disentangled import project_table, table_rows
 from bertlite.stack.modules import BertLayer, distance_buckets
 
-ALIGNMENT = 64  # bytes: a cache line
-GROUP = 64  # outputs to a multiple of which a weight is padded, GROUP of kernels/tiles.h
-BLOCKS = tuple(starmap(Blocks, ((8, 1), (8, 4), (16, 1), (16, 4), (16, 8), (64, 1))))  # of all sets of instructions
-LANES = 16  # the longest vector of kernels/vectors.h, in floats
 MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
-MATRICES = ("qkv", "output", "up", "down")
-TABLES = {"c2p": "distances", "p2c": "key_distances"}  # by kind of disentangled scores
-VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
 
 
-@dataclass(frozen=True)
-class LayerShape:
-    """The heads and neurons that a layer keeps."""
-
-    heads: int
-    neurons: int
-
-
-@dataclass(frozen=True)
-class Shape:
-    """All sizes of a stack that the kernels need to know."""
-
-    numbers: str  # float32, bfloat16 or int8
-    blocks: Blocks
-    hidden_size: int
-    head_size: int
-    activation: str
-    epsilon: float
-    layers: tuple[LayerShape, ...]
-    positions: str = "absolute"
-    max_positions: int = 0
-    kinds: tuple[str, ...] = ()  # of disentangled scores
-    buckets: int = 0
-    reach: int = 0
-
-    @classmethod
-    def of(cls, config: BertConfig, numbers: str, blocks: Blocks) -> "Shape":
-        """Return the shape of the stack that a config describes."""
-        neurons = {layer: len({*gone}) for layer, gone in pruned_neurons(config).items()}
-        return cls(
-            numbers=numbers,
-            blocks=blocks,
-            hidden_size=config.hidden_size,
-            head_size=config.hidden_size // config.num_attention_heads,
-            activation=config.hidden_act,
-            epsilon=config.layer_norm_eps,
-            layers=tuple(
-                LayerShape(len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0))
-                for i in range(config.num_hidden_layers)
-            ),
-            positions=config.position_embedding_type,
-            max_positions=config.max_position_embeddings,
-            kinds=tuple(config.pos_att_type.split("|")),
-            buckets=config.position_buckets,
-            reach=config.max_relative_positions,
-        )
-
-    @property
-    def padded_head(self) -> int:
-        return round_up(self.head_size, LANES)
-
-    def matrix(self, layer: LayerShape, name: str) -> tuple[int, int]:
-        """Return (outputs, inputs) of one matrix of a layer."""
-        width, hidden = layer.heads * self.padded_head, self.hidden_size
-        sizes = {
-            "qkv": (3 * width, hidden),
-            "output": (hidden, width),
-            "up": (layer.neurons, hidden),
-            "down": (hidden, layer.neurons),
-            "distances": (2 * self.max_positions - 1, self.padded_head if self.positions in RELATIVE else 0),
-            "key_distances": (0, 0),
-        }
-        if self.positions == "disentangled":
-            sizes |= dict.fromkeys(TABLES.values(), (layer.heads * self.table_rows, self.padded_head))
-        return sizes[name]
-
-    @property
-    def table_rows(self) -> int:
-        """Return the rows of a head's table of distances, whole groups of them."""
-        return round_up(2 * (self.buckets or self.reach), GROUP)
-
-    @property
-    def tables(self) -> list[str]:
-        """Return the names of the matrices of distances."""
-        if self.positions == "disentangled":
-            return [TABLES[kind] for kind in self.kinds]
-        return ["distances"] if self.positions in RELATIVE else []
-
-    def dtype_of(self, name: str) -> str:
-        """Return the dtype of a matrix: attention is bfloat16 where the other matrices are 8-bit integers."""
-        return "bfloat16" if name in TABLES.values() and self.numbers == "int8" else self.numbers
-
-    def pieces(self) -> Iterator[tuple[int, str, str, int]]:
-        """Yield (layer, matrix or vector, its part, bytes) of everything, in the order of the tensor."""
-        for i, layer in enumerate(self.layers):
-            for name in (*MATRICES, *self.tables):
-                outputs, inputs = self.matrix(layer, name)
-                padded, per_word = round_up(outputs, GROUP), 4 // BYTES[self.dtype_of(name)]
-                yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
-                yield i, name, "bias", padded * 4
-                if self.dtype_of(name) == "int8":
-                    yield i, name, "scales", padded * 4
-                    yield i, name, "sums", padded * 4
-            for name in VECTORS:
-                yield i, name, "", self.hidden_size * 4
-            if self.positions == "bucketed":
-                yield i, "distance_bias", "", layer.heads * (2 * self.max_positions - 1) * 4
-            if self.positions == "disentangled":
-                yield i, "distance_rows", "", (2 * self.reach + 1) * 4
-
-    def size(self) -> int:
-        """Return how many bytes everything takes."""
-        return sum(round_up(count, ALIGNMENT) for *_, count in self.pieces())
+def shape_of(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
+    """Return the shape of the stack that a config describes."""
+    neurons = {layer: len({*gone}) for layer, gone in pruned_neurons(config).items()}
+    return Shape(
+        numbers=numbers,
+        blocks=blocks,
+        hidden_size=config.hidden_size,
+        head_size=config.hidden_size // config.num_attention_heads,
+        activation=config.hidden_act,
+        epsilon=config.layer_norm_eps,
+        layers=tuple(
+            LayerShape(len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0))
+            for i in range(config.num_hidden_layers)
+        ),
+        positions=config.position_embedding_type,
+        max_positions=config.max_position_embeddings,
+        kinds=tuple(config.pos_att_type.split("|")),
+        buckets=config.position_buckets,
+        reach=config.max_relative_positions,
+    )
 
 
 class NativeWeights:
@@ -144,13 +55,8 @@ class NativeWeights:
     def __init__(self, shape: Shape, data: Tensor) -> None:
         if data.numel() != shape.size():
             raise ValueError(f"packed weights have {data.numel()} bytes; a model of this shape has {shape.size()}")
-        self.shape, self.data = shape, data
-        self.at: dict[tuple[int, str, str], tuple[int, int]] = {}
-        start = 0
-        for i, name, part, count in shape.pieces():
-            self.at[i, name, part] = start, count
-            start += round_up(count, ALIGNMENT)
-        self.model = self.describe()
+        self.shape, self.data, self.at = shape, data, shape.offsets
+        self.model = shape.describe(data.data_ptr())
 
     @classmethod
     def of(
@@ -170,7 +76,7 @@ class NativeWeights:
             LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
             for layer in layers
         )
-        shape = replace(Shape.of(config, numbers, kernels.blocks(numbers)), layers=tuple(left))
+        shape = replace(shape_of(config, numbers, kernels.blocks(numbers)), layers=tuple(left))
         data = aligned(shape.size())
         ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
@@ -184,19 +90,11 @@ class NativeWeights:
 
     def in_blocks(self, blocks: Blocks) -> "NativeWeights":
         """Return these weights in such blocks: themselves, or a copy."""
-        old = self.shape.blocks
-        if blocks == old:
+        if blocks == self.shape.blocks:
             return self
-        data = aligned(self.data.numel()).copy_(self.data)
-        ask_for_huge_pages(data.data_ptr(), data.numel())
-        for (i, name, part), (start, count) in self.at.items():
-            if part == "words" and count:
-                words = data[start : start + count].view(torch.int32)
-                inputs = len(words) // round_up(self.shape.matrix(self.shape.layers[i], name)[0], GROUP)
-                before, after = (old.pairs, blocks.pairs) if name in MATRICES else (1, 1)
-                rows = transpose_halves(words, 2, before).view(-1, inputs, old.outputs).mT
-                words.copy_(transpose_halves(rows.reshape(-1, blocks.outputs, inputs).mT.flatten(), after, 2))
-        return NativeWeights(replace(self.shape, blocks=blocks), data)
+        shape, data = in_blocks(self.shape, self.data.numpy(), blocks)
+        ask_for_huge_pages(data.ctypes.data, len(data))
+        return NativeWeights(shape, torch.from_numpy(data))
 
     def pack_layer(self, i: int, layer: BertLayer, kernels: Kernels) -> None:
         own = layer.attention.self
@@ -235,21 +133,13 @@ class NativeWeights:
         return pad(x.unflatten(0, (-1, size)), (0, 0) * (x.dim() - 1) + (0, padded - size)).flatten(0, 1)
 
     def pack_matrix(self, i: int, name: str, weight: Tensor, bias: Tensor, kernels: Kernels) -> None:
-        weight = weight.detach().to(torch.float32).contiguous()
-        self.part(i, name, "bias").zero_()[: len(bias)] = bias.detach()
-        words, scales, sums = (
-            self.address(i, name, part) if (i, name, part) in self.at else 0 for part in ("words", "scales", "sums")
-        )
-        shape, threads = (weight.shape[0], weight.shape[1]), torch.get_num_threads()
-        kernels.pack(self.shape.dtype_of(name), weight.data_ptr(), shape, words, scales, sums, threads)
+        floats, threads = [x.detach().float().numpy() for x in (weight, bias)], torch.get_num_threads()
+        pack_matrix(kernels, self.shape, self.data.numpy(), (i, name), *floats, threads)
 
     def part(self, i: int, name: str, part: str = "") -> Tensor:
         """Return a view of floats of a layer."""
         start, count = self.at[i, name, part]
         return self.data[start : start + count].view(torch.float32)
-
-    def address(self, i: int, name: str, part: str = "") -> int:
-        return self.data.data_ptr() + self.at[i, name, part][0]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all weights as tensors by name, in their dtypes."""
@@ -260,45 +150,14 @@ class NativeWeights:
             for (i, name, part), (start, count) in self.at.items()
         }
 
-    def describe(self) -> Model:
-        """Return the struct with the addresses of all weights."""
-        shape = self.shape
-        layers = (Layer * len(shape.layers))()
-        for i, sizes in enumerate(shape.layers):
-            fields: dict[str, object] = {name: self.address(i, name) for name in VECTORS}
-            for name in (*MATRICES, *TABLES.values()):
-                parts = [part for part in ("words", "bias", "scales", "sums") if (i, name, part) in self.at]
-                outputs, inputs = shape.matrix(sizes, name)
-                found = {part: self.address(i, name, part) for part in parts}
-                fields[name] = Matrix(**found, outputs=outputs, inputs=inputs)
-            fields["distance_bias"] = self.address(i, "distance_bias") if shape.positions == "bucketed" else None
-            if shape.positions == "relative_key_query":
-                fields["key_distances"] = fields["distances"]
-            rows = self.address(i, "distance_rows") if shape.positions == "disentangled" else None
-            fields |= {"distance_rows": rows, "reach": shape.reach}
-            layers[i] = Layer(**fields, head_count=sizes.heads)
-        act, scale = ACTIVATIONS[shape.activation], shape.head_size**-0.5
-        return Model(layers, len(layers), shape.hidden_size, shape.padded_head, act, shape.epsilon, scale)
-
 
 def bias_of(part: nn.Linear) -> Tensor:
     return part.weight.new_zeros(part.out_features) if part.bias is None else part.bias
 
 
-def round_up(n: int, to: int) -> int:
-    return -(-n // to) * to
-
-
-def transpose_halves(words: Tensor, rows: int, columns: int) -> Tensor:
-    """Return words whose halves, as matrices of so many rows and columns, are transposed."""
-    return words.view(torch.int16).view(-1, rows, columns).mT.flatten().view(torch.int32)
-
-
 def aligned(size: int) -> Tensor:
     """Return so many bytes of memory, aligned to a cache line."""
-    data = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device="cpu")
-    start = -data.data_ptr() % ALIGNMENT
-    return data[start : start + size]
+    return torch.from_numpy(aligned_bytes(size))
 
 
 def ask_for_huge_pages(start: int, size: int) -> None:

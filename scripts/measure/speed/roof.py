@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertlite import BertConfig
-from bertlite.inference.native.library import FLAGS, SOURCES, find_compiler, usable_sets
+from bertlite.runtime.library import FLAGS, SOURCES, find_compiler, usable_sets
 
 SOURCE = Path(__file__).with_name("roof.cpp")
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}

@@ -37,9 +37,9 @@ from bertlite.experiments.budget.target import Target, UnitCosts, read_work
 from bertlite.experiments.budget.texts import batches_of, read_texts, split
 from bertlite.experiments.budget.work import full
 from bertlite.experiments.data import DataSource, EncodedExamples, Examples
-from bertlite.inference.native.library import missing_platform
 from bertlite.pruning.importance import macs
 from bertlite.pruning.importance.structures import arguments_of
+from bertlite.runtime.library import missing_platform
 from bertlite.support.progress import Progress
 from bertlite.support.records import lock_folder
 

@@ -12,7 +12,7 @@ from natively import kernels_or_skip, make_native, native
 from bertlite import optimize_for_inference
 from bertlite.inference.native import choice
 from bertlite.inference.native.choice import kernels_are_faster
-from bertlite.inference.native.library import INSTRUCTION_SETS
+from bertlite.runtime.library import INSTRUCTION_SETS
 
 pytestmark = native
 

@@ -8,7 +8,7 @@ from conftest import assert_same, make_batch
 from natively import DTYPES, check, make_native, native, natively
 
 import bertlite
-from bertlite.inference.native.calls import Kernels
+from bertlite.runtime.structs import Kernels
 from bertlite.stack.body import BertBody
 
 pytestmark = native

@@ -9,7 +9,7 @@ import pytest
 import torch
 from natively import native
 
-from bertlite.inference.native.library import FLAGS, INSTRUCTION_SETS, MAIN, SOURCES, find_compiler, usable_sets
+from bertlite.runtime.library import FLAGS, INSTRUCTION_SETS, MAIN, SOURCES, find_compiler, usable_sets
 from scripts.make import wheel
 from scripts.stress import native as stress
 

@@ -1,4 +1,4 @@
-"""bertlite/inference/native/library.py: the kernels are compiled once and whole, or it is said why not."""
+"""bertlite/runtime/library.py: the kernels are compiled once and whole, or it is said why not."""
 
 import os
 import platform
@@ -15,9 +15,9 @@ import torch
 from natively import make_native, why_no_kernels
 
 from bertlite import optimize_for_inference
-from bertlite.inference.native import choice, library, self_test
-from bertlite.inference.native.calls import Kernels
-from bertlite.inference.native.library import (
+from bertlite.inference.native import choice
+from bertlite.runtime import library, self_test
+from bertlite.runtime.library import (
     INSTRUCTION_SETS,
     NativeKernelsError,
     find_compiler,
@@ -25,6 +25,7 @@ from bertlite.inference.native.library import (
     load_kernels,
     usable_sets,
 )
+from bertlite.runtime.structs import Kernels
 from scripts.make import wheel
 
 pytestmark = pytest.mark.skipif(library.missing_platform() is not None, reason=str(library.missing_platform()))
@@ -226,8 +227,8 @@ def no_right_numbers(folder: Path, best: str, monkeypatch) -> str:
 def spoilt(run, name: str):
     """Let the 8-bit results of one set be wrong in one number."""
 
-    def spoil(kernels, layer, config, numbers, x):
-        out = run(kernels, layer, config, numbers, x)
+    def spoil(kernels, layer, numbers, x):
+        out = run(kernels, layer, numbers, x)
         out[-1, -1] += 0.1 * (numbers == "int8" and f"{name}-" in kernels.path)
         return out
 
@@ -303,7 +304,7 @@ def test_a_set_whose_bfloat16_is_slow_on_this_processor_is_not_taken(
     assert load_kernels() is made[best]
     monkeypatch.delenv("BERTLITE_NATIVE")
     library.best_kernels.cache_clear()
-    monkeypatch.setattr(library, "cpu_name", lambda: "another processor")
+    monkeypatch.setattr(library, "processor_name", lambda: "another processor")
     made[best].seconds["bfloat16"] = 0.01
     assert load_kernels() is made[best]
     assert sum(each.runs for each in made.values()) > runs
@@ -385,7 +386,7 @@ def test_what_an_arm_processor_has_is_found(system, told, best, monkeypatch):
 
 
 compiles = pytest.mark.skipif(library.PREBUILT.exists(), reason="this wheel holds compiled kernels")
-CODE = "import sys, torch\nfrom bertlite.inference.native.library import load_kernels\nprint(load_kernels().path)\n"
+CODE = "import sys, torch\nfrom bertlite.runtime.library import load_kernels\nprint(load_kernels().path)\n"
 
 
 def begin(cache: Path, compiler: str) -> "subprocess.Popen[str]":

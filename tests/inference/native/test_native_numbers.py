@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel, optimize_for_inference
 from bertlite.inference.native import calls, choice
-from bertlite.inference.native.calls import Batch
 from bertlite.inference.native.encoder import NativeEncoder
-from bertlite.inference.native.library import INSTRUCTION_SETS
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import distance, largest, rms_distance
+from bertlite.runtime.library import INSTRUCTION_SETS
+from bertlite.runtime.structs import Batch
 
 pytestmark = native
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

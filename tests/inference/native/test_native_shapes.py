@@ -7,8 +7,8 @@ from natively import DTYPES, check, make_native, native, natively, needs_of, pru
 from torch import Tensor
 
 import bertlite
-from bertlite.inference.native.calls import ACTIVATIONS
-from bertlite.inference.native.library import INSTRUCTION_SETS, usable_sets
+from bertlite.runtime.library import INSTRUCTION_SETS, usable_sets
+from bertlite.runtime.structs import ACTIVATIONS
 
 pytestmark = native
 HEADS = [cls.__name__ for cls in HEADED if cls is not bertlite.BertForMultipleChoice]

@@ -11,7 +11,7 @@ from conftest import make_batch
 from natively import DTYPES, kernels_or_skip, make_native, native, natively
 
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.calls import Kernels
+from bertlite.runtime.structs import Kernels
 
 pytestmark = native
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bertlite import BertForSequenceClassification, BertModel, optimize_for_inference
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.library import INSTRUCTION_SETS, NativeKernelsError, load_kernels, usable_sets
 from bertlite.parity.command import demo_checkpoint
+from bertlite.runtime.library import INSTRUCTION_SETS, NativeKernelsError, load_kernels, usable_sets
 
 pytestmark = native
 GOLDEN = Path(__file__).parents[2] / "golden" / "native_bits.json"
@@ -92,7 +92,7 @@ def test_what_is_not_reproducible_is_refused(backend, dtype):
 
 
 def test_a_set_that_rounds_twice_is_not_taken(monkeypatch):
-    monkeypatch.setattr("bertlite.inference.native.library.processor_flags", frozenset)
+    monkeypatch.setattr("bertlite.runtime.library.processor_flags", frozenset)
     monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
     twice = [each.name for each in usable_sets() if not each.rounds_once]
     assert usable_sets(reproducible=True)[-1].name == "baseline_exact"

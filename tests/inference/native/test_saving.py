@@ -26,9 +26,10 @@ from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
-from bertlite.inference.native.library import INSTRUCTION_SETS
-from bertlite.inference.native.saving import FILE
-from bertlite.inference.native.weights import BLOCKS, NativeWeights
+from bertlite.inference.native.saving import FILE, write_packed
+from bertlite.inference.native.weights import NativeWeights
+from bertlite.runtime.library import INSTRUCTION_SETS
+from bertlite.runtime.shapes import BLOCKS
 
 SIZES = {
     "vocab_size": 61,
@@ -101,8 +102,8 @@ def test_what_kernels_with_other_blocks_saved_or_pickled_is_packed_anew(dtype, m
     quick.save(tmp_path / "quick")
     pickled = pickle.dumps(quick)
     wanted = InferenceModel(native_copy(model, dtype, other), "native", dtype)(IDS)
-    for module in ("saving", "library"):
-        monkeypatch.setattr(f"bertlite.inference.native.{module}.load_kernels", lambda reproducible: other)
+    for module in ("inference.native.saving", "runtime.library"):
+        monkeypatch.setattr(f"bertlite.{module}.load_kernels", lambda reproducible: other)
     for again in (InferenceModel.load(tmp_path / "quick"), pickle.loads(pickled)):
         assert again.model.bert.encoder.kernels is other
         assert torch.equal(again(IDS).logits, wanted.logits)
@@ -132,7 +133,7 @@ def change(folder: Path, tensors: Callable[[State], object] = len, **entries: An
     about = {**json.loads(read_metadata(path)["native"]), **entries}
     state = {key: tensor.clone() for key, tensor in read_weights(path).items()}
     tensors(state)
-    write_safetensors(path, state, native=json.dumps(about))
+    write_packed(path, state, about)
 
 
 def numbers_in(values: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], float]]:
@@ -208,7 +209,7 @@ def test_what_is_no_json_object_is_named(text, saved, tmp_path):
         (lambda t: t.update(layers=t["layers"][:-64]), r"have \d+ bytes; a model of this shape has \d+"),
         (
             lambda t: t.update(layers=t["layers"].view(torch.int8)),
-            "torch.int8 as layers, not their packed bytes",
+            "holds I8 as layers, not their packed bytes",
         ),
     ],
 )
@@ -217,6 +218,24 @@ def test_tensors_that_do_not_fit_are_refused(edit, message, saved, tmp_path):
     change(folder, edit)
     with pytest.raises(ValueError, match=rf"(?s){folder}.*{message}"):
         InferenceModel.load(folder)
+
+
+def test_a_changed_byte_is_found_wherever_it_is(saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "changed")
+    whole = (saved / FILE).read_bytes()
+    header = int.from_bytes(whole[:8], "little")
+    for place in (whole.index(b'"epsilon'), header + 8, header + 999, len(whole) // 2, len(whole) - 1):
+        (folder / FILE).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=rf"{FILE} is damaged|{FILE} does not fit"):
+            InferenceModel.load(folder)
+
+
+def test_a_file_of_the_format_before_checksums_loads(saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "older")
+    about = json.loads(read_metadata(saved / FILE)["native"]) | {"format": 5}
+    older = {name: value for name, value in about.items() if name not in ("shape", "embeddings", "pooler")}
+    write_safetensors(folder / FILE, dict(read_weights(saved / FILE)), native=json.dumps(older))
+    assert torch.equal(InferenceModel.load(folder)(IDS).logits, InferenceModel.load(saved)(IDS).logits)
 
 
 def test_a_folder_holds_what_was_saved_last(tmp_path):

@@ -8,6 +8,7 @@
 #include <new>
 #include <stdexcept>
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -16,11 +17,6 @@
 #if defined(BERTLITE_STD_THREADS)
 #include <thread>
 #include <vector>
-#else
-// The OpenMP library that torch has loaded, called as GCC calls it for `#pragma omp parallel`.  Its threads are those
-// that torch's own operators use: a second pool beside it would have its idle threads spin where these want to work.
-extern "C" void GOMP_parallel(void (*work)(void*), void* data, unsigned threads, unsigned flags);
-extern "C" int omp_get_thread_num();
 #endif
 
 namespace bertlite {
@@ -90,30 +86,109 @@ class Team {
     std::atomic<bool> aborted_{false};
 };
 
-// True in a process forked from one that had loaded this library: a fork does not copy threads.
-inline std::atomic<bool> is_forked{false};
-inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] { is_forked.store(true); });
+// Threads of our own, for a process that has no OpenMP.  They sleep between batches.
+class Pool {
+   public:
+    using Work = void (*)(void* data, long thread);
 
-// Run work(thread, member) on at most `threads` threads of torch's own pool, through so many phases.
+    // Call work(data, thread) on at most `threads` threads, of which the caller is thread 0, and return when all calls
+    // have.  A pool that works for another caller leaves all to this one: nobody waits, and no processor has two.
+    void run(Work work, void* data, long threads) {
+        if (pthread_mutex_trylock(&in_use_)) return work(data, 0);
+        pthread_mutex_lock(&lock_);
+        while (size_ < threads - 1 && start_thread()) size_++;
+        work_ = work, data_ = data, next_ = 1, limit_ = threads;
+        pthread_cond_broadcast(&wake_);
+        pthread_mutex_unlock(&lock_);
+        work(data, 0);
+        pthread_mutex_lock(&lock_);
+        limit_ = 0;  // whoever wakes now comes too late
+        while (working_) pthread_cond_wait(&idle_, &lock_);
+        pthread_mutex_unlock(&lock_);
+        pthread_mutex_unlock(&in_use_);
+    }
+
+   private:
+    bool start_thread() {
+        pthread_t thread;
+        const auto loop = [](void* self) -> void* { return static_cast<Pool*>(self)->work_for_ever(); };
+        return !pthread_create(&thread, nullptr, loop, this) && !pthread_detach(thread);
+    }
+
+    void* work_for_ever() {
+        pthread_mutex_lock(&lock_);
+        for (;;) {
+            while (next_ >= limit_) pthread_cond_wait(&wake_, &lock_);
+            const long thread = next_++;
+            working_++;
+            pthread_mutex_unlock(&lock_);
+            work_(data_, thread);
+            pthread_mutex_lock(&lock_);
+            if (!--working_) pthread_cond_signal(&idle_);
+        }
+    }
+
+    pthread_mutex_t in_use_ = PTHREAD_MUTEX_INITIALIZER, lock_ = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t wake_ = PTHREAD_COND_INITIALIZER, idle_ = PTHREAD_COND_INITIALIZER;
+    Work work_ = nullptr;
+    void* data_ = nullptr;
+    long size_ = 0, next_ = 0, limit_ = 0, working_ = 0;
+};
+
+inline Pool pool;
+
+// The OpenMP library that torch has loaded, called as GCC calls it for `#pragma omp parallel`.  Its threads are those
+// that torch's own operators use: a second pool beside it would have its idle threads spin where these want to work.
+struct OpenMP {
+    void (*parallel)(void (*work)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
+    int (*thread)() = nullptr;
+
+    // Return the library, looked for until a process has one.
+    static const OpenMP* find() {
+        static std::atomic<const OpenMP*> found{nullptr};
+        static OpenMP library;
+        if (!found.load(std::memory_order_acquire)) {
+            void* const parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+            void* const thread = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+            if (!parallel || !thread) return nullptr;
+            library.parallel = reinterpret_cast<decltype(library.parallel)>(parallel);  // by each caller the same
+            library.thread = reinterpret_cast<decltype(library.thread)>(thread);
+            found.store(&library, std::memory_order_release);
+        }
+        return found.load(std::memory_order_acquire);
+    }
+};
+
+// A fork copies no threads: a pool of our own starts again, and one of OpenMP's is never asked again.
+inline std::atomic<bool> is_forked{false};
+inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
+    is_forked.store(true);
+    new (&pool) Pool();
+});
+
+// Run work(thread, member) on at most `threads` threads, torch's own if it is loaded, through so many phases.
 // The first exception of any thread is thrown again here, as bad_alloc or else as runtime_error: std::exception_ptr
 // would need a newer libstdc++ than wheels may ask for.
 template <class Work>
 class TeamRun {
    public:
     TeamRun(long threads, long phases, Work work) : work_(work), team_(phases, std::max(threads, 1l)) {
-        if (threads <= 1 || is_forked.load()) {
-            run(0);
-        } else {
 #if defined(BERTLITE_STD_THREADS)  // sanitizers do not know OpenMP's
-            std::vector<std::thread> others;
-            for (long thread = 1; thread < threads; thread++) others.emplace_back([this, thread] { run(thread); });
-            run(0);
-            for (auto& other : others) other.join();
+        std::vector<std::thread> others;
+        for (long thread = 1; thread < threads; thread++) others.emplace_back([this, thread] { run(thread); });
+        run(0);
+        for (auto& other : others) other.join();
 #else
-            const auto one = [](void* self) { static_cast<TeamRun*>(self)->run(omp_get_thread_num()); };
-            GOMP_parallel(one, this, unsigned(threads), 0);  // perhaps fewer threads than are asked for
-#endif
+        const OpenMP* const openmp = OpenMP::find();
+        if (threads <= 1 || (openmp && is_forked.load())) {
+            run(0);
+        } else if (openmp) {
+            const auto one = [](void* self) { static_cast<TeamRun*>(self)->run(OpenMP::find()->thread()); };
+            openmp->parallel(one, this, unsigned(threads), 0);  // perhaps fewer threads than are asked for
+        } else {
+            pool.run([](void* self, long thread) { static_cast<TeamRun*>(self)->run(thread); }, this, threads);
         }
+#endif
         if (out_of_memory_) throw std::bad_alloc();
         if (failed_.load()) throw std::runtime_error(message_);
     }

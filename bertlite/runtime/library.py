@@ -25,11 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bertlite.inference.native.calls import Kernels
-from bertlite.inference.native.self_test import find_fault, seconds_of_numbers
-from bertlite.support.records import cpu_name, write_json, write_text
+from .self_test import find_fault, seconds_of_numbers
+from .structs import Kernels
 
 SOURCES = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "prebuilt"  # compiled kernels of a wheel that has them
@@ -118,6 +115,16 @@ def processor_flags() -> frozenset[str]:
         if line.startswith(("flags", "Features")):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
+
+
+def processor_name() -> str:
+    """Return what tells this kind of processor from others that have the same flags."""
+    known = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
+    with contextlib.suppress(OSError):
+        lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+        found = {key.strip(): value.strip() for key, _, value in lines}
+        return " ".join(found.get(key, "") for key in known)
+    return platform.processor()
 
 
 def missing_platform() -> str | None:
@@ -209,7 +216,7 @@ copyreg.pickle(Kernels, lambda kernels: (load_kernels, (kernels.reproducible,)))
 
 def is_bfloat16_slow(kernels: Kernels) -> bool:
     """Return whether a layer in bfloat16 takes longer than in float32; measured once for each kind of processor."""
-    key = {"kernels": Path(kernels.path).name, "processor": cpu_name()}
+    key = {"kernels": Path(kernels.path).name, "processor": [processor_name(), *sorted(processor_flags())]}
     seconds = measured_once(key, ("bfloat16", "float32"), lambda: seconds_of_numbers(kernels))
     return seconds["bfloat16"] > seconds["float32"]
 
@@ -226,13 +233,15 @@ def measured_once(
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, NativeKernelsError):  # none, or damaged
         found = json.loads((cache_folder() / name).read_text(encoding="utf-8"))["seconds"]
         return {way: float(found[way]) for way in ways}
-    with torch.autocast("cpu", enabled=False):
-        seconds = measure()
+    seconds = measure()
     of = "".join(f", {name}: {key[name]}" for name in ("dtype", "threads") if name in key)
     milliseconds = ", ".join(f"{way} {1000 * each:.2f} ms" for way, each in seconds.items())
     print(f"bertlite: one layer{of}, measured once: {milliseconds}", file=sys.stderr)
     with contextlib.suppress(OSError, NativeKernelsError):  # the next process measures again
-        write_json(own_folder(cache_folder()) / name, {**key, "seconds": seconds})
+        path = own_folder(cache_folder()) / name
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_text(json.dumps({**key, "seconds": seconds}), encoding="utf-8")
+        written.replace(path)
     return seconds
 
 
@@ -274,6 +283,8 @@ def file_name(wanted: InstructionSet) -> str:
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     if wanted.uses_torch:
+        import torch
+
         digest.update(torch.__version__.encode())
     return f"{wanted.name}-{digest.hexdigest()[:16]}.so"
 
@@ -328,7 +339,7 @@ def compile_once(wanted: InstructionSet, path: Path) -> None:
                 compile_kernels(wanted, path)
             except CompilationError:
                 if compiler:
-                    write_text(note, compiler)
+                    note.write_text(compiler, encoding="utf-8")
                 raise
     finally:
         os.close(lock)
@@ -347,8 +358,6 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
         command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), *torch_flags(wanted), "-o", str(built)]
-        if sys.platform == "darwin":
-            command.append("-Wl,-undefined,dynamic_lookup")  # of OpenMP, which torch has loaded
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:
@@ -390,6 +399,8 @@ def torch_flags(wanted: InstructionSet) -> Sequence[str]:
     """Return the compiler flags for torch's matmuls."""
     if not wanted.uses_torch:
         return ()
+    import torch
+
     folder = Path(torch.__file__).parent
     return (
         f"-I{folder / 'include'}",

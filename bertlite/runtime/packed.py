@@ -1,0 +1,175 @@
+"""The packed weights of a folder: read whole, checked, and laid in the blocks of the kernels at hand.
+
+They lie in a safetensors file (https://github.com/huggingface/safetensors#format).  Its metadata say what it holds:
+"native" describes the model, and "crc32" is the checksum of the header without it, and of all tensors.
+"""
+
+import json
+import mmap
+import sys
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .shapes import ALIGNMENT, GROUP, MATRICES, Shape, round_up
+from .structs import Blocks, Kernels
+
+FILE = "native.safetensors"
+FORMATS = (5, 6)  # that are read; 5 has no checksum
+LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
+DTYPES = {  # bfloat16 as its bits
+    "F64": np.float64,
+    "F32": np.float32,
+    "BF16": np.uint16,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I8": np.int8,
+    "U8": np.uint8,
+}
+CHUNK = 1 << 20  # bytes of the other tensors that are read at once
+WAY_OUT = "optimise the model again and save it"
+Bytes = NDArray[np.uint8]
+
+
+class PackedFile(NamedTuple):
+    """What a file says of its model, the weights of all layers, in memory, and all other tensors, mapped."""
+
+    about: dict[str, Any]
+    layers: Bytes
+    tensors: dict[str, NDArray[Any]]
+    dtypes: dict[str, str]  # of the tensors, by safetensors' names
+
+
+def read_packed(path: Path) -> PackedFile:
+    """Read a file whole and compare it with its checksum.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it has another format, is of a machine of another byte order, or is damaged.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path.parent} is not an optimised model of this bertlite: it has no {FILE}; {WAY_OUT}"
+        )
+    with path.open("rb") as file:
+        header = read_header(path, file)
+        first, metadata = file.tell(), header.get("__metadata__", {})
+        about = read_about(path, metadata)
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        tensors = {name: view(path, mapped, first, entry) for name, entry in entries.items()}
+        layers = aligned(tensors.pop(LAYERS, mapped[:0]).nbytes)
+        file.readinto(memoryview(layers))  # they come first
+        if about["format"] > FORMATS[0]:
+            found = checksum(header, chain([layers], iter(lambda: file.read(CHUNK), b"")))
+            if f"{found:08x}" != metadata.get("crc32"):
+                raise ValueError(f"{path} is damaged: its bytes are not those that were written; {WAY_OUT}")
+    return PackedFile(about, layers, tensors, {name: entry["dtype"] for name, entry in entries.items()})
+
+
+def read_header(path: Path, file: BinaryIO) -> dict[str, Any]:
+    """Return the header of a safetensors file; ValueError if it is none."""
+    size = int.from_bytes(file.read(8), "little")
+    try:
+        if not 2 <= size <= path.stat().st_size:
+            raise ValueError(f"its header would have {size} bytes")
+        header = json.loads(file.read(size))
+        if not isinstance(header, dict):
+            raise ValueError("its header is no object")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}; {WAY_OUT}") from None
+    return header
+
+
+def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
+    """Return what a file says of its model; ValueError unless it has a format that is read."""
+    try:
+        about = json.loads(metadata.get("native", "{}"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON, or cut short ({error}): {WAY_OUT}") from None
+    if not isinstance(about, dict):
+        raise ValueError(f"{path} holds a JSON {type(about).__name__}, not an object: {WAY_OUT}")
+    found = (about.get("format"), about.get("byteorder"))
+    if found[0] not in FORMATS or found[1] != sys.byteorder:
+        raise ValueError(
+            f"{path} has format {found[0]!r} of a {found[1]}-endian machine; this bertlite reads format"
+            f" {' and '.join(map(str, FORMATS))}, {sys.byteorder}-endian: {WAY_OUT}"
+        )
+    return about
+
+
+def checksum(header: dict[str, Any], parts: Iterable[Any]) -> int:
+    """Return the checksum of a file: of its header without "crc32", and of the bytes of its tensors in their order."""
+    metadata = {name: value for name, value in header["__metadata__"].items() if name != "crc32"}
+    found = zlib.crc32(json.dumps({**header, "__metadata__": metadata}).encode())
+    for part in parts:
+        found = zlib.crc32(part, found)
+    return found
+
+
+def view(path: Path, data: Bytes, first: int, entry: dict[str, Any]) -> NDArray[Any]:
+    """Return a tensor of a file as an array; ValueError if its entry in the header describes none."""
+    try:
+        (start, end), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(DTYPES[entry["dtype"]])
+        return data[first + start : first + end].view(dtype).reshape(shape)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {entry!r} is no tensor ({error!r}); {WAY_OUT}") from None
+
+
+def pack_matrix(
+    kernels: Kernels,
+    shape: Shape,
+    data: Bytes,
+    place: tuple[int, str],
+    weight: NDArray[Any],
+    bias: NDArray[Any],
+    threads: int,
+) -> None:
+    """Pack a weight, (outputs, inputs), and its bias, (outputs,), into the bytes of a stack.
+
+    Args:
+        place: the index of its layer, and its name there.
+    """
+    floats, at = np.ascontiguousarray(weight, np.float32), shape.offsets
+    start, count = at[*place, "bias"]
+    padded = data[start : start + count].view(np.float32)
+    padded[:] = 0
+    padded[: len(bias)] = bias
+    words, scales, sums = (
+        data.ctypes.data + at[*place, part][0] if (*place, part) in at else 0 for part in ("words", "scales", "sums")
+    )
+    size = (weight.shape[0], weight.shape[1])
+    kernels.pack(shape.dtype_of(place[1]), floats.ctypes.data, size, words, scales, sums, threads)
+
+
+def in_blocks(shape: Shape, data: Bytes, blocks: Blocks) -> tuple[Shape, Bytes]:
+    """Return a copy of packed weights in other blocks, and its shape."""
+    copied, old = aligned(len(data)), shape.blocks
+    copied[:] = data
+    for (i, name, part), (start, count) in shape.offsets.items():
+        if part == "words" and count:
+            words = copied[start : start + count].view(np.int32)
+            inputs = len(words) // round_up(shape.matrix(shape.layers[i], name)[0], GROUP)
+            before, after = (old.pairs, blocks.pairs) if name in MATRICES else (1, 1)
+            rows = transpose_halves(words, 2, before).reshape(-1, inputs, old.outputs).swapaxes(1, 2)
+            laid = rows.reshape(-1, blocks.outputs, inputs).swapaxes(1, 2).ravel()
+            words[:] = transpose_halves(laid, after, 2)
+    return replace(shape, blocks=blocks), copied
+
+
+def transpose_halves(words: NDArray[np.int32], rows: int, columns: int) -> NDArray[np.int32]:
+    """Return words whose halves, as matrices of so many rows and columns, are transposed."""
+    return words.view(np.int16).reshape(-1, rows, columns).swapaxes(1, 2).ravel().view(np.int32)
+
+
+def aligned(size: int) -> Bytes:
+    """Return so many bytes of memory, aligned to a cache line."""
+    data = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    start = -data.ctypes.data % ALIGNMENT
+    return data[start : start + size]

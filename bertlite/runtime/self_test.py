@@ -1,0 +1,126 @@
+"""A self-test of compiled kernels: one small layer, beside the same in float64 by numpy; and its times."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .packed import aligned, pack_matrix
+from .shapes import MATRICES, VECTORS, LayerShape, Shape
+from .structs import Batch, Kernels
+
+TOKENS, EPSILON = 7, 1e-12  # tokens of one sequence: more than the rows of a tile
+ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03}  # of the largest number: several times what rounding does
+FEWEST, MOST = 3, 30  # rounds of a measurement, after one that warms up
+LIMIT = 0.1  # seconds after which no further round begins
+Floats = NDArray[np.float64]
+
+
+class SmallLayer(NamedTuple):
+    """The weight and bias of each matrix of a layer, and a vector that is all weights and biases of its norms."""
+
+    shape: Shape
+    matrices: dict[str, tuple[Floats, Floats]]
+    norm: Floats
+
+
+def find_fault(kernels: Kernels) -> str | None:
+    """Return what is wrong with the results of kernels, in words; None if nothing is.  It takes milliseconds."""
+    blocks = kernels.blocks("float32")
+    layer = layer_of_waves(Shape("float32", blocks, 128, 64, "gelu", EPSILON, (LayerShape(2, 192),)))
+    x = waves(TOKENS, layer.shape.hidden_size) * 8
+    truth = by_numpy(layer, x)
+    for numbers, allowed in ALLOWED.items():
+        try:
+            found = run(kernels, layer, numbers, x)
+        except RuntimeError as raised:
+            return f"{numbers}: {raised}"
+        error = np.abs(found - truth).max() / np.abs(truth).max()
+        if not error <= allowed:
+            return f"{numbers} is off by {error:.1e} of the largest number, of {allowed:.0e} that rounding explains"
+    return None
+
+
+def seconds_of_numbers(kernels: Kernels) -> dict[str, float]:
+    """Return the shortest times of one layer in bfloat16 and in float32, with one thread."""
+    blocks = kernels.blocks("float32")
+    layer = layer_of_waves(Shape("float32", blocks, 384, 64, "gelu", EPSILON, (LayerShape(6, 1536),)))
+    x = waves(64, layer.shape.hidden_size)
+    return shortest_seconds({numbers: runner(kernels, layer, numbers, x) for numbers in ("bfloat16", "float32")})
+
+
+def shortest_seconds(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the shortest time of each of several ways, which take turns."""
+    shortest, began = dict.fromkeys(ways, math.inf), time.perf_counter()
+    for i in range(1 + MOST):
+        if i > FEWEST and time.perf_counter() - began > LIMIT:
+            break
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            if i:
+                shortest[name] = min(shortest[name], time.perf_counter() - start)
+    return shortest
+
+
+def waves(*shape: int) -> Floats:
+    """Return numbers of both signs without a pattern, always the same."""
+    return np.sin(np.arange(1, math.prod(shape) + 1) ** 1.5).reshape(shape) / 8
+
+
+def layer_of_waves(shape: Shape) -> SmallLayer:
+    sizes = {name: shape.matrix(shape.layers[0], name) for name in MATRICES}
+    matrices = {name: (waves(*size), waves(size[0])) for name, size in sizes.items()}
+    return SmallLayer(shape, matrices, waves(shape.hidden_size))
+
+
+def run(kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats) -> NDArray[np.float32]:
+    """Return what kernels give for a layer and a sequence of tokens."""
+    return runner(kernels, layer, numbers, x)()
+
+
+def runner(kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats) -> Callable[[], NDArray[np.float32]]:
+    """Pack a layer and return the function that runs it on a sequence of tokens."""
+    shape = replace(layer.shape, numbers=numbers, blocks=kernels.blocks(numbers))
+    data = aligned(shape.size())
+    for name, (weight, bias) in layer.matrices.items():
+        pack_matrix(kernels, shape, data, (0, name), weight, bias, 1)
+    for name in VECTORS:
+        start, count = shape.offsets[0, name, ""]
+        data[start : start + count].view(np.float32)[:] = layer.norm
+    starts, hidden = np.array([0, len(x)], dtype=np.int64), x.astype(np.float32)
+    out, model = np.full_like(hidden, np.nan), shape.describe(data.ctypes.data)
+
+    def run() -> NDArray[np.float32]:
+        at = starts.ctypes.data, hidden.ctypes.data, out.ctypes.data
+        batch = Batch(tokens=len(hidden), sequences=1, starts=at[0], hidden=at[1], output=at[2])
+        kernels.run(numbers, model, batch, 1)
+        assert data.size  # which the model points into
+        return out
+
+    return run
+
+
+def by_numpy(layer: SmallLayer, x: Floats) -> Floats:
+    """Return the same in float64."""
+
+    def linear(name: str, x: Floats) -> Floats:
+        weight, bias = layer.matrices[name]
+        return x @ weight.T + bias
+
+    def normalise(x: Floats) -> Floats:
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * layer.norm + layer.norm
+
+    heads = layer.shape.layers[0].heads
+    q, k, v = linear("qkv", x).reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)  # (heads, tokens, head dim)
+    scores = np.exp(q @ k.swapaxes(1, 2) / math.sqrt(q.shape[-1]))
+    context = (scores / scores.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(x), -1)
+    x = normalise(linear("output", context) + x)
+    up = linear("up", x)
+    gelu = up * (1 + np.vectorize(math.erf)(up / math.sqrt(2))) / 2
+    return normalise(linear("down", gelu) + x)

@@ -1,0 +1,135 @@
+"""The sizes of a stack of layers, and where each packed weight lies in one array of bytes.
+
+A head is padded with zeros to whole vectors.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import starmap
+
+from .structs import ACTIVATIONS, Blocks, Layer, Matrix, Model
+
+ALIGNMENT = 64  # bytes: a cache line
+GROUP = 64  # outputs to a multiple of which a weight is padded, GROUP of kernels/tiles.h
+BLOCKS = tuple(starmap(Blocks, ((8, 1), (8, 4), (16, 1), (16, 4), (16, 8), (64, 1))))  # of all sets of instructions
+LANES = 16  # the longest vector of kernels/vectors.h, in floats
+RELATIVE = ("relative_key", "relative_key_query")  # positions with a vector for each distance
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
+MATRICES = ("qkv", "output", "up", "down")
+TABLES = {"c2p": "distances", "p2c": "key_distances"}  # by kind of disentangled scores
+PARTS = ("words", "bias", "scales", "sums")  # of a matrix
+VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The heads and neurons that a layer keeps."""
+
+    heads: int
+    neurons: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All sizes of a stack that the kernels need to know."""
+
+    numbers: str  # float32, bfloat16 or int8
+    blocks: Blocks
+    hidden_size: int
+    head_size: int
+    activation: str
+    epsilon: float
+    layers: tuple[LayerShape, ...]
+    positions: str = "absolute"
+    max_positions: int = 0
+    kinds: tuple[str, ...] = ()  # of disentangled scores
+    buckets: int = 0
+    reach: int = 0
+
+    @property
+    def padded_head(self) -> int:
+        return round_up(self.head_size, LANES)
+
+    def matrix(self, layer: LayerShape, name: str) -> tuple[int, int]:
+        """Return (outputs, inputs) of one matrix of a layer."""
+        width, hidden = layer.heads * self.padded_head, self.hidden_size
+        sizes = {
+            "qkv": (3 * width, hidden),
+            "output": (hidden, width),
+            "up": (layer.neurons, hidden),
+            "down": (hidden, layer.neurons),
+            "distances": (2 * self.max_positions - 1, self.padded_head if self.positions in RELATIVE else 0),
+            "key_distances": (0, 0),
+        }
+        if self.positions == "disentangled":
+            sizes |= dict.fromkeys(TABLES.values(), (layer.heads * self.table_rows, self.padded_head))
+        return sizes[name]
+
+    @property
+    def table_rows(self) -> int:
+        """Return the rows of a head's table of distances, whole groups of them."""
+        return round_up(2 * (self.buckets or self.reach), GROUP)
+
+    @property
+    def tables(self) -> list[str]:
+        """Return the names of the matrices of distances."""
+        if self.positions == "disentangled":
+            return [TABLES[kind] for kind in self.kinds]
+        return ["distances"] if self.positions in RELATIVE else []
+
+    def dtype_of(self, name: str) -> str:
+        """Return the dtype of a matrix: attention is bfloat16 where the other matrices are 8-bit integers."""
+        return "bfloat16" if name in TABLES.values() and self.numbers == "int8" else self.numbers
+
+    def pieces(self) -> Iterator[tuple[int, str, str, int]]:
+        """Yield (layer, matrix or vector, its part, bytes) of everything, in the order of the tensor."""
+        for i, layer in enumerate(self.layers):
+            for name in (*MATRICES, *self.tables):
+                outputs, inputs = self.matrix(layer, name)
+                padded, per_word = round_up(outputs, GROUP), 4 // BYTES[self.dtype_of(name)]
+                yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
+                yield i, name, "bias", padded * 4
+                if self.dtype_of(name) == "int8":
+                    yield i, name, "scales", padded * 4
+                    yield i, name, "sums", padded * 4
+            for name in VECTORS:
+                yield i, name, "", self.hidden_size * 4
+            if self.positions == "bucketed":
+                yield i, "distance_bias", "", layer.heads * (2 * self.max_positions - 1) * 4
+            if self.positions == "disentangled":
+                yield i, "distance_rows", "", (2 * self.reach + 1) * 4
+
+    def size(self) -> int:
+        """Return how many bytes everything takes."""
+        return sum(round_up(count, ALIGNMENT) for *_, count in self.pieces())
+
+    @cached_property
+    def offsets(self) -> dict[tuple[int, str, str], tuple[int, int]]:
+        """Return {(layer, matrix or vector, its part): (first byte, bytes)} of everything."""
+        found, start = {}, 0
+        for i, name, part, count in self.pieces():
+            found[i, name, part] = start, count
+            start += round_up(count, ALIGNMENT)
+        return found
+
+    def describe(self, address: int) -> Model:
+        """Return the struct with the addresses of all weights, which begin at an address."""
+        at = {piece: address + start for piece, (start, _) in self.offsets.items()}
+        layers = (Layer * len(self.layers))()
+        for i, sizes in enumerate(self.layers):
+            fields: dict[str, object] = {name: at[i, name, ""] for name in VECTORS}
+            for name in (*MATRICES, *TABLES.values()):
+                outputs, inputs = self.matrix(sizes, name)
+                found = {part: at[i, name, part] for part in PARTS if (i, name, part) in at}
+                fields[name] = Matrix(**found, outputs=outputs, inputs=inputs)
+            if self.positions == "relative_key_query":
+                fields["key_distances"] = fields["distances"]
+            fields |= {name: at.get((i, name, "")) for name in ("distance_bias", "distance_rows")}
+            layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach)
+        act, scale = ACTIVATIONS[self.activation], self.head_size**-0.5
+        return Model(layers, len(layers), self.hidden_size, self.padded_head, act, self.epsilon, scale)
+
+
+def round_up(n: int, to: int) -> int:
+    return -(-n // to) * to
