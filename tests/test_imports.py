@@ -19,7 +19,7 @@ from bertlite.support.extras import public_homes
 
 PACKAGE = Path(bertlite.__file__).parent
 LIBRARY = (  # a room imports from the rows above its own; inside a room modules import each other, without a cycle
-    ("support",),
+    ("runtime", "support"),
     ("config",),
     ("stack",),
     ("checkpoint",),
@@ -132,6 +132,12 @@ def test_the_tour_lists_the_rooms_in_the_order_of_imports() -> None:
 
 def test_no_modules_import_each_other() -> None:
     TopologicalSorter(GRAPH).prepare()  # raises CycleError, which names one
+
+
+def test_the_runtime_needs_nothing_else_of_bertlite_and_no_torch() -> None:
+    for module in (name for name in MODULES if room_of(name) == "runtime"):
+        assert {room_of(name) for name in needed_by(module)} <= {"runtime"}, module
+    assert foreign(loaded_by("pass", "import bertlite.runtime")) <= {"numpy", "tokenizers"}
 
 
 def test_files_need_no_model() -> None:

@@ -28,6 +28,7 @@ COMMANDS = (
     commands.add_evaluate,
     commands.add_embed,
     commands.add_convert,
+    commands.add_pack,
     commands.add_export,
     commands.add_env,
 )

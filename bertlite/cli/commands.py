@@ -18,7 +18,7 @@ from bertlite.cli.prune import add_data, add_header, add_metric
 
 
 def add_inspect(commands: Commands) -> None:
-    """Add `add_inspect`."""
+    """Add `inspect`."""
     action = command(
         commands,
         "inspect",
@@ -34,7 +34,7 @@ correctly.  No model is run; weights are read once, to find nan.  Exits 1 if ber
 
 
 def add_attention(commands: Commands) -> None:
-    """Add `add_attention`."""
+    """Add `attention`."""
     action = command(
         commands,
         "attention",
@@ -65,7 +65,7 @@ a pruned one, head by head.""",
 
 
 def add_parity(commands: Commands) -> None:
-    """Add `add_parity`."""
+    """Add `parity`."""
     action = command(
         commands,
         "parity",
@@ -113,7 +113,7 @@ transformers' own class for it.  Exits 1 if anything differs.""",
 
 
 def add_evaluate(commands: Commands) -> None:
-    """Add `add_evaluate`."""
+    """Add `evaluate`."""
     action = command(
         commands,
         "evaluate",
@@ -137,7 +137,7 @@ an interval and a p-value, and the exit status is 1 if CHECKPOINT is significant
 
 
 def add_embed(commands: Commands) -> None:
-    """Add `add_embed`."""
+    """Add `embed`."""
     action = command(
         commands,
         "embed",
@@ -188,7 +188,7 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
 
 
 def add_convert(commands: Commands) -> None:
-    """Add `add_convert`."""
+    """Add `convert`."""
     action = command(
         commands,
         "convert",
@@ -211,8 +211,33 @@ transformers' own class in float64, and not written if they differ.""",
     action.add_argument("--full", action="store_true", help=text)
 
 
+def add_pack(commands: Commands) -> None:
+    """Add `pack`."""
+    action = command(
+        commands,
+        "pack",
+        "bertlite.shipping.pack",
+        summary="write a folder that runs without torch",
+        description="""\
+Write an encoder, a reranker, a classifier or a tagger as a folder for bertlite.runtime, which needs numpy, tokenizers
+and no torch.  Its results for some texts are compared with those of sentence-transformers or transformers first;
+nothing is written if they differ.""",
+        examples=(
+            "sentence-transformers/all-MiniLM-L6-v2 --dtype int8 --out packed",
+            "fast --texts texts.txt --out packed",
+        ),
+        record="what was written, and how it compares with the original",
+        out={FOLDER: "the packed weights, the tokenizer and runtime.json"},
+        needs=(FOLDER,),
+    )
+    add_checkpoint(action)
+    action.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16 or int8")
+    text = "a text in each line, to compare results on (default: eight that are built in)"
+    action.add_argument("--texts", type=Path, metavar="FILE", help=text)
+
+
 def add_export(commands: Commands) -> None:
-    """Add `add_export`."""
+    """Add `export`."""
     action = command(
         commands,
         "export",
@@ -234,7 +259,7 @@ also gets what sentence-transformers and optimum need; it may be the checkpoint'
 
 
 def add_env(commands: Commands) -> None:
-    """Add `add_env`."""
+    """Add `env`."""
     command(
         commands,
         "env",

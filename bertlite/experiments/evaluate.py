@@ -27,9 +27,9 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate, wilson
-from bertlite.experiments.vectors import MEAN, VectorHead, read_head
 from bertlite.pruning.importance.batches import eval_mode
 from bertlite.shipping.carried import class_for, load_trained
+from bertlite.shipping.vectors import MEAN, VectorHead, read_head
 from bertlite.tokenizer import BertTokenizer
 
 RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}

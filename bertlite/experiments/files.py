@@ -11,7 +11,7 @@ import torch
 from bertlite import kept_heads, kept_neurons
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
-from bertlite.experiments.vectors import VectorHead
+from bertlite.shipping.vectors import VectorHead
 from bertlite.support.records import Record, sha256_of
 from bertlite.tokenizer import BertTokenizer
 

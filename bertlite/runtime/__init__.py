@@ -1,1 +1,20 @@
-"""Packed models without torch: numpy, tokenizers, ctypes and the compiled kernels.  It imports no other room."""
+"""Packed models without torch: numpy, tokenizers and the compiled kernels.  It imports no other room of bertlite.
+
+    model = bertlite.runtime.load("packed")  # a folder that `bertlite pack` wrote
+    vectors = model.encode(["Time flies like an arrow."])
+
+tasks      what a folder does: encode, predict, rank, tag
+texts      texts to token ids
+tagging    labelled spans from the scores of tokens
+encoder    the model: token ids in, states out
+packed     the file of packed weights
+shapes     the sizes of a stack, and where each weight lies
+structs    the C functions of the kernels, and their structs
+library    the kernels: found, or compiled once; self_test checks them
+kernels/   the kernels, in C++
+"""
+
+from .library import NativeKernelsError
+from .tasks import Packed, load
+
+__all__ = ["NativeKernelsError", "Packed", "load"]

@@ -32,7 +32,7 @@ DTYPES = {  # bfloat16 as its bits
     "I8": np.int8,
     "U8": np.uint8,
 }
-CHUNK = 1 << 20  # bytes of the other tensors that are read at once
+CHUNK = 1 << 16  # bytes of the other tensors that are read at once
 WAY_OUT = "optimise the model again and save it"
 Bytes = NDArray[np.uint8]
 
@@ -65,7 +65,7 @@ def read_packed(path: Path) -> PackedFile:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         tensors = {name: view(path, mapped, first, entry) for name, entry in entries.items()}
         layers = aligned(tensors.pop(LAYERS, mapped[:0]).nbytes)
-        file.readinto(memoryview(layers))  # they come first
+        file.readinto(layers.data)  # they come first
         if about["format"] > FORMATS[0]:
             found = checksum(header, chain([layers], iter(lambda: file.read(CHUNK), b"")))
             if f"{found:08x}" != metadata.get("crc32"):

@@ -2,6 +2,7 @@
 
     python -m scripts.make.wheel                        # dist/bertlite-….whl, for Linux on this machine
     python -m scripts.make.wheel --machine aarch64      # compiled by CXX, or else by aarch64-linux-gnu-g++
+    python -m scripts.make.wheel --runtime              # bertlite_runtime-….whl, which needs no torch
 
 The kernels are compiled for every kind of processor but those with AMX, whose products are torch's own and fit one
 version of torch alone: there they are compiled when they are first used, or else the next best are taken.
@@ -16,9 +17,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from bertlite import __version__
 from bertlite.runtime.library import INSTRUCTION_SETS, PREBUILT, compile_kernels, file_name
 
 ROOT = Path(__file__).parents[2]
@@ -26,31 +29,75 @@ SETS = {  # by machine
     "x86_64": ("avx512_bf16", "avx512_vnni", "avx512", "avx_vnni", "avx2", "baseline", "baseline_exact"),
     "aarch64": ("neon_bf16", "neon_dot", "baseline"),
 }
-LARGEST = 2 * 2**20  # bytes
+LARGEST, LARGEST_RUNTIME = 2 * 2**20, 10 * 2**20  # bytes
+PROJECT = """\
+[build-system]
+requires = ["hatchling>=1.27"]
+build-backend = "hatchling.build"
+
+[project]
+name = "bertlite-runtime"
+version = "{version}"
+description = "BERT encoders, rerankers, classifiers and taggers that bertlite packed, without torch."
+license = "Apache-2.0"
+requires-python = ">=3.11"
+dependencies = ["numpy>=1.26", "tokenizers>=0.22"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["bertlite_runtime"]
+
+[tool.hatch.build.targets.wheel.hooks.custom]
+path = "wheel_hook.py"
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the wheel (default: %(default)s)")
     parser.add_argument("--machine", choices=SETS, default=platform.machine(), help="(default: %(default)s)")
+    parser.add_argument("--runtime", action="store_true", help="build bertlite-runtime (default: bertlite)")
     args = parser.parse_args(argv)
     if args.machine != platform.machine():
         os.environ.setdefault("CXX", f"{args.machine}-linux-gnu-g++")
-    PREBUILT.mkdir()
-    try:
-        for name in SETS[args.machine]:
-            compile_kernels(INSTRUCTION_SETS[name], PREBUILT / file_name(INSTRUCTION_SETS[name]))
-        python("build", "--wheel", "--no-isolation", "--outdir", str(args.out), str(ROOT))
-    finally:
-        shutil.rmtree(PREBUILT)
+    if args.runtime:
+        build_runtime(args.out, SETS[args.machine])
+    else:
+        PREBUILT.mkdir()
+        try:
+            add_kernels(PREBUILT, SETS[args.machine])
+            python("build", "--wheel", "--no-isolation", "--outdir", str(args.out), str(ROOT))
+        finally:
+            shutil.rmtree(PREBUILT)
     wheel = max(args.out.glob("*.whl"), key=lambda path: path.stat().st_mtime)
-    if wheel.stat().st_size > LARGEST:
-        sys.exit(f"{wheel} has {wheel.stat().st_size:,} bytes, of {LARGEST:,} allowed")
+    most = LARGEST_RUNTIME if args.runtime else LARGEST
+    if wheel.stat().st_size > most:
+        sys.exit(f"{wheel} has {wheel.stat().st_size:,} bytes, of {most:,} allowed")
     if importlib.util.find_spec("auditwheel") is None:
         print(f"{wheel}: auditwheel is not installed, so that the tag is not checked", file=sys.stderr)
     elif newest_system(found := python("auditwheel", "show", str(wheel))) > newest_system(wheel.name):
         sys.exit(found)
     return 0
+
+
+def build_runtime(out: Path, sets: Sequence[str]) -> None:
+    """Build the wheel of `bertlite_runtime`: the room of bertlite by another name, so that both can be installed."""
+    with tempfile.TemporaryDirectory(prefix="bertlite-runtime-") as name:
+        project = Path(name)
+        ignored = shutil.ignore_patterns("__pycache__", PREBUILT.name)
+        shutil.copytree(ROOT / "bertlite" / "runtime", project / "bertlite_runtime", ignore=ignored)
+        (project / "bertlite_runtime" / "py.typed").touch()
+        shutil.copy(Path(__file__).with_name("wheel_hook.py"), project)
+        shutil.copy(ROOT / "LICENSE", project)
+        (project / "pyproject.toml").write_text(PROJECT.format(version=__version__), encoding="utf-8")
+        (project / "bertlite_runtime" / PREBUILT.name).mkdir()
+        add_kernels(project / "bertlite_runtime" / PREBUILT.name, sets)
+        python("build", "--wheel", "--no-isolation", "--outdir", str(out), name)
+
+
+def add_kernels(folder: Path, sets: Sequence[str]) -> None:
+    """Compile the kernels of sets of instructions into a folder."""
+    for name in sets:
+        compile_kernels(INSTRUCTION_SETS[name], folder / file_name(INSTRUCTION_SETS[name]))
 
 
 def newest_system(text: str) -> int:

@@ -39,7 +39,6 @@ from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import model_key, units_kept
-from bertlite.experiments.vectors import MEAN, VectorHead, read_head
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.models.base import BertModel
 from bertlite.models.heads import MultipleChoiceBody
@@ -47,6 +46,7 @@ from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import REPORT, write_model
+from bertlite.shipping.vectors import MEAN, VectorHead, read_head
 from bertlite.support.progress import Progress, short_time
 from bertlite.support.records import environment, lock_folder, map_large_blocks, peak_memory, sha256_of, write_record
 from bertlite.support.rows import format_of

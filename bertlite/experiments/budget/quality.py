@@ -12,9 +12,9 @@ from torch import Tensor
 from bertlite.experiments.compare import comparison
 from bertlite.experiments.evaluate import measure_metrics, spearman, task_of_head
 from bertlite.experiments.statistics import Array
-from bertlite.experiments.vectors import MEAN, VectorHead
 from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
 from bertlite.pruning.importance.predictions import CLASS, Prediction, divergence, predictions
+from bertlite.shipping.vectors import MEAN, VectorHead
 
 ENOUGH = 10  # labels, all alike, that tell of a model which predicts one class
 

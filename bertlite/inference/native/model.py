@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bertlite.config import embeds_size
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.support import norm_fault
 from bertlite.models.base import BertModel, BertPreTrainedModel
@@ -59,7 +60,7 @@ class NativeEmbeddings(BertEmbeddings):
         no_layers = Model(hidden_size=words.shape[1], epsilon=self.LayerNorm.eps)
         if not self.kernels.run("float32", no_layers, batch, torch.get_num_threads()):
             return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
-        return out
+        return out if self.projection is None else self.projection(out)
 
     def ids(self, words: Tensor, rows: int, length: int) -> Ids:
         """Return a struct with the tables of embeddings; the words' may be another than the model's."""
@@ -77,7 +78,7 @@ class NativeEmbeddings(BertEmbeddings):
         """Return whether the kernels can take the place of its modules: plain ones, whose tensors are as they were."""
         floats, width = self.floats, self.width
         for part in self._modules.values():
-            if part is None:
+            if part is None or part is self.projection:
                 continue
             if type(part) not in PLAIN or has_hooks(part):
                 return False
@@ -138,6 +139,7 @@ class NativeBertModel(BertModel):
             and (name == "auto" or name in PACKING or (name in ("sdpa", "eager") and mask is None))
             and values_readable(ids)
             and type(embeddings) is NativeEmbeddings
+            and embeddings.projection is None
             and embeddings.is_intact()
             and not (has_hooks(embeddings) or has_hooks(self.encoder))
             and (pooler is None or (not has_hooks_within(pooler) and type(pooler.activation) is nn.Identity))
@@ -207,11 +209,12 @@ def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dt
     """Let the kernels compute the embeddings and the pooler too, where these are plain modules."""
     body, embeddings, pooler = model.base_model, model.base_model.embeddings, model.base_model.pooler
     config, is_known = model.config, type(embeddings) is BertEmbeddings and type(body) is BertModel
-    fault = norm_fault(embeddings.LayerNorm, config.hidden_size, config.layer_norm_eps)  # another size is projected
+    width = embeds_size(config)
+    fault = norm_fault(embeddings.LayerNorm, width, config.layer_norm_eps)
     renormed = any(getattr(part, "max_norm", None) is not None for part in embeddings.children())
-    if is_known and fault is None and embeddings.projection is None and not renormed:
+    if is_known and fault is None and not (embeddings.norms_last or renormed):
         embeddings.__class__, body.__class__ = NativeEmbeddings, NativeBertModel
-        vars(embeddings).update(kernels=kernels, floats=floats, width=config.hidden_size)
+        vars(embeddings).update(kernels=kernels, floats=floats, width=width)
         for parameter in embeddings.parameters():  # a table may have come transposed
             parameter.data = parameter.data.contiguous()
     act = "tanh" if type(getattr(pooler, "activation", None)) is nn.Tanh else config.pooler_act

@@ -2,7 +2,7 @@
 
 All is in one safetensors file: the packed weights, one tensor of bytes; embeddings, pooler and head, by their names in
 a checkpoint, which are mapped; and in the metadata, as JSON, the config and what else describes them.  A processor
-whose kernels have other blocks packs a copy.  All sizes follow from the config, and tensors that do not fit it are refused.
+whose kernels have other blocks packs a copy.  All sizes follow from the config; tensors that do not fit are refused.
 """
 
 import json

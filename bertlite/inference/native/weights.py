@@ -133,8 +133,9 @@ class NativeWeights:
         return pad(x.unflatten(0, (-1, size)), (0, 0) * (x.dim() - 1) + (0, padded - size)).flatten(0, 1)
 
     def pack_matrix(self, i: int, name: str, weight: Tensor, bias: Tensor, kernels: Kernels) -> None:
-        floats, threads = [x.detach().float().numpy() for x in (weight, bias)], torch.get_num_threads()
-        pack_matrix(kernels, self.shape, self.data.numpy(), (i, name), *floats, threads)
+        floats, biases = (x.detach().float().numpy() for x in (weight, bias))
+        threads = torch.get_num_threads()
+        pack_matrix(kernels, self.shape, self.data.numpy(), (i, name), floats, biases, threads)
 
     def part(self, i: int, name: str, part: str = "") -> Tensor:
         """Return a view of floats of a layer."""

@@ -11,11 +11,12 @@ from natively import DTYPES, check, kernels_or_skip, make_native, native, native
 from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel, optimize_for_inference
-from bertlite.inference.native import calls, choice
+from bertlite.inference.native import choice
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import distance, largest, rms_distance
+from bertlite.runtime import structs
 from bertlite.runtime.library import INSTRUCTION_SETS
 from bertlite.runtime.structs import Batch
 
@@ -290,7 +291,7 @@ def test_structs_that_the_library_does_not_know_are_an_error(where, field, messa
 
 def test_an_unknown_dtype_is_an_error(monkeypatch):
     model = natively(make_native(), torch.float32)
-    monkeypatch.setitem(calls.NUMBERS, "float32", 99)
+    monkeypatch.setitem(structs.NUMBERS, "float32", 99)
     with pytest.raises(RuntimeError, match="dtype 99 is unknown"):
         model(**make_batch())
     with pytest.raises(RuntimeError, match="dtype 99 is unknown"):

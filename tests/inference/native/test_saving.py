@@ -26,9 +26,10 @@ from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
-from bertlite.inference.native.saving import FILE, write_packed
+from bertlite.inference.native.saving import write_packed
 from bertlite.inference.native.weights import NativeWeights
 from bertlite.runtime.library import INSTRUCTION_SETS
+from bertlite.runtime.packed import FILE
 from bertlite.runtime.shapes import BLOCKS
 
 SIZES = {

@@ -1,0 +1,188 @@
+"""The encoder of a packed file: token ids in, states out, by one call of the kernels.
+
+Shapes:  B sequences · T tokens of all of them, one after another · D hidden · O outputs of a linear layer
+"""
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .packed import PackedFile, aligned
+from .shapes import BYTES, GROUP, LayerShape, Shape, round_up
+from .structs import ACTIVATIONS, Batch, Ids, Kernels, Matrix, Model
+from .structs import Linear as LinearStruct
+
+NO_LIMIT = 2**62  # of positions, where there is no table of them
+Floats = NDArray[np.float32]
+
+
+class States(NamedTuple):
+    """What an encoder gives: a vector for each token, (T, D), or each first one, (B, D); and the pooler's, (B, D)."""
+
+    tokens: Floats
+    pooled: Floats | None
+
+
+class Linear:
+    """A linear layer and its activation, whose weight is packed for the kernels.
+
+    Args:
+        weight: (O, I), of floats, or of bfloat16 as its bits.
+        bias: (O,), likewise, or None.
+    """
+
+    def __init__(self, kernels: Kernels, weight: NDArray[Any], bias: NDArray[Any] | None, activation: str) -> None:
+        self.kernels, self.dtype = kernels, weight.dtype
+        self.numbers = "bfloat16" if weight.dtype == np.uint16 else "float32"
+        outputs, inputs = weight.shape
+        self.outputs, padded, per_word = outputs, round_up(outputs, GROUP), 4 // BYTES[self.numbers]
+        self.bias = np.zeros(padded, dtype=np.float32)
+        self.bias[:outputs] = 0 if bias is None else as_floats(bias)
+        self.words = aligned(padded * round_up(inputs, per_word) * BYTES[self.numbers])
+        floats = np.ascontiguousarray(as_floats(weight))
+        kernels.pack(self.numbers, floats.ctypes.data, (outputs, inputs), self.words.ctypes.data, 0, 0, 1)
+        matrix = Matrix(self.words.ctypes.data, self.bias.ctypes.data, 0, 0, outputs, inputs)
+        self.struct = LinearStruct(matrix, ACTIVATIONS[activation])
+
+    def __call__(self, x: NDArray[Any], threads: int = 1) -> NDArray[Any]:
+        """Return (rows, O) of (rows, I), both in the dtype of the weight."""
+        out = np.empty((len(x), self.outputs), dtype=self.dtype)
+        if len(x):
+            x = np.ascontiguousarray(x)
+            self.kernels.linear(self.numbers, self.struct, x.ctypes.data, len(x), out.ctypes.data, threads)
+        return out
+
+
+class Encoder:
+    """The embeddings, all layers and the pooler of a packed file.
+
+    Raises:
+        ValueError: its embeddings are of a kind that only the library with torch computes.
+    """
+
+    def __init__(self, file: PackedFile, kernels: Kernels) -> None:
+        about, self.kernels = file.about, kernels
+        self.numbers, self.embeddings = about["numbers"], about["embeddings"]
+        self.prefix = "" if about["class"] == "BertModel" else "bert."
+        shape = shape_from(about["shape"], kernels, self.numbers)
+        self.tensors, self.layers = file.tensors, file.layers  # which the structs point into
+        self.model = shape.describe(self.layers.ctypes.data)
+        self.dtype = np.dtype(np.uint16 if self.numbers == "bfloat16" else np.float32)
+        self.pooler = self.linear("pooler.dense", about["pooler"]) if "pooler" in about else None
+        self.projection = self.linear("embeddings.projection") if self.embeddings["norm"] else None
+        if self.embeddings["norm"] == "after":
+            raise ValueError(
+                "embeddings that are projected before they are normalised need bertlite itself, with torch"
+            )
+
+    def linear(self, name: str, activation: str = "linear") -> Linear:
+        """Return a linear layer of the file."""
+        name = f"{self.prefix}{name}"
+        return Linear(self.kernels, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"), activation)
+
+    def run(
+        self,
+        ids: NDArray[np.int64],
+        segments: NDArray[np.int64] | None,
+        lengths: list[int],
+        first_only: bool = False,
+        threads: int = 1,
+    ) -> States:
+        """Run sequences of tokens, none of them empty.
+
+        Args:
+            ids, segments: (T,).
+            first_only: give the first token of each sequence alone.
+
+        Raises:
+            ValueError: an id is beyond the vocabulary, or a sequence longer than there are positions.
+            MemoryError: there is too little memory; give fewer tokens.
+        """
+        ends = np.cumsum([0, *lengths], dtype=np.int32)
+        given = self.ids(ids, segments, ends)
+        rows = len(lengths) if first_only else len(ids)
+        out = np.empty((rows, self.model.hidden_size), dtype=self.dtype)
+        batch = Batch(output=out.ctypes.data, is_bfloat16=self.dtype == np.uint16, first_only=first_only)
+        pooled = None
+        if self.pooler is not None:
+            pooled = np.empty((len(lengths), self.pooler.outputs), dtype=self.dtype)
+            batch.pooler, batch.pooled = ctypes.pointer(self.pooler.struct), pooled.ctypes.data
+        if self.projection is None:
+            batch.ids = ctypes.pointer(given)
+        else:
+            hidden, starts = self.projection(self.embed(given, len(ids)), threads), ends.astype(np.int64)
+            batch.tokens, batch.sequences, batch.starts = len(ids), len(lengths), starts.ctypes.data
+            batch.hidden = hidden.ctypes.data
+        if not self.kernels.run(self.numbers, self.model, batch, threads):
+            raise ValueError(self.fault(ids, segments, lengths))
+        return States(as_floats(out), None if pooled is None else as_floats(pooled))
+
+    @property
+    def head(self) -> Linear:
+        """The layer of a classifier; it is packed anew each time."""
+        found = [self.tensors.get(f"classifier.{part}") for part in ("weight", "bias")]
+        assert found[0] is not None
+        return Linear(self.kernels, found[0], found[1], "linear")
+
+    def apply(self, layer: Linear, x: Floats, threads: int) -> Floats:
+        """Return what a layer makes of states, in the dtype of the model; (rows, O), float32."""
+        return as_floats(layer(to_bfloat16(x) if self.dtype == np.uint16 else x, threads))
+
+    def embed(self, given: Ids, tokens: int) -> NDArray[Any]:
+        """Return the embeddings as they are before their projection, (T, size)."""
+        size = self.tensors[f"{self.prefix}embeddings.word_embeddings.weight"].shape[1]
+        out = np.empty((tokens, size), dtype=self.dtype)
+        batch = Batch(output=out.ctypes.data, is_bfloat16=self.dtype == np.uint16, ids=ctypes.pointer(given))
+        model = Model(hidden_size=size, epsilon=self.embeddings["epsilon"])
+        if not self.kernels.run("float32", model, batch, 1):
+            raise ValueError(
+                "a token has an id beyond the vocabulary, or a sequence is longer than there are positions"
+            )
+        return out
+
+    def ids(self, ids: NDArray[np.int64], segments: NDArray[np.int64] | None, ends: NDArray[np.int32]) -> Ids:
+        """Return the struct of token ids and the tables of embeddings."""
+        about, tables = self.embeddings, {name: self.table(name) for name in ("word", "token_type", "position")}
+        norm = [self.tensors[f"{self.prefix}embeddings.LayerNorm.{part}"].ctypes.data for part in ("weight", "bias")]
+        counts = {name: 0 if table is None else len(table) for name, table in tables.items()}
+        has_positions = tables["position"] is not None
+        positions = tables["position"] if about["absolute"] else None
+        return Ids(
+            ids=ids.ctypes.data, segments=None if segments is None else segments.ctypes.data, ends=ends.ctypes.data,
+            rows=len(ends) - 1, length=len(ids), words=tables["word"].ctypes.data, word_count=counts["word"],
+            segment_table=tables["token_type"].ctypes.data, segment_count=counts["token_type"],
+            position_table=None if positions is None else positions.ctypes.data,
+            position_count=about["positions"] if has_positions else NO_LIMIT, norm_weight=norm[0], norm_bias=norm[1],
+            padding_has_position=about["padding_has_position"], skips_padding=about["skips_padding"],
+            padding=-1 if about["padding"] is None else about["padding"],
+        )  # fmt: skip
+
+    def table(self, name: str) -> Any:
+        return self.tensors.get(f"{self.prefix}embeddings.{name}_embeddings.weight")
+
+    def fault(self, ids: NDArray[np.int64], segments: NDArray[np.int64] | None, lengths: list[int]) -> str:
+        """Return what is wrong with inputs that the kernels refuse."""
+        words, kinds = len(self.table("word")), len(self.table("token_type"))
+        if not 0 <= ids.min() <= ids.max() < words:
+            return f"token ids run from {ids.min()} to {ids.max()}; this model has {words} words, from 0"
+        if segments is not None and not 0 <= segments.min() <= segments.max() < kinds:
+            return f"segments run from {segments.min()} to {segments.max()}; this model has {kinds}, from 0"
+        return f"a sequence has {max(lengths)} tokens; this model has {self.embeddings['positions']} positions"
+
+
+def shape_from(values: dict[str, Any], kernels: Kernels, numbers: str) -> Shape:
+    """Return the shape that a file describes, in the blocks of the kernels."""
+    layers = tuple(LayerShape(**each) for each in values["layers"])
+    return Shape(**{**values, "layers": layers, "kinds": tuple(values["kinds"]), "blocks": kernels.blocks(numbers)})
+
+
+def to_bfloat16(x: Floats) -> NDArray[np.uint16]:
+    """Return floats that came from bfloat16 as its bits."""
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def as_floats(x: NDArray[Any]) -> Floats:
+    """Return floats, or bfloat16 given as its bits, as float32."""
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x.astype(np.float32, copy=False)

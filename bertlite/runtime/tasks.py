@@ -1,0 +1,283 @@
+"""What a packed folder does: vectors of texts, scores of texts or pairs, labels of words.
+
+Shapes:  B texts · T tokens of all of them · D numbers of a vector · L labels
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .encoder import Encoder, Floats, Linear, States
+from .library import load_kernels
+from .packed import FILE, PackedFile, read_packed
+from .structs import Kernels
+from .tagging import spans_of
+from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches
+
+ABOUT = "runtime.json"
+AFTER = "after.safetensors"  # weights of what stands after pooling
+FORMAT = 1  # of runtime.json
+CALLS = {"encoder": ("encode",), "cross-encoder": ("predict", "rank"), "classifier": ("predict",), "tagger": ("tag",)}
+Progress = Callable[[int, int], None]
+Spans = list[dict[str, Any]]
+
+
+class Packed:
+    """A packed folder: a sentence encoder, a cross-encoder, a classifier, or a tagger of words.
+
+    Several threads may call one object.  Which calls it has, its kind says: an encoder `encode`, a cross-encoder
+    `predict` and `rank`, a classifier `predict`, a tagger `tag`.
+
+    Args:
+        folder: that `bertlite pack` wrote.
+        threads: by default all processors that this process may use, in a container its limit.
+        batch_tokens: tokens that run at once.
+
+    Raises:
+        FileNotFoundError: a file of the folder is not there.
+        ValueError: a file is damaged, or of another format.
+        NativeKernelsError: there are no kernels for this machine.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], threads: int | None = None, batch_tokens: int = 4096) -> None:
+        self.folder = Path(folder).expanduser()
+        about = read_json(self.folder / ABOUT)
+        self.kind: str = about["kind"]
+        self.labels: list[str] = about.get("labels", [])
+        self.threads, self.batch_tokens = available_processors() if threads is None else threads, batch_tokens
+        if self.threads < 1 or self.batch_tokens < 1:
+            raise ValueError(f"threads is {threads} and batch_tokens {batch_tokens}; each must be 1 or more")
+        settings = {**about["texts"], "prompts": tuple(map(tuple, about["texts"]["prompts"].items()))}
+        self.texts = Texts(self.folder / "tokenizer.json", TextSettings(**settings))
+        self.about, file, kernels = about, read_packed(self.folder / FILE), load_kernels()
+        self.encoder = Encoder(file, kernels)
+        self.head = self.encoder.head if self.kind != "encoder" else None
+        self.after = after_pooling(self.folder, about.get("after", []), kernels)
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> Floats:
+        """Return the vectors of texts, (B, D), float32; of one text (D,).
+
+        Args:
+            prompt: put before each text; or the name of one of the folder's.  By default the folder's default.
+            progress: called after every batch with the number of texts done, and of all.
+
+        Raises:
+            TypeError: this folder is no encoder, or a text is not a string.
+            ValueError: there is no such prompt.
+        """
+        self.require("encode")
+        if isinstance(texts, str):
+            vector: Floats = self.encode([texts], prompt=prompt, prompt_name=prompt_name)[0]
+            return vector
+        pooling = self.about["pooling"]
+        before = self.texts.settings.prompt(prompt_name) if prompt is None else prompt
+        skipped = 0 if pooling["include_prompt"] or not before else self.texts.prompt_length(before)
+        vectors: list[Floats] = [EMPTY] * len(texts)
+        for rows, batch, states in self.run(texts, before, progress, first_only=False):
+            for row, tokens in zip(rows, split(states.tokens, batch.lengths), strict=True):
+                x = np.concatenate([POOLINGS[mode](tokens[skipped:]) for mode in pooling["modes"]])
+                for step in self.after:
+                    x = step(x)
+                vectors[row] = x
+        return np.stack(vectors) if vectors else np.empty((0, 0), dtype=np.float32)
+
+    def predict(self, texts: Sequence[str | Pair], *, progress: Progress = lambda done, total: None) -> Floats:
+        """Return the scores of texts, or of pairs of texts: (B, L), and (B,) of a cross-encoder with one label.
+
+        They went through the activation that the folder names: of a classifier probabilities.
+
+        Raises:
+            TypeError: this folder gives no scores, or a text is neither a string nor a pair.
+        """
+        self.require("predict")
+        if isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2):
+            raise TypeError(f"texts is {texts!r:.80}; give a list of texts, or of pairs of texts")
+        scores = np.empty((len(texts), len(self.labels)), dtype=np.float32)
+        for rows, _, states in self.run(texts, "", progress, first_only=True):
+            pooled = states.pooled
+            assert pooled is not None
+            assert self.head is not None
+            logits = self.encoder.apply(self.head, pooled, self.threads)
+            scores[rows] = ACTIVATIONS[self.about["activation"]](logits.astype(np.float64))
+        return scores[:, 0] if self.kind == "cross-encoder" and len(self.labels) == 1 else scores
+
+    def rank(self, query: str, texts: Sequence[str], *, top_k: int | None = None) -> list[dict[str, Any]]:
+        """Return the texts by their score with a query, the best first: {"corpus_id": index, "score": score}.
+
+        Raises:
+            TypeError: this folder is no cross-encoder.
+            ValueError: it has several labels, whose scores make no order.
+        """
+        self.require("rank")
+        if len(self.labels) != 1:
+            raise ValueError(f"ranking needs one score; this folder has labels {', '.join(self.labels)}")
+        scores = self.predict([(query, text) for text in texts]) if len(texts) else EMPTY
+        order = np.argsort(-scores, kind="stable")[:top_k]
+        return [{"corpus_id": int(i), "score": float(scores[i])} for i in order]
+
+    def tag(
+        self, texts: Sequence[str], *, progress: Progress = lambda done, total: None
+    ) -> list[list[dict[str, Any]]]:
+        """Return the labelled spans of each text, as transformers' pipeline with aggregation_strategy="first".
+
+        Each is {"entity_group": label, "score": mean of its words', "word": text, "start": first character, "end"}; a
+        word has the label of its first token.  Words of label "O" are left out.
+
+        Raises:
+            TypeError: this folder tags no words, or a text is not a string.
+        """
+        self.require("tag")
+        if isinstance(texts, str):
+            raise TypeError(f"texts is {texts!r:.80}; give a list of texts")
+        found: list[Spans] = [[] for _ in texts]
+        for rows, batch, states in self.run(texts, "", progress, first_only=False):
+            assert self.head is not None
+            logits = self.encoder.apply(self.head, states.tokens, self.threads).astype(np.float64)
+            parts = zip(rows, batch.encodings, split(logits, batch.lengths), strict=True)
+            for row, encoding, each in parts:
+                found[row] = spans_of(texts[row], encoding, softmax(each), self.labels, self.texts.tokenizer)
+        return found
+
+    def run(
+        self, texts: Sequence[str | Pair], prompt: str, progress: Progress, *, first_only: bool
+    ) -> Iterator[tuple[list[int], TokenBatch, States]]:
+        """Yield the rows of each batch, its tokens, and what the encoder gives for them."""
+        done = 0
+        for start in range(0, len(texts), CHUNK):
+            encodings = self.texts.encode(texts[start : start + CHUNK], prompt)
+            for rows in batches([len(each) for each in encodings], self.batch_tokens):
+                batch = self.texts.batch([encodings[row] for row in rows])
+                states = self.encoder.run(batch.ids, batch.segments, batch.lengths, first_only, self.threads)
+                yield [start + row for row in rows], batch, states
+                done += len(rows)
+                progress(done, len(texts))
+
+    def require(self, call: str) -> None:
+        """Raise TypeError if a folder of this kind has no such call."""
+        if call not in CALLS[self.kind]:
+            known = ", ".join(CALLS[self.kind])
+            raise TypeError(f"{self.folder} is a {self.kind}, which has no {call}(); have: {known}")
+
+
+def load(folder: str | os.PathLike[str], threads: int | None = None, batch_tokens: int = 4096) -> Packed:
+    """Return what a packed folder holds; arguments and errors are those of `Packed`."""
+    return Packed(folder, threads, batch_tokens)
+
+
+EMPTY: Floats = np.empty(0, dtype=np.float32)
+
+
+def split(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
+    """Return the rows of each text."""
+    return np.split(x, np.cumsum(lengths)[:-1])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a folder says of itself; ValueError if it has another format."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path.parent} is no packed folder: it has no {path.name}; write one with `bertlite pack`"
+        )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}): pack the model again") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT or values.get("kind") not in CALLS:
+        raise ValueError(f"{path} is not of format {FORMAT}, which this bertlite reads: pack the model again")
+    return values
+
+
+def available_processors() -> int:
+    """Return how many processors this process may use, within the limit of its container."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:  # of cgroups 2: microseconds in each period, or "max"
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return count
+    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
+
+
+# What stands between tokens and vector
+
+
+def mean(tokens: Floats) -> Floats:  # (T, D) -> (D,)
+    """Return the mean; numbers are added token by token, so that no processor has another order."""
+    return tokens.sum(0) / np.float32(len(tokens))
+
+
+def mean_sqrt(tokens: Floats) -> Floats:
+    return tokens.sum(0) / np.sqrt(np.float32(len(tokens)))
+
+
+def weighted_mean(tokens: Floats) -> Floats:
+    """Return the mean in which token i counts i + 1 times."""
+    weights = np.arange(1, len(tokens) + 1, dtype=np.float32)
+    return (tokens * weights[:, None]).sum(0) / weights.sum()
+
+
+POOLINGS: dict[str, Callable[[Floats], Floats]] = {  # by sentence-transformers' names
+    "cls": lambda tokens: tokens[0],
+    "lasttoken": lambda tokens: tokens[-1],
+    "max": lambda tokens: tokens.max(0),
+    "mean": mean,
+    "mean_sqrt_len_tokens": mean_sqrt,
+    "weightedmean": weighted_mean,
+}
+
+
+def normalize(x: Floats) -> Floats:
+    """Return a vector of length 1; squares are added in float64, one after another."""
+    length = math.sqrt(float(np.cumsum(x.astype(np.float64) ** 2)[-1]))
+    return x / np.float32(max(length, 1e-12))
+
+
+def apply_row(layer: Linear, x: Floats) -> Floats:
+    """Return what a layer makes of one vector, by itself, so that no other vector moves a bit."""
+    found: Floats = layer(x[None])[0]
+    return found
+
+
+def after_pooling(folder: Path, steps: list[dict[str, Any]], kernels: Kernels) -> list[Callable[[Floats], Floats]]:
+    """Return the functions of what stands after pooling."""
+    file: PackedFile | None = read_packed(folder / AFTER) if any(each["type"] == "dense" for each in steps) else None
+    made: list[Callable[[Floats], Floats]] = []
+    for each in steps:
+        if each["type"] == "normalize":
+            made.append(normalize)
+        else:
+            assert file is not None
+            weight, bias = (file.tensors.get(f"{each['name']}.{part}") for part in ("weight", "bias"))
+            assert weight is not None
+            layer = Linear(kernels, weight, bias, each["activation"])
+            made.append(partial(apply_row, layer))
+    return made
+
+
+# Activations of scores, (B, L), in float64
+
+
+def softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    found: NDArray[np.float64] = powers / powers.sum(-1, keepdims=True)
+    return found
+
+
+ACTIVATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "identity": lambda x: x,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "softmax": softmax,
+}

@@ -1,0 +1,105 @@
+"""Texts to token ids, as the library of the folder would, by tokenizers alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+Pair = tuple[str, str]
+CHUNK = 4096  # texts that are tokenized at once
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """What a folder says of how its texts become token ids.
+
+    Args:
+        max_length: in tokens, special ones included; longer texts are truncated.
+        lower_case: lower-case texts before they are tokenized.
+        segments: whether the model is given the segment of each token.
+        truncation_side: "right" or "left".
+        prompts: by name, each put before a text.
+        default_prompt: the name of the one that is taken if none is named; None is none.
+    """
+
+    max_length: int
+    lower_case: bool = False
+    segments: bool = True
+    truncation_side: str = "right"
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str | None = None
+
+    def prompt(self, name: str | None = None) -> str:
+        """Return the prompt of a name, or the default one; ValueError if there is none of that name."""
+        name = self.default_prompt if name is None else name
+        found = dict(self.prompts)
+        if name is not None and name not in found:
+            raise ValueError(f"there is no prompt {name!r}; have: {', '.join(map(repr, found)) or 'none'}")
+        return "" if name is None else found[name]
+
+
+class TokenBatch:
+    """Encoded texts, one after another: ids and segments, (T,), and how many tokens each has."""
+
+    def __init__(self, encodings: Sequence[Encoding], segments: bool) -> None:
+        self.encodings, self.lengths = encodings, [len(each) for each in encodings]
+        self.ids: NDArray[np.int64] = np.array([i for each in encodings for i in each.ids], dtype=np.int64)
+        self.segments: NDArray[np.int64] | None = None
+        if segments:
+            self.segments = np.array([i for each in encodings for i in each.type_ids], dtype=np.int64)
+
+
+class Texts:
+    """The tokenizer of a folder, with its settings."""
+
+    def __init__(self, path: Path, settings: TextSettings) -> None:
+        self.settings, self.tokenizer = settings, Tokenizer.from_file(str(path))
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(settings.max_length, direction=settings.truncation_side)
+
+    def encode(self, texts: Sequence[str | Pair], prompt: str = "") -> list[Encoding]:
+        """Return the encodings of texts, or of pairs of texts.
+
+        Raises:
+            TypeError: one is neither; the message names it.
+        """
+        prepared = [self.prepare(i, text, prompt) for i, text in enumerate(texts)]
+        return self.tokenizer.encode_batch(prepared)
+
+    def prepare(self, index: int, text: Any, prompt: str) -> str | Pair:
+        if isinstance(text, str):
+            return self.clean(prompt + text)
+        if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(part, str) for part in text):
+            return self.clean(text[0]), self.clean(text[1])
+        raise TypeError(f"text {index} is {text!r:.80}; give a string, or a pair of them")
+
+    def clean(self, text: str) -> str:
+        return text.lower() if self.settings.lower_case else text
+
+    def prompt_length(self, prompt: str) -> int:
+        """Return how many tokens a prompt takes before a text: its own and those before it, without the last one."""
+        return len(self.tokenizer.encode(self.clean(prompt))) - 1
+
+    def batch(self, encodings: Sequence[Encoding]) -> TokenBatch:
+        return TokenBatch(encodings, self.settings.segments)
+
+
+def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Yield the indices of texts in batches of at most so many tokens, the longest text first.
+
+    A text with more tokens is a batch of its own.
+    """
+    batch: list[int] = []
+    used = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):  # stable
+        if batch and used + lengths[i] > tokens:
+            yield batch
+            batch, used = [], 0
+        batch.append(i)
+        used += lengths[i]
+    if batch:
+        yield batch

@@ -1,0 +1,270 @@
+"""Write a folder that `bertlite.runtime` runs without torch, and compare it with the original before it is kept.
+
+What is compared are results for texts: vectors with sentence-transformers', scores and labels with those of
+sentence-transformers' CrossEncoder or of a pipeline of transformers.
+"""
+
+import argparse
+from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bertlite.checkpoint.families import read_config
+from bertlite.checkpoint.files import Source, locate
+from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.reading import State
+from bertlite.checkpoint.saving import dtype_name
+from bertlite.config import read_json_object
+from bertlite.inference import optimize_for_inference
+from bertlite.inference.native.saving import REPLACED, write_packed
+from bertlite.inference.optimize import parse_compute_dtype
+from bertlite.models.base import BertModel
+from bertlite.runtime import Packed
+from bertlite.runtime.tasks import ABOUT, AFTER, FORMAT
+from bertlite.shipping.carried import carry_tokenizer, class_for
+from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
+from bertlite.support.extras import import_optional
+from bertlite.support.records import write_json
+from bertlite.tokenizer import BertTokenizer
+from bertlite.tokenizer.sentences import last_name, read_modules, read_pooling
+
+ALLOWED = 1e-4  # of the largest number, in float32: MiniLM's vectors differ by 2e-7
+NEAREST = 10  # neighbours of each text that are counted
+ACTIVATIONS: dict[type[nn.Module], str] = {  # after pooling, by the runtime's names
+    nn.Identity: "linear",
+    nn.Tanh: "tanh",
+    nn.GELU: "gelu",
+    nn.ReLU: "relu",
+    nn.SiLU: "silu",
+    nn.Sigmoid: "sigmoid",
+}
+SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # of scores
+KINDS = {  # by class: the calls of the runtime
+    "BertModel": "encoder",
+    "BertForSequenceClassification": "classifier",
+    "BertForTokenClassification": "tagger",
+}
+WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that nobody has read since."
+TEXTS = (
+    *("", " ", "a", "Time flies like an arrow.", " Où est la gare ? 駅はどこですか。\n", WORDS),
+    *(f"{WORDS} " * times for times in (4, 60)),
+)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Pack a checkpoint, and print its size and how near its results are."""
+    texts = None if args.texts is None else [line.strip() for line in args.texts.read_text("utf-8").splitlines()]
+    record = pack(args.checkpoint, args.folder, dtype=args.dtype, texts=texts)
+    print(f"{args.folder}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB")
+    print(
+        f"  beside {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
+    )
+    for name, value in record["kept"].items():
+        print(f"  {name}: {value:.4f}")
+    if args.record:
+        write_json(args.record, record)
+    return 0
+
+
+def pack(
+    checkpoint: str | PathLike[str],
+    folder: str | PathLike[str],
+    *,
+    dtype: torch.dtype | str = "float32",
+    texts: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Write a checkpoint as a folder for `bertlite.runtime`, which is replaced in one step.
+
+    Args:
+        checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
+        dtype: "float32", "bfloat16" or "int8".
+        texts: to compare results on; by default a few that are built in, from empty ones to the longest.
+
+    Returns:
+        The record: the kind, the bytes written, how far results in float32 are from the original library's, relative
+        to the largest, and what the dtype keeps: the smallest and mean cosine, and from 50 texts on the share of the
+        ten nearest neighbours; or the share of labels, or the rank correlation of scores.
+
+    Raises:
+        ModuleNotFoundError: the library of the original is not installed.
+        ValueError: the runtime cannot compute what the checkpoint does, or results differ: nothing is written then.
+    """
+    source, numbers = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32
+    cls = class_for(source)
+    if cls.__name__ not in KINDS:
+        raise ValueError(f"{checkpoint} is a {cls.__name__}; the runtime runs {', '.join(KINDS)}")
+    about, after = describe(source, KINDS[cls.__name__])
+    texts = list(texts or TEXTS)
+    wanted, original = original_results(fspath(checkpoint), about, texts)
+    with TemporaryDirectory(prefix="bertlite-pack-") as exact:
+        write(source, Path(exact), about, after, torch.float32)
+        found = results(Packed(exact), texts)
+        error = largest_difference(found, wanted)
+    if not error <= ALLOWED:  # nan too
+        raise ValueError(
+            f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original}, more than"
+            f" {ALLOWED:g}: nothing was written"
+        )
+    out = Path(folder).expanduser()
+    with replacing(out, superseded=REPLACED) as new:
+        write(source, new, about, after, numbers)
+        kept = what_is_kept(about["kind"], results(Packed(new), texts), wanted)
+        size = sum(path.stat().st_size for path in new.iterdir())
+    return {
+        "what": "bertlite pack",
+        "kind": about["kind"],
+        "dtype": dtype_name(numbers),
+        "bytes": size,
+        "original": original,
+        "texts": len(texts),
+        "difference": error,
+        "kept": kept,
+    }
+
+
+def write(source: Source, folder: Path, about: dict[str, Any], after: State, dtype: torch.dtype) -> None:
+    """Write the files of a packed folder."""
+    cls = class_for(source)
+    options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel else {}
+    model = cls.from_pretrained(source.name, dtype=torch.float32, **options).eval()
+    optimize_for_inference(model, dtype=dtype, backend="native").save(folder)
+    carry_tokenizer(source, folder, model.config)
+    if after:
+        write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
+    write_json(folder / ABOUT, about)
+
+
+# What a checkpoint says of itself
+
+
+def describe(source: Source, kind: str) -> tuple[dict[str, Any], State]:
+    """Return what the runtime has to know beside the model, and the tensors of what stands after pooling."""
+    tokenizer, config, place = BertTokenizer.from_pretrained(source.name), read_config(source), locate(source)
+    sentences = tokenizer.sentences
+    texts = {
+        "max_length": min(sentences.max_seq_length or tokenizer.model_max_length, config.max_position_embeddings),
+        "lower_case": sentences.do_lower_case,
+        "segments": "token_type_ids" in tokenizer.model_input_names,
+        "truncation_side": tokenizer.truncation_side,
+        "prompts": dict(sentences.prompts),
+        "default_prompt": sentences.default_prompt_name,
+    }
+    about: dict[str, Any] = {"format": FORMAT, "kind": kind, "texts": texts}
+    if kind == "encoder":
+        head = read_head(fspath(source.name))
+        steps, after = steps_of(head, fspath(source.name))
+        pooling = {"modes": list(head.pooling), "include_prompt": read_pooling(place)[1]}
+        return {**about, "pooling": pooling, "after": steps}, after
+    labels = [config.id2label[i] for i in range(config.num_labels)]
+    return {**about, "labels": labels, **score_of(source, kind, config)}, {}
+
+
+def steps_of(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
+    """Return what the runtime does after pooling, and its tensors.
+
+    Raises:
+        ValueError: a module is not known to it.
+    """
+    steps, tensors = list[dict[str, Any]](), State()
+    for i, module in enumerate(head.modules):
+        if isinstance(module, Normalize):
+            steps.append({"type": "normalize"})
+        elif isinstance(module, Dense) and not hasattr(module, "residual") and type(module.act) in ACTIVATIONS:
+            steps.append({"type": "dense", "name": str(i), "activation": ACTIVATIONS[type(module.act)]})
+            tensors |= {f"{i}.{part}": x.detach() for part, x in module.linear.named_parameters()}
+        elif not isinstance(module, nn.Identity):
+            raise ValueError(f"{name} has after its pooling a {module!r}, which the runtime lacks: use it with torch")
+    return steps, tensors
+
+
+def score_of(source: Source, kind: str, config: Any) -> dict[str, Any]:
+    """Return the activation of scores, and the kind "cross-encoder" of what sentence-transformers takes for one.
+
+    Raises:
+        ValueError: the activation is not known to the runtime.
+    """
+    path = locate(source).get("config.json")
+    stated = ({} if path is None else read_json_object(path)).get("sentence_transformers") or {}
+    if kind == "classifier" and (config.num_labels == 1 or stated or read_modules(locate(source))):
+        name = last_name(stated.get("activation_fn") or ("Sigmoid" if config.num_labels == 1 else "Identity"))
+        if name not in SCORES:
+            raise ValueError(f"{source.name} has the activation {name}; the runtime has {', '.join(SCORES)}")
+        return {"kind": "cross-encoder", "activation": SCORES[name]}
+    several = config.problem_type == "multi_label_classification"
+    return {"activation": "sigmoid" if several else "softmax"}
+
+
+# Results
+
+
+def results(packed: Packed, texts: Sequence[str]) -> Any:
+    """Return what a packed folder gives for texts: of a cross-encoder for each text and the one before it."""
+    if packed.kind == "encoder":
+        return packed.encode(texts)
+    if packed.kind == "cross-encoder":
+        return packed.predict(pairs(texts))
+    return packed.predict(texts) if packed.kind == "classifier" else packed.tag(texts)
+
+
+def pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(texts, (*texts[1:], texts[0]), strict=True))
+
+
+def original_results(checkpoint: str, about: dict[str, Any], texts: list[str]) -> tuple[Any, str]:
+    """Return the same from the library that the checkpoint is for, and its name."""
+    from bertlite.hf.registry import registered
+
+    kind = about["kind"]
+    with registered():  # so that pruned checkpoints load
+        if kind in ("encoder", "cross-encoder"):
+            library = import_optional("sentence_transformers", "packing an encoder", "embed")
+            if kind == "encoder":
+                model = library.SentenceTransformer(checkpoint, device="cpu")
+                return model.encode(texts, show_progress_bar=False), "sentence-transformers"
+            return library.CrossEncoder(checkpoint, device="cpu").predict(pairs(texts)), "sentence-transformers"
+        transformers = import_optional("transformers", "packing a classifier", "hf")
+        if kind == "tagger":
+            task = {"task": "token-classification", "aggregation_strategy": "first"}
+            return transformers.pipeline(model=checkpoint, device="cpu", **task)(texts), "transformers"
+        classifier = transformers.pipeline("text-classification", checkpoint, top_k=None, device="cpu")
+        found = [{each["label"]: each["score"] for each in row} for row in classifier(texts, truncation=True)]
+        return np.array([[row[label] for label in about["labels"]] for row in found]), "transformers"
+
+
+def largest_difference(found: Any, wanted: Any) -> float:
+    """Return the largest difference, relative to the largest number; of spans infinity if others were found."""
+    if isinstance(found, list):
+        scores = [np.array([each["score"] for row in x for each in row]) for x in (found, wanted)]
+        same = spans(found) == spans(wanted)
+        return float(np.abs(scores[0] - scores[1]).max(initial=0)) if same else float("inf")
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def what_is_kept(kind: str, found: Any, wanted: Any) -> dict[str, float]:
+    """Return what is kept of vectors, scores or labels in a dtype: shares of 1."""
+    if isinstance(found, list):
+        same = [a == b for a, b in zip(spans(found), spans(wanted), strict=True)]
+        return {"texts with the same labels": float(np.mean(same))}
+    if kind == "classifier":
+        return {"texts with the same label": float(np.mean(found.argmax(1) == wanted.argmax(1)))}
+    if kind == "cross-encoder":
+        one, other = (np.ravel(x).argsort().argsort().astype(np.float64) for x in (found, wanted))
+        return {"rank correlation of scores": float(np.corrcoef(one, other)[0, 1])}
+    units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (found, wanted)]
+    cosines = (units[0] * units[1]).sum(1)
+    kept = {"smallest cosine": float(cosines.min()), "mean cosine": float(cosines.mean())}
+    if len(found) >= 5 * NEAREST:
+        nearest = [np.argsort(-(x @ x.T) + 2 * np.eye(len(x)), axis=1)[:, :NEAREST] for x in units]
+        shared = [len({*a} & {*b}) / NEAREST for a, b in zip(*nearest, strict=True)]
+        kept["ten nearest neighbours"] = float(np.mean(shared))
+    return kept
+
+
+def spans(rows: list[Any]) -> list[list[tuple[Any, ...]]]:
+    return [[(each["entity_group"], each["start"], each["end"]) for each in row] for row in rows]

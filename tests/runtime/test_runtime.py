@@ -1,0 +1,224 @@
+"""bertlite/runtime: packed folders give what the original gives, and the bits of the torch path."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import DISENTANGLED
+from natively import DTYPES, native
+
+from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads
+from bertlite.runtime import load
+from bertlite.runtime.encoder import Encoder
+from bertlite.runtime.library import load_kernels
+from bertlite.runtime.packed import FILE, read_packed
+from bertlite.runtime.tasks import available_processors
+from bertlite.shipping.pack import pack
+from tests.clients.checks.common import minilm
+
+transformers = pytest.importorskip("transformers")
+pytestmark = native
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 37,
+    "max_position_embeddings": 40,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "pruned": {},
+    "roberta": {"positions_skip_padding": True, "padding_has_position": True, "pad_token_id": 1},
+    "relative": {"position_embedding_type": "relative_key_query"},
+    "bucketed": {"position_embedding_type": "bucketed"},
+    "disentangled": {"position_embedding_type": "disentangled", "position_biased_input": False, **DISENTANGLED},
+    "projected": {"embedding_size": 48},
+}
+LENGTHS = [17, 3, 40, 1]
+TEXTS = ["the cat sat on the mat", "a dog", "Paris is the capital of France , and London of England"]
+
+
+def made(kind: str) -> BertModel:
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(**{**SIZES, **KINDS[kind]})).eval()
+    return prune_heads(model, {0: [0, 2], 1: range(3)}) if kind == "pruned" else model
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_are_those_of_the_torch_path_bit_for_bit(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    quick = optimize_for_inference(made(kind), dtype=dtype, backend="native")
+    quick.save(tmp_path / "quick")
+    encoder = Encoder(read_packed(tmp_path / "quick" / FILE), load_kernels())
+    ids = torch.randint(2, 61, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
+    ends = torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32)
+    wanted = quick(ids, cu_seqlens=ends)
+    for threads in (1, 2):
+        found = encoder.run(ids.numpy(), None, LENGTHS, threads=threads)
+        assert np.array_equal(found.tokens, wanted.last_hidden_state.float().numpy())
+        assert np.array_equal(found.pooled, wanted.pooler_output.float().numpy())
+    firsts = encoder.run(ids.numpy(), np.zeros_like(ids.numpy()), LENGTHS, first_only=True)
+    assert np.array_equal(firsts.tokens, found.tokens[ends[:-1].numpy()])
+
+
+def test_inputs_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    optimize_for_inference(made("bert"), dtype=torch.float32, backend="native").save(tmp_path / "quick")
+    encoder = Encoder(read_packed(tmp_path / "quick" / FILE), load_kernels())
+    with pytest.raises(ValueError, match="token ids run from 3 to 61; this model has 61 words"):
+        encoder.run(np.array([3, 61]), None, [2])
+    with pytest.raises(ValueError, match="segments run from 0 to 2; this model has 2"):
+        encoder.run(np.array([3, 4]), np.array([0, 2]), [2])
+    with pytest.raises(ValueError, match="a sequence has 41 tokens; this model has 40 positions"):
+        encoder.run(np.full(41, 5), None, [41])
+
+
+# Folders
+
+
+@pytest.fixture(scope="module")
+def minilm_folder() -> Path:
+    return Path(minilm())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, minilm_folder: Path) -> Any:
+    """Return a function that gives the folder of a model of transformers with MiniLM's tokenizer, and packs it."""
+
+    def make(cls: str, **fields: Any) -> Path:
+        folder = tmp_path_factory.mktemp("model") / "model"
+        torch.manual_seed(0)
+        sizes = {**SIZES, "vocab_size": 30522, "initializer_range": 0.3}
+        getattr(transformers, cls)(transformers.BertConfig(**{**sizes, **fields})).save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+            shutil.copy(minilm_folder / name, folder)
+        return folder
+
+    return make
+
+
+def test_a_classifier_gives_the_probabilities_of_a_pipeline(folders: Any, tmp_path: Path) -> None:
+    folder = folders("BertForSequenceClassification", num_labels=3, id2label={0: "no", 1: "may be", 2: "yes"})
+    record = pack(folder, tmp_path / "packed", dtype="int8", texts=TEXTS)
+    assert (record["kind"], record["dtype"]) == ("classifier", "int8")
+    assert record["difference"] < 1e-5
+    packed = load(tmp_path / "packed", threads=1)
+    assert packed.labels == ["no", "may be", "yes"]
+    assert packed.predict(TEXTS).sum(1) == pytest.approx(1)
+    assert np.array_equal(packed.predict(TEXTS)[:1], packed.predict(TEXTS[:1]))
+    with pytest.raises(TypeError, match=r"is a classifier, which has no encode\(\); have: predict"):
+        packed.encode(TEXTS)
+    with pytest.raises(TypeError, match="give a list of texts"):
+        packed.predict("a text")
+
+
+def test_a_reranker_gives_the_scores_of_a_cross_encoder(folders: Any, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    record = pack(folders("BertForSequenceClassification", num_labels=1), tmp_path / "packed", texts=TEXTS)
+    assert record["kind"] == "cross-encoder"
+    packed = load(tmp_path / "packed")
+    scores = packed.predict([("a dog", text) for text in TEXTS])
+    assert scores.shape == (3,)
+    ranked = packed.rank("a dog", TEXTS)
+    assert [each["corpus_id"] for each in ranked] == np.argsort(-scores).tolist()
+    assert packed.rank("a dog", TEXTS, top_k=1) == ranked[:1]
+
+
+def test_a_tagger_gives_the_spans_of_a_pipeline(folders: Any, tmp_path: Path) -> None:
+    labels = dict(enumerate(("O", "B-LOC", "I-LOC", "B-PER", "I-PER")))
+    folder = folders("BertForTokenClassification", num_labels=5, id2label=labels)
+    record = pack(folder, tmp_path / "packed", texts=[*TEXTS, "unbelievably antidisestablishmentarian", ""])
+    assert record["kind"] == "tagger"
+    [spans] = load(tmp_path / "packed").tag([TEXTS[2]])
+    assert spans
+    assert all(TEXTS[2][each["start"] : each["end"]] == each["word"] for each in spans)
+
+
+def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    modules = library.sentence_transformer.modules
+    whole = library.SentenceTransformer(
+        modules=[
+            modules.Transformer(str(minilm_folder), max_seq_length=12),
+            modules.Pooling(384, ("mean", "cls", "max"), include_prompt=False),
+            modules.Dense(3 * 384, 20, activation_function=torch.nn.GELU()),
+            modules.Normalize(),
+        ],
+        prompts={"query": "find this: ", "plain": ""},
+        default_prompt_name="query",
+        device="cpu",
+    )
+    whole.save(str(tmp_path / "model"))
+    record = pack(tmp_path / "model", tmp_path / "packed")
+    assert record["difference"] < 1e-5
+    packed = load(tmp_path / "packed")
+    texts = [*TEXTS, *(f"number {i}" for i in range(60))]
+    vectors = packed.encode(texts)
+    assert np.allclose(vectors, whole.encode(texts), atol=1e-5)
+    assert np.allclose(packed.encode(texts, prompt_name="plain"), whole.encode(texts, prompt_name="plain"), atol=1e-5)
+    assert np.array_equal(packed.encode(texts[3]), vectors[3])
+    assert np.array_equal(load(tmp_path / "packed", batch_tokens=20).encode(texts[::-1])[::-1], vectors)
+    with pytest.raises(ValueError, match="there is no prompt 'querry'; have: 'document', 'plain', 'query'"):
+        packed.encode(texts, prompt_name="querry")
+    with pytest.raises(TypeError, match="text 1 is 3; give a string"):
+        packed.encode(["a", 3])
+
+
+def test_what_the_runtime_lacks_is_refused_before_anything_is_written(folders: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a BertForQuestionAnswering; the runtime runs BertModel"):
+        pack(folders("BertForQuestionAnswering"), tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+ALONE = """
+import os, sys
+from bertlite import runtime
+model = runtime.load(sys.argv[1], threads=2)
+first = model.encode(["a dog", "the cat sat on the mat"] * 20)
+if not (child := os.fork()):
+    os._exit(not (model.encode(["a dog"]) == first[:1]).all())
+assert os.waitpid(child, 0)[1] == 0, "a fork gives other vectors"
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+print(first[:2].tobytes().hex())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_without_torch_threads_and_forks_give_the_same_bits(minilm_folder: Path, tmp_path: Path) -> None:
+    pack(minilm_folder, tmp_path / "packed", dtype="int8")
+    packed = load(tmp_path / "packed", threads=1)
+    texts = ["a dog", "the cat sat on the mat"] * 20
+    wanted = packed.encode(texts)
+    found: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(bool((packed.encode(texts) == wanted).all()))) for _ in "abc"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 3
+    done = subprocess.run([sys.executable, "-c", ALONE, tmp_path / "packed"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == wanted[:2].tobytes().hex()
+
+
+def test_files_of_another_format_are_refused(minilm_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"is no packed folder: it has no runtime\.json; .*`bertlite pack`"):
+        load(minilm_folder)
+    for text in ("{", "[]", '{"format": 9, "kind": "encoder"}', '{"format": 1, "kind": "painter"}'):
+        (tmp_path / "runtime.json").write_text(text)
+        with pytest.raises(ValueError, match=r"runtime\.json is not"):
+            load(tmp_path)
+
+
+def test_threads_are_at_most_the_processors_of_this_process() -> None:
+    assert 1 <= available_processors() <= (os.cpu_count() or 1)
