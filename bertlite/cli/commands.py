@@ -234,6 +234,8 @@ nothing is written if they differ.""",
     action.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16 or int8")
     text = "a text in each line, to compare results on (default: eight that are built in)"
     action.add_argument("--texts", type=Path, metavar="FILE", help=text)
+    text = "give the same bits on every processor, in float32 or int8"
+    action.add_argument("--reproducible", action="store_true", help=text)
 
 
 def add_export(commands: Commands) -> None:

@@ -56,7 +56,8 @@ class Packed:
             raise ValueError(f"threads is {threads} and batch_tokens {batch_tokens}; each must be 1 or more")
         settings = {**about["texts"], "prompts": tuple(map(tuple, about["texts"]["prompts"].items()))}
         self.texts = Texts(self.folder / "tokenizer.json", TextSettings(**settings))
-        self.about, file, kernels = about, read_packed(self.folder / FILE), load_kernels()
+        self.about, file = about, read_packed(self.folder / FILE)
+        kernels = load_kernels(file.about.get("reproducible") is True)
         self.encoder = Encoder(file, kernels)
         self.head = self.encoder.head if self.kind != "encoder" else None
         self.after = after_pooling(self.folder, about.get("after", []), kernels)

@@ -60,7 +60,7 @@ TEXTS = (
 def main(args: argparse.Namespace) -> int:
     """Pack a checkpoint, and print its size and how near its results are."""
     texts = None if args.texts is None else [line.strip() for line in args.texts.read_text("utf-8").splitlines()]
-    record = pack(args.checkpoint, args.folder, dtype=args.dtype, texts=texts)
+    record = pack(args.checkpoint, args.folder, dtype=args.dtype, texts=texts, reproducible=args.reproducible)
     print(f"{args.folder}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB")
     print(
         f"  beside {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
@@ -78,6 +78,7 @@ def pack(
     *,
     dtype: torch.dtype | str = "float32",
     texts: Sequence[str] | None = None,
+    reproducible: bool = False,
 ) -> dict[str, Any]:
     """Write a checkpoint as a folder for `bertlite.runtime`, which is replaced in one step.
 
@@ -85,6 +86,7 @@ def pack(
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
         dtype: "float32", "bfloat16" or "int8".
         texts: to compare results on; by default a few that are built in, from empty ones to the longest.
+        reproducible: give the same bits on every processor, in float32 or int8; as `optimize_for_inference`.
 
     Returns:
         The record: the kind, the bytes written, how far results in float32 are from the original library's, relative
@@ -103,7 +105,7 @@ def pack(
     texts = list(texts or TEXTS)
     wanted, original = original_results(fspath(checkpoint), about, texts)
     with TemporaryDirectory(prefix="bertlite-pack-") as exact:
-        write(source, Path(exact), about, after, torch.float32)
+        write(source, Path(exact), about, after, torch.float32, reproducible)
         found = results(Packed(exact), texts)
         error = largest_difference(found, wanted)
     if not error <= ALLOWED:  # nan too
@@ -113,7 +115,7 @@ def pack(
         )
     out = Path(folder).expanduser()
     with replacing(out, superseded=REPLACED) as new:
-        write(source, new, about, after, numbers)
+        write(source, new, about, after, numbers, reproducible)
         kept = what_is_kept(about["kind"], results(Packed(new), texts), wanted)
         size = sum(path.stat().st_size for path in new.iterdir())
     return {
@@ -128,12 +130,14 @@ def pack(
     }
 
 
-def write(source: Source, folder: Path, about: dict[str, Any], after: State, dtype: torch.dtype) -> None:
+def write(
+    source: Source, folder: Path, about: dict[str, Any], after: State, dtype: torch.dtype, reproducible: bool
+) -> None:
     """Write the files of a packed folder."""
     cls = class_for(source)
     options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel else {}
     model = cls.from_pretrained(source.name, dtype=torch.float32, **options).eval()
-    optimize_for_inference(model, dtype=dtype, backend="native").save(folder)
+    optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible).save(folder)
     carry_tokenizer(source, folder, model.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})

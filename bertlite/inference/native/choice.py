@@ -18,7 +18,6 @@ from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.library import (
     INSTRUCTION_SETS,
     NativeKernelsError,
-    cpu_name,
     load_kernels,
     measured_once,
     processor_flags,
