@@ -5,7 +5,8 @@
 //     native_harness SECONDS SEED [CASES]
 //
 // Prints one line: how many cases ran, and the largest error of each dtype, relative to the largest number of the
-// outputs, and a hash of the outputs that are the same on every processor.  The first case that is wrong is described on standard error, and the status is 1.
+// outputs, and a hash of the outputs that are the same on every processor.  The first case that is wrong is described
+// on standard error, and the status is 1.
 #include "native.cpp"
 
 #include <chrono>
@@ -28,7 +29,8 @@ std::vector<float> normal(Random& random, long count, float mean, float deviatio
     std::vector<float> values(count);
     for (auto& value : values) {  // the sum of four numbers, alike on every processor, as the library's is not
         const uint64_t bits = random();
-        const long sum = long(bits & 0xffff) + long(bits >> 16 & 0xffff) + long(bits >> 32 & 0xffff) + long(bits >> 48);
+        long sum = 0;
+        for (int shift = 0; shift < 64; shift += 16) sum += long(bits >> shift & 0xffff);
         value = mean + deviation * (float(sum - 2 * 0xffff) / 37837);  // whose standard deviation this is
     }
     return values;
@@ -302,7 +304,8 @@ struct Case {
 
     void run() {
         char message[512];
-        if (bertlite_run(dtype, true, &model, &batch, threads, message, sizeof message)) throw std::runtime_error(message);
+        if (bertlite_run(dtype, true, &model, &batch, threads, message, sizeof message))
+            throw std::runtime_error(message);
     }
 
     // Add the bits of the outputs to a hash.
@@ -472,7 +475,7 @@ int main(int count, char** arguments) {
             return 1;
         }
     }
-    std::printf("{\"cases\": %ld, \"float32\": %g, \"bfloat16\": %g, \"int8\": %g, \"bits\": \"%lx\"}\n", number, worst[0],
-                worst[1], worst[2], bits);
+    std::printf("{\"cases\": %ld, \"float32\": %g, \"bfloat16\": %g, \"int8\": %g, \"bits\": \"%lx\"}\n", number,
+                worst[0], worst[1], worst[2], bits);
     return 0;
 }

@@ -129,9 +129,10 @@ struct WholeTeam {
 // The dtype of attention: bfloat16, unless matmuls are of floats, or bfloat16 is only stored.  Where they are of 8-bit
 // integers it is float32 without instructions for bfloat16, and where results are to be the same on every processor.
 template <class Kind, bool reproducible>
-using AttentionOf = std::conditional_t<std::is_same_v<Kind, Int8> ? reproducible || !MULTIPLIES_BFLOAT16
-                                                                  : std::is_same_v<Kind, Float32> || BFloat16s::widened,
-                                       Float32, BFloat16s>;
+constexpr bool IN_FLOATS = std::is_same_v<Kind, Int8> ? reproducible || !MULTIPLIES_BFLOAT16
+                                                      : std::is_same_v<Kind, Float32> || BFloat16s::widened;
+template <class Kind, bool reproducible>
+using AttentionOf = std::conditional_t<IN_FLOATS<Kind, reproducible>, Float32, BFloat16s>;
 
 // scripts/measure/native_steps.py compares these figures with others; its record is scripts/results/native_steps.json.
 #if !defined(BERTLITE_TOKENS)

@@ -55,8 +55,8 @@ inline void convert(const From* from, long width, typename Kind::Value* to, Quan
     if constexpr (std::is_same_v<Kind, Int8>) quantize<Kind>(from, width, range, to, quantization);
 }
 
-// The sum over (width,) of what add(sum, i) adds for each vector, in four times SUMMED sums, which do not wait for each
-// other.
+// The sum over (width,) of what add(sum, i) adds for each vector, in four times SUMMED sums, which do not wait for
+// each other.
 template <class Add>
 inline float sum_of(long width, Add add) {
     constexpr long AT_ONCE = 4 * PER_SUM;
