@@ -79,9 +79,13 @@ template <class Value>
 float softmax(float* scores, long keys, long padded, float factor, Value* weights, bool keep) {
     constexpr bool rounded = std::is_same_v<Value, BFloat16>;
     for (long key = keys; key < padded; key++) scores[key] = -INFINITY;
-    Vector maxima = broadcast(-INFINITY);
-    for (long key = 0; key < padded; key += LANES) maxima = max(maxima, load(scores + key));
-    float largest = reduce_max(maxima);
+    Vector maxima[4];  // which do not wait for each other
+    for (auto& each : maxima) each = broadcast(-INFINITY);
+    for (long key = 0; key < padded; key += 4 * LANES)
+#pragma GCC unroll 4
+        for (long i = 0; i < 4; i++)
+            if (key + i * LANES < padded) maxima[i] = max(maxima[i], load(scores + key + i * LANES));
+    float largest = reduce_max(max(max(maxima[0], maxima[1]), max(maxima[2], maxima[3])));
     if (largest == -INFINITY) largest = 0;  // all keys are masked
     Vector totals[PER_SUM] = {};
     const auto weigh = [&](long key) {

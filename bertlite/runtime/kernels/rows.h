@@ -38,8 +38,13 @@ inline void quantize(const From* from, long width, const Range& range, typename 
     const float low = range.smallest(), step = (range.largest() - low) * (1.0f / 255);
     const float scale = step >= 0x1p-126f ? step : 1, inverse = 1 / scale, nan_or_0 = range.nan_or_0();
     const float zero_point = nan_or_0 == 0 ? std::nearbyint(-low * inverse) : 0;
-    for (long i = 0; i < width; i += LANES)
-        store_rounded(to + i, multiply_add(load(from + i), broadcast(inverse), broadcast(zero_point)));
+    const auto at = [=](long i) { return multiply_add(load(from + i), broadcast(inverse), broadcast(zero_point)); };
+    long i = 0;
+#if defined(__AVX512BW__)
+    for (; i + 4 * LANES <= width; i += 4 * LANES)
+        store_rounded(to + i, at(i), at(i + LANES), at(i + 2 * LANES), at(i + 3 * LANES));
+#endif
+    for (; i < width; i += LANES) store_rounded(to + i, at(i));
     *quantization = {scale + nan_or_0, -zero_point * scale};  // integers cannot be nan, so the scale is
 }
 

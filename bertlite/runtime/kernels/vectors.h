@@ -177,9 +177,13 @@ inline Words opaque(Words words) {
 }
 
 inline Words load_halves(const BFloat16* from) {
+#if defined(__AVX512BW__)  // an intrinsic, because GCC 12 widens two halves and joins them
+    return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
     Halves halves;
     std::memcpy(&halves, from, sizeof halves);
     return __builtin_convertvector(halves, Words);
+#endif
 }
 inline Vector load(const BFloat16* from) { return (Vector)(load_halves(from) << 16); }
 
@@ -315,6 +319,16 @@ inline void store_rounded(uint8_t* to, Vector v) {
 #endif
     std::memcpy(to, &bytes, sizeof bytes);
 }
+#if defined(__AVX512BW__)
+// Four vectors at a time, which saturate as they are packed.
+inline void store_rounded(uint8_t* to, Vector a, Vector b, Vector c, Vector d) {
+    const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+    const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd));
+    std::memcpy(to, &bytes, sizeof bytes);
+}
+#endif
 inline void store_rounded(uint16_t* to, Vector v) {
     const Halves halves = __builtin_convertvector(rounded_words(v), Halves);
     std::memcpy(to, &halves, sizeof halves);
