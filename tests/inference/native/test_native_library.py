@@ -288,7 +288,7 @@ def test_a_set_whose_bfloat16_is_slow_on_this_processor_is_not_taken(
     monkeypatch.setattr(library, "processor_flags", lambda: INSTRUCTION_SETS[best].needs)
     monkeypatch.setattr(self_test, "time", clock := Clock())
     made = {name: Paced(name, whole, clock, {"bfloat16": bfloat16, "float32": 0.08}) for name in INSTRUCTION_SETS}
-    monkeypatch.setattr(library, "kernels_for", made.__getitem__)
+    monkeypatch.setattr(library, "kernels_for", lambda name, *_: made[name])
     names = [each.name for each in usable_sets()]
     wanted = made[names[0 if is_taken else 1]]
     with warnings.catch_warnings(action="error"):
