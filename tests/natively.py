@@ -19,7 +19,6 @@ from bertlite.inference.native.conversion import native_copy
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import as_well, largest
 from bertlite.runtime.library import (
-    HAS_AVX512,
     INSTRUCTION_SETS,
     PREBUILT,
     NativeKernelsError,
@@ -37,11 +36,6 @@ PRUNED = {0: range(5), 1: [1, 3], 2: [0]}  # a layer without heads
 NEURONS = {0: [0, 36], 1: range(37)}  # and one without neurons
 ROUNDING = 1e-6  # relative to the largest number: a few of float32's steps
 OF_FEW = 4e-6  # of a few numbers, as a pooler's: half of what the plain model's error is in the mean of many models
-
-
-def needs_of(name: str) -> frozenset[str]:
-    """Return what the processor must have to run the kernels of a set; torch's products do without AMX."""
-    return HAS_AVX512 | {"avx512_vnni", "avx512_bf16"} if name == "amx" else INSTRUCTION_SETS[name].needs
 
 
 def flags_here() -> frozenset[str]:
@@ -67,7 +61,7 @@ def kernels_or_skip(name: str | None = None, reproducible: bool = False) -> Kern
     if (reason := why_no_kernels()) is not None:
         pytest.skip(reason)
     name = name or usable_sets(reproducible=reproducible)[0].name
-    missing = needs_of(name) - flags_here()
+    missing = INSTRUCTION_SETS[name].needs - flags_here()
     if missing:
         pytest.skip(f"needs a processor with {', '.join(sorted(missing))}")
     try:

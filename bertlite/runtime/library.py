@@ -15,7 +15,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import warnings
@@ -66,20 +65,18 @@ class InstructionSet:
     Args:
         needs: flags of the processor, as in Linux's /proc/cpuinfo.
         flags: of the compiler.
-        uses_torch: whether matmuls use torch's own kernels, which have AMX.
         rounds_once: whether a product and a sum are rounded once, as on every other processor.
     """
 
     name: str
     needs: frozenset[str]
     flags: tuple[str, ...]
-    uses_torch: bool = False
     rounds_once: bool = True
 
     @property
     def multiplies_bfloat16(self) -> bool:
         """Whether it has an instruction for bfloat16, which some processors run slowly."""
-        return bool(self.needs & {"avx512_bf16", "bf16"}) and not self.uses_torch
+        return bool(self.needs & {"avx512_bf16", "bf16"}) and "amx_bf16" not in self.needs
 
 
 HAS_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"})
@@ -89,8 +86,7 @@ INSTRUCTION_SETS = {  # from the best to the most common
         InstructionSet(
             "amx",
             HAS_AVX512 | {"avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"},
-            (*AVX512, VNNI, BF16, "-std=c++20", "-DBERTLITE_BRGEMM"),  # torch's headers need C++20
-            uses_torch=True,
+            (*AVX512, VNNI, BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DBERTLITE_AMX"),
         ),
         InstructionSet("avx512_bf16", HAS_AVX512 | {"avx512_vnni", "avx512_bf16"}, (*AVX512, VNNI, BF16)),
         InstructionSet("avx512_vnni", HAS_AVX512 | {"avx512_vnni"}, (*AVX512, VNNI)),
@@ -278,14 +274,10 @@ def kernels_for(name: str, reproducible: bool = False) -> Kernels:
 
 
 def file_name(wanted: InstructionSet) -> str:
-    """Return a name that is unique to these sources, flags and, if it matters, torch."""
+    """Return a name that is unique to these sources and flags."""
     digest = hashlib.sha256(repr((FLAGS, wanted.flags)).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
-    if wanted.uses_torch:
-        import torch
-
-        digest.update(torch.__version__.encode())
     return f"{wanted.name}-{digest.hexdigest()[:16]}.so"
 
 
@@ -321,26 +313,14 @@ def is_whole(path: Path) -> bool:
 
 
 def compile_once(wanted: InstructionSet, path: Path) -> None:
-    """Compile the kernels to a path, unless they are there, or another process does so meanwhile; then wait for it.
-
-    Torch's own matmuls do not compile with every torch: a failure is noted beside them, so that not every process runs
-    the same compiler again before it takes the next best set.
-    """
+    """Compile the kernels to a path, unless they are there, or another process does so meanwhile; then wait for it."""
     if is_whole(path):
         return
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released if this process dies
         if not is_whole(path):
-            note, compiler = path.with_suffix(".failed"), compiler_identity() if wanted.uses_torch else None
-            if compiler and note.exists() and note.read_text(encoding="utf-8") == compiler:
-                raise CompilationError(f"{path.stem} did not compile with {compiler}; delete {note} to try again")
-            try:
-                compile_kernels(wanted, path)
-            except CompilationError:
-                if compiler:
-                    note.write_text(compiler, encoding="utf-8")
-                raise
+            compile_kernels(wanted, path)
     finally:
         os.close(lock)
 
@@ -357,7 +337,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
-        command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), *torch_flags(wanted), "-o", str(built)]
+        command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), "-o", str(built)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:
@@ -386,29 +366,4 @@ def find_compiler() -> list[str]:
     tried = own[0] if own else "c++, g++ or clang++"
     raise NativeKernelsError(
         f"no C++ compiler was found ({tried}): install one, as by `apt-get install g++` or `conda install gxx`"
-    )
-
-
-def compiler_identity() -> str:
-    """Return the compiler's command and when its file was changed."""
-    command = find_compiler()
-    return f"{shlex.join(command)} of {os.stat(str(shutil.which(command[0]))).st_mtime_ns}"
-
-
-def torch_flags(wanted: InstructionSet) -> Sequence[str]:
-    """Return the compiler flags for torch's matmuls."""
-    if not wanted.uses_torch:
-        return ()
-    import torch
-
-    folder = Path(torch.__file__).parent
-    return (
-        f"-I{folder / 'include'}",
-        f"-I{folder / 'include' / 'torch' / 'csrc' / 'api' / 'include'}",
-        f"-I{sysconfig.get_paths()['include']}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        f"-L{folder / 'lib'}",
-        f"-Wl,-rpath,{folder / 'lib'}",
-        "-ltorch_cpu",
-        "-lc10",
     )

@@ -138,11 +138,13 @@ class Kernels:
         self._linear.argtypes = [c_long, POINTER(Linear), c_void_p, c_long, c_void_p, c_long, *message]
         self._run.restype = self._pack.restype = self._linear.restype = c_long
         library.bertlite_block.restype = library.bertlite_pairs.restype = c_long
-        self._blocks = Blocks(library.bertlite_block(), library.bertlite_pairs())
+        library.bertlite_block.argtypes = [c_long]
+        pairs = {"int8": library.bertlite_pairs()}
+        self._blocks = {name: Blocks(library.bertlite_block(n), pairs.get(name, 1)) for name, n in NUMBERS.items()}
 
     def blocks(self, numbers: str) -> Blocks:
         """Return how a packed weight of these numbers lies in memory."""
-        return self._blocks if numbers == "int8" else self._blocks._replace(pairs=1)
+        return self._blocks[numbers]
 
     def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> bool:
         """Run the layers on a batch; other Python threads run meanwhile.  False is a batch that is left to Python."""

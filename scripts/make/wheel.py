@@ -4,9 +4,8 @@
     python -m scripts.make.wheel --machine aarch64      # compiled by CXX, or else by aarch64-linux-gnu-g++
     python -m scripts.make.wheel --runtime              # bertlite_runtime-….whl, which needs no torch
 
-The kernels are compiled for every kind of processor but those with AMX, whose products are torch's own and fit one
-version of torch alone: there they are compiled when they are first used, or else the next best are taken.
-auditwheel, where it is installed, checks that the kernels need no newer system than the wheel's tag says.
+The kernels are compiled for every kind of processor.  auditwheel, where it is installed, checks that they need no
+newer system than the wheel's tag says.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from bertlite.runtime.library import INSTRUCTION_SETS, PREBUILT, compile_kernels
 
 ROOT = Path(__file__).parents[2]
 SETS = {  # by machine
-    "x86_64": ("avx512_bf16", "avx512_vnni", "avx512", "avx_vnni", "avx2", "baseline", "baseline_exact"),
+    "x86_64": ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx_vnni", "avx2", "baseline", "baseline_exact"),
     "aarch64": ("neon_bf16", "neon_dot", "baseline"),
 }
 LARGEST, LARGEST_RUNTIME = 2 * 2**20, 10 * 2**20  # bytes

@@ -24,7 +24,6 @@ from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
 from bertlite.runtime.library import (
     AVX2,
-    INSTRUCTION_SETS,
     InstructionSet,
     compile_kernels,
     usable_sets,
@@ -48,10 +47,8 @@ AVX2_STEPS = {  # where a block of a weight stays in the first cache
     "weights are fetched ahead by one row of tiles": "-DBERTLITE_TILES_AHEAD=1",
     "loops are aligned by chance": "-fno-align-loops",
 }
-TORCH = "products by torch's brgemm"
 WORKS = {"1 x 16": (1, 16), "1 x 128": (1, 128), "8 x 128": (8, 128)}
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-HAS_BRGEMM = INSTRUCTION_SETS["avx512_bf16"].needs  # which it needs; with AMX it is what the kernels use anyway
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,8 +85,6 @@ def variants(chosen: InstructionSet) -> Iterator[Mapping[str, Kernels]]:
     built: dict[str, InstructionSet] = {AS_IT_IS: chosen}
     steps = STEPS | (AVX2_STEPS if {*AVX2} <= {*chosen.flags} else {})
     built |= {step: replace(chosen, flags=(*chosen.flags, flag)) for step, flag in steps.items()}
-    if chosen.needs == HAS_BRGEMM and not chosen.uses_torch:
-        built[TORCH] = INSTRUCTION_SETS["amx"]
     with tempfile.TemporaryDirectory() as folder:
         found = {}
         for i, (name, wanted) in enumerate(built.items()):

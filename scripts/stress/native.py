@@ -43,8 +43,8 @@ class FaultError(Exception):
 
 
 def run_sanitized(sanitizer: str, seconds: float, seed: int) -> dict[str, Any]:
-    """Run the harness with a sanitizer, for the best set of instructions that needs no torch."""
-    best = next(each for each in usable_sets() if not each.uses_torch)
+    """Run the harness with a sanitizer, for the best set of instructions."""
+    best = usable_sets()[0]
     return run_harness([*find_compiler(), "-w", *best.flags, *SANITIZERS[sanitizer]], seconds, seed)
 
 

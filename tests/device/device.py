@@ -9,6 +9,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -18,12 +19,19 @@ import torch
 from torch.utils.backend_registration import rename_privateuse1_backend
 
 import bertlite
-from bertlite.runtime.library import INSTRUCTION_SETS, cache_folder, find_compiler, own_folder, torch_flags
+from bertlite.runtime.library import cache_folder, find_compiler, own_folder
 
 SOURCE = Path(__file__).with_name("device.cpp")
 ROOT = SOURCE.parents[2]
 PACKAGE = Path(bertlite.__file__).parent
-FLAGS = ("-std=c++20", "-O0", "-fPIC", "-shared", "-w", *torch_flags(INSTRUCTION_SETS["amx"]))
+TORCH = Path(torch.__file__).parent
+FLAGS = (
+    *("-std=c++20", "-O0", "-fPIC", "-shared", "-w"),
+    *(f"-I{TORCH / 'include' / inner}" for inner in ("", "torch/csrc/api/include")),
+    f"-I{sysconfig.get_paths()['include']}",
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+    *(f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"),
+)
 SECOND = torch.device("privateuseone", 0)  # printed as second:0 once it is started
 
 

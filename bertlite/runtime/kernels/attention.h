@@ -8,9 +8,6 @@ namespace bertlite {
 
 constexpr long QUERIES = 64;  // queries whose scores are computed at a time
 
-// The size of parts that are as even as can be and no larger than `limit`.
-inline long even_part(long total, long limit) { return divide_up(total, std::max(1l, divide_up(total, limit))); }
-
 // Memory that one thread needs for attention over up to so many keys.
 template <class Kind>
 struct AttentionWorkspace {
@@ -55,19 +52,26 @@ struct Head {
     float* probabilities;  // (queries, keys), or null
 };
 
+template <class Kind>
+constexpr long words_of_keys(long keys) {
+    return round_up(divide_up(keys, Kind::per_word), WORDS_TOGETHER<Kind>);
+}
+
 // Pack values in blocks, as a matmul reads a weight: its inputs are the keys, its outputs the H numbers of a value.
 template <class Kind>
 void pack_values(const Head<Kind>& head, uint32_t* to) {
-    const long words = divide_up(head.key_count, Kind::per_word);
+    constexpr long block = BLOCK_OF<Kind>;
+    const long words = words_of_keys<Kind>(head.key_count);
     alignas(64) static const typename Kind::Value zero_value[LANES] = {};
     for (long word = 0; word < words; word++)
         for (long column = 0; column < head.head_size; column += LANES) {
-            uint32_t* at = to + (column / BLOCK * words + word) * BLOCK + column % BLOCK;
+            uint32_t* at = to + (column / block * words + word) * block + column % block;
             const auto* first = head.values + word * Kind::per_word * head.head_size + column;
+            if (word * Kind::per_word >= head.key_count) first = zero_value;
             if constexpr (Kind::per_word == 1) {
                 std::memcpy(at, first, LANES * 4);
             } else {
-                const bool last = word * 2 + 1 == head.key_count;
+                const bool last = word * 2 + 1 >= head.key_count;
                 interleave(first, last ? zero_value : first + head.head_size, at);
             }
         }
@@ -105,13 +109,12 @@ float softmax(float* scores, long keys, long padded, float factor, Value* weight
 // distances to keys, and of keys with those of the distances from queries.
 template <class Distances, class Kind>
 void add_distances(const Head<Kind>& head, long query, long count, const AttentionWorkspace<Kind>& workspace) {
-    constexpr long STEP = BY_TORCH<Distances> ? BLOCK : LANES;  // all are then multiplied alike, wherever they begin
     const long stride = workspace.relative_stride, capacity = workspace.key_capacity;
     // Multiply rows by the vectors of all distances between the queries and some keys; return where that of row 0 is.
     const auto multiply = [&](const Blocks& vectors, const typename Kind::Value* rows, long number, long key,
                               long keys) {
-        const long first = head.rows[key - (query + count - 1)] / STEP * STEP;
-        const long last = round_up(head.rows[key + keys - 1 - query] + 1, STEP);
+        const long first = head.rows[key - (query + count - 1)] / LANES * LANES;
+        const long last = round_up(head.rows[key + keys - 1 - query] + 1, LANES);
         const Target<float> to{workspace.relative - first, stride};
         matmul<Distances>(rows, head.head_size, number, vectors, nullptr, first, last, to, in_place);
         return workspace.relative - first;
@@ -148,12 +151,12 @@ void add_distances(const Head<Kind>& head, long query, long count, const Attenti
 template <class Distances, class Kind>
 void attend(const Head<Kind>& head, long first, long last, const AttentionWorkspace<Kind>& workspace) {
     using Value = typename Kind::Value;
-    const long keys = head.key_count, padded = round_up(keys, LANES);
+    const long keys = head.key_count, padded = round_up(keys, std::max(LANES, WORDS_TOGETHER<Kind> * Kind::per_word));
     const long words = head.head_size / Kind::per_word;
     const bool adds = head.rows || head.distance_bias || head.bias;  // to the scores, which are then scaled first
     const float factor = (adds ? 1 : head.scale) * LOG2_E;
     const Blocks key_blocks{workspace.keys, words};
-    const Blocks value_blocks{workspace.values, divide_up(keys, Kind::per_word)};
+    const Blocks value_blocks{workspace.values, words_of_keys<Kind>(keys)};
     float inverse[QUERIES];
     const long part = even_part(last - first, QUERIES);
     for (long query = first; query < last; query += part) {

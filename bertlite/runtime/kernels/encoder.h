@@ -200,8 +200,8 @@ class Encoder {
 
     void run() {
         run_team(threads_, PHASES * (model_.layer_count + 1), [this](long thread, Team::Member& member) {
+            const Tiles tiles;
             work(thread, member);
-            release_tiles();
         });
     }
 
@@ -428,11 +428,12 @@ class Encoder {
     template <class Workers>
     void project_up(const Layer& layer, const TokenBlock& block, const Workers& workers) {
         BERTLITE_PHASE("up");
-        const auto activation = static_cast<Activation>(model_.activation);
         const auto into = [&](auto* neurons) {
             const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, neurons_stride_};
-            project(block.input, input_stride_, block.quantization, block.count, layer.up, to, workers,
-                    [=](auto* at, Vector y) { store(at, apply<!std::is_same_v<Kind, Float32>>(activation, y)); });
+            with_activation<!std::is_same_v<Kind, Float32>, BY_AMX<Kind>>(model_.activation, [&](auto activate) {
+                project(block.input, input_stride_, block.quantization, block.count, layer.up, to, workers,
+                        [=](auto* at, Vector y) { store(at, activate(y)); });
+            });
         };
         if constexpr (quantized)
             into(block.neurons);

@@ -5,9 +5,12 @@
 
 namespace bertlite {
 
+// GCC 12 else makes a call of it, in which constants are read again for each vector.
+#define BERTLITE_INLINE inline __attribute__((always_inline))
+
 // c0 x^n + c1 x^(n-1) + ...
 template <int count>
-inline Vector polynomial(Vector x, const float (&coefficients)[count]) {
+BERTLITE_INLINE Vector polynomial(Vector x, const float (&coefficients)[count]) {
     Vector sum = broadcast(coefficients[0]);
 #pragma GCC unroll 8
     for (int i = 1; i < count; i++) sum = multiply_add(sum, x, broadcast(coefficients[i]));
@@ -37,7 +40,7 @@ inline Vector sigmoid(Vector x) { return broadcast(1) / (broadcast(1) + exp2<fal
 // Where the result is then rounded to 8 bits, it is 1/2 + x P(x^2), off by 1.3e-4 / |x| at most; beyond |x| = 4 it is
 // 0 or 1, exactly again, as P(16) is 1/8.
 template <bool rounded>
-inline Vector gelu(Vector x) {
+BERTLITE_INLINE Vector gelu(Vector x) {
     if constexpr (rounded) {
         const Vector bounded = max(broadcast(-4.0f), min(broadcast(4.0f), x));
         const Vector p = polynomial(
@@ -78,6 +81,16 @@ Vector apply(Activation activation, Vector x) {
         case Activation::sigmoid: return sigmoid(x);
     }
     return x;
+}
+
+// Call work with a function of vectors.  With `chooses`, GELU is chosen here and not for each vector: a gain of a
+// fifth with AMX, whose products are as cheap as what follows them, and none with other instructions.
+template <bool rounded, bool chooses, class Work>
+void with_activation(long activation, Work work) {
+    if constexpr (chooses)
+        if (static_cast<Activation>(activation) == Activation::gelu)
+            return work([](Vector x) __attribute__((always_inline)) { return gelu<rounded>(x); });
+    work([=](Vector x) { return apply<rounded>(static_cast<Activation>(activation), x); });
 }
 
 }  // namespace bertlite

@@ -101,9 +101,9 @@ __attribute__((visibility("default"))) long bertlite_linear(long dtype, const Li
                 }
                 const auto* start = as_they_are ? static_cast<const Value*>(rows) : converted.data();
                 run_team(threads, 1, [&](long, Team::Member& member) {
+                    const Tiles tiles;
                     run_linear<Kind>(*linear, start, as_they_are ? inputs : padded, count, static_cast<Stored*>(to),
                                      threads, member);
-                    release_tiles();
                 });
             }
         });
@@ -111,7 +111,9 @@ __attribute__((visibility("default"))) long bertlite_linear(long dtype, const Li
 }
 
 // How many outputs are in a block, and of how many the words of 8-bit integers lie in two halves.
-__attribute__((visibility("default"))) long bertlite_block() { return BLOCK; }
+__attribute__((visibility("default"))) long bertlite_block(long dtype) {
+    return dtype == float32 ? BLOCK_OF<Float32> : BLOCK_OF<BFloat16s>;
+}
 __attribute__((visibility("default"))) long bertlite_pairs() { return Int8::pairs; }
 
 // Pack a weight, (outputs, inputs) of floats, in blocks: `words` holds round_up(outputs, GROUP) x the words of inputs.

@@ -1,8 +1,8 @@
 // Matmuls, a tile at a time: up to 6 rows of activations times a block of a weight.
 //
-// A weight lies in blocks of as many outputs as a tile takes: 64 with AVX-512, 16 with AVX2 and NEON, 8 with SSE2.  A
-// block holds, for each word of its inputs (1 float, 2 bfloat16 or 4 8-bit integers), that word of all its outputs, so
-// that a tile reads it from front to back.
+// A weight lies in blocks of as many outputs as a tile takes: 64 with AVX-512, 16 with AMX, AVX2 and NEON, 8 with
+// SSE2.  A block holds, for each word of its inputs (1 float, 2 bfloat16 or 4 8-bit integers), that word of all its
+// outputs, so that a tile reads it from front to back.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,6 @@
 
 #include "profile.h"
 #include "vectors.h"
-
-#if defined(BERTLITE_BRGEMM)
-#include <ATen/native/CPUBlas.h>
-#if !defined(CPUBLAS_BRGEMM_BF16BF16F32) || !defined(CPUBLAS_BRGEMM_U8I8I32)
-#error "this torch has no at::native::cpublas::brgemm of bfloat16 and 8-bit integers; torch 2.11 has"
-#endif
-#endif
 
 namespace bertlite {
 
@@ -43,6 +36,8 @@ constexpr bool FETCHES_TARGETS = BERTLITE_FETCHES_TARGETS;  // whether a tile's 
 
 constexpr long divide_up(long n, long by) { return (n + by - 1) / by; }
 constexpr long round_up(long n, long to) { return divide_up(n, to) * to; }
+// The size of parts that are as even as can be and no larger than `limit`.
+inline long even_part(long total, long limit) { return divide_up(total, std::max(1l, divide_up(total, limit))); }
 
 // The dtypes of a matmul: of a row, of a weight and of their sums, and how many numbers make a word of a weight.
 // `read` gives the part of a weight's words that is multiplied by one word of a row: all of it, or one of two halves.
@@ -90,6 +85,18 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
         return widened ? add_shorts(sums, (Shorts)a, (Shorts)b) : add_int8(sums, a, b);
     }
 };
+
+#if defined(BERTLITE_AMX)
+constexpr bool HAS_AMX = true;
+#else
+constexpr bool HAS_AMX = false;
+#endif
+template <class Kind>  // whether matmuls are on the tiles of AMX: of rows that are as narrow as their weights
+constexpr bool BY_AMX = HAS_AMX && sizeof(typename Kind::Value) < 4;
+template <class Kind>  // outputs in a block of such weights
+constexpr long BLOCK_OF = HAS_AMX && sizeof(typename Kind::Weight) < 4 ? 16 : BLOCK;
+template <class Kind>  // words of keys, to a multiple of which attention pads them
+constexpr long WORDS_TOGETHER = BY_AMX<Kind> ? 16 : 1;
 
 // Words of a row that are summed on their own before the rest is added: in one sum of 3072 floats each product is
 // rounded to the step of all that came before, and the error is two to six times torch's.  Sums of integers are exact.
@@ -147,7 +154,7 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
             for (int part = 0; part < parts; part++) {
                 Words b[VECTORS];
 #pragma GCC unroll 4
-                for (int j = 0; j < VECTORS; j++) b[j] = Kind::read(weight + word * BLOCK + j * LANES, part);
+                for (int j = 0; j < VECTORS; j++) b[j] = Kind::read(weight + word * BLOCK_OF<Kind> + j * LANES, part);
 #pragma GCC unroll 6
                 for (int i = 0; i < ROWS; i++) {
                     const Words a = broadcast_word(rows + i * stride + (word * parts + part) * 4);
@@ -197,48 +204,12 @@ struct Blocks {
     const uint32_t* words;
     long inputs;           // in words
     bool goes_on = false;  // whether what lies behind the last block that is multiplied will be needed soon
+    template <class Kind>
     const uint32_t* at(long output, long word) const {
-        return words + output / BLOCK * BLOCK * inputs + word * BLOCK + output % BLOCK;
+        constexpr long block = BLOCK_OF<Kind>;
+        return words + output / block * block * inputs + word * block + output % block;
     }
 };
-
-#if defined(BERTLITE_BRGEMM)
-
-// On a processor with AMX, matmuls of bfloat16 and 8-bit integers are torch's own (oneDNN's brgemm), a block at a
-// time; its layout of blocks is the same.
-template <class Kind>
-constexpr bool BY_TORCH = Kind::per_word > 1 && sizeof(typename Kind::Value) * Kind::per_word == 4;
-constexpr long TORCH_ROWS = 32;  // two tiles of AMX
-
-template <class Kind>
-void matmul_by_torch(const typename Kind::Value* rows, long stride, long count, const uint32_t* block, long words,
-                     const typename Kind::Sum* start, typename Kind::Sum* sums, long sums_stride) {
-    for (long i = 0; start && i < count; i++) std::memcpy(sums + i * sums_stride, start, BLOCK * sizeof *sums);
-    const long inputs = words * Kind::per_word;
-    if constexpr (Kind::per_word == 2) {
-        at::native::cpublas::brgemm(count, BLOCK, inputs, stride, BLOCK, sums_stride, start != nullptr,
-                                    reinterpret_cast<const at::BFloat16*>(rows),
-                                    reinterpret_cast<const at::BFloat16*>(block), sums);
-    } else if constexpr (Kind::per_word == 4) {
-        at::native::cpublas::brgemm(count, BLOCK, inputs, stride, BLOCK, sums_stride, start != nullptr, rows,
-                                    reinterpret_cast<const int8_t*>(block), sums);
-    }
-}
-
-// Release the AMX tiles that a thread has configured.
-inline void release_tiles() { at::native::cpublas::brgemm_release(); }
-
-#else
-
-template <class Kind>
-constexpr bool BY_TORCH = false;
-constexpr long TORCH_ROWS = 0;
-template <class Kind>
-void matmul_by_torch(const typename Kind::Value*, long, long, const uint32_t*, long, const typename Kind::Sum*,
-                     typename Kind::Sum*, long) {}
-inline void release_tiles() {}
-
-#endif
 
 // Rows of memory that a matmul writes to, `stride` numbers apart.
 template <class T>
@@ -271,6 +242,22 @@ struct InPlace {
 };
 constexpr InPlace in_place;
 
+}  // namespace bertlite
+
+#if defined(BERTLITE_AMX)
+#include "amx.h"
+#endif
+
+namespace bertlite {
+
+#if !defined(BERTLITE_AMX)
+struct Tiles {
+    Tiles() {}  // they need nothing
+};
+template <class Kind, class... Rest>
+void matmul_by_amx(const Rest&...) {}
+#endif
+
 // So many words of a narrow block, a multiple of WORDS_SUMMED, stay in the first cache until all rows have been
 // multiplied by them.  A longer block is multiplied in parts, and the sums of so many rows wait meanwhile.
 constexpr long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
@@ -282,11 +269,12 @@ constexpr long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
 template <class Kind, class To, class Finish>
 void matmul(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
             const typename Kind::Sum* start, long first, long last, const To& to, Finish finish) {
+    if constexpr (BY_AMX<Kind>)
+        if (weight.inputs) return matmul_by_amx<Kind>(rows, stride, count, weight, start, first, last, to, finish);
     alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
     constexpr long word_bytes = Kind::per_word * sizeof(typename Kind::Value);
-    constexpr long most_rows = BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS;
-    alignas(64) typename Kind::Sum tile_sums[stays ? 1 : NARROW ? ROWS_AT_ONCE * GROUP : most_rows * BLOCK];
+    alignas(64) typename Kind::Sum tile_sums[stays ? 1 : NARROW ? ROWS_AT_ONCE * GROUP : TILE_ROWS * BLOCK];
     const long inputs = weight.inputs;
     long sums_stride = BLOCK;
     if constexpr (stays) sums_stride = to.stride;
@@ -302,16 +290,15 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
                 const long words = std::min(part, inputs - word);
                 const bool done = word + words == inputs;
                 for (long column = from, columns; column < end; column += columns) {
-                    columns = std::min(BLOCK - column % BLOCK, end - column);
-                    const bool by_torch = BY_TORCH<Kind> && columns == BLOCK && inputs;
-                    const long tiles = divide_up(row_end - row, by_torch ? TORCH_ROWS : TILE_ROWS);
+                    columns = std::min(BLOCK_OF<Kind> - column % BLOCK_OF<Kind>, end - column);
+                    const long tiles = divide_up(row_end - row, TILE_ROWS);
                     const uint32_t* next = nullptr;
                     if (column + columns < end)
-                        next = weight.at(column + columns, word);
+                        next = weight.template at<Kind>(column + columns, word);
                     else if (!done)
-                        next = weight.at(from, word + words);
+                        next = weight.template at<Kind>(from, word + words);
                     else if (end < last || weight.goes_on)
-                        next = weight.at(end, 0);
+                        next = weight.template at<Kind>(end, 0);
                     for (long tile = 0, at = row; tile < tiles; tile++) {
                         const long size = divide_up(row_end - at, tiles - tile);  // as even as can be
                         const auto* begin = start ? start + column : nullptr;
@@ -321,16 +308,12 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
                         else if (splits)
                             sums += (column % GROUP / BLOCK * ROWS_AT_ONCE + at - row) * BLOCK;
                         if (!stays && done) prefetch_tile(to, at, size, column, columns);
-                        if (by_torch) {
-                            matmul_by_torch<Kind>(rows + at * stride, stride, size, weight.at(column, 0), inputs,
-                                                  begin, sums, sums_stride);
-                        } else {
-                            matmul_tile<Kind>(size, columns,
-                                              reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
-                                              stride * sizeof(typename Kind::Value), weight.at(column, word), words,
-                                              begin && !word ? begin : no_start, sums, sums_stride, word > 0,
-                                              {next, words, tile, tiles});
-                        }
+                        matmul_tile<Kind>(size, columns,
+                                          reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
+                                          stride * sizeof(typename Kind::Value),
+                                          weight.template at<Kind>(column, word), words,
+                                          begin && !word ? begin : no_start, sums, sums_stride, word > 0,
+                                          {next, words, tile, tiles});
                         if (done) {
                             BERTLITE_PHASE("finish");
                             finish(at, size, column, columns, sums);
@@ -344,20 +327,20 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
     }
 }
 
-// Pack a weight, (outputs, inputs), in blocks, padded with zeros to so many outputs, a multiple of BLOCK.
+// Pack a weight, (outputs, inputs), in blocks, padded with zeros to so many outputs, a multiple of a block's.
 template <class Kind>
 void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs, uint32_t* to, long padded) {
-    constexpr long per = Kind::per_word;
+    constexpr long per = Kind::per_word, size = BLOCK_OF<Kind>;
     const long words = divide_up(inputs, per);
     uint32_t staged[LANES][LANES];
-    for (long block = 0; block < padded / BLOCK; block++)
-        for (long group = 0; group < BLOCK; group += LANES)
+    for (long block = 0; block < padded / size; block++)
+        for (long group = 0; group < size; group += LANES)
             for (long word = 0; word < words; word += LANES) {
                 const long columns = std::min(LANES, words - word);
                 std::memset(staged, 0, sizeof staged);
                 const void* from[LANES];
                 for (long i = 0; i < LANES; i++) {
-                    const long output = block * BLOCK + group + i;
+                    const long output = block * size + group + i;
                     from[i] = staged[i];
                     if (output >= outputs) continue;
                     const auto* row = weight + output * inputs + word * per;
@@ -366,16 +349,16 @@ void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs,
                     else
                         std::memcpy(staged[i], row, (inputs - word * per) * sizeof *row);
                 }
-                uint32_t* start = to + (block * words + word) * BLOCK + group;
+                uint32_t* start = to + (block * words + word) * size + group;
                 if (columns == LANES) {
-                    transpose_words(from, start, BLOCK);
+                    transpose_words(from, start, size);
                 } else {
                     for (long column = 0; column < columns; column++)
-                        for (long i = 0; i < LANES; i++) start[column * BLOCK + i] = staged[i][column];
+                        for (long i = 0; i < LANES; i++) start[column * size + i] = staged[i][column];
                 }
                 if constexpr (std::is_same_v<Kind, Int8> && Int8::widened)
                     for (long column = 0; column < columns; column++)
-                        store_apart(start + column * BLOCK, load_words(start + column * BLOCK));
+                        store_apart(start + column * size, load_words(start + column * size));
             }
 }
 

@@ -22,7 +22,7 @@ def program() -> ctypes.CDLL:
     """Return the compiled program, for the instructions that the kernels use here."""
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "roof.so"
-        flags = next(each for each in usable_sets() if not each.uses_torch).flags
+        flags = next(each for each in usable_sets() if each.name != "amx").flags
         subprocess.run([*find_compiler(), *FLAGS, *flags, f"-I{SOURCES}", str(SOURCE), "-o", str(built)], check=True)
         return ctypes.CDLL(str(built))
 
@@ -40,7 +40,7 @@ class Roof:
 
     def measure(self) -> None:
         """Measure the rates once more, a fifth of a second."""
-        narrow = () if usable_sets()[0].uses_torch else ("multiply_bfloat16", "multiply_int8")
+        narrow = () if usable_sets()[0].name == "amx" else ("multiply_bfloat16", "multiply_int8")
         for name in ("multiply_float32", *narrow, *MEMORY):
             function = getattr(program(), name)
             function.restype = ctypes.c_double

@@ -4,7 +4,7 @@
     python -m scripts.stress.amx --out scripts/results/amx.json
     python -m scripts.stress.amx tests/inference/native/test_native_numbers.py -k int8
 
-emulator.c is compiled and preloaded in all processes; it executes the tile instructions of oneDNN's kernels and counts
+emulator.c is compiled and preloaded in all processes; it executes the tile instructions, ours and oneDNN's, and counts
 them.  This shows what is computed with AMX, not how fast.  Tests of float16 are left out: oneDNN computes it with
 AVX512-FP16, which is not emulated.  Needs gcc, nm and objdump, and Linux on x86-64.
 """

@@ -68,7 +68,7 @@ def test_errors_of_a_trained_model():
 
 
 @dtypes
-@pytest.mark.parametrize("name", [name for name in INSTRUCTION_SETS if name != "amx"])
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_a_sentence_does_not_depend_on_the_rest_of_its_batch(name, dtype):
     quick = natively(make_native(hidden_size=144, num_attention_heads=3, intermediate_size=101), dtype, name)
     batch = make_batch(40, 33, lengths=(*range(33, 0, -1), 5, 9, 17, 3, 1, 30, 12))
@@ -77,13 +77,6 @@ def test_a_sentence_does_not_depend_on_the_rest_of_its_batch(name, dtype):
         length = int(batch["attention_mask"][i].sum())
         alone = quick(**{key: x[i : i + 1, :length] for key, x in batch.items()}).last_hidden_state
         assert torch.equal(alone[0], together[i, :length]), (i, distance(alone[0], together[i, :length]))
-
-
-def test_8_bit_integers_do_not_depend_on_the_rest_of_the_batch_with_products_of_torch():
-    quick, batch = natively(make_native(), torch.int8, "amx"), make_batch(40, 11, lengths=(11,) * 40)
-    together = quick(**batch).last_hidden_state
-    alone = quick(**{key: x[7:8] for key, x in batch.items()}).last_hidden_state
-    assert torch.equal(alone[0], together[7])
 
 
 @dtypes
