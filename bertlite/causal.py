@@ -649,7 +649,8 @@ def ablate(
     donors = [(single, tokens_of(single)) for batch in known for single in split_examples(batch)]
     increases, losses = [], []
     with eval_mode(*task.models), torch.no_grad():
-        fixed = mean_contexts(model, known) if method == "mean" else torch.zeros(context_shape(model))
+        zeros = torch.zeros(context_shape(model), dtype=torch.float32, device="cpu")
+        fixed = mean_contexts(model, known) if method == "mean" else zeros
         values = kept_contexts(model, fixed.to(model.device))
         for batch in read:
             objective = task.objective(batch)

@@ -194,14 +194,14 @@ def test_whatever_is_wrong_is_refused_by_us(model, batch, high, data):
     rows, length = ids.shape
     pick = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
     place = torch.tensor([data.draw(st.integers(0, length - 1))])
-    shapes = ((rows, length + 1), (rows + 1, length), (length,), (rows, 2, length + 1))
+    shapes = ((rows, length + 1), (rows + 2, length), (length,), (rows, 2, length + 1))
     faults: dict[str, Any] = {
         "dtype": {"input_ids": ids.to(pick(torch.float32, torch.int8, torch.bool, torch.complex64))},
         "rank": {"input_ids": pick(ids[..., None], ids.flatten(), ids.sum())},
         "long": {"input_ids": ids.new_ones(rows, LONGEST + pick(1, 2, 9)), "attention_mask": None},
         "none": {"input_ids": ids[:, :0]},
         "mask": {"attention_mask": torch.ones(pick(*shapes))},
-        "types": {"token_type_ids": torch.full((rows + 1, length), pick(-9, 0, 9))},
+        "types": {"token_type_ids": torch.full((rows + 2, length), pick(-9, 0, 9))},
         "positions": {"position_ids": torch.full((rows, length + 1), pick(-9, 0, 99))},
         "gates": {"head_mask": torch.ones(pick((N + 1,), (L, N + 1), (L + 1, N), (L, rows + 2, N)))},
         "both": {"inputs_embeds": torch.zeros(rows, length, SIZES["hidden_size"])},

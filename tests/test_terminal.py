@@ -202,7 +202,7 @@ def test_ctrl_c_ends_long_work_without_a_traceback(home) -> None:
 
 
 COMPLETED = {
-    "bertlite p": ["parity", "prune"],
+    "bertlite p": ["pack", "parity", "prune"],
     "bertlite prune f": ["finetune"],
     "bertlite prune run --rep": ["--repairs"],
     "bertlite prune run --task r": ["regression"],

@@ -224,7 +224,7 @@ and no torch.  Its results for some texts are compared with those of sentence-tr
 nothing is written if they differ.""",
         examples=(
             "sentence-transformers/all-MiniLM-L6-v2 --dtype int8 --out packed",
-            "fast --texts texts.txt --out packed",
+            "my-model --texts texts.txt --out packed",
         ),
         record="what was written, and how it compares with the original",
         out={FOLDER: "the packed weights, the tokenizer and runtime.json"},

@@ -28,4 +28,5 @@ def describe_machine() -> dict[str, Any]:
         kernels = missing_platform() or ", ".join(each.name for each in usable_sets())
     except NativeKernelsError as error:  # of BERTLITE_NATIVE
         kernels = str(error)
-    return {**environment("cuda" if torch.cuda.is_available() else "cpu"), "kernels": kernels}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {"what": "bertlite env", **environment(device), "kernels": kernels}

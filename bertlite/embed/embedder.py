@@ -122,8 +122,7 @@ class Embedder:
 
         hub = {name: self.options[name] for name in ("revision", "token", "local_files_only") if name in self.options}
         cache = self.options.get("cache_folder") or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
-        place = locate(Source(fspath(self.model), cache_dir=cache, **hub))
-        first_existing(place, (MODULES, *CONFIG_FILES, ADAPTER))  # else it raises
+        place = find_folder(fspath(self.model), {"cache_dir": cache, **hub})
         check_modules(place)
         check_folder(Path(self.model))
         with registered():  # so that pruned checkpoints load
@@ -246,6 +245,25 @@ class Embedder:
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+def find_folder(name: str, hub: Mapping[str, Any]) -> Folder | Repository:
+    """Return the place of a model; a name without a slash is one of sentence-transformers', or else as it stands.
+
+    Raises:
+        FileNotFoundError: it is in neither place.
+    """
+    bare = "/" not in name and not Path(name).exists()
+    for each in (f"sentence-transformers/{name}", name) if bare else (name,):
+        place = locate(Source(each, **hub))
+        try:
+            first_existing(place, (MODULES, *CONFIG_FILES, ADAPTER))
+        except (OSError, ValueError):
+            if each == name:
+                raise
+        else:
+            break
+    return place
 
 
 def to_texts(column: Any) -> str | list[str]:

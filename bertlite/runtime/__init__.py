@@ -1,4 +1,4 @@
-"""Packed models without torch: numpy, tokenizers and the compiled kernels.  It imports no other room of bertlite.
+"""PackedModel models without torch: numpy, tokenizers and the compiled kernels.  It imports no other room of bertlite.
 
     model = bertlite.runtime.load("packed")  # a folder that `bertlite pack` wrote
     vectors = model.encode(["Time flies like an arrow."])
@@ -15,6 +15,7 @@ kernels/   the kernels, in C++
 """
 
 from .library import NativeKernelsError
-from .tasks import Packed, load
+from .tasks import PackedModel
 
-__all__ = ["NativeKernelsError", "Packed", "load"]
+load = PackedModel  # what a folder holds
+__all__ = ["NativeKernelsError", "PackedModel", "load"]

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from .packed import PackedFile, aligned
 from .shapes import BYTES, GROUP, LayerShape, Shape, round_up
-from .structs import ACTIVATIONS, Batch, Ids, Kernels, Matrix, Model
-from .structs import Linear as LinearStruct
+from .structs import ACTIVATIONS, Batch, Ids, Kernels, Linear, Matrix, Model
 
 NO_LIMIT = 2**62  # of positions, where there is no table of them
 Floats = NDArray[np.float32]
@@ -25,7 +24,7 @@ class States(NamedTuple):
     pooled: Floats | None
 
 
-class Linear:
+class PackedLinear:
     """A linear layer and its activation, whose weight is packed for the kernels.
 
     Args:
@@ -39,12 +38,12 @@ class Linear:
         outputs, inputs = weight.shape
         self.outputs, padded, per_word = outputs, round_up(outputs, GROUP), 4 // BYTES[self.numbers]
         self.bias = np.zeros(padded, dtype=np.float32)
-        self.bias[:outputs] = 0 if bias is None else as_floats(bias)
+        self.bias[:outputs] = 0 if bias is None else to_floats(bias)
         self.words = aligned(padded * round_up(inputs, per_word) * BYTES[self.numbers])
-        floats = np.ascontiguousarray(as_floats(weight))
+        floats = np.ascontiguousarray(to_floats(weight))
         kernels.pack(self.numbers, floats.ctypes.data, (outputs, inputs), self.words.ctypes.data, 0, 0, 1)
         matrix = Matrix(self.words.ctypes.data, self.bias.ctypes.data, 0, 0, outputs, inputs)
-        self.struct = LinearStruct(matrix, ACTIVATIONS[activation])
+        self.struct = Linear(matrix, ACTIVATIONS[activation])
 
     def __call__(self, x: NDArray[Any], threads: int = 1) -> NDArray[Any]:
         """Return (rows, O) of (rows, I), both in the dtype of the weight."""
@@ -77,10 +76,10 @@ class Encoder:
                 "embeddings that are projected before they are normalised need bertlite itself, with torch"
             )
 
-    def linear(self, name: str, activation: str = "linear") -> Linear:
+    def linear(self, name: str, activation: str = "linear") -> PackedLinear:
         """Return a linear layer of the file."""
         name = f"{self.prefix}{name}"
-        return Linear(self.kernels, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"), activation)
+        return PackedLinear(self.kernels, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"), activation)
 
     def run(
         self,
@@ -117,18 +116,18 @@ class Encoder:
             batch.hidden = hidden.ctypes.data
         if not self.kernels.run(self.numbers, self.model, batch, threads):
             raise ValueError(self.fault(ids, segments, lengths))
-        return States(as_floats(out), None if pooled is None else as_floats(pooled))
+        return States(to_floats(out), None if pooled is None else to_floats(pooled))
 
     @property
-    def head(self) -> Linear:
+    def head(self) -> PackedLinear:
         """The layer of a classifier; it is packed anew each time."""
         found = [self.tensors.get(f"classifier.{part}") for part in ("weight", "bias")]
         assert found[0] is not None
-        return Linear(self.kernels, found[0], found[1], "linear")
+        return PackedLinear(self.kernels, found[0], found[1], "linear")
 
-    def apply(self, layer: Linear, x: Floats, threads: int) -> Floats:
+    def apply(self, layer: PackedLinear, x: Floats, threads: int) -> Floats:
         """Return what a layer makes of states, in the dtype of the model; (rows, O), float32."""
-        return as_floats(layer(to_bfloat16(x) if self.dtype == np.uint16 else x, threads))
+        return to_floats(layer(to_bfloat16(x) if self.dtype == np.uint16 else x, threads))
 
     def embed(self, given: Ids, tokens: int) -> NDArray[Any]:
         """Return the embeddings as they are before their projection, (T, size)."""
@@ -183,6 +182,6 @@ def to_bfloat16(x: Floats) -> NDArray[np.uint16]:
     return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def as_floats(x: NDArray[Any]) -> Floats:
+def to_floats(x: NDArray[Any]) -> Floats:
     """Return floats, or bfloat16 given as its bits, as float32."""
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x.astype(np.float32, copy=False)

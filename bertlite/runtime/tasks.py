@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .encoder import Encoder, Floats, Linear, States
+from .encoder import Encoder, Floats, PackedLinear, States
 from .library import load_kernels
 from .packed import FILE, PackedFile, read_packed
 from .structs import Kernels
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 Spans = list[dict[str, Any]]
 
 
-class Packed:
+class PackedModel:
     """A packed folder: a sentence encoder, a cross-encoder, a classifier, or a tagger of words.
 
     Several threads may call one object.  Which calls it has, its kind says: an encoder `encode`, a cross-encoder
@@ -89,7 +89,7 @@ class Packed:
         skipped = 0 if pooling["include_prompt"] or not before else self.texts.prompt_length(before)
         vectors: list[Floats] = [EMPTY] * len(texts)
         for rows, batch, states in self.run(texts, before, progress, first_only=False):
-            for row, tokens in zip(rows, split(states.tokens, batch.lengths), strict=True):
+            for row, tokens in zip(rows, split_rows(states.tokens, batch.lengths), strict=True):
                 x = np.concatenate([POOLINGS[mode](tokens[skipped:]) for mode in pooling["modes"]])
                 for step in self.after:
                     x = step(x)
@@ -148,7 +148,7 @@ class Packed:
         for rows, batch, states in self.run(texts, "", progress, first_only=False):
             assert self.head is not None
             logits = self.encoder.apply(self.head, states.tokens, self.threads).astype(np.float64)
-            parts = zip(rows, batch.encodings, split(logits, batch.lengths), strict=True)
+            parts = zip(rows, batch.encodings, split_rows(logits, batch.lengths), strict=True)
             for row, encoding, each in parts:
                 found[row] = spans_of(texts[row], encoding, softmax(each), self.labels, self.texts.tokenizer)
         return found
@@ -174,15 +174,10 @@ class Packed:
             raise TypeError(f"{self.folder} is a {self.kind}, which has no {call}(); have: {known}")
 
 
-def load(folder: str | os.PathLike[str], threads: int | None = None, batch_tokens: int = 4096) -> Packed:
-    """Return what a packed folder holds; arguments and errors are those of `Packed`."""
-    return Packed(folder, threads, batch_tokens)
-
-
 EMPTY: Floats = np.empty(0, dtype=np.float32)
 
 
-def split(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
+def split_rows(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
     """Return the rows of each text."""
     return np.split(x, np.cumsum(lengths)[:-1])
 
@@ -215,7 +210,7 @@ def available_processors() -> int:
 # What stands between tokens and vector
 
 
-def mean(tokens: Floats) -> Floats:  # (T, D) -> (D,)
+def mean_of_tokens(tokens: Floats) -> Floats:  # (T, D) -> (D,)
     """Return the mean; numbers are added token by token, so that no processor has another order."""
     return tokens.sum(0) / np.float32(len(tokens))
 
@@ -234,7 +229,7 @@ POOLINGS: dict[str, Callable[[Floats], Floats]] = {  # by sentence-transformers'
     "cls": lambda tokens: tokens[0],
     "lasttoken": lambda tokens: tokens[-1],
     "max": lambda tokens: tokens.max(0),
-    "mean": mean,
+    "mean": mean_of_tokens,
     "mean_sqrt_len_tokens": mean_sqrt,
     "weightedmean": weighted_mean,
 }
@@ -246,7 +241,7 @@ def normalize(x: Floats) -> Floats:
     return x / np.float32(max(length, 1e-12))
 
 
-def apply_row(layer: Linear, x: Floats) -> Floats:
+def apply_row(layer: PackedLinear, x: Floats) -> Floats:
     """Return what a layer makes of one vector, by itself, so that no other vector moves a bit."""
     found: Floats = layer(x[None])[0]
     return found
@@ -263,7 +258,7 @@ def after_pooling(folder: Path, steps: list[dict[str, Any]], kernels: Kernels) -
             assert file is not None
             weight, bias = (file.tensors.get(f"{each['name']}.{part}") for part in ("weight", "bias"))
             assert weight is not None
-            layer = Linear(kernels, weight, bias, each["activation"])
+            layer = PackedLinear(kernels, weight, bias, each["activation"])
             made.append(partial(apply_row, layer))
     return made
 

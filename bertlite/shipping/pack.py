@@ -25,7 +25,7 @@ from bertlite.inference import optimize_for_inference
 from bertlite.inference.native.saving import REPLACED, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.models.base import BertModel
-from bertlite.runtime import Packed
+from bertlite.runtime import PackedModel
 from bertlite.runtime.tasks import ABOUT, AFTER, FORMAT
 from bertlite.shipping.carried import carry_tokenizer, class_for
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
@@ -106,7 +106,7 @@ def pack(
     wanted, original = original_results(fspath(checkpoint), about, texts)
     with TemporaryDirectory(prefix="bertlite-pack-") as exact:
         write(source, Path(exact), about, after, torch.float32, reproducible)
-        found = results(Packed(exact), texts)
+        found = results(PackedModel(exact), texts)
         error = largest_difference(found, wanted)
     if not error <= ALLOWED:  # nan too
         raise ValueError(
@@ -116,7 +116,7 @@ def pack(
     out = Path(folder).expanduser()
     with replacing(out, superseded=REPLACED) as new:
         write(source, new, about, after, numbers, reproducible)
-        kept = what_is_kept(about["kind"], results(Packed(new), texts), wanted)
+        kept = what_is_kept(about["kind"], results(PackedModel(new), texts), wanted)
         size = sum(path.stat().st_size for path in new.iterdir())
     return {
         "what": "bertlite pack",
@@ -207,7 +207,7 @@ def score_of(source: Source, kind: str, config: Any) -> dict[str, Any]:
 # Results
 
 
-def results(packed: Packed, texts: Sequence[str]) -> Any:
+def results(packed: PackedModel, texts: Sequence[str]) -> Any:
     """Return what a packed folder gives for texts: of a cross-encoder for each text and the one before it."""
     if packed.kind == "encoder":
         return packed.encode(texts)
@@ -224,19 +224,24 @@ def original_results(checkpoint: str, about: dict[str, Any], texts: list[str]) -
     """Return the same from the library that the checkpoint is for, and its name."""
     from bertlite.hf.registry import registered
 
-    kind = about["kind"]
+    kind, longest = about["kind"], about["texts"]["max_length"]
     with registered():  # so that pruned checkpoints load
         if kind in ("encoder", "cross-encoder"):
             library = import_optional("sentence_transformers", "packing an encoder", "embed")
             if kind == "encoder":
                 model = library.SentenceTransformer(checkpoint, device="cpu")
+                model.max_seq_length = min(model.max_seq_length or longest, longest)
                 return model.encode(texts, show_progress_bar=False), "sentence-transformers"
-            return library.CrossEncoder(checkpoint, device="cpu").predict(pairs(texts)), "sentence-transformers"
+            reranker = library.CrossEncoder(checkpoint, device="cpu", max_length=longest)
+            return reranker.predict(pairs(texts)), "sentence-transformers"
         transformers = import_optional("transformers", "packing a classifier", "hf")
         if kind == "tagger":
             task = {"task": "token-classification", "aggregation_strategy": "first"}
-            return transformers.pipeline(model=checkpoint, device="cpu", **task)(texts), "transformers"
+            tagger = transformers.pipeline(model=checkpoint, device="cpu", **task)
+            tagger.tokenizer.model_max_length = longest
+            return tagger(texts), "transformers"
         classifier = transformers.pipeline("text-classification", checkpoint, top_k=None, device="cpu")
+        classifier.tokenizer.model_max_length = longest
         found = [{each["label"]: each["score"] for each in row} for row in classifier(texts, truncation=True)]
         return np.array([[row[label] for label in about["labels"]] for row in found]), "transformers"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from bertlite.config import BertConfig
 from bertlite.stack.attention import PACKING, Backend, LayerContext, Requirements, select
 from bertlite.stack.cache import KeyValueCache
-from bertlite.stack.disentangled import silences_padding, without_padding
+from bertlite.stack.disentangled import zero_padding
 from bertlite.stack.inputs import (
     ForwardArgs,
     Mask,
@@ -121,15 +121,13 @@ class BertBody(Body, Generic[Out]):
         states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         args = ForwardArgs(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, head_mask, encoder_hidden_states,
-            encoder_attention_mask, cu_seqlens, first_token_only, attentions, states, self.skips_padding(skip_padding),
-            self.attention_name(),
-            inputs_embeds if input_ids is None else input_ids,
+            encoder_attention_mask, cu_seqlens, first_token_only, attentions, states, skip_padding,
+            self.attention_name(), inputs_embeds if input_ids is None else input_ids,
         )  # fmt: skip
         keeps = bool(config.is_decoder) and self.returns_cache(use_cache)  # an encoder has no next token to keep for
         past = past_key_values
         cache = self.cache_for(past, encoder_hidden_states is not None) if keeps or past is not None else None
-        recomputes = past is not None and self.recomputes()
-        checked = None if past is None else cache
+        recomputes, checked = past is not None and self.recomputes(), None if past is None else cache
         check_inputs(args, config, self.limits or config, self.embeddings, checked, recomputes)
         parts, layout = self.encode(args, cache)
         parts["past_key_values"] = self.cache_out(cache) if keeps else None
@@ -145,8 +143,8 @@ class BertBody(Body, Generic[Out]):
             positions = args.positions(config, 0 if cache is None else cache.length)
         packed = layout.pack_inputs(args.input_ids, args.token_type_ids, positions, args.inputs_embeds)
         x = self.embeddings(*packed)  # (B, S, D) or (T, D)
-        if silences_padding(config) and not layout.packs:
-            x = without_padding(x, args.attention_mask)
+        if config.position_embedding_type == "disentangled" and not (config.is_decoder or layout.packs):
+            x = zero_padding(x, args.attention_mask)
         inputs = self.layer_context(args, layout, x, cache)
         x, states = self.run_encoder(x, inputs)
         weights, cross_weights = inputs.weights, None if inputs.encoder is None else inputs.encoder.weights
@@ -237,32 +235,30 @@ class BertBody(Body, Generic[Out]):
         not say, an encoder with `leaves_padding_out`, as that of the native kernels, does so, and "auto" does if that
         pays and changes the result by rounding alone: a head reads the first token of each sequence alone.
         """
-        if not values_readable(mask):
-            return "a graph may not depend on the values of one mask"
+        told = getattr(self.encoder, "skip_padding", None)  # of `optimize_for_inference`
+        asked = args.skip_padding if told is None else told
+        leaves = asked or (args.attention != "eager" and getattr(self.encoder, "leaves_padding_out", False))
+        if asked is False:
+            return "a head reads them"
         if mask.dim() != 2:
             return f"a {mask.dim()}-D mask says more than which positions are padding"
-        if args.skip_padding is False:
-            return "a head reads them"
         if args.output_attentions:
             return "attentions are returned"
         if cached or self.config.is_decoder or self.embeddings.training:
             return "a decoder, or a model that trains, computes them"
-        if args.skip_padding or (self.leaves_padding_out and args.attention != "eager"):
+        if not (leaves or args.first_token_only):
+            return "they are returned"
+        if not values_readable(mask):
+            return "a graph may not depend on the values of one mask"
+        if leaves:
             return None
         if args.attention != "auto" or not self.may_skip_padding():
             return f"attention {args.attention!r} computes what it does in transformers, bit for bit"
-        if not args.first_token_only:
-            return "they are returned"
         if not (mask.device == args.tokens.device == CPU) or mask.numel() < MIN_POSITIONS:  # or one waits for a GPU
             return "leaving them out does not pay"
         if int(mask.count_nonzero()) > MAX_FILL * mask.numel():
             return "most of them hold tokens"
         return "hooks may see them" if has_hooks_within(self) else None
-
-    def skips_padding(self, asked: bool | None) -> bool | None:
-        """Return what a caller asked for, or what `optimize_for_inference` was told."""
-        told: bool | None = getattr(self.encoder, "skip_padding", None)
-        return asked if told is None else told
 
     @property
     def leaves_padding_out(self) -> bool:
@@ -300,7 +296,7 @@ class BertBody(Body, Generic[Out]):
         is_causal = config.is_decoder and not crosses
         causal = causal_mask(layout.length, layout.keys, layout.device) if is_causal else None
         shape = layout.batch, layout.length, layout.keys
-        evenly = silences_padding(config) and not crosses
+        evenly = config.position_embedding_type == "disentangled" and not (config.is_decoder or crosses)
         return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name, evenly)
 
     def may_skip_padding(self) -> bool:

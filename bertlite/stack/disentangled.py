@@ -113,13 +113,8 @@ def disentangled_bias(attention: Any, distances: Tensor, table: DistanceTable | 
     return scores
 
 
-def silences_padding(config: Any) -> bool:
-    """Return whether embeddings of padding are zeros, and its queries attend to all keys alike, as in transformers."""
-    return config.position_embedding_type == "disentangled" and not config.is_decoder
-
-
-def without_padding(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return embeddings, (B, S, D), with zeros for padding."""
+def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return embeddings, (B, S, D), with zeros for padding; its queries then attend to all keys alike."""
     return x if mask is None or mask.dim() != 2 else x * (mask != 0)[..., None]
 
 

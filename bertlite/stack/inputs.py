@@ -159,7 +159,7 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
     ):
         if isinstance(ids, Tensor):  # torch.fx traces with stand-ins
             shape, full = tuple(ids.shape), (batch, longest) if in_rows else tuple(given.shape[:1])
-            if not (shape == full or (in_rows and broadcasts(shape, full))):
+            if shape != full and not (in_rows and broadcasts(shape, full)):
                 beside = ", or what broadcasts to it" if in_rows else ""
                 raise ValueError(f"{name} has shape {shape}; expected {full}{beside}")
         if ids is not None:
@@ -301,7 +301,7 @@ def check_shape(mask: Tensor, full: tuple[int, int, int, int], name: str) -> Non
     fits = {2: (batch, keys), 3: (batch, queries, keys), 4: full}.get(mask.dim())
     if fits is None:
         raise ValueError(f"{name} has {mask.dim()} dimensions, shape {shape}; expected 2, 3 or 4")
-    if not broadcasts(shape, fits) or (mask.dim() < 4 and shape[-1] != keys):
+    if shape != fits and (not broadcasts(shape, fits) or (mask.dim() < 4 and shape[-1] != keys)):
         raise ValueError(f"{name} has shape {shape}; expected {fits}, or 1 in place of any but the last")
 
 

@@ -1,6 +1,6 @@
 """Draw the speed of each commit whose record git holds.
 
-    python -m scripts.make.speed_history                                  # scripts/results/speed-history.png
+    python -m scripts.make.speed_history                                  # speed-history.png
     python -m scripts.make.speed_history --record speed-avx2 --out x.png  # another record
 
 Each point is a version of the record in scripts/results, measured at the commit that it names: times faster than
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", default="speed", help="a name under scripts/results (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=ROOT / RESULTS / "speed-history.png", help="the picture")
+    parser.add_argument("--out", type=Path, default=Path("speed-history.png"), help="the picture")
     args = parser.parse_args(argv)
     points = [point for point in history(f"{RESULTS}/{args.record}.json") if point.ratios]
     if not points:

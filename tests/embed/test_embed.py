@@ -26,6 +26,7 @@ from bertlite.cli import main
 from bertlite.embed import Embedder
 from bertlite.embed import job as job_module
 from bertlite.embed.command import read_placement
+from bertlite.embed.embedder import find_folder
 from bertlite.embed.job import Job, Rows, run, write_shard
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.native import choice
@@ -67,6 +68,17 @@ def write_checkpoint(folder: Path, pruned: Mapping[int, Iterable[int]] | None = 
 @pytest.fixture(scope="module")
 def embedder(checkpoint: Path) -> Embedder:
     return Embedder(checkpoint)
+
+
+def test_a_name_without_a_slash_is_one_of_sentence_transformers(checkpoint, monkeypatch, tmp_path):
+    for owner in ("models--sentence-transformers--tiny", "models--bare"):
+        shutil.copytree(checkpoint, tmp_path / owner / "snapshots" / ("0" * 40))
+        (tmp_path / owner / "refs").mkdir()
+        (tmp_path / owner / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert find_folder("tiny", {}).source.name == "sentence-transformers/tiny"
+    assert find_folder("bare", {}).source.name == "bare"
 
 
 @pytest.mark.parametrize("name", ["nowhere", "models/nowhere", "/nowhere"])

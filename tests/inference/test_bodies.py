@@ -289,6 +289,7 @@ def test_the_layers_that_are_there_count_and_are_run_in_chunks(family: str) -> N
     assert_same(real(quick(**batch)[0], batch), real(model(**batch)[0], batch))
 
 
+@pytest.mark.filterwarnings("ignore:.*activation_checkpointing:FutureWarning")  # the name of 4.57 too
 def test_hooks_that_gradient_checkpointing_leaves_are_passed_over_and_no_others() -> None:
     model = model_of("Bert").to(F64)
     model.gradient_checkpointing_enable()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.inference.native.weights import aligned
+from bertlite.inference.native.weights import aligned_tensor
 from bertlite.runtime.shapes import BYTES, GROUP, round_up
 from bertlite.runtime.structs import ACTIVATIONS, Kernels, Linear, Matrix
 
@@ -35,7 +35,7 @@ class NativeLinear(nn.Module):
         outputs, words = round_up(self.outputs, GROUP), -(-self.inputs // per_word)
         block = self.kernels.blocks(self.numbers).outputs
         shape = torch.Size((outputs // block, words, block, per_word))
-        packed = aligned(shape.numel() * BYTES[self.numbers]).view(self.dtype).view(shape)
+        packed = aligned_tensor(shape.numel() * BYTES[self.numbers]).view(self.dtype).view(shape)
         sizes, threads = (self.outputs, self.inputs), torch.get_num_threads()
         self.kernels.pack(self.numbers, floats.data_ptr(), sizes, packed.data_ptr(), 0, 0, threads)
         return packed

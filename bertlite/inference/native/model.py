@@ -173,7 +173,8 @@ class NativeBertModel(BertModel):
         given.ids, given.mask, given.segments, given.positions, given.ends = map(
             address, (input_ids, mask, segments, positions, ends)
         )
-        skips = self.skips_padding(skips) is not False or self.attention_name() in PACKING
+        told = self.encoder.skip_padding
+        skips = (skips if told is None else told) is not False or self.attention_name() in PACKING
         given.takes_padding = skips and (first_only or not encoded)  # a head of tokens takes them without padding
         given.keeps_order = self.config.position_embedding_type != "absolute"
         if self.config.positions_skip_padding:

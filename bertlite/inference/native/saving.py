@@ -28,7 +28,7 @@ from bertlite.inference.native.conversion import run_natively_
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import NativeBertModel
-from bertlite.inference.native.weights import NativeWeights, shape_of
+from bertlite.inference.native.weights import NativeWeights, stack_shape
 from bertlite.inference.support import missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
@@ -65,7 +65,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     encoder = model.base_model.encoder
     assert isinstance(encoder, NativeEncoder)
     shape = encoder.weights.shape
-    if shape != shape_of(model.config, shape.numbers, shape.blocks):
+    if shape != stack_shape(model.config, shape.numbers, shape.blocks):
         raise ValueError(f"this {name} cannot be saved: its layers are not those that its config describes")
     about = {
         "format": FORMATS[-1],
@@ -155,7 +155,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
     unsupported = missing_for_native(model, getattr(torch, numbers))
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
-    shape = shape_of(config, numbers, Blocks(*map(int, about["blocks"])))
+    shape = stack_shape(config, numbers, Blocks(*map(int, about["blocks"])))
     kernels, weights = load_kernels(about.get("reproducible") is True), packed_weights(file, path, shape)
     model = run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels)
     described = json.loads(to_json(describe(model))) if about["format"] > FORMATS[0] else {}

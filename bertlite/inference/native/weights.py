@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertlite.config import RELATIVE, BertConfig, kept_heads, pruned_neurons
-from bertlite.runtime.packed import aligned as aligned_bytes
-from bertlite.runtime.packed import in_blocks, pack_matrix
+from bertlite.runtime.packed import aligned, in_blocks, pack_matrix
 from bertlite.runtime.shapes import ALIGNMENT, MATRICES, TABLES, VECTORS, LayerShape, Shape, round_up
 from bertlite.runtime.structs import Blocks, Kernels
 from bertlite.stack.disentangled import project_table, table_rows
@@ -27,7 +26,7 @@ from bertlite.stack.modules import BertLayer, distance_buckets
 MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
 
 
-def shape_of(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
+def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
     """Return the shape of the stack that a config describes."""
     neurons = {layer: len({*gone}) for layer, gone in pruned_neurons(config).items()}
     return Shape(
@@ -76,8 +75,8 @@ class NativeWeights:
             LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
             for layer in layers
         )
-        shape = replace(shape_of(config, numbers, kernels.blocks(numbers)), layers=tuple(left))
-        data = aligned(shape.size())
+        shape = replace(stack_shape(config, numbers, kernels.blocks(numbers)), layers=tuple(left))
+        data = aligned_tensor(shape.size())
         ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
         for start, count in weights.at.values():
@@ -156,9 +155,9 @@ def bias_of(part: nn.Linear) -> Tensor:
     return part.weight.new_zeros(part.out_features) if part.bias is None else part.bias
 
 
-def aligned(size: int) -> Tensor:
+def aligned_tensor(size: int) -> Tensor:
     """Return so many bytes of memory, aligned to a cache line."""
-    return torch.from_numpy(aligned_bytes(size))
+    return torch.from_numpy(aligned(size))
 
 
 def ask_for_huge_pages(start: int, size: int) -> None:

@@ -17,7 +17,7 @@ from bertlite.parity.command import demo_checkpoint
 from bertlite.runtime.library import INSTRUCTION_SETS, NativeKernelsError, load_kernels, usable_sets
 
 pytestmark = native
-GOLDEN = Path(__file__).parents[2] / "golden" / "native_bits.json"
+GOLDEN = Path(__file__).with_name("native_bits.json")
 DTYPES = (torch.float32, torch.int8)
 SETS = [name for name in INSTRUCTION_SETS if INSTRUCTION_SETS[name].rounds_once]
 MODELS: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def test_every_set_of_instructions_gives_the_same_bits(name, kind, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SETS)
 def test_a_trained_model_gives_the_bits_of_every_other_machine(name, dtype):
-    """`tests/golden/native_bits.json` holds their hashes, by dtype and number of tokens."""
+    """`native_bits.json` holds their hashes, by dtype and number of tokens."""
     folder = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
     quick = natively(BertModel.from_pretrained(folder), dtype, name, reproducible=True)
     found = {str(len(ids)): digest(quick(torch.tensor([ids])).last_hidden_state) for ids in TEXTS}
