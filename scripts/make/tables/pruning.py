@@ -80,8 +80,8 @@ def budgets_brief() -> str:
     counts = sorted({row["tasks"] for row in rows.values()})
     text = (
         f"Points lost: means over {' or '.join(map(str, counts))} tasks of a MiniLM, ± half of a 95 %"
-        f" interval; x: speed. Equal time: {found['minutes']:g} CPU minutes. {' and '.join(PEERS)} read labels,"
-        " in equal time all."
+        f" interval; x: speed. Equal time: {found['minutes']:g} CPU minutes. {' and '.join(PEERS)} read labels;"
+        " in equal time every method does."
     )
     return table(["MACs", NAME, *PEERS], body, text)
 
