@@ -7,7 +7,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "notebooks" / "docs"
-PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("index", "quickstart", "clients", "runtime", "embed", "serving", "families"))]
+PAGES = [
+    ROOT / "README.md",
+    *(
+        DOCS / f"{name}.md"
+        for name in ("index", "quickstart", "clients", "runtime", "embed", "serving", "families", "native")
+    ),
+]
 NOT_PROSE = re.compile(
     r"^```.*?^```$|^<!-- ([a-z]+) -->$.*?^<!-- /\1 -->$|<!--.*?-->|^(?:\||#|!\[).*?$", re.MULTILINE | re.DOTALL
 )
