@@ -11,7 +11,7 @@ PAGES = [
     ROOT / "README.md",
     *(
         DOCS / f"{name}.md"
-        for name in ("index", "quickstart", "clients", "runtime", "embed", "serving", "families", "native")
+        for name in ("index", "quickstart", "clients", "runtime", "embed", "serving", "families", "native", "budget")
     ),
 ]
 NOT_PROSE = re.compile(
