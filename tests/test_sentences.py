@@ -11,7 +11,21 @@ PAGES = [
     ROOT / "README.md",
     *(
         DOCS / f"{name}.md"
-        for name in ("index", "quickstart", "clients", "runtime", "embed", "serving", "families", "native", "budget")
+        for name in (
+            "index",
+            "quickstart",
+            "clients",
+            "runtime",
+            "embed",
+            "serving",
+            "families",
+            "native",
+            "budget",
+            "pruning",
+            "shipping",
+            "performance",
+            "commands",
+        )
     ),
 ]
 NOT_PROSE = re.compile(
