@@ -25,6 +25,9 @@ PAGES = [
             "shipping",
             "performance",
             "commands",
+            "proof",
+            "own_data",
+            "security",
         )
     ),
 ]
