@@ -232,7 +232,7 @@ nothing is written if they differ.""",
     )
     add_checkpoint(action)
     action.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16 or int8")
-    text = "a text in each line, to compare results on (default: eight that are built in)"
+    text = "a text in each line, to compare results on (default: some that are built in)"
     action.add_argument("--texts", type=Path, metavar="FILE", help=text)
     text = "give the same bits on every processor, in float32 or int8"
     action.add_argument("--reproducible", action="store_true", help=text)

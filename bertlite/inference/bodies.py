@@ -7,7 +7,6 @@ BERT: the encoder inside a SentenceTransformer, a CrossEncoder, a pipeline or a 
 import copy
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, SimpleNamespace
@@ -21,7 +20,7 @@ from bertlite.checkpoint.families import FAMILIES, Origin
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.inference.holders import SAVING, copy_module, copy_with, modules_of, refuse_saving_
-from bertlite.inference.readers import BODIES, mark_labels, reader_of, reads_labels
+from bertlite.inference.readers import BODIES, mark_labels, reader_of, reads_labels, role_of, warn_of
 from bertlite.inference.runtime import InferenceModel, check_no_gradients, raise_missing
 from bertlite.inference.support import DROPOUT, HOMES, is_of_home, kind_of, own_code, refuse_optimised
 from bertlite.inference.verification import encoder_of
@@ -42,7 +41,10 @@ READ = (  # of the keywords that a body of transformers passes on, those that an
     *("is_causal", "position_bias", "dropout", "scaling", "sliding_window", "softcap"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
 )
-INERT = ("training", "gradient_checkpointing", "layer_idx", "n_layers", "name_or_path", "loss_type")  # of modules
+INERT = (  # of modules; the last one keeps the name of attention that the model was made with
+    *("training", "gradient_checkpointing", "layer_idx", "n_layers", "name_or_path", "loss_type"),
+    "attn_implementation",
+)
 
 
 def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding: bool | None) -> Thing:
@@ -73,12 +75,7 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
         quick, config = optimise(as_bert(name, body)), copy.deepcopy(body.config, made)
         made[id(body)] = OptimizedBody(body, quick, config, reader, reads_states, skip_padding)
         if reader is not None and skip_padding is None and made[id(body)].attention not in ("eager", *PACKING):
-            warnings.warn(
-                f"{name} computes padding, since a {reader} may read it: batches of texts of different lengths take"
-                " longer; if it reads none, optimize_for_inference(…, skip_padding=True) leaves padding out",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warn_of(name, reader)
     copied = copy_with(thing, made)
     finish_(copied)
     if verify:
@@ -262,7 +259,7 @@ def pools_flat(part: Any) -> bool:
 
     One that leaves prompts out is not, as 5.7 pools them then.
     """
-    is_theirs = type(part).__module__.startswith("sentence_transformers.") and type(part).__name__ == "Pooling"
+    is_theirs = type(part).__name__ == "Pooling" and role_of(part, set()) == "pools"
     return is_theirs and hasattr(part, "_forward_flattened") and bool(part.include_prompt)
 
 
@@ -335,7 +332,7 @@ class OptimizedBody(nn.Module):
         if len(rest) > len(self.arguments) - 2:
             raise TypeError(f"an optimised encoder takes {len(self.arguments)} arguments, not {2 + len(rest)}")
         given = {**dict(zip(self.arguments[2:], rest, strict=False)), **given}
-        inputs = {name: given.pop(name, None) for name in INPUTS}
+        inputs = {name: given.pop(name, None) for name in INPUTS if name in self.arguments}
         asked = {name: given.pop(name, None) for name in ASKED}
         asked = {name: getattr(self.config, name) if x is None else x for name, x in asked.items()}
         if not isinstance(states := asked["output_hidden_states"], bool):

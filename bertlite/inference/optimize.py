@@ -9,6 +9,7 @@ from bertlite.checkpoint.checks import DTYPES as WEIGHTS
 from bertlite.inference.bodies import optimize_bodies
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
+from bertlite.inference.readers import reader_of, warn_of
 from bertlite.inference.runtime import InferenceModel
 from bertlite.inference.support import check_unaltered, refuse_optimised
 from bertlite.inference.verification import verify_model
@@ -117,6 +118,10 @@ def optimize_for_inference(
     required = backend == "native" or dtype == torch.int8 or reproducible
     kernels = require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype)
     copied = plain_copy(model, dtype) if kernels is None else native_copy(model, dtype, kernels)
+    reader = reader_of(model, model.base_model)
+    if kernels is not None and skip_padding is None and reader is not None:
+        skip_padding = False
+        warn_of(type(model).__name__, reader)
     quick = InferenceModel(copied, PLAIN if kernels is None else "native", dtype, skip_padding)
     if verify:
         verify_model(model, quick)

@@ -5,6 +5,7 @@ not to is in one table, by exact class.  For anything else padding is computed, 
 """
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from bertlite.stack.body import has_hooks
 
 Role = Literal["holds", "each", "pools", "ends"]
 # "holds": computes nothing of its own.  "each": computes each position by itself, if its parts do.  "pools": makes one
-# result of a text and reads no padding, but a module around it may take the positions from within.  "ends": none may.
+# result of a text and reads no padding, but what is around it may take the positions from within.  "ends": none may.
 BODIES = (
     *("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet"),
     "DebertaV2",
@@ -38,8 +39,11 @@ KNOWN: dict[tuple[str, str], Role] = {
         for head, role in HEADS.items()
         if (family, head) != ("Electra", "ForMultipleChoice")  # whose summary may be a mean of all positions
     },
-    ("transformers", "TokenClassificationPipeline"): "ends",
-    ("transformers", "FillMaskPipeline"): "ends",
+    ("bertlite", "BertForQuestionAnswering"): "each",  # which asks for padding
+    **{
+        ("transformers", f"{task}Pipeline"): "ends"
+        for task in ("TextClassification", "ZeroShotClassification", "TokenClassification", "FillMask")
+    },
     **{
         ("sentence_transformers", name): "holds"
         for name in ("SentenceTransformer", "SparseEncoder", "CrossEncoder", "Router", "Transformer", "MLMTransformer")
@@ -81,6 +85,16 @@ def reader_of(thing: object, body: nn.Module, states: bool = False) -> str | Non
     return next((reader for way in found if (reader := reader_on(way, states))), None) if found else kind_of(thing)
 
 
+def warn_of(name: str, reader: str) -> None:
+    """Warn that padding is computed for a reader."""
+    warnings.warn(
+        f"{name} computes padding, since a {reader} may read it: batches of texts of different lengths take longer; if"
+        " it reads none, optimize_for_inference(…, skip_padding=True) leaves padding out",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
 def ways(thing: Any, body: nn.Module, depth: int = DEPTH, seen: tuple[int, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield each way from an object to an encoder inside it: (the object, …, the encoder)."""
     if thing is body:
@@ -100,15 +114,16 @@ def ways(thing: Any, body: nn.Module, depth: int = DEPTH, seen: tuple[int, ...] 
 def reader_on(way: tuple[Any, ...], states: bool) -> str | None:
     """Return the first part on the way outwards from an encoder that is not known."""
     *holders, inner = way
-    body, pooled = {id(part) for part in inner.modules()}, False
+    body, pooled, hidden = {id(part) for part in inner.modules()}, False, False
     for holder in reversed(holders):
         for part in (*parts_after(holder, inner), holder):
             role = role_of(part, body)
-            if role == "ends" or (role is None and pooled and not isinstance(part, nn.Module)):
+            if role == "ends" or (role is None and hidden and not isinstance(part, nn.Module)):
                 return None
             if role is None:
                 return kind_of(part)
             pooled |= role == "pools" and not states
+            hidden |= pooled and library_of(part) == "sentence_transformers"  # whose encoder few call by itself
         inner = holder
     return None
 
@@ -127,12 +142,16 @@ def role_of(part: Any, body: set[int]) -> Role | None:
     Args:
         body: the modules of the encoder, by id, which are checked elsewhere.
     """
-    role = KNOWN.get((type(part).__module__.partition(".")[0], type(part).__qualname__))
+    role = KNOWN.get((library_of(part), type(part).__qualname__))
     if role is None or not isinstance(part, nn.Module):
         return role
     inside = [each for each in part.modules() if id(each) not in body and each is not part]
     known = role in ("holds", "ends") or all(map(is_pointwise, inside))
     return role if known and not has_hooks(part) and own_method(part) is None else None
+
+
+def library_of(part: Any) -> str:
+    return type(part).__module__.partition(".")[0]
 
 
 def is_pointwise(part: nn.Module) -> bool:

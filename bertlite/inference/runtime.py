@@ -102,7 +102,7 @@ class InferenceModel(nn.Module):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "InferenceModel":
-        """Return a model that `save` wrote, its weights mapped from the file.
+        """Return a model that `save` wrote; its packed weights are read and compared with their checksum.
 
         Raises:
             FileNotFoundError: the folder lacks the file.

@@ -6,6 +6,7 @@ Shapes:  B texts · T tokens of all of them · D numbers of a vector · L labels
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from .structs import Kernels
 from .tagging import spans_of
 from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches
 
-ABOUT = "runtime.json"
+ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
 AFTER = "after.safetensors"  # weights of what stands after pooling
 FORMAT = 1  # of runtime.json
 CALLS = {"encoder": ("encode",), "cross-encoder": ("predict", "rank"), "classifier": ("predict",), "tagger": ("tag",)}
@@ -48,14 +49,15 @@ class PackedModel:
 
     def __init__(self, folder: str | os.PathLike[str], threads: int | None = None, batch_tokens: int = 4096) -> None:
         self.folder = Path(folder).expanduser()
-        about = read_json(self.folder / ABOUT)
+        about = read_runtime_json(self.folder / ABOUT)
         self.kind: str = about["kind"]
         self.labels: list[str] = about.get("labels", [])
         self.threads, self.batch_tokens = available_processors() if threads is None else threads, batch_tokens
-        if self.threads < 1 or self.batch_tokens < 1:
-            raise ValueError(f"threads is {threads} and batch_tokens {batch_tokens}; each must be 1 or more")
+        for name in ("threads", "batch_tokens"):
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be an integer, 1 or more")
         settings = {**about["texts"], "prompts": tuple(map(tuple, about["texts"]["prompts"].items()))}
-        self.texts = Texts(self.folder / "tokenizer.json", TextSettings(**settings))
+        self.texts = Texts(self.folder / TOKENIZER, TextSettings(**settings))
         self.about, file = about, read_packed(self.folder / FILE)
         kernels = load_kernels(file.about.get("reproducible") is True)
         self.encoder = Encoder(file, kernels)
@@ -182,7 +184,7 @@ def split_rows(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
     return np.split(x, np.cumsum(lengths)[:-1])
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_runtime_json(path: Path) -> dict[str, Any]:
     """Return what a folder says of itself; ValueError if it has another format."""
     if not path.is_file():
         raise FileNotFoundError(
@@ -194,7 +196,14 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON ({error}): pack the model again") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT or values.get("kind") not in CALLS:
         raise ValueError(f"{path} is not of format {FORMAT}, which this bertlite reads: pack the model again")
+    if values.pop("crc32", None) != checksum_of(values, path.with_name(TOKENIZER)):
+        raise ValueError(f"{path} or {TOKENIZER} is damaged: its bytes are not those that were written; pack it again")
     return values
+
+
+def checksum_of(values: dict[str, Any], tokenizer: Path) -> str:
+    """Return the checksum of what a folder says of itself, and of its tokenizer."""
+    return f"{zlib.crc32(tokenizer.read_bytes(), zlib.crc32(json.dumps(values, sort_keys=True).encode())):08x}"
 
 
 def available_processors() -> int:

@@ -1,6 +1,7 @@
 """Texts to token ids, as the library of the folder would, by tokenizers alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
+from tokenizers.normalizers import Lowercase, Sequence
 
 Pair = tuple[str, str]
 CHUNK = 4096  # texts that are tokenized at once
@@ -45,7 +47,7 @@ class TextSettings:
 class TokenBatch:
     """Encoded texts, one after another: ids and segments, (T,), and how many tokens each has."""
 
-    def __init__(self, encodings: Sequence[Encoding], segments: bool) -> None:
+    def __init__(self, encodings: Several[Encoding], segments: bool) -> None:
         self.encodings, self.lengths = encodings, [len(each) for each in encodings]
         self.ids: NDArray[np.int64] = np.array([i for each in encodings for i in each.ids], dtype=np.int64)
         self.segments: NDArray[np.int64] | None = None
@@ -57,11 +59,17 @@ class Texts:
     """The tokenizer of a folder, with its settings."""
 
     def __init__(self, path: Path, settings: TextSettings) -> None:
-        self.settings, self.tokenizer = settings, Tokenizer.from_file(str(path))
+        try:
+            self.settings, self.tokenizer = settings, Tokenizer.from_file(str(path))
+        except Exception as error:  # of no narrower class
+            raise ValueError(f"{path} is damaged: {error}; pack the model again") from None
+        if settings.lower_case:  # as sentence-transformers does, which spares special tokens
+            before = self.tokenizer.normalizer
+            self.tokenizer.normalizer = Sequence([Lowercase(), *([] if before is None else [before])])
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(settings.max_length, direction=settings.truncation_side)
 
-    def encode(self, texts: Sequence[str | Pair], prompt: str = "") -> list[Encoding]:
+    def encode(self, texts: Several[str | Pair], prompt: str = "") -> list[Encoding]:
         """Return the encodings of texts, or of pairs of texts.
 
         Raises:
@@ -72,23 +80,20 @@ class Texts:
 
     def prepare(self, index: int, text: Any, prompt: str) -> str | Pair:
         if isinstance(text, str):
-            return self.clean(prompt + text)
+            return prompt + text
         if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(part, str) for part in text):
-            return self.clean(text[0]), self.clean(text[1])
+            return text[0], text[1]
         raise TypeError(f"text {index} is {text!r:.80}; give a string, or a pair of them")
-
-    def clean(self, text: str) -> str:
-        return text.lower() if self.settings.lower_case else text
 
     def prompt_length(self, prompt: str) -> int:
         """Return how many tokens a prompt takes before a text: its own and those before it, without the last one."""
-        return len(self.tokenizer.encode(self.clean(prompt))) - 1
+        return len(self.tokenizer.encode(prompt)) - 1
 
-    def batch(self, encodings: Sequence[Encoding]) -> TokenBatch:
+    def batch(self, encodings: Several[Encoding]) -> TokenBatch:
         return TokenBatch(encodings, self.settings.segments)
 
 
-def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+def batches(lengths: Several[int], tokens: int) -> Iterator[list[int]]:
     """Yield the indices of texts in batches of at most so many tokens, the longest text first.
 
     A text with more tokens is a batch of its own.

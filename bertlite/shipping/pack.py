@@ -5,6 +5,7 @@ sentence-transformers' CrossEncoder or of a pipeline of transformers.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -26,11 +27,12 @@ from bertlite.inference.native.saving import REPLACED, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.models.base import BertModel
 from bertlite.runtime import PackedModel
-from bertlite.runtime.tasks import ABOUT, AFTER, FORMAT
+from bertlite.runtime.tasks import ABOUT, AFTER, FORMAT, TOKENIZER, checksum_of
 from bertlite.shipping.carried import carry_tokenizer, class_for
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.extras import import_optional
-from bertlite.support.records import write_json
+from bertlite.support.records import to_json, write_json
+from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import last_name, read_modules, read_pooling
 
@@ -52,14 +54,18 @@ KINDS = {  # by class: the calls of the runtime
 }
 WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that nobody has read since."
 TEXTS = (
-    *("", " ", "a", "Time flies like an arrow.", " Où est la gare ? 駅はどこですか。\n", WORDS),
-    *(f"{WORDS} " * times for times in (4, 60)),
+    *("", " ", "a", "Time flies like an arrow.", "[SEP] İstanbul [MASK] ΑΣ"),
+    *(" Où est la gare ? 駅はどこですか。\n", WORDS, f"{WORDS} " * 4, f"{WORDS} " * 60),
 )
 
 
 def main(args: argparse.Namespace) -> int:
     """Pack a checkpoint, and print its size and how near its results are."""
-    texts = None if args.texts is None else [line.strip() for line in args.texts.read_text("utf-8").splitlines()]
+    texts: list[str] | None = None
+    if args.texts is not None:
+        texts = [text for _, (text,) in read_rows(Table(args.texts, [("text", TEXT)]))]
+        if not texts:
+            raise ValueError(f"{args.texts} has no texts; leave --texts out for those that are built in")
     record = pack(args.checkpoint, args.folder, dtype=args.dtype, texts=texts, reproducible=args.reproducible)
     print(f"{args.folder}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB")
     print(
@@ -141,7 +147,8 @@ def write(
     carry_tokenizer(source, folder, model.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
-    write_json(folder / ABOUT, about)
+    known = json.loads(to_json(about))
+    write_json(folder / ABOUT, {**known, "crc32": checksum_of(known, folder / TOKENIZER)})
 
 
 # What a checkpoint says of itself

@@ -60,13 +60,13 @@ class States(nn.Module):
 
 
 class Holder:
-    """No module: its class says nothing, and it asks for hidden states."""
+    """No module: its class says nothing, and it takes the states of a classifier's encoder."""
 
     def __init__(self) -> None:
         self.model = stock("BertForSequenceClassification")
 
     def __call__(self, **batch: torch.Tensor) -> torch.Tensor:
-        return self.model(**batch, output_hidden_states=True).hidden_states[-1].mean(1)
+        return self.model.bert(**batch)[0].mean(1)
 
 
 READERS = {
@@ -91,11 +91,10 @@ def hooked(model: Any) -> Any:
     return model
 
 
-def test_hidden_states_that_are_asked_for_have_padding_too() -> None:
+def test_an_object_around_a_classifier_gets_padding_as_it_is() -> None:
     holder = Holder()
-    with warnings.catch_warnings(action="error"):
+    with pytest.warns(RuntimeWarning, match=r"since a test_readers\.Holder may read it"):
         quick = optimize_for_inference(holder, backend="plain")
-    assert quick.model.bert.leaves_padding_out  # as long as it asks for none
     assert_same(quick(**BATCH), holder(**BATCH))
     alone = optimize_for_inference(holder.model, backend="plain")
     assert not alone(**BATCH, output_hidden_states=True).hidden_states[-1][MASK == 0].any()
@@ -174,6 +173,34 @@ def test_losses_of_the_core_on_the_kernels(head: str, tmp_path: Any) -> None:
             assert bool((loss - wanted).abs() < 1e-5) is near, (told, loss, wanted)
     base = optimize_for_inference(model.bert, backend="native", skip_padding=False)
     assert (base(**BATCH).last_hidden_state - model.bert(**BATCH).last_hidden_state).abs().max() < 1e-5  # type: ignore[union-attr]
+
+
+class Mean(bertlite.BertForTokenClassification):
+    """A head of one's own, made from one of bertlite's."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        states = self.bert(input_ids, attention_mask).last_hidden_state
+        return self.classifier(states.mean(1))
+
+
+def across(model: Any) -> Any:
+    model.classifier = Reader(nn.Identity(), nn.Linear(48, 2), lambda part, x: part(x.cumsum(1)))
+    model.classifier.forward = lambda x: model.classifier.part(x.cumsum(1).flip(1))
+    return model
+
+
+@pytest.mark.parametrize("change", ["class", "part", "hook"])
+def test_a_head_of_ones_own_on_the_core_gets_padding_as_it_is(change: str) -> None:
+    kernels_or_skip()
+    kind = Mean if change == "class" else bertlite.BertForTokenClassification
+    model: Any = randomise_(kind(bertlite.BertConfig(**SIZE, type_vocab_size=2))).eval()
+    model = {"class": lambda x: x, "part": across, "hook": hooked}[change](model)
+    with pytest.warns(RuntimeWarning, match=r"computes padding, since a .* may read it"):
+        quick = optimize_for_inference(model, backend="native")
+    assert (first(quick(**BATCH)) - first(model(**BATCH))).abs().max() < 1e-5
+    with warnings.catch_warnings(action="error"):
+        for name in ("BertForTokenClassification", "BertForQuestionAnswering", "BertForSequenceClassification"):
+            optimize_for_inference(getattr(bertlite, name)(model.config).eval(), backend="native")
 
 
 def noise(body: Any, args: tuple[Any, ...], given: dict[str, Any], out: Any) -> Any:

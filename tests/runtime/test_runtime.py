@@ -211,6 +211,32 @@ def test_without_torch_threads_and_forks_give_the_same_bits(minilm_folder: Path,
     assert done.stdout.strip() == wanted[:2].tobytes().hex()
 
 
+def test_texts_are_lower_cased_but_for_special_tokens(minilm_folder: Path, tmp_path: Path) -> None:
+    """As sentence-transformers does where its config says so; pack compares such a text."""
+    library = pytest.importorskip("sentence_transformers")
+    folder = shutil.copytree(minilm_folder, tmp_path / "cased")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": true}')
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    transformers.BertTokenizer.from_pretrained(minilm_folder, do_lower_case=False).save_pretrained(folder)
+    pack(folder, tmp_path / "packed")
+    texts = ["[SEP] x [MASK]", "İstanbul ΑΣ", "THE CAT"]
+    wanted = library.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    assert np.abs(load(tmp_path / "packed").encode(texts) - wanted).max() < 1e-5
+
+
+def test_a_changed_byte_beside_the_weights_is_found(minilm_folder: Path, tmp_path: Path) -> None:
+    pack(minilm_folder, tmp_path / "packed", texts=TEXTS)
+    for name, old, new in (("runtime.json", b"mean", b"max "), ("tokenizer.json", b"##s", b"##t")):
+        whole = (tmp_path / "packed" / name).read_bytes()
+        assert old in whole
+        (tmp_path / "packed" / name).write_bytes(whole.replace(old, new, 1))
+        with pytest.raises(ValueError, match="is damaged"):
+            load(tmp_path / "packed")
+        (tmp_path / "packed" / name).write_bytes(whole)
+    assert load(tmp_path / "packed").encode(TEXTS).shape == (3, 384)
+
+
 def test_files_of_another_format_are_refused(minilm_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"is no packed folder: it has no runtime\.json; .*`bertlite pack`"):
         load(minilm_folder)

@@ -127,7 +127,7 @@ def plain_tensors(model: BertPreTrainedModel) -> State:
 
 
 def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
-    """Return a model that `save_native` wrote, mapped from the file, the dtype of its layers, and skip_padding.
+    """Return a model that `save_native` wrote, the dtype of its layers, and skip_padding.
 
     Raises:
         FileNotFoundError: the folder lacks the file.
