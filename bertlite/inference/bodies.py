@@ -75,7 +75,7 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
         quick, config = optimise(as_bert(name, body)), copy.deepcopy(body.config, made)
         made[id(body)] = OptimizedBody(body, quick, config, reader, reads_states, skip_padding)
         if reader is not None and skip_padding is None and made[id(body)].attention not in ("eager", *PACKING):
-            warn_of(name, reader)
+            warn_of(name, reader, stacklevel=3)
     copied = copy_with(thing, made)
     finish_(copied)
     if verify:

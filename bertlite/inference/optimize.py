@@ -82,8 +82,8 @@ def optimize_for_inference(
         skip_padding: leave padding out, which gives zeros at padded positions (True), or compute it, as the model
             does (False).  By default it is left out where nothing is known to read it: of an encoder by itself, and
             of heads that read first tokens or score tokens.  The softmax of question answering reads it, as does a
-            label there.  Inside an object of another library it is also computed for modules that
-            `inference.readers` does not know, with one warning.  attn_implementation "eager" always computes it, and
+            label there.  It is also computed for classes, heads and objects that `inference.readers` does not know,
+            with one warning.  attn_implementation "eager" always computes it, and
             "packed" leaves it out.
 
     Raises:
@@ -121,7 +121,7 @@ def optimize_for_inference(
     reader = reader_of(model, model.base_model)
     if kernels is not None and skip_padding is None and reader is not None:
         skip_padding = False
-        warn_of(type(model).__name__, reader)
+        warn_of(type(model).__name__, reader, stacklevel=2)
     quick = InferenceModel(copied, PLAIN if kernels is None else "native", dtype, skip_padding)
     if verify:
         verify_model(model, quick)

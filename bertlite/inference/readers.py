@@ -85,13 +85,13 @@ def reader_of(thing: object, body: nn.Module, states: bool = False) -> str | Non
     return next((reader for way in found if (reader := reader_on(way, states))), None) if found else kind_of(thing)
 
 
-def warn_of(name: str, reader: str) -> None:
-    """Warn that padding is computed for a reader."""
+def warn_of(name: str, reader: str, stacklevel: int) -> None:
+    """Warn, at a level above this function's caller, that padding is computed for a reader."""
     warnings.warn(
         f"{name} computes padding, since a {reader} may read it: batches of texts of different lengths take longer; if"
         " it reads none, optimize_for_inference(…, skip_padding=True) leaves padding out",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=stacklevel + 1,
     )
 
 

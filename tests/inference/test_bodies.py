@@ -268,6 +268,22 @@ def test_keywords_that_the_original_ignores_are_ignored_and_those_it_reads_are_n
     torch.testing.assert_close(ours.loss, theirs.loss)
     with pytest.raises(TypeError, match="does not support is_causal"):
         quick(**batch, is_causal=True)
+    gates, segments = torch.tensor([[0.0, 1.0, 0.0, 1.0]] * 3), torch.ones_like(batch["input_ids"])
+    for family, unread in (("Electra", {"head_mask": gates}), ("DistilBert", {"token_type_ids": segments[:, None]})):
+        model = model_of(family).to(F64)
+        batch = {name: x for name, x in batch_of(model).items() if name not in unread}
+        quick = optimize_for_inference(model, backend="plain")
+        assert_same(real(quick(**batch, **unread)[0], batch), real(model(**batch, **unread)[0], batch))
+
+
+@pytest.mark.parametrize("name", ["eager", "auto", "packed"])
+def test_attention_that_was_chosen_after_the_model_was_made(name: str) -> None:
+    model: Any = randomise_(hf.BertModel(transformers.BertConfig(**SIZE))).eval().to(F64)
+    model.set_attn_implementation(name)
+    batch = batch_of(model)
+    assert_same(
+        real(optimize_for_inference(model, backend="plain")(**batch)[0], batch), real(model(**batch)[0], batch)
+    )
 
 
 def test_gradients_to_inputs_are_an_error() -> None:

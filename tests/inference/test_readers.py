@@ -203,6 +203,34 @@ def test_a_head_of_ones_own_on_the_core_gets_padding_as_it_is(change: str) -> No
             optimize_for_inference(getattr(bertlite, name)(model.config).eval(), backend="native")
 
 
+class Pooled(nn.Module):
+    def __init__(self, pooling: nn.Module) -> None:
+        super().__init__()
+        self.body, self.pooling = stock().eval(), pooling
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        states = self.body(input_ids, attention_mask)[0]
+        features = {"token_embeddings": states, "attention_mask": attention_mask}
+        return self.pooling(features)["sentence_embedding"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:.*may read it")
+@pytest.mark.parametrize("way", ["hook", "method"])
+def test_a_pooling_with_code_of_ones_own_gets_rows(way: str) -> None:
+    models = pytest.importorskip("sentence_transformers.models")
+    pooling = models.Pooling(48, "mean").eval()
+
+    def pool(features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**features, "sentence_embedding": features["token_embeddings"].mean(1)}
+
+    if way == "hook":
+        pooling.register_forward_hook(lambda _, __, features: pool(features))
+    else:
+        pooling.forward = pool
+    model = Pooled(pooling)
+    assert_same(optimize_for_inference(model, backend="plain")(**BATCH), model(**BATCH))
+
+
 def noise(body: Any, args: tuple[Any, ...], given: dict[str, Any], out: Any) -> Any:
     """Put noise where there is padding."""
     mask = given.get("attention_mask", args[1] if len(args) > 1 else None)
