@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bertlite.models.heads import *  # noqa: F403  # mypy follows no `__all__ += models.__all__`
     from bertlite.public import *  # noqa: F403
     from bertlite.public import __all__ as __all__
+    from bertlite.workshop import *  # noqa: F403
 else:  # type checkers would take the function to mean that every name exists
 
     def __getattr__(name: str) -> Any:

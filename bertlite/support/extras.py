@@ -13,21 +13,24 @@ ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is on
 
 
 def import_public(package: str, name: str) -> Any:
-    """Return a module of a package, or a name of its module `public`, which the package then has.
+    """Return a module of a package, or a name of its modules `public` and `workshop`, which the package then has.
 
-    A name that `public` imports comes from the module it lives in, without the modules of the other names.
+    A name that they import comes from the module it lives in, without the modules of the other names.
 
     Raises:
         AttributeError: there is no such name.
     """
     if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
         return import_module(f"{package}.{name}")
-    home = public_homes(f"{package}.public").get(name)
-    module = import_module(home or f"{package}.public")
-    if home is None and name not in ("__all__", *module.__all__):
+    homes = public_homes(f"{package}.public") | public_homes(f"{package}.workshop")
+    if name == "__all__":
+        value = sorted(homes)
+    elif name in homes:
+        value = getattr(import_module(homes[name]), name)
+    else:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    setattr(sys.modules[package], name, getattr(module, name))
-    return getattr(module, name)
+    setattr(sys.modules[package], name, value)
+    return value
 
 
 @cache

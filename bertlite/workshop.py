@@ -1,0 +1,14 @@
+"""The public functions behind the commands of `bertlite`, each from the module it lives in.
+
+They are names of `bertlite` too; no module of the library imports them.
+"""
+
+from bertlite.shipping.convert import convert
+from bertlite.shipping.export import export
+from bertlite.shipping.pack import pack
+
+__all__ = [
+    "convert",
+    "export",
+    "pack",
+]
