@@ -2,17 +2,15 @@
 
     found = patch(model, clean, corrupted)          # values of one run in another, one head at a time
     found.effect                                    # (layers, heads): 0 changes nothing, 1 restores the clean run
-    attribution_patch(model, clean, corrupted)      # first-order estimates of the changes, from one gradient
-    ablate(model, batches, "mean", reference=other_batches).increase  # (layers, heads), of the loss
-    with ablated(model, {0: [1, 5]}, mean_contexts(model, other_batches)):
+    ablate(model, batches, "mean", reference=others).increase  # (layers, heads), of the loss
+    with ablated(model, {0: [1, 5]}, mean_contexts(model, others)):
         ...                                         # any use of the model
 
 Heads have their numbers in the unpruned model, and a pruned one is nan.  Values are read and changed by hooks; the
 model runs its usual code.  Zeros in place of a context give later layers inputs that never occur; a mean removes only
 what differs between examples.
 
-Sources: activation patching, Vig et al. 2020 (arXiv:2004.12265) and, on its choices, Zhang & Nanda 2023
-(arXiv:2309.16042); attribution patching, Syed et al. 2023 (arXiv:2310.10348).
+Sources: Vig et al. 2020 (arXiv:2004.12265) and, on its choices, Zhang & Nanda 2023 (arXiv:2309.16042).
 
 Shapes:  B, E examples · R rows, B or B·choices in multiple choice · S positions · P patched positions, each alone ·
          L levels, layers but for the residual stream, which has one more · U units as built, N heads or the one of
@@ -41,7 +39,6 @@ from bertlite.pruning.importance.batches import (
     per_example,
     read_batches,
     real_tokens,
-    split_examples,
 )
 from bertlite.pruning.importance.measurements import ScoringTask
 from bertlite.pruning.importance.predictions import divergence, predictions
@@ -57,13 +54,11 @@ __all__ = [
     "Patching",
     "ablate",
     "ablated",
-    "activations_at",
-    "attribution_patch",
     "mean_contexts",
     "patch",
 ]
 
-ABLATIONS = ("zero", "mean", "resample")
+ABLATIONS = ("zero", "mean")
 DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]
 Edit = Callable[[int, Tensor], Tensor | None]  # level, (R, S, u, W) -> the replacement, or None to keep it
@@ -207,33 +202,6 @@ def read_values(model: BertLike, batch: Batch, site: Site) -> tuple[Any, list[Te
     return out, [found.get(level, none) for level in range(len(site.modules(model)))]
 
 
-def activations_at(model: BertLike, batch: Batch, site: str = "head") -> Tensor:
-    """Return the values of a model at a site for a batch, in eval mode and without gradients.
-
-    Args:
-        site: "head", a head's context, which the output projection reads; "attention" or "feed_forward", what the
-            sublayer adds to the residual stream; or "residual", the hidden states: level 0 is the embeddings, level i
-            the output of layer i - 1.
-
-    Returns:
-        (L, R, S, N, H) for heads, nan for pruned ones, and (L, R, S, D) for the others; zeros for padding that was
-        left out.
-    """
-    place = site_of(site)
-    (read,) = check_rows(model, [batch])
-    with eval_mode(model), torch.no_grad():
-        _, values = read_values(model, read, place)
-    if not place.of_heads:
-        return torch.stack(values)[..., 0, :]
-    full = values[0].new_full(
-        (len(values), *values[0].shape[:2], *context_shape(model)[1:]), torch.nan, dtype=model.dtype
-    )
-    for level, each in enumerate(values):
-        if each.numel():
-            full[level][:, :, list(kept_heads(model.config, level))] = each
-    return full
-
-
 # Patching: values of one run in another
 
 
@@ -291,7 +259,8 @@ def patch(
         model: of bertlite or bertlite.hf, with any task head or none, pruned or not; restored, run in eval mode.
         clean, corrupted: a batch each, or equally many batches each, whose examples correspond in order.  Patched
             positions must be tokens in both, or padding in both.
-        site: "head", "attention", "feed_forward" or "residual"; see `activations_at`.
+        site: "head", a head's context, which the output projection reads; "attention" or "feed_forward", the output of
+            a sublayer; or "residual", the hidden states: level 0 is the embeddings, level i the output of layer i - 1.
         direction: "denoise" puts clean values into the corrupted run and finds what is sufficient; "noise" puts
             corrupted values into the clean run and finds what is necessary.
         positions: patch each of these alone, such as range(length); None patches all together.
@@ -308,79 +277,15 @@ def patch(
     found, ends, name = [], [], ""
     with eval_mode(model), torch.no_grad():
         for pair in pairs:
-            each = run_pair(model, *pair, place, direction, metric)
-            name = each.name
-            ends.append(each.ends)
-            found.append(measure_patches(model, each, place, positions))
-    clean_value, corrupted_value = torch.cat(ends, 1)
-    return Patching(join_batches(found, place, positions), clean_value, corrupted_value, direction, name)
-
-
-def attribution_patch(
-    model: BertLike,
-    clean: Batches,
-    corrupted: Batches,
-    site: str = "head",
-    *,
-    direction: str = "denoise",
-    positions: Sequence[int] | None = None,
-    metric: str | Metric | None = None,
-) -> Tensor:
-    """Estimate by how much each patch of `patch` changes the metric, to first order, from one backward pass.
-
-    The estimate is Σ (other value - value) · ∂metric/∂value over positions and features, at the run that is patched.
-    How far it is from the truth, only `patch` shows.
-
-    Args:
-        all: as for `patch`.
-
-    Returns:
-        Estimates of values - base, in the shape of `Patching.values`.
-
-    Raises:
-        ValueError: as `patch`; or the metric has no gradient, as "kl" and "cosine" at the clean run.
-    """
-    place, pairs = site_of(site), read_pairs(model, clean, corrupted, direction, positions, metric)
-    found = []
-    with eval_mode(model):
-        for pair in pairs:
-            with torch.no_grad():
-                each = run_pair(model, *pair, place, direction, metric)
-            if direction == "noise" and each.name in FLAT_AT_CLEAN and not callable(metric):
-                raise ValueError(
-                    f"metric {each.name!r} has no gradient at the clean run: take direction='denoise', or another"
-                )
-            found.append(estimate_effects(model, each, place, positions))
-    return join_batches(found, place, positions)
-
-
-@dataclass(frozen=True)
-class PairRun:
-    """The run of a pair that is patched, and the values of each level in the other run.
-
-    Args:
-        ends: (2, B), the metric of the clean and of the corrupted run.
-        name: of the metric.
-    """
-
-    batch: Batch
-    values: Sequence[Tensor]
-    ends: Tensor
-    name: str
-    measure: Metric
-
-
-def run_pair(
-    model: BertLike, clean: Batch, corrupted: Batch, site: Site, direction: str, metric: str | Metric | None
-) -> PairRun:
-    """Run both batches of a pair, and choose its metric."""
-    (clean_out, clean_values), (corrupted_out, corrupted_values) = (
-        read_values(model, each, site) for each in (clean, corrupted)
-    )
-    name, measure = metric_of(metric, Pair(model, clean, corrupted, clean_out, corrupted_out))
-    ends = torch.stack([measure(clean_out, clean), measure(corrupted_out, corrupted)]).double().cpu()
-    denoise = direction == "denoise"
-    return PairRun(*((corrupted, clean_values) if denoise else (clean, corrupted_values)), ends, name, measure)
+            runs = [read_values(model, batch, place) for batch in pair]
+            name, measure = metric_of(metric, Pair(model, *pair, *(out for out, _ in runs)))
+            ends.append(torch.stack([measure(out, batch) for (out, _), batch in zip(runs, pair, strict=True)]))
+            batch, values = (pair[1], runs[0][1]) if direction == "denoise" else (pair[0], runs[1][1])
+            found.append(measure_patches(model, batch, values, measure, place, positions))
+    clean_value, corrupted_value = torch.cat(ends, 1).double().cpu()
+    every = torch.cat(found) if place.of_heads else torch.cat(found).squeeze(2)  # (B, L, N, P) or (B, L, P)
+    every = every[..., 0] if positions is None else every
+    return Patching(every, clean_value, corrupted_value, direction, name)
 
 
 def read_pairs(
@@ -407,52 +312,26 @@ def read_pairs(
     return pairs
 
 
-def measure_patches(model: BertLike, pair: PairRun, site: Site, positions: Sequence[int] | None) -> Tensor:
-    """Return the metric with one unit replaced at a time, (B, L, U, P); nan for pruned units."""
+def measure_patches(
+    model: BertLike,
+    batch: Batch,
+    values: Sequence[Tensor],
+    measure: Metric,
+    site: Site,
+    positions: Sequence[int] | None = None,
+) -> Tensor:
+    """Return the metric of a batch with one unit's values replaced at a time, (B, L, U, P); nan for pruned units."""
     columns = [slice(None)] if positions is None else [slice(position, position + 1) for position in positions]
     present = site.present(model)
     found = torch.full(
-        (pair.ends.shape[1], *present.shape, len(columns)), torch.nan, dtype=torch.float64, device="cpu"
+        (input_shape(batch)[0], *present.shape, len(columns)), torch.nan, dtype=torch.float64, device="cpu"
     )
     for level, unit in present.nonzero().tolist():
         index = site.kept(model.config, level).index(unit)
         for i, where in enumerate(columns):
-            edit = partial(replace_unit, level, index, where, pair.values[level])
-            out = run_edited(model, pair.batch, site, edit)
-            found[:, level, unit, i] = pair.measure(out, pair.batch).double().cpu()
+            edit = partial(replace_unit, level, index, where, values[level])
+            found[:, level, unit, i] = measure(run_edited(model, batch, site, edit), batch).double().cpu()
     return found
-
-
-def estimate_effects(model: BertLike, pair: PairRun, site: Site, positions: Sequence[int] | None) -> Tensor:
-    """Return difference times gradient of every unit, (B, L, U, P); nan for pruned units."""
-    before: dict[int, Tensor] = {}
-    probes: dict[int, Tensor] = {}
-
-    def probe(level: int, x: Tensor) -> Tensor:
-        before[level], probes[level] = x.detach(), torch.zeros_like(x, requires_grad=True)
-        return x + probes[level]
-
-    with torch.enable_grad():
-        metrics = pair.measure(run_edited(model, pair.batch, site, probe), pair.batch)
-        if not metrics.requires_grad:
-            raise ValueError(f"the metric does not depend on any {site.name}, or has no gradient")
-        inputs = [*probes.values()]
-        grads = torch.autograd.grad(metrics.sum(), inputs, allow_unused=True, materialize_grads=True)
-    columns = slice(None) if positions is None else list(positions)
-    shape = len(metrics), *site.present(model).shape, 1 if positions is None else len(positions)
-    found = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
-    for level, grad in zip(probes, grads, strict=True):
-        each = ((pair.values[level] - before[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
-        each = each.reshape(len(metrics), -1, *each.shape[1:]).sum(1)  # the rows of an example add up
-        each = each.sum(1, keepdim=True) if positions is None else each
-        found[:, level, list(site.kept(model.config, level))] = each.transpose(1, 2).cpu()
-    return found
-
-
-def join_batches(found: Sequence[Tensor], site: Site, positions: Sequence[int] | None) -> Tensor:
-    """Join what batches gave, (B, L, U, P), without the axes that were not requested."""
-    whole = torch.cat([*found]) if site.of_heads else torch.cat([*found]).squeeze(-2)
-    return whole[..., 0] if positions is None else whole
 
 
 def replace_unit(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
@@ -559,7 +438,6 @@ METRICS: dict[str, Callable[[Pair], Metric]] = {
     "kl": kl,
     "cosine": cosine,
 }
-FLAT_AT_CLEAN = ("kl", "cosine")  # at the clean run they are at their optimum, where their gradient is 0
 
 
 def chooses_class(model: BertLike, out: Any) -> bool:
@@ -585,7 +463,7 @@ def metric_of(metric: str | Metric | None, pair: Pair) -> tuple[str, Metric]:
     return name, lambda out, batch: per_example("metric", measure(out, batch), batch)
 
 
-# Ablation: zeros, means or other examples' contexts in place of a head's
+# Ablation: zeros or means in place of a head's context
 
 
 @dataclass(frozen=True)
@@ -621,45 +499,35 @@ def ablate(
     target: str = "loss",
     loss: Loss | None = None,
     teacher: BertLike | None = None,
-    seed: int = 0,
 ) -> Ablation:
     """Ablate each head alone, and measure the increase of the loss: one forward for each head.
 
     Args:
         model: of bertlite or bertlite.hf; restored afterwards, run in eval mode.
         batches: inputs of the model, with labels if the target needs them.
-        method: "zero"; "mean", of the reference; or "resample": the context of an example of the reference that has
-            other tokens, drawn for each example, token by token.  If lengths differ, positions are scaled, so that
-            first and last tokens correspond.
+        method: "zero", or "mean": the head's mean context over the tokens of the reference.
         reference: inputs; by default the batches themselves.
         target, loss, teacher: what is measured; as for `head_importance`.
-        seed: of the examples drawn.
 
     Raises:
-        ValueError: an unknown name, no batches, labels that are missing or do not fit, or a reference that has no
-            other example.
+        ValueError: an unknown name, no batches, or labels that are missing or do not fit.
     """
     if method not in ABLATIONS:
         raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
-    task = ScoringTask(model, HEADS, "example", seed=seed, target=target, loss=loss, teacher=teacher)
+    task = ScoringTask(model, HEADS, "example", target=target, loss=loss, teacher=teacher)
     check_task(task, "leave_one_out")
     read = check_rows(model, batches, task.needs_labels)
-    known = read if reference is None else check_rows(model, reference)
-    generator = torch.Generator().manual_seed(seed)
-    donors = [(single, tokens_of(single)) for batch in known for single in split_examples(batch)]
     increases, losses = [], []
     with eval_mode(*task.models), torch.no_grad():
-        zeros = torch.zeros(context_shape(model), dtype=torch.float32, device="cpu")
-        fixed = mean_contexts(model, known) if method == "mean" else zeros
+        fixed = torch.zeros(context_shape(model), dtype=torch.float32, device="cpu")
+        if method == "mean":
+            fixed = mean_contexts(model, read if reference is None else reference)
         values = kept_contexts(model, fixed.to(model.device))
         for batch in read:
             objective = task.objective(batch)
-            if method == "resample":
-                values = resampled_contexts(model, batch, donors, generator)
-            whole = objective(run(model, batch, **EVERY_TOKEN))
-            each = PairRun(batch, values, whole[None], method, lambda out, batch: objective(out))  # noqa: B023
-            losses.append(whole.double().cpu())
-            increases.append(measure_patches(model, each, HEAD, None)[..., 0] - losses[-1][:, None, None])
+            losses.append(objective(run(model, batch, **EVERY_TOKEN)).double().cpu())
+            found = measure_patches(model, batch, values, lambda out, batch: objective(out), HEAD)  # noqa: B023
+            increases.append(found[..., 0] - losses[-1][:, None, None])
     return Ablation(torch.cat(increases), torch.cat(losses))
 
 
@@ -725,48 +593,3 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
 
     with edited(model, HEAD, replace):
         yield
-
-
-def resampled_contexts(
-    model: BertLike, batch: Batch, donors: Sequence[tuple[Batch, list[Any]]], generator: torch.Generator
-) -> list[Tensor]:
-    """Return the contexts of other examples at the tokens of a batch's, (R, S, n, H) of each layer.
-
-    For each example one of the donors, examples with their tokens, is drawn that has other tokens.
-
-    Raises:
-        ValueError: there is no other example, or one that does not fit.
-    """
-    found = []
-    for single in split_examples(batch):
-        tokens, real = tokens_of(single), real_tokens(single)
-        others = [donor for donor, known in donors if known != tokens]
-        if not others:
-            raise ValueError("there is no other example to resample from; give a reference with other texts")
-        donor = others[int(torch.randint(len(others), (), generator=generator, device="cpu"))]
-        theirs, given = real_tokens(donor), read_values(model, donor, HEAD)[1]
-        if len(theirs) != len(real):
-            raise ValueError(f"an example of the reference has {len(theirs)} choices, and others {len(real)}")
-        placed = [x.new_zeros(*real.shape, *x.shape[2:]) for x in given]
-        for row in range(len(real)):
-            targets, sources = real[row].nonzero()[:, 0], theirs[row].nonzero()[:, 0]
-            if not len(sources):
-                raise ValueError("an example of the reference has no token")
-            sources = sources[scaled_positions(len(targets), len(sources)).to(sources.device)]
-            for new, x in zip(placed, given, strict=True):
-                new[row, targets] = x[row, sources]
-        found.append(placed)
-    return [torch.cat(rows) for rows in zip(*found, strict=True)]
-
-
-def tokens_of(single: Batch) -> list[Any]:
-    """Return the tokens of each text of an example, ids or embeddings, without padding."""
-    given = single["inputs_embeds"] if single.get("input_ids") is None else single["input_ids"]
-    rows = given.flatten(0, len(input_shape(single)) - 2)  # (R, S), or of embeddings (R, S, D)
-    return [x[mask].tolist() for x, mask in zip(rows, real_tokens(single), strict=True)]
-
-
-def scaled_positions(count: int, others: int) -> Tensor:
-    """Return the positions among `others` tokens of `count` tokens, evenly spaced from the first to the last."""
-    steps = max(count - 1, 1)
-    return (torch.arange(count, device="cpu") * (others - 1) + steps // 2) // steps

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from by_hooks import PRUNED, H, L, N, S, classifier, contexts, replaced, row, run_with  # type: ignore[import-not-found]
-from conftest import F64, assert_same, distance, make, make_batch
+from conftest import F64, assert_same, make, make_batch
 from left_as_found import left_as_found, worn
 from torch import Tensor
 
@@ -17,9 +17,9 @@ from bertlite import (
     BertModel,
     prune_heads,
 )
-from bertlite.causal import ablate, ablated, activations_at, mean_contexts, scaled_positions
+from bertlite.causal import ablate, ablated, mean_contexts
 
-METHODS = ("zero", "mean", "resample")
+METHODS = ("zero", "mean")
 
 
 def data(count: int = 5, size: int = 2) -> list[dict[str, Tensor]]:
@@ -77,7 +77,7 @@ def same(found: Tensor, wanted: Tensor, atol: float = 1e-12) -> None:
     assert_same(found.nan_to_num(nan=-9), wanted.nan_to_num(nan=-9), atol=atol)
 
 
-# Zeros, means, other examples
+# Zeros and means
 
 
 @pytest.mark.parametrize("gone", [{}, PRUNED], ids=["dense", "pruned"])
@@ -93,39 +93,10 @@ def test_means_are_of_the_tokens_of_the_reference(gone: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "reference", [None, others(), data(size=5)], ids=["the others", "a reference", "a reference of the same texts"]
-)
-def test_resampling_puts_another_example_in_place(reference: Any) -> None:
-    """Which one was drawn, the brute force finds out: exactly one fits, never the example itself."""
-    model, batches = prune_heads(classifier(), PRUNED), data()
-    pool = rows(batches if reference is None else reference)
-    each = [contexts(model, single) for single in pool]
-    found = ablate(model, batches, "resample", reference=reference, seed=3).increases
-    for e, single in enumerate(rows(batches)):
-        length, fitting = single["input_ids"].shape[1], []
-        with torch.no_grad():
-            whole = model(**single).loss
-        for k, donor in enumerate(each):
-            places = [round(p * (donor[0].shape[1] - 1) / (length - 1) + 1e-9) for p in range(length)]
-            increase = loss_with(model, single, {2: {1: donor[2][:, places, H : 2 * H]}}) - whole
-            if abs(float(increase - found[e, 2, 1])) < 1e-12:
-                fitting.append(k)
-        assert len(fitting) == 1
-        assert not torch.equal(pool[fitting[0]]["input_ids"], single["input_ids"])
-
-
-def test_resampling_is_drawn_by_the_seed() -> None:
-    model, batches = classifier(), data()
-    one, same_one, another = (ablate(model, batches, "resample", seed=seed).increases for seed in (0, 0, 1))
-    assert_same(one, same_one, atol=0)
-    assert distance(one, another) > 1e-4
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("target", ["loss", "kl"])
 def test_backends_batches_and_padding_do_not_matter(method: str, target: str) -> None:
-    model, options = prune_heads(classifier(), PRUNED), {"target": target, "seed": 2}
+    model, options = prune_heads(classifier(), PRUNED), {"target": target}
     wanted = ablate(model, data(), method, **options)
     for backend in ("eager", "sdpa", "packed"):
         model.set_attn_implementation(backend)
@@ -164,19 +135,12 @@ def test_choices_are_rows_of_one_example() -> None:
         name: x.unflatten(0, (2, 7)) for name, x in make_batch(14, S, 1, tuple(S - i % 5 for i in range(14))).items()
     }
     batch["labels"] = torch.tensor([6, 2])
-    found = ablate(model, [batch], "resample").increases
-    swapped = activations_at(model, {name: x.flip(0) for name, x in batch.items()})
-    own = activations_at(model, batch)
+    found = ablate(model, [batch], "zero").increases
     assert found.shape == (2, L, N)
 
     def change(x: Tensor) -> Tensor:
-        for r, mask in enumerate(batch["attention_mask"].flatten(0, 1)):
-            donor = batch["attention_mask"].flip(0).flatten(0, 1)[r]
-            places = scaled_positions(int(mask.sum()), int(donor.sum()))
-            x[r, : len(places), 2 * H : 3 * H] = swapped[1, r, places, 2]
-        return x
+        return replaced(x, 2, torch.zeros(1, H, dtype=F64))
 
-    assert distance(swapped, own) > 0.1
     before, after = (run_with(model, batch, changes).logits for changes in ({}, {1: change}))
     nll = [-x.log_softmax(-1)[[0, 1], batch["labels"]] for x in (before, after)]
     assert_same(found[:, 1, 2], nll[1] - nll[0])
@@ -235,12 +199,10 @@ def test_a_block_refuses_what_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"method": "noise"}, "there is no ablation 'noise'; have: zero, mean, resample"),
+        ({"method": "noise"}, "there is no ablation 'noise'; have: zero, mean"),
         ({"target": "hidden"}, "target 'hidden' is unknown"),
         ({"batches": []}, "there are no batches"),
         ({"reference": []}, "there are no batches"),
-        ({"batches": data(1), "method": "resample"}, "no other example to resample from; give a reference"),
-        ({"batches": data(1), "reference": data(1) * 2, "method": "resample"}, "give a reference with other texts"),
         ({"batches": others()}, "there are no labels"),
         ({"model": BertModel}, "has no loss of its own"),
     ],

@@ -19,7 +19,7 @@ from bertlite import (
     BertModel,
     prune_heads,
 )
-from bertlite.causal import SITES, activations_at, attribution_patch, patch
+from bertlite.causal import SITES, patch, read_values
 
 
 def pair(rows: int = 2, lengths: tuple[int, ...] = (11, 7)) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -171,8 +171,9 @@ def test_sublayers_are_patched_as_by_changed_modules(site: str, chunk: int) -> N
     model = prune_heads(classifier(chunk_size_feed_forward=chunk), PRUNED)
     clean, corrupted = pair()
     found = patch(model, clean, corrupted, site, metric=logits_alone)
-    given = activations_at(model, clean, site)
-    assert given.shape == (L + (site == "residual"), 2, S, N * H)
+    with torch.no_grad():
+        given = [x[:, :, 0] for x in read_values(model, clean, SITES[site])[1]]
+    assert [x.shape for x in given] == [(2, S, N * H)] * (L + (site == "residual"))
 
     class Told(torch.nn.Module):
         def __init__(self, value: Tensor) -> None:
@@ -197,18 +198,16 @@ def test_sublayers_are_patched_as_by_changed_modules(site: str, chunk: int) -> N
         assert_same(found.values[:, level + (site == "residual")], wanted)
 
 
-def test_activations_are_what_the_model_computes() -> None:
+def test_values_are_those_that_the_model_computes() -> None:
     model, (clean, _) = prune_heads(classifier(), PRUNED), pair()
     with torch.no_grad():
         out = model(**clean, output_hidden_states=True)
-    assert_same(activations_at(model, clean, "residual"), torch.stack(out.hidden_states), atol=0)
-    heads = activations_at(model, clean)
-    assert heads.shape == (L, 2, S, N, H)
-    assert heads[0, :, :, [1, 3]].isnan().all()
-    assert heads[1].isnan().all()
-    wanted = contexts(model, clean)
-    assert_same(heads[2].flatten(-2), wanted[2], atol=0)
-    assert_same(heads[0][:, :, [0, 2]].flatten(-2), wanted[0], atol=0)
+        residual, heads = (read_values(model, clean, SITES[name])[1] for name in ("residual", "head"))
+    assert_same(torch.stack(residual)[..., 0, :], torch.stack(out.hidden_states), atol=0)
+    own = contexts(model, clean)
+    assert [x.shape[2] for x in heads] == [2, 0, N]
+    for layer in (0, 2):
+        assert_same(heads[layer].flatten(-2), own[layer], atol=0)
 
 
 # Layouts
@@ -245,50 +244,8 @@ def test_the_model_is_left_as_found() -> None:
     model, (clean, corrupted) = worn(classifier()), pair()
     with left_as_found(model):
         patch(model, clean, corrupted, metric="kl")
-        attribution_patch(model, clean, corrupted, metric="kl")
         with pytest.raises(ZeroDivisionError):
             patch(model, clean, corrupted, metric=lambda out, batch: 1 / 0)
-
-
-# To first order
-
-
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
-@pytest.mark.parametrize("positions", [None, [0, 4, 8]])
-def test_attribution_is_the_derivative_of_a_small_patch(direction: str, positions: Any) -> None:
-    """A central difference: go a small part of the way, back and forth, by a hook."""
-    model = prune_heads(classifier(), PRUNED)
-    model.gradient_checkpointing_enable()
-    clean, corrupted = pair()
-    found = attribution_patch(model, clean, corrupted, direction=direction, positions=positions, metric=logits_alone)
-    source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
-    given, step = contexts(model, source), 1e-5
-    own = contexts(model, base)
-    for layer, head, index in ((0, 2, 1), (2, 0, 0), (2, 3, 3)):
-        for c, column in enumerate([slice(None)] if positions is None else positions):
-            ends = []
-            for sign in (1, -1):
-
-                def change(x: Tensor, sign: int = sign) -> Tensor:
-                    new, part = x.clone(), slice(index * H, (index + 1) * H)  # noqa: B023
-                    gap = given[layer][:, column, part] - own[layer][:, column, part]  # noqa: B023
-                    new[:, column, part] += sign * step * gap  # noqa: B023
-                    return new
-
-                ends.append(logits_alone(run_with(model, base, {layer: change}), base))
-            wanted = (ends[0] - ends[1]) / (2 * step)
-            estimate = found[:, layer, head]
-            assert_same(estimate if positions is None else estimate[:, c], wanted, atol=1e-7)
-    assert found[:, 1].isnan().all()
-
-
-@pytest.mark.parametrize("site", SITES)
-def test_estimates_of_positions_and_batches_add_up(site: str) -> None:
-    model, (clean, corrupted) = classifier(), pair()
-    whole = attribution_patch(model, clean, corrupted, site, metric="kl")
-    apart = [[{name: x[i : i + 1] for name, x in batch.items()} for i in range(2)] for batch in (clean, corrupted)]
-    parts = attribution_patch(model, *apart, site, metric="kl", positions=range(S))
-    assert_same(parts.sum(-1), whole)
 
 
 # Refusals
@@ -297,9 +254,9 @@ def test_estimates_of_positions_and_batches_add_up(site: str) -> None:
 def test_what_cannot_be_patched_is_refused(config: Any) -> None:
     model, (clean, corrupted) = classifier(), pair()
 
-    def refused(text: str, *batches: Any, error: Any = ValueError, run: Any = patch, **options: Any) -> None:
+    def refused(text: str, *batches: Any, error: Any = ValueError, **options: Any) -> None:
         with pytest.raises(error, match=text):
-            run(options.pop("model", model), *(batches or (clean, corrupted)), **options)
+            patch(options.pop("model", model), *(batches or (clean, corrupted)), **options)
 
     refused(r"there is no site 'mlp'; have: head, attention, feed_forward, residual", site="mlp")
     refused("there is no direction 'up'; have: denoise, noise", direction="up")
@@ -315,8 +272,6 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
     refused("batch 0 has cu_seqlens, whose tokens have no rows; give rows", packed, packed)
     refused(r"the metric returned \(2, 6\); expected one number for each of 2", metric=lambda out, batch: out.logits)
     refused("is not a model of bertlite", model=torch.nn.Linear(2, 3), error=TypeError)
-    refused("metric 'kl' has no gradient at the clean run", run=attribution_patch, direction="noise", metric="kl")
-    refused("does not depend on any head", run=attribution_patch, metric=lambda out, batch: torch.ones(2))
     same = {**clean, "labels": torch.tensor([1, 4])}
     refused("example 1 has label 4 clean and corrupted", same, {**corrupted, "labels": torch.tensor([2, 4])})
     answering = make(BertForQuestionAnswering)

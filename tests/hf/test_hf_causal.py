@@ -9,7 +9,7 @@ from pairs import core_of, inputs_of, labels_of, ours_of
 from torch import Tensor
 
 import bertlite
-from bertlite.causal import SITES, ablate, ablated, activations_at, mean_contexts, patch
+from bertlite.causal import SITES, ablate, ablated, mean_contexts, patch
 from bertlite.pruning.importance import head_importance, neuron_importance, repair
 
 CLASSIFIER = "BertForSequenceClassification"
@@ -31,7 +31,6 @@ def test_every_site_is_patched(site: str, models: tuple[Any, Any]) -> None:
     clean, corrupted = inputs_of(), make_batch(seed=6)
     found, wanted = (patch(model, clean, corrupted, site, metric="kl") for model in models)
     same(found.values, wanted.values)
-    same(*(activations_at(model, clean, site) for model in models))
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "auto", "packed"])
@@ -39,7 +38,7 @@ def test_ablation_too(backend: str, models: tuple[Any, Any]) -> None:
     theirs, own = models
     theirs.set_attn_implementation(backend)
     batches = [{**inputs_of(), **labels_of(CLASSIFIER)}]
-    for method in ("zero", "mean", "resample"):
+    for method in ("zero", "mean"):
         same(*(ablate(model, batches, method).increases for model in models))
     contexts = mean_contexts(own, batches)
     with ablated(theirs, {2: [1]}, contexts), ablated(own, {2: [1]}, contexts), torch.no_grad():

@@ -118,16 +118,6 @@ def flatten(x: Tensor, real: Tensor) -> Tensor:
     return x[real] if x.dim() == 3 else x
 
 
-def split_examples(batch: Batch) -> Iterator[Batch]:
-    """Yield a batch for each of its examples."""
-    count = count_examples(batch)
-    for i in range(count):
-        yield {
-            name: x[i : i + 1] if isinstance(x, Tensor) and x.dim() and len(x) == count else x
-            for name, x in batch.items()
-        }
-
-
 def per_example(what: str, numbers: object, batch: Batch) -> Tensor:
     """Return what a loss or metric gave.
 
