@@ -78,7 +78,8 @@ def optimize_for_inference(
             random sequences of up to 72 tokens, one of them padded.  The allowed difference, of rounding in this
             dtype, is measured on the model itself.  If it takes other inputs, its encoders are compared.
         reproducible: give the same bits on every processor, in float32 or int8, by the native kernels.  int8 is then
-            slower where bfloat16 has instructions, since attention is float32.  A saved copy stays reproducible.
+            slower where bfloat16 has instructions, since attention is float32; float32 is slower on AMX alone.  A
+            saved copy stays reproducible.
         skip_padding: leave padding out, which gives zeros at padded positions (True), or compute it, as the model
             does (False).  By default it is left out where nothing is known to read it: of an encoder by itself, and
             of heads that read first tokens or score tokens.  The softmax of question answering reads it, as does a

@@ -125,7 +125,8 @@ class Kernels:
 
     Args:
         path: of the library.
-        reproducible: whether int8 is computed as on every processor, at some cost where bfloat16 has instructions.
+        reproducible: whether float32 and int8 are computed as on every processor, at some cost where bfloat16 has
+            instructions.
     """
 
     def __init__(self, path: str, reproducible: bool = False) -> None:
@@ -135,7 +136,7 @@ class Kernels:
         message = (ctypes.c_char_p, c_long)
         self._run.argtypes = [c_long, c_long, POINTER(Model), POINTER(Batch), c_long, *message]
         self._pack.argtypes = [c_long, c_void_p, c_long, c_long, *(c_void_p,) * 3, c_long, *message]
-        self._linear.argtypes = [c_long, POINTER(Linear), c_void_p, c_long, c_void_p, c_long, *message]
+        self._linear.argtypes = [c_long, c_long, POINTER(Linear), c_void_p, c_long, c_void_p, c_long, *message]
         self._run.restype = self._pack.restype = self._linear.restype = c_long
         library.bertlite_block.restype = library.bertlite_pairs.restype = c_long
         library.bertlite_block.argtypes = [c_long]
@@ -152,7 +153,7 @@ class Kernels:
 
     def linear(self, numbers: str, linear: Linear, x: int, rows: int, out: int, threads: int) -> None:
         """Run a linear layer on rows of floats or bfloat16; x and out are addresses."""
-        self.call(self._linear, NUMBERS[numbers], linear, x, rows, out, threads)
+        self.call(self._linear, NUMBERS[numbers], self.reproducible, linear, x, rows, out, threads)
 
     def pack(
         self, numbers: str, weight: int, shape: tuple[int, int], words: int, scales: int, sums: int, threads: int

@@ -268,9 +268,4 @@ void matmul_by_amx(const typename Kind::Value* rows, long stride, long count, co
     before.finish_some(before.left, finish);
 }
 
-#undef TILE_LOAD
-#undef TILE_STREAM
-#undef TILE_STORE
-#undef TILE_ADD
-
 }  // namespace bertlite

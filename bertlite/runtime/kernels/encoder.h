@@ -129,8 +129,8 @@ struct WholeTeam {
 // The dtype of attention: bfloat16, unless matmuls are of floats, or bfloat16 is only stored.  Where they are of 8-bit
 // integers it is float32 without instructions for bfloat16, and where results are to be the same on every processor.
 template <class Kind, bool reproducible>
-constexpr bool IN_FLOATS = std::is_same_v<Kind, Int8> ? reproducible || !MULTIPLIES_BFLOAT16
-                                                      : std::is_same_v<Kind, Float32> || BFloat16s::widened;
+constexpr bool IN_FLOATS =
+    std::is_same_v<Kind, Int8> ? reproducible || !MULTIPLIES_BFLOAT16 : IS_FLOAT32<Kind> || BFloat16s::widened;
 template <class Kind, bool reproducible>
 using AttentionOf = std::conditional_t<IN_FLOATS<Kind, reproducible>, Float32, BFloat16s>;
 
@@ -151,7 +151,7 @@ class Encoder {
     using Value = typename Kind::Value;
     using HeadValue = typename Attending::Value;
     // As they are packed.
-    using Distances = std::conditional_t<std::is_same_v<Kind, Float32>, Float32, BFloat16Weights<HeadValue>>;
+    using Distances = std::conditional_t<IS_FLOAT32<Kind>, Float32, BFloat16Weights<HeadValue>>;
     static constexpr bool quantized = std::is_same_v<Kind, Int8>;  // each token with a scale of its own
 
     // Activations of some tokens on their way through the second phase.
@@ -198,11 +198,10 @@ class Encoder {
         if (batch.ids) read_norm();
     }
 
-    void run() {
-        run_team(threads_, PHASES * (model_.layer_count + 1), [this](long thread, Team::Member& member) {
-            const Tiles tiles;
-            work(thread, member);
-        });
+    // Return whether it is done; it is not if weights are beyond the parts of float32.
+    bool run() {
+        return run_team_unless_beyond(threads_, PHASES * (model_.layer_count + 1),
+                                      [this](long thread, Team::Member& member) { work(thread, member); });
     }
 
    private:
@@ -258,7 +257,7 @@ class Encoder {
         if (batch_.is_bfloat16)
             pool<BFloat16s>(member);
         else
-            pool<Float32>(member);
+            pool<std::conditional_t<IS_FLOAT32<Kind>, Kind, Float32>>(member);
     }
 
     template <class PoolerKind>
@@ -404,7 +403,10 @@ class Encoder {
                 }
             }
         };
-        workers.parallel_for(round_up(matrix.outputs, LANES), GROUP, [&](long first, long last) {
+        // A thread splits rows of float32 once for all outputs that it takes.
+        const long grain =
+            std::is_same_v<Kind, Float32Parts> ? round_up(divide_up(matrix.outputs, threads_), GROUP) : GROUP;
+        workers.parallel_for(round_up(matrix.outputs, LANES), grain, [&](long first, long last) {
             matmul<Kind>(input, stride, count, blocks, start, first, last, to, finish_tile);
         });
     }
@@ -430,7 +432,7 @@ class Encoder {
         BERTLITE_PHASE("up");
         const auto into = [&](auto* neurons) {
             const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, neurons_stride_};
-            with_activation<!std::is_same_v<Kind, Float32>, BY_AMX<Kind>>(model_.activation, [&](auto activate) {
+            with_activation<!IS_FLOAT32<Kind>, BY_AMX<Kind>>(model_.activation, [&](auto activate) {
                 project(block.input, input_stride_, block.quantization, block.count, layer.up, to, workers,
                         [=](auto* at, Vector y) { store(at, activate(y)); });
             });

@@ -25,6 +25,26 @@ struct Linear {
 };
 }
 
+// As `run_team`; return false if weights are beyond the parts of float32.
+template <class Work>
+bool run_team_unless_beyond(long threads, long phases, Work work) {
+    std::atomic<bool> beyond{false};
+    try {
+        run_team(threads, phases, [&](long thread, Team::Member& member) {
+            const Tiles tiles;
+            try {
+                work(thread, member);
+            } catch (const BeyondParts&) {
+                beyond.store(true);
+                throw;
+            }
+        });
+    } catch (const std::exception&) {
+        if (!beyond.load()) throw;
+    }
+    return !beyond.load();
+}
+
 // to = activation(rows weight' + bias), (count, outputs), in pieces that the team shares.
 template <class Kind>
 void run_linear(const Linear& linear, const typename Kind::Value* rows, long stride, long count,
@@ -32,15 +52,16 @@ void run_linear(const Linear& linear, const typename Kind::Value* rows, long str
     using Value = typename Kind::Weight;
     constexpr long FEWEST_ROWS = 32;  // of a piece, if groups of outputs are fewer than threads
     const Matrix& matrix = linear.matrix;
-    const long groups = divide_up(matrix.outputs, GROUP);
+    constexpr long OUTPUTS = std::is_same_v<Kind, Float32Parts> ? 8 * GROUP : GROUP;  // for which rows are split once
+    const long groups = divide_up(matrix.outputs, OUTPUTS);
     const long parts = std::min(divide_up(count, FEWEST_ROWS), divide_up(2 * threads, groups));
     member.parallel_for(groups * parts, [&](long piece) {
-        const long column = piece / parts * GROUP, part = piece % parts;
+        const long column = piece / parts * OUTPUTS, part = piece % parts;
         const long first = count * part / parts, last = count * (part + 1) / parts;
         const Target<Value> target{to + first * matrix.outputs, matrix.outputs};
         matmul<Kind>(rows + first * stride, stride, last - first,
                      Blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)}, matrix.bias, column,
-                     std::min(column + GROUP, round_up(matrix.outputs, LANES)), target,
+                     std::min(column + OUTPUTS, round_up(matrix.outputs, LANES)), target,
                      [&](long row, long rows, long column, long columns, const float* sums) {
                          for (long i = 0; i < rows; i++)
                              for (long j = 0; j < columns; j += LANES) {

@@ -62,13 +62,15 @@ void check(const Model& model, const Batch& batch) {
 
 extern "C" {
 
-// reproducible: whether results with 8-bit integers are those of every processor, as those with float32 are.
+// reproducible: whether results with float32 and 8-bit integers are those of every processor.
 __attribute__((visibility("default"))) long bertlite_run(long dtype, long reproducible, const Model* model,
                                                          const Batch* batch, long threads, char* message, long size) {
     return without_exceptions(message, size, [=] {
         check(*model, *batch);
         with_kind(dtype, [&](auto kind) {
             using Kind = decltype(kind);
+            if constexpr (HAS_AMX && std::is_same_v<Kind, Float32>)
+                if (!reproducible && Encoder<Float32Parts, Float32>(*model, *batch, threads).run()) return;
             if (reproducible)
                 Encoder<Kind, AttentionOf<Kind, true>>(*model, *batch, threads).run();
             else
@@ -78,9 +80,9 @@ __attribute__((visibility("default"))) long bertlite_run(long dtype, long reprod
 }
 
 // Apply a linear layer of a float dtype to (count, inputs); out: (count, outputs), in the same dtype.
-__attribute__((visibility("default"))) long bertlite_linear(long dtype, const Linear* linear, const void* rows,
-                                                            long count, void* to, long threads, char* message,
-                                                            long size) {
+__attribute__((visibility("default"))) long bertlite_linear(long dtype, long reproducible, const Linear* linear,
+                                                            const void* rows, long count, void* to, long threads,
+                                                            char* message, long size) {
     return without_exceptions(message, size, [=] {
         check(fits(linear), linear->activation);
         with_kind(dtype, [&](auto kind) {
@@ -100,11 +102,15 @@ __attribute__((visibility("default"))) long bertlite_linear(long dtype, const Li
                     convert<Kind>(row.data(), padded, converted.data() + i * padded, nullptr);
                 }
                 const auto* start = as_they_are ? static_cast<const Value*>(rows) : converted.data();
-                run_team(threads, 1, [&](long, Team::Member& member) {
-                    const Tiles tiles;
-                    run_linear<Kind>(*linear, start, as_they_are ? inputs : padded, count, static_cast<Stored*>(to),
-                                     threads, member);
-                });
+                const auto run = [&](auto chosen) {
+                    return run_team_unless_beyond(threads, 1, [&](long, Team::Member& member) {
+                        run_linear<decltype(chosen)>(*linear, start, as_they_are ? inputs : padded, count,
+                                                     static_cast<Stored*>(to), threads, member);
+                    });
+                };
+                if constexpr (HAS_AMX && std::is_same_v<Kind, Float32>)
+                    if (!reproducible && run(Float32Parts{})) return;
+                run(kind);
             }
         });
     });

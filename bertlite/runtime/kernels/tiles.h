@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <exception>
 #include <type_traits>
 
 #include "profile.h"
@@ -51,6 +52,11 @@ struct Float32 {
     static Sums add(Sums sums, Words a, Words b) { return add_float32(sums, a, b); }
 };
 
+struct Float32Parts : Float32 {};  // the same numbers, multiplied as sums of three bfloat16 on the tiles of AMX
+template <class Kind>
+constexpr bool IS_FLOAT32 = std::is_base_of_v<Float32, Kind>;
+struct BeyondParts : std::exception {};  // weights that are no such sums: float32's own products are needed
+
 template <class InRow>
 struct BFloat16Weights {
     using Value = InRow;
@@ -92,7 +98,7 @@ constexpr bool HAS_AMX = true;
 constexpr bool HAS_AMX = false;
 #endif
 template <class Kind>  // whether matmuls are on the tiles of AMX: of rows that are as narrow as their weights
-constexpr bool BY_AMX = HAS_AMX && sizeof(typename Kind::Value) < 4;
+constexpr bool BY_AMX = HAS_AMX && (sizeof(typename Kind::Value) < 4 || std::is_same_v<Kind, Float32Parts>);
 template <class Kind>  // outputs in a block of such weights
 constexpr long BLOCK_OF = HAS_AMX && sizeof(typename Kind::Weight) < 4 ? 16 : BLOCK;
 template <class Kind>  // words of keys, to a multiple of which attention pads them
@@ -246,6 +252,7 @@ constexpr InPlace in_place;
 
 #if defined(BERTLITE_AMX)
 #include "amx.h"
+#include "amx_parts.h"
 #endif
 
 namespace bertlite {
@@ -256,6 +263,8 @@ struct Tiles {
 };
 template <class Kind, class... Rest>
 void matmul_by_amx(const Rest&...) {}
+template <class... Rest>
+void matmul_by_parts(const Rest&...) {}
 #endif
 
 // So many words of a narrow block, a multiple of WORDS_SUMMED, stay in the first cache until all rows have been
@@ -269,7 +278,9 @@ constexpr long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
 template <class Kind, class To, class Finish>
 void matmul(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
             const typename Kind::Sum* start, long first, long last, const To& to, Finish finish) {
-    if constexpr (BY_AMX<Kind>)
+    if constexpr (std::is_same_v<Kind, Float32Parts>) {
+        if (weight.inputs) return matmul_by_parts(rows, stride, count, weight, start, first, last, to, finish);
+    } else if constexpr (BY_AMX<Kind>)
         if (weight.inputs) return matmul_by_amx<Kind>(rows, stride, count, weight, start, first, last, to, finish);
     alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
@@ -308,12 +319,11 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
                         else if (splits)
                             sums += (column % GROUP / BLOCK * ROWS_AT_ONCE + at - row) * BLOCK;
                         if (!stays && done) prefetch_tile(to, at, size, column, columns);
-                        matmul_tile<Kind>(size, columns,
-                                          reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
-                                          stride * sizeof(typename Kind::Value),
-                                          weight.template at<Kind>(column, word), words,
-                                          begin && !word ? begin : no_start, sums, sums_stride, word > 0,
-                                          {next, words, tile, tiles});
+                        matmul_tile<Kind>(
+                            size, columns, reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
+                            stride * sizeof(typename Kind::Value), weight.template at<Kind>(column, word), words,
+                            begin && !word ? begin : no_start, sums, sums_stride, word > 0,
+                            {next, words, tile, tiles});
                         if (done) {
                             BERTLITE_PHASE("finish");
                             finish(at, size, column, columns, sums);
