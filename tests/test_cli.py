@@ -124,7 +124,7 @@ def test_the_choices_of_the_help_are_those_of_the_work() -> None:
     from bertlite.experiments.experiment import REPAIRS
 
     repairs = next(each for each in LEAVES["prune run"]._actions if "--repairs" in each.option_strings)
-    assert repairs.help == f"of {', '.join(REPAIRS)}"
+    assert repairs.help == ", ".join(REPAIRS)
 
 
 # Commands in texts ---------------------------------------------------------------------------------------------------
@@ -196,17 +196,20 @@ def test_a_list_has_commas(parse, text, wanted) -> None:
     ("parse", "text", "message"),
     [
         (parts.names, "a,,b", "'a,,b' has an empty item; write a list as A,B,C"),
-        (parts.integers, "0,x", "'x' is not an integer from 0"),
-        (parts.integers, "0,3-5", "'3-5' is not an integer from 0"),
-        (parts.integers, "-1", "'-1' is not an integer from 0"),
+        (parts.integers, "0,x", "'x' is not an integer of 0 or more"),
+        (parts.integers, "0,3-5", "'3-5' is not an integer of 0 or more"),
+        (parts.integers, "-1", "'-1' is not an integer of 0 or more"),
         (parts.numbers, "0.5,half", "'half' is not a number"),
-        *((parts.number, text, f"'{text}' is not a finite number from 0") for text in ("nan", "inf", "-1", "1e999")),
+        *(
+            (parts.number, text, f"'{text}' is not a finite number of 0 or more")
+            for text in ("nan", "inf", "-1", "1e999")
+        ),
         (parts.shapes, "8", "'8' is not a shape; write sequences x tokens, such as 8x128"),
         (parts.shapes, "0x4", "'0x4' is not a shape"),
         (parts.count, "0", "'0' is too small; it must be 1 or more"),
         (parts.names_of("fruit", ["fig", "plum"]), "fig,leek", "there is no fruit 'leek'; have: fig, plum"),
         (parts.paths((".html", ".json")), "a.txt", "'a.txt' has none of the suffixes .html, .json"),
-        (parts.paths((".html",)), "a.html,b.html", "names two paths of the kind .html; it takes one of each"),
+        (parts.paths((".html",)), "a.html,b.html", "names two paths of the kind .html; give one of each"),
     ],
 )
 def test_an_item_that_is_wrong_is_named(parse, text, message) -> None:

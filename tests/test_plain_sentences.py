@@ -1,6 +1,11 @@
-"""Pages are read once: nine of ten sentences have at most 25 words, and none is written around a noun."""
+"""Pages and code are read once: nine of ten sentences have at most 25 words, and none is written around a noun."""
 
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -31,6 +36,7 @@ PAGES = [
         )
     ),
 ]
+ROOMS = ("cli",)  # of the package, that are held so far
 NOT_PROSE = re.compile(
     r"^```.*?^```$|^<!-- ([a-z]+) -->$.*?^<!-- /\1 -->$|<!--.*?-->|^(?:\||#|!\[).*?$", re.MULTILINE | re.DOTALL
 )
@@ -49,6 +55,23 @@ def sentences(page: str) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
+def prose(module: Path) -> Iterator[str]:
+    """Yield the docstrings of a module, its strings of four words or more, and its comments."""
+    code = module.read_text(encoding="utf-8")
+    tree = list(ast.walk(ast.parse(code)))
+    inner = {part for node in tree if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in tree:
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node] if node not in inner else []
+        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
+        if any(isinstance(getattr(part, "value", None), str) for part in parts) and len(text.split()) >= 4:
+            yield re.sub(r"^ *(?:\*?\*?\w+(?:, )?)+: ?|^ *>>>.*$", "\n\n", text, flags=re.MULTILINE)  # "name: text"
+    comments = [
+        token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT
+    ]
+    for _, lines in groupby(enumerate(comments), key=lambda each: each[1].start[0] - each[0]):
+        yield "\n".join(token.string.lstrip("#: ") for _, token in lines)
+
+
 def test_sentences_are_found_and_counted() -> None:
     page = "# Of it\n\nOne `a.b`\ntwo. Three:\n\n- four\n- [five](x.md). Six\n\n```\nwhat is\n```\n\n| beside |\n"
     assert sentences(page) == ["One `a.b` two.", "Three:", "four", "[five].", "Six"]
@@ -58,9 +81,36 @@ def test_sentences_are_found_and_counted() -> None:
     assert not WRITTEN_AROUND_A_NOUN.search("the page where it says what to install")
 
 
+def test_docstrings_messages_and_comments_are_found(tmp_path: Path) -> None:
+    code = '''def f(x):
+    """Return one of them.  It is two.
+
+    Args:
+        x: what is given to
+            another one.
+    """
+    raise ValueError(f"it is {x}: no name")  # of three
+    # lines
+'''
+    (module := tmp_path / "module.py").write_text(code)
+    found = [sentence for text in prose(module) for sentence in sentences(text)]
+    assert found[:2] == ["Return one of them.", "It is two."]
+    assert set(found[2:]) == {"what is given to another one.", "it is x: no name", "of three lines"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sentences_are_short_and_plain(page: Path) -> None:
     found = sentences(page.read_text(encoding="utf-8"))
     assert [sentence for sentence in found if WRITTEN_AROUND_A_NOUN.search(sentence)] == []
     long = [sentence for sentence in found if len(sentence.split()) > 25]
+    assert len(long) <= len(found) / 10, long
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_messages_and_comments_are_short_and_plain(room: str) -> None:
+    place = ROOT / "bertlite" / room
+    modules = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    found = [(module.name, sentence) for module in modules for text in prose(module) for sentence in sentences(text)]
+    assert [each for each in found if WRITTEN_AROUND_A_NOUN.search(each[1])] == []
+    long = [each for each in found if len(each[1].split()) > 25]
     assert len(long) <= len(found) / 10, long

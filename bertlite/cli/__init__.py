@@ -70,7 +70,7 @@ def answer(argv: Sequence[str] | None) -> int:
 
 
 def flush_output() -> None:
-    """Raise OSError if what was printed cannot be written, and drop it."""
+    """Raise OSError if the output cannot be written, and drop the rest of it."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -79,7 +79,7 @@ def flush_output() -> None:
 
 
 def format_warning(message: Warning | str, *_: object, **__: object) -> str:
-    """Return the line that shows a warning, without its location in the code; on a terminal, in a bar's place."""
+    """Return the line that shows a warning, without its location in the code; on a terminal it replaces the bar."""
     erase = "\r\x1b[K" if sys.stderr.isatty() else ""
     return f"{erase}warning: {message}\n"
 
@@ -102,7 +102,7 @@ def run_command(args: argparse.Namespace) -> int:
     """Run a command; with --json, print its record on standard output and everything else on standard error.
 
     Raises:
-        ValueError: --out names no path that the command must write.
+        ValueError: --out lacks a path that the command must write.
     """
     args.out = dict(args.out)
     args.folder = args.out.get(FOLDER)

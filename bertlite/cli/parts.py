@@ -18,8 +18,8 @@ FOLDER = "FOLDER"  # a kind of output: a path with any other suffix
 RECORD = ".json"
 PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]")  # metavars that a shell completes by files
 FOOT = """\
-Exit status: 0 for success; 1 for a negative result: something differs, is worse, or cannot be loaded; 2
-if the command could not run, with the reason on standard error; 130 if interrupted; 141 if its output was closed."""
+Exit status: 0 for success; 1 if something differs, is worse, or cannot be loaded; 2 if the command could not run, with
+the reason on standard error; 130 if interrupted; 141 if its output was closed."""
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -33,12 +33,12 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return "\n\n".join(blocks)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        says_it = action.nargs == 0 or action.default in (None, (), {})  # then the text has what holds without it
+        says_it = action.nargs == 0 or action.default in (None, (), {})  # then the text itself names the default
         return action.help if says_it else super()._get_help_string(action)
 
 
 def fold(line: str, indent: str = "  ") -> str:
-    """Return a command in lines of at most 76 characters, which a shell takes for one; a break is before an option."""
+    """Return a command in lines of at most 76 characters, which a shell joins; lines are broken before options."""
     lines: list[str] = []
     for part in re.split(r" (?=-)", line):
         if lines and len(f"{lines[-1]} {part}") <= 74:
@@ -49,7 +49,7 @@ def fold(line: str, indent: str = "  ") -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with errors of one line, which name the nearest word, and without abbreviations of options."""
+    """A parser without abbreviated options, whose errors have one line and name the nearest word."""
 
     def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
         prog = options["prog"]
@@ -60,13 +60,13 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=HelpFormatter,
         )
-        self.color = False  # of Python 3.14: no escape reaches the terminal
+        self.color = False  # Python 3.14 would write escapes
         self.examples = tuple(f"{self.prog.removeprefix('bertlite ')} {example}" for example in examples)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse, and refuse unknown options here: the parser of a command knows what is near, the top one does not.
+        """Parse, and refuse unknown options here: only a command's own parser can name the nearest option.
 
-        Without a word, a parser of several commands prints what they are.
+        Without arguments, a parser of several commands prints its help.
         """
         if not args and subcommands(self):
             self.print_help()
@@ -96,7 +96,7 @@ def subcommands(parser: Parser) -> dict[str, Parser]:
 
 
 def add_completion(top: Parser) -> None:
-    """Add --print-completion to the parser of all commands, where shtab is installed."""
+    """Add --print-completion to the parser of all commands, if shtab is installed."""
     if find_spec("shtab") is None:
         return
     import shtab
@@ -126,8 +126,8 @@ def command(
 ) -> Parser:
     """Add a command and return the parser of its arguments.
 
-    `args.out` holds the paths to write, {kind: path}; `args.folder` the folder among them and `args.record` the path
-    for the record, or None.  A kind is a suffix, or FOLDER.
+    `args.out` holds the paths to write, {kind: path}.  `args.folder` is the folder among them, and `args.record` the
+    path of the record; each may be None.  A kind is a suffix, or FOLDER.
 
     Args:
         module: the name of the module whose `main(args)` runs the command and returns the exit status.
@@ -136,8 +136,8 @@ def command(
         examples: the words after the command's name.
         record: the content of the record that --json prints, and that --out FILE.json writes.
         out: {kind: content} of other outputs of --out.  If it has ".json", that file is not the record.
-        needs: the kinds one of which --out must name.
-        starts: a line for standard error before anything is imported, such as torch, which takes seconds.
+        needs: --out must name a path of one of these kinds.
+        starts: a line printed on standard error before the imports, since importing torch takes seconds.
     """
     kinds = {**(out or {})}
     kinds.setdefault(RECORD, record)
@@ -160,9 +160,9 @@ def command(
         + ("; required without --json" if RECORD in needs else "" if needs else " (default: nothing is written)"),
     )
     added.add_argument(
-        "--json", action="store_true", help="print the record on standard output, and all else on standard error"
+        "--json", action="store_true", help="print the record on standard output, and the rest on standard error"
     )
-    text = "print errors alone on standard error: no progress and no warnings"
+    text = "print only errors on standard error: no progress and no warnings"
     added.add_argument("-q", "--quiet", action="store_true", help=text)
     added.set_defaults(run=run, needs=tuple(needs), record_in_out=RECORD not in (out or {}))
     return added
@@ -179,7 +179,7 @@ def add_device(action: Any) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError if nothing can be written at a path, before the work that ends there."""
+    """Raise OSError, before the work starts, if nothing can be written at a path."""
     folder = next(each for each in path.absolute().parents if each.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -202,7 +202,7 @@ def paths(kinds: Iterable[str]) -> Callable[[str], dict[str, Path]]:
             if kind not in kinds:
                 raise argparse.ArgumentTypeError(f"{part!r} has none of the suffixes {', '.join(kinds)}")
             if kind in found:
-                raise argparse.ArgumentTypeError(f"{text!r} names two paths of the kind {kind}; it takes one of each")
+                raise argparse.ArgumentTypeError(f"{text!r} names two paths of the kind {kind}; give one of each")
             found[kind] = Path(part).expanduser()
         return found
 
@@ -218,7 +218,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def names_of(what: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return a parser of a list of names, each of which must be one of these."""
+    """Return a parser of a list of names, each of which must be in `known`."""
 
     def parse(text: str) -> tuple[str, ...]:
         found = names(text)
@@ -254,7 +254,7 @@ def shapes(text: str) -> tuple[tuple[int, int], ...]:
 def integer(text: str) -> int:
     """Parse an integer, 0 or more."""
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
     return int(text)
 
 
@@ -273,5 +273,5 @@ def number(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if not 0 <= found < math.inf:  # nan too
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number from 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number of 0 or more")
     return found

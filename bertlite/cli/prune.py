@@ -27,23 +27,22 @@ METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
 WAYS = ("auto", "latency", "macs")
 SUMMARY = "make a checkpoint faster or smaller (`prune to 2x`), or compare ways to prune"
 DESCRIPTION = """\
-Make a checkpoint faster or smaller by `to`; the other actions are experiments that compare ways to prune.  Each run
-is a folder that records its settings, inputs and results."""
+Make a checkpoint faster or smaller with `to`, or smaller with `vocabulary`; the other actions are experiments that
+compare ways to prune.  Each run is a folder that records its settings, inputs and results."""
 TO = """\
-Prune a checkpoint to a budget of time, work or size, without training, or with minutes of it.
+Prune a checkpoint to a budget of time, work or size, without training or with minutes of it.
 
-TARGET is a speed (2x the given model's), a share of the MACs of the unpruned model (40%), the time of a forward
-(15ms), or the size of the file with the weights: 30MB, or with --size a share of the given one's (40%).  Speed, MACs
-and time are stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its
-whole attention or feed-forward network.  What is left is chosen and fitted by least squares, layer by layer, to the
-outputs of the given model.  A speed or a time is measured at the end: the target is met if it is reached and exceeded
-by at most 10 %.  Where other work makes the clock too noisy, sizes are chosen by MACs.
+TARGET is a speed (2x the given model's), a share of the unpruned model's MACs (40%), the time of a forward (15ms), or
+the size of the weights file (30MB).  With --size, 40% is a share of the given file's bytes.  Speed, MACs and time are
+stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its whole attention
+or feed-forward network.  The remaining weights are fitted by least squares, layer by layer, to the outputs of the
+given model.  A speed or a time is measured at the end: the target is met if it is reached and exceeded by at most
+10 %.  If other work makes the clock too noisy, sizes are chosen by MACs, and the report says so.
 
-No labels are needed: the divergence from the given model's predictions takes the place of the loss.  With --label, the
-loss itself is used.  With --distil, the layers that are left are then trained to have the given model's predictions,
-or an encoder's vectors, its hidden states, and the labels if there are any; of six states, that with the best
-predictions or vectors on the texts of --dev, or on those held out, is kept.  A killed search or training continues
-where it stopped when the same command is given again."""
+No labels are needed: the loss is replaced by the divergence from the given model's predictions.  With --label, the
+loss itself is used.  With --distil, the remaining layers are then trained on the given model's predictions (or an
+encoder's vectors), on its hidden states, and on the labels if there are any.  The best of six snapshots, judged on
+--dev or the held-out texts, is kept.  A killed search or training continues when the same command is given again."""
 DATA = "--train train.tsv --dev dev.tsv"
 
 
@@ -81,21 +80,21 @@ def add_data(action: Any, train: bool = True, task: str | None = "classification
     uses = {"train": "calibration and training", "dev": "evaluation"}
     for name in ("train", "dev") if train else ("dev",):
         group.add_argument(f"--{name}", required=True, metavar="DATA", help=f"examples for {uses[name]}")
-        text = "its split, which a hub data set needs (default: none)"
+        text = "the split to read, which a hub data set needs (default: none)"
         group.add_argument(f"--{name}-split", metavar="NAME", help=text)
-    known, usual = (TASKS, "") if task else ((*TASKS, "masked"), " (default: that of its class)")
-    text = f"what the checkpoint does with the data: %(choices)s{usual}"
+    known, usual = (TASKS, "") if task else ((*TASKS, "masked"), " (default: the task of its class)")
+    text = f"the task to do with the data: %(choices)s{usual}"
     group.add_argument("--task", choices=known, default=task, metavar="TASK", help=text)
     add_columns(group)
     group.add_argument("--label", default="label", metavar="NAME", help="name of the column with the label")
-    text = "names of the labels 0, 1, ... in the data (default: the model's names of its classes, or numbers)"
+    text = "names of the labels 0, 1, ... in the data (default: the model's names for its classes, or numbers)"
     group.add_argument("--classes", type=names, default=(), metavar="A,B,...", help=text)
     add_device(group)
 
 
 def add_columns(group: Any) -> None:
     """Add the arguments that say how texts are read from a file."""
-    text = "name of the column with the text, or of both columns of pairs"
+    text = "name of the column with the text, or of the two columns with pairs"
     group.add_argument("--text", type=names, default="text", metavar="A[,B]", help=text)
     add_header(group)
     text = "truncate longer texts (default: 128, or as sentence-transformers would with this checkpoint)"
@@ -104,17 +103,17 @@ def add_columns(group: Any) -> None:
 
 def add_header(group: Any) -> None:
     """Add --columns."""
-    text = "names of all columns, for .csv and .tsv files without a header (default: those of the header)"
+    text = "names of all columns, for .csv and .tsv files without a header (default: read from the header)"
     group.add_argument("--columns", type=names, default=(), metavar="A,B,...", help=text)
 
 
 def add_texts(action: Parser) -> Any:
     """Add the arguments that name texts; return their group."""
     group = action.add_argument_group("texts of the kind that the model will see")
-    text = ".txt with a text on each line, .csv, .tsv, .jsonl or .parquet"
+    text = "a .txt file with a text on each line, or a .csv, .tsv, .jsonl or .parquet file"
     group.add_argument("--texts", required=True, metavar="FILE", help=text)
     text = "texts that the model was not trained on, with the same columns; the report is measured on them"
-    group.add_argument("--dev", metavar="FILE", help=f"{text} (default: a fifth of the texts, which is held out)")
+    group.add_argument("--dev", metavar="FILE", help=f"{text} (default: a held-out fifth of --texts)")
     add_columns(group)
     return group
 
@@ -130,14 +129,14 @@ def add_training(action: Parser) -> None:
 
 def add_metric(action: Parser) -> None:
     """Add --metric."""
-    text = "metric of the table: %(choices)s; f1 is that of class 1 of two, or of all classes of words but the first"
+    text = "metric of the table: %(choices)s; f1 counts class 1 of two or, for words, every class except the first"
     usual = " (default: accuracy, f1 of tokens, or spearman)"
     action.add_argument("--metric", choices=METRICS, metavar="METRIC", help=text + usual)
 
 
 def add_calibration(action: Any) -> None:
     """Add --calibration."""
-    text = "training examples for criteria and repair"
+    text = "number of training examples for criteria and repair"
     action.add_argument("--calibration", type=count, default=512, metavar="N", help=text)
 
 
@@ -166,44 +165,44 @@ def add_to(actions: Commands) -> None:
         starts="prune to {target}: loading {checkpoint}",
         description=TO,
     )
-    text = "2x, 40%%, 15ms or 30MB; several share one search, each with a folder in that of --out, such as FOLDER/2x"
+    text = "2x, 40%%, 15ms or 30MB; several targets share one search and get folders in FOLDER, such as FOLDER/2x"
     action.add_argument("target", nargs="+", metavar="TARGET", help=text)
     add_checkpoint(action)
     group = add_texts(action)
     group.add_argument("--label", metavar="NAME", help="name of the column with the label (default: none)")
-    text = "what labels are for: judging alone, or all, the fit and --distil too"
+    text = "use labels only for judging, or for all: also for the fit and for --distil"
     group.add_argument("--labels-for", choices=("all", "judging"), default="all", help=text)
     text = "texts to fit to (default: 1024, or fewer that hold 16 tokens for each input of the widest matrix)"
     group.add_argument("--calibration", type=count, metavar="N", help=text)
     work = action.add_argument_group("work that the target is for")
-    text = "a batch of B sequences of S tokens (default: 8x128 without --lengths)"
+    text = "one batch of B sequences of S tokens each (default: 8x128 without --lengths)"
     work.add_argument("--at", type=shapes, metavar="BxS", help=text)
-    text = "a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)"
+    text = "a file with a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)"
     work.add_argument("--lengths", metavar="FILE", help=text)
-    work.add_argument("--batch-size", type=count, default=32, help="sequences of --lengths")
-    text = "what runs the timed models: a backend of optimize_for_inference, or plain, none"
+    work.add_argument("--batch-size", type=count, default=32, help="number of sequences of --lengths")
+    text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference"
     work.add_argument("--backend", default="plain", help=text)
-    text = "of these models: float32, bfloat16, float16 or, with a backend, int8 (default: the checkpoint's)"
+    text = "dtype of the timed models: float32, bfloat16, float16 or, with a backend, int8 (default: the checkpoint's)"
     work.add_argument("--dtype", help=text)
     add_device(work)
     text = (
-        "the cost of a size: latency, its measured time on this machine, or macs; auto is latency for a speed or a"
-        " time of plain models, else macs"
+        "cost of a layer's size: its measured latency on this machine, or its macs; auto is latency if TARGET is a"
+        " speed or a time and --backend is plain, else macs"
     )
     action.add_argument("--allocate", choices=WAYS, default="auto", help=text)
-    text = "after pruning, train what is left for so long, to compute what the given model does"
+    text = "after pruning, train the remaining layers for MINUTES with the given model as teacher"
     action.add_argument("--distil", type=number, metavar="MINUTES", help=f"{text} (default: nothing is trained)")
     text = (
-        "the most points of the metric, of predictions with the same class or of the rank correlation that the model"
-        " may lose; the exit status is 1 if it loses more (default: what is normal, with --dev)"
+        "exit with 1 if the model loses more points of the metric (without labels: of predictions with the same class,"
+        " or of the rank correlation) (default: 7 with --dev, 15 without labels)"
     )
     action.add_argument("--lose-at-most", type=number, metavar="POINTS", help=text)
-    text = "keep gradients, curves and times of layers here, for other targets of the same model and texts"
+    text = "keep gradients, curves and times of layers in FOLDER, for other targets of the same model and texts"
     action.add_argument("--keep", type=Path, metavar="FOLDER", help=f"{text} (default: deleted at the end)")
-    action.add_argument("--size", action="store_true", help="a share is one of the file's bytes, not of the MACs")
+    action.add_argument("--size", action="store_true", help="TARGET is a share of the file's bytes, not of the MACs")
     text = "keep only the tokens that the texts use, as `prune vocabulary` does"
     action.add_argument("--vocabulary", action="store_true", help=text)
-    action.add_argument("--seed", type=integer, default=0, help="seed of the texts drawn")
+    action.add_argument("--seed", type=integer, default=0, help="seed for drawing texts")
 
 
 def add_vocabulary(actions: Commands) -> None:
@@ -212,21 +211,21 @@ def add_vocabulary(actions: Commands) -> None:
         actions,
         "vocabulary",
         "bertlite.experiments.budget.vocabulary",
-        summary="keep the tokens that texts use, and the embeddings of these",
+        summary="keep only the tokens that texts use, and their embeddings",
         record="the report",
         out={FOLDER: "the checkpoint with its tokenizer, a card and report.json"},
         needs=(FOLDER,),
         examples=("my-model --texts texts.txt --out few",),
         description="""\
-Keep the tokens that texts use, and the embeddings of these alone, which are half of a small model.
+Keep only the tokens that texts use, and their embeddings.  Embeddings are half of a small model.
 
 The texts are tokenized as before, and the outputs for them are the same.  Special tokens, single characters and bytes
-are kept too, so that other texts can be tokenized, with more tokens where they use one that is gone; how many of --dev
-those are, and how far predictions move there, is measured.  Give all texts that you have: they are not truncated.""",
+are kept too, so that other texts can be tokenized: a removed token becomes several.  The report says how many texts of
+--dev that concerns, and how far predictions move there.  Give all texts that you have: they are not truncated.""",
     )
     add_checkpoint(action)
     group = add_texts(action)
-    text = "keep so many tokens or more, by adding the most frequent ones (default: those that the texts need)"
+    text = "keep at least N tokens, by adding the most frequent ones (default: only those that the texts need)"
     group.add_argument("--tokens", type=count, metavar="N", help=text)
     add_device(action)
 
@@ -237,7 +236,7 @@ def add_finetune(actions: Commands) -> None:
         actions,
         "finetune",
         WORK,
-        summary="train a checkpoint on a task; a killed one continues; under torchrun, in several processes",
+        summary="train a checkpoint on a task; continues if it was killed; torchrun starts several processes",
         record="the run",
         out={FOLDER: "the run; `model` in it is the model"},
         needs=(FOLDER,),
@@ -258,9 +257,9 @@ def add_run(actions: Commands) -> None:
         "run",
         WORK,
         summary="score, prune, repair, retrain and evaluate, by every combination of criterion, share of heads, repair"
-        " and seed; a killed one continues",
+        " and seed; continues if it was killed",
         record="the runs",
-        out={FOLDER: "the folders of the runs are made in this one"},
+        out={FOLDER: "a folder for each run is made in this one"},
         needs=(FOLDER,),
         examples=(
             f"runs/dense/model {DATA} --criteria michel --fractions 0.5 --save-model --out runs/half",
@@ -273,7 +272,7 @@ def add_run(actions: Commands) -> None:
     for name, kind, default, text in (
         ("--criteria", names, "michel,random", criterion_help()),
         ("--fractions", numbers, "0.3,0.5,0.6,0.7,0.8,0.9", "shares of the heads to remove"),
-        ("--repairs", names, "refit", "of none, mean, refit"),
+        ("--repairs", names, "refit", "none, mean, refit"),
         ("--epochs", numbers, "0", "epochs of retraining"),
         ("--seeds", integers, "0", "seeds of calibration and retraining"),
         ("--random-seeds", integers, "0,1,2,3,4", "seeds of the random criterion"),
@@ -299,6 +298,6 @@ def add_compare(actions: Commands) -> None:
         ),
     )
     action.add_argument("roots", nargs="+", metavar="FOLDER", help="folders with runs, at any depth")
-    text = "test every other criterion against this one, or each against the dense models with `dense`"
+    text = "test every other criterion against this one, or with `dense` each criterion against the dense models"
     action.add_argument("--against", metavar="CRITERION", help=f"{text} (default: no tests)")
     add_metric(action)
