@@ -27,8 +27,8 @@ SIZES = (  # a checkpoint must state these, as defaults fit only bert-base
     "intermediate_size",
     "max_position_embeddings",
 )
-LARGEST = {"num_hidden_layers": 2**12, "num_labels": 2**20}  # of things that are made one by one
-LARGEST_SIZE = 2**28  # so that the numbers of a matrix can be counted
+LARGEST = {"num_hidden_layers": 2**12, "num_labels": 2**20}  # for things that are made one by one
+LARGEST_SIZE = 2**28  # then the number of elements of a matrix does not overflow
 FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -69,24 +69,24 @@ class BertConfig:
     In bertlite.hf transformers' BertConfig stands in its place, which lacks the fields of OWN: `own_field` reads them.
 
     Args:
-        position_embedding_type: "absolute", "relative_key", "relative_key_query", "bucketed": absolute, and a bias
-            of the scores for each head and bucket of distances, as in MPNet; or "disentangled", as in DeBERTa-v2.
-        pooler_act: activation of the pooler; only bertlite reads a checkpoint with another than "tanh".
+        position_embedding_type: "absolute", "relative_key", "relative_key_query", "bucketed" or "disentangled" (as in
+            DeBERTa-v2).  "bucketed" is absolute with a score bias for each head and bucket of distances, as in MPNet.
+        pooler_act: activation of the pooler; if it is not "tanh", only bertlite reads the checkpoint.
         pooler_dropout: rate of dropout before the pooler, as in RoBERTa's classifier; only bertlite reads it.
         positions_skip_padding: count positions over the tokens that are not `pad_token_id`, as RoBERTa does.
-        padding_has_position: padding has a position too, the last row of the table; by default it embeds as zeros.
+        padding_has_position: padding has a position too, the last row of the table; by default its embedding is zero.
         embedding_size: width of the embeddings, which are then projected to the hidden size, as in ELECTRA small; by
             default the hidden size, without a projection.
-        projected_before_norm: they are projected without a bias, and normalised afterwards, as in DeBERTa-v2.
-        position_biased_input: positions are added to the embeddings.
+        projected_before_norm: project the embeddings without a bias, then normalise them, as in DeBERTa-v2.
+        position_biased_input: add positions to the embeddings.
         pos_att_type: the scores that "disentangled" adds: "c2p", between contents of queries and distances to keys,
             "p2c", between contents of keys and distances from queries, or "c2p|p2c".
-        share_att_key: distances are projected as tokens are, and not by matrices of their own.
-        position_buckets: larger distances than half of it share logarithmic buckets; 0: each has a row of its own.
-        max_relative_positions: the distance that is the farthest; it is in the last bucket.
-        norm_rel_ebd: "layer_norm", the table of distances is normalised, or "none".
+        share_att_key: project distances with the matrices of tokens, instead of matrices of their own.
+        position_buckets: distances above half of it share logarithmic buckets; 0: each has a row of its own.
+        max_relative_positions: the largest distance; it is in the last bucket.
+        norm_rel_ebd: "layer_norm" to normalise the table of distances, or "none".
         pruned_heads: {layer: heads removed}, numbered as in the unpruned model, in transformers 4's format.
-        pruned_neurons: {layer: intermediate neurons removed}, likewise; only bertlite reads a checkpoint with any.
+        pruned_neurons: {layer: intermediate neurons removed}, likewise; with any, only bertlite reads the checkpoint.
         num_labels: defaults to the length of `id2label`, which defaults to two labels, LABEL_0 and LABEL_1.
         attn_implementation: a name of `bertlite.stack.attention.BACKENDS`, or "auto"; chosen at run time, never saved.
         extra: fields of config.json that BERT does not use; kept, and written back.
@@ -139,7 +139,7 @@ class BertConfig:
     attn_implementation: str = "auto"
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    read: ClassVar[Callable[..., "BertConfig"]]  # of a checkpoint; bertlite.checkpoint.families has it
+    read: ClassVar[Callable[..., "BertConfig"]]  # reads a checkpoint's; bertlite.checkpoint.families sets it
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -189,10 +189,10 @@ class BertConfig:
 
     @classmethod
     def from_pretrained(cls, source: str | PathLike[str], **options: Any) -> "BertConfig":
-        """Read the config of a checkpoint of BERT's or one of its families, without its weights.
+        """Read the config of a checkpoint of BERT or of one of its families, without its weights.
 
         Args:
-            source: a hub id, a folder, or a weights file with its config.json beside it.
+            source: a hub id, a folder, or a weights file in a folder with its config.json.
             options: `revision`, `subfolder`, `cache_dir`, `token` and `local_files_only` as for `huggingface_hub`; and
                 fields of the config to replace.
 
@@ -268,8 +268,8 @@ def refuse_to_change(config: BertConfig, name: str, *value: Any) -> NoReturn:
     """Raise FrozenInstanceError; it says how to make another config, and a model with it."""
     new = f"{name}={value[0]!r}" if value else f"{name}=…"
     raise FrozenInstanceError(
-        f"a BertConfig never changes, so {name} cannot be assigned: dataclasses.replace(config, {new}) makes another"
-        f" and from_pretrained(…, {new}) a model with it; prune_heads, drop_layers and the like change a model's own"
+        f"a BertConfig never changes, so {name} cannot be assigned. dataclasses.replace(config, {new}) makes another"
+        f" config, and from_pretrained(…, {new}) a model with it. prune_heads and drop_layers change a model's config"
     )
 
 
@@ -297,7 +297,7 @@ def parse_json_object(path: str | Path, text: str) -> dict[str, Any]:
 
 
 def check_type(name: str, value: Any, kind: Any, default: Any = ()) -> None:
-    """Raise ValueError for the value of a field that is not of its type, unless it is a default of None."""
+    """Raise ValueError if the value of a field has the wrong type; None is allowed if it is the default."""
     kinds, wanted = FIELD_TYPES.get(kind, ((object,), ""))
     fits = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
     if not fits and not (value is None and default is None):
@@ -339,7 +339,7 @@ def check_values(config: BertConfig) -> None:
 
 
 def check_distances(config: BertConfig) -> None:
-    """Raise ValueError for values with which there are no disentangled scores."""
+    """Raise ValueError for values from which disentangled scores cannot be computed."""
     kinds, buckets, farthest = (
         own_field(config, name) for name in ("pos_att_type", "position_buckets", "max_relative_positions")
     )
@@ -356,7 +356,7 @@ def check_distances(config: BertConfig) -> None:
 
 
 def own_field(config: BertConfig, name: str) -> Any:
-    """Return a field of bertlite alone, which configs of transformers may lack."""
+    """Return a field that only bertlite has; configs of transformers may lack it."""
     return getattr(config, name, OWN[name])
 
 
@@ -366,7 +366,7 @@ def embeds_size(config: BertConfig) -> int:
 
 
 def differs_from_bert(config: BertConfig) -> bool:
-    """Return whether BERT as others have it, given the same tensors, would compute something else or fail late."""
+    """Return whether other libraries' BERT, with the same tensors, would compute something else or fail late."""
     projected = embeds_size(config) != config.hidden_size
     positions = (
         config.position_embedding_type in ("bucketed", "disentangled")
@@ -475,9 +475,9 @@ def by_layer(units: Mapping[Any, Iterable[int]] | None) -> dict[int, Iterable[in
 
 
 def set_config(model: Any, config: BertConfig) -> None:
-    """Replace the config of a model, of the BertModel inside it, of the parts that keep it and of its holders.
+    """Replace the config of a model, of its BertModel, of its parts and of the modules that hold it.
 
-    In bertlite.hf a holder has the config as an attribute, as in transformers, or a config of several configs.
+    In bertlite.hf such a module has the config as an attribute, as in transformers, or in a config of several.
     """
     before, parts = model.config, list(model.modules())
     if vars(model).get("config") is before:

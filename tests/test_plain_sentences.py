@@ -36,7 +36,7 @@ PAGES = [
         )
     ),
 ]
-ROOMS = ("cli",)  # of the package, that are held so far
+ROOMS = ("cli", "config.py", "support")  # of the package, that are held so far
 NOT_PROSE = re.compile(
     r"^```.*?^```$|^<!-- ([a-z]+) -->$.*?^<!-- /\1 -->$|<!--.*?-->|^(?:\||#|!\[).*?$", re.MULTILINE | re.DOTALL
 )
@@ -68,7 +68,9 @@ def prose(module: Path) -> Iterator[str]:
     comments = [
         token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT
     ]
-    for _, lines in groupby(enumerate(comments), key=lambda each: each[1].start[0] - each[0]):
+    alone = enumerate(token for token in comments if token.line.lstrip().startswith("#"))
+    yield from (token.string.lstrip("#: ") for token in comments if not token.line.lstrip().startswith("#"))
+    for _, lines in groupby(alone, key=lambda each: each[1].start[0] - each[0]):  # comments of several lines
         yield "\n".join(token.string.lstrip("#: ") for _, token in lines)
 
 
@@ -90,12 +92,13 @@ def test_docstrings_messages_and_comments_are_found(tmp_path: Path) -> None:
             another one.
     """
     raise ValueError(f"it is {x}: no name")  # of three
+    # two
     # lines
 '''
     (module := tmp_path / "module.py").write_text(code)
     found = [sentence for text in prose(module) for sentence in sentences(text)]
     assert found[:2] == ["Return one of them.", "It is two."]
-    assert set(found[2:]) == {"what is given to another one.", "it is x: no name", "of three lines"}
+    assert set(found[2:]) == {"what is given to another one.", "it is x: no name", "of three", "two lines"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""What other rooms share and what knows nothing of BERT.
+"""Tools that the other rooms share; nothing here knows of BERT.
 
 records        files written atomically; records of runs
 progress       bars of long work

@@ -1,7 +1,7 @@
 """The activations that a checkpoint may name in `hidden_act`, by transformers' names.
 
-Formulas are those of transformers' ACT2FN (5.23.0; hardswish and sqrtsoftplus are not in 4.57.6), all but xielu, whose
-slopes are learned in bfloat16 and which no BERT has.
+The formulas come from transformers' ACT2FN (5.23.0; 4.57.6 lacks hardswish and sqrtsoftplus).  Only xielu is missing:
+its slopes are learned in bfloat16, and no BERT has it.
 """
 
 import math

@@ -48,17 +48,17 @@ class Batches(tuple[tuple[int, ...], ...]):
 def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: bool = False) -> Batches:
     """Group sequences into batches of at most `max_tokens` tokens.
 
-    Sequences are sorted by length, the longest first, so that memory runs out in the first batch or never; those of
-    equal length keep their order, so that batches are deterministic.  `Batches.restore` puts results
+    Sequences are sorted by length, the longest first, so that memory runs out in the first batch or never.
+    Sequences of equal length keep their order, so that batches are deterministic.  `Batches.restore` puts results
     back into the original order:
 
         batches = token_budget_batches(lengths, 4096)
         vectors = batches.restore(embed([texts[i] for i in batch]) for batch in batches)
 
     Args:
-        lengths: of each sequence, in tokens.
-        max_tokens: of a batch, its padding included: the number of its sequences times the length of the longest.
-        packed: padding is not computed and does not count.
+        lengths: the length of each sequence, in tokens.
+        max_tokens: the most tokens in a batch with its padding: sequences times the length of the longest.
+        packed: do not count padding, since packed batches do not compute it.
 
     Raises:
         ValueError: there are no lengths, one is below 1, or one is above `max_tokens`.

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, if this is one
 
 
 def import_public(package: str, name: str) -> Any:
-    """Return a module of a package, or a name of its modules `public` and `workshop`, which the package then has.
+    """Return a module of a package, or a name of its modules `public` and `workshop`, and add it to the package.
 
-    A name that they import comes from the module it lives in, without the modules of the other names.
+    A name is imported from the module that defines it, without the modules of the other names.
 
     Raises:
         AttributeError: there is no such name.
@@ -35,7 +35,7 @@ def import_public(package: str, name: str) -> Any:
 
 @cache
 def public_homes(module: str) -> dict[str, str]:
-    """Return {name: module} of the public names that a module imports, by its source; {} if it has none."""
+    """Return {name: module} of the public names that a module imports, by reading its source; {} if it has none."""
     homes: dict[str, str] = {}
     statements = statements_of(module)
     public = literal_all(statements)
@@ -64,7 +64,7 @@ def import_optional(name: str, feature: str, extra: str) -> Any:
     """Import a module that only an extra of bertlite installs.
 
     Args:
-        feature: what needs it, at the start of the message.
+        feature: the feature that needs it, with which the message begins.
 
     Raises:
         ModuleNotFoundError: it is not installed; the message says how to install it.
@@ -79,9 +79,9 @@ def import_optional(name: str, feature: str, extra: str) -> Any:
 
 
 def install_hint(extra: str, elsewhere: bool = False) -> str:
-    """Return the command that installs what an extra of bertlite needs.
+    """Return the command that installs the packages of an extra of bertlite.
 
-    Where bertlite is installed, pip takes it as it is, wherever it came from, and adds the packages.
+    If bertlite is installed, from whatever place, pip keeps it and adds the packages.
 
     Args:
         elsewhere: whether the command is for another machine.

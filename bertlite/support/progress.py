@@ -8,7 +8,7 @@ from typing import Any, Self, TextIO, TypeVar
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 10.0
-BAR = "{l_bar}{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"  # as tqdm's, for parts of a unit too
+BAR = "{l_bar}{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"  # as tqdm's, but n is rounded
 COUNTS = 52  # columns of a terminal for counts, rate and time left
 T = TypeVar("T")
 
@@ -42,11 +42,11 @@ class Progress:
 
     Args:
         total: the amount of work; None if it is not known yet and `total` is set later.
-        unit: what is counted, in the plural: "cases".
+        unit: the things counted, in the plural: "cases".
         what: the work, which begins each line.
-        done: work done before by an earlier command, which does not count for the rate.
-        shown: False shows nothing, such as in all processes but the first.
-        file: where to write; by default standard error.
+        done: work that an earlier command did, which does not count for the rate.
+        shown: False shows nothing, as in every process except the first.
+        file: the stream to write to; by default standard error.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Records of experiments: figures, and the commit and the machine that they were measured with.
+"""Records of experiments: figures, with the commit and the machine that they were measured on.
 
 A record is a JSON file with an "environment": versions, processor, and under "git" the commit of the code.
 A `Run` is the folder of one experiment::
@@ -34,20 +34,20 @@ from typing import Any, Self
 
 PACKAGES = ("bertlite", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface_hub", "numpy")
 RUN, METRICS, PREDICTIONS = "run.json", "metrics.jsonl", "predictions.jsonl"
-ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
-RESULTS = "scripts/results"  # where the checkout keeps its records
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, if this is one
+RESULTS = "scripts/results"  # the folder of the checkout's records
 
 
 class Run:
-    """A folder for one run of an experiment, written as it goes, so that a killed run can be read up to its last step.
+    """The folder of one run of an experiment, written step by step: a killed run can be read up to its last step.
 
     The run is finished when the `with` block ends, failed when an error ends it; a killed run stays "running".
 
     Args:
         name: kind of experiment, such as "prune".
         config: all settings of the run; JSON-ready.
-        folder: of the run; an unfinished run in it is replaced.
-        seed: of all random draws.
+        folder: the folder of the run; an unfinished run in it is replaced.
+        seed: the seed of all random draws.
         data, model: {name: sha256} of the data and models that were read; see `sha256_of`.
         kept: names of files to keep when an unfinished run is replaced, to continue its work.
 
@@ -224,7 +224,7 @@ def git_state() -> dict[str, Any] | None:
     Records in scripts/results do not count, or the second of two new records would always be dirty.  Outside a
     checkout, such as in an installed package, it is the commit that BERTLITE_COMMIT names, or None.
     """
-    named = os.environ.get("BERTLITE_COMMIT")  # of an archive's files
+    named = os.environ.get("BERTLITE_COMMIT")  # set for an archive, which has no git
     outside = {"commit": named, "dirty": False} if named else None
     try:
         if Path(run_git("rev-parse", "--show-toplevel").rstrip("\n")).resolve() != ROOT:
@@ -251,7 +251,7 @@ LIMITS = (
 
 
 def peak_memory() -> int | None:
-    """Return the most bytes of memory that this process has had; None where the system does not say."""
+    """Return the most bytes of memory that this process has had; None if the system does not say."""
     try:
         import resource
     except ModuleNotFoundError:
@@ -260,13 +260,13 @@ def peak_memory() -> int | None:
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system, which glibc keeps in the gaps between what is in use."""
+    """Give freed memory back to the system; glibc would keep it in the gaps between blocks in use."""
     with suppress(AttributeError, OSError, TypeError):  # other C libraries
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def map_large_blocks(size: int = 2**20) -> None:
-    """Let glibc map blocks of this size one by one, for this process: freed ones go back to the system at once."""
+    """Let glibc map each block of this size or more on its own: a freed one goes back to the system at once."""
     with suppress(AttributeError, OSError, TypeError):  # other C libraries
         ctypes.CDLL(None).mallopt(-3, size)  # M_MMAP_THRESHOLD
 
@@ -355,7 +355,7 @@ def print_warning(message: str) -> None:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return a value as JSON, with null for nan and infinities; options are those of json.dumps."""
+    """Return a value as JSON, with null for nan and infinities; options go to json.dumps."""
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:
@@ -399,9 +399,9 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder against other commands that write to it; the lock of a killed process is gone with it.
+    """Lock a folder against other commands that write to it; a process that is killed loses its lock.
 
-    The file that is locked, `.NAME.lock` beside the folder, says who holds it.
+    The locked file, `.NAME.lock` next to the folder, says who holds it.
 
     Raises:
         BlockingIOError: another process holds it; the message says which.
@@ -416,7 +416,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
-                raise BlockingIOError  # who held it has just removed it
+                raise BlockingIOError  # its holder has just removed it
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"
@@ -432,7 +432,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name this path in errors of the system that name a temporary file, `.NAME.…`, or none, as of a full disk."""
+    """Name this path in errors of the system that name a temporary file, `.NAME.…`, or no file, as for a full disk."""
     try:
         yield
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Rows of csv, tsv, jsonl, Parquet and plain text files, read strictly, with few of them in memory.
+"""Read rows of csv, tsv, jsonl, Parquet and plain text files strictly, with few of them in memory.
 
-Row 1 is the first row of data, in every format: headers do not count, nor do blank lines of a csv, tsv or jsonl file.
+Row 1 is the first row of data in every format: headers and blank lines (of csv, tsv and jsonl) do not count.
 An error names the file, the row, the line where it begins in a text file, and the column.
 
-csv and jsonl are read by the standard library: pyarrow's readers name no row in their errors, accept bytes that are
-not UTF-8 and columns of the same name, and fail on rows that are longer than a block.
+The standard library reads csv and jsonl, because pyarrow's errors name no row.  pyarrow also accepts bytes that are
+not UTF-8 and columns of the same name, and fails on rows that are longer than a block.
 """
 
 import csv
@@ -30,8 +30,8 @@ OTHERS = {"txt": "text", "ndjson": "jsonl"}  # the format of a suffix that does 
 LONGEST = 2**27  # characters of a csv cell: a longer one means a quotation mark that is not closed
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a quoted csv cell with quotation marks inside
 WIDE_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")  # at the beginning of a file in UTF-32
-NARROW_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of one in UTF-16
-HALF = re.compile("[\ud800-\udfff]")  # of a character: a byte that is not UTF-8, or an escape of JSON
+NARROW_MARKS = (b"\xff\xfe", b"\xfe\xff")  # the same in UTF-16
+HALF = re.compile("[\ud800-\udfff]")  # half a character: a byte that is not UTF-8, or an escape of JSON
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Table:
         header: names of all columns, for a csv or tsv file without them.
         hint: how to name other columns, for errors.
         row: the current row; 0 is the header.
-        line: where the row begins in a text file.
+        line: the line where the row begins in a text file.
     """
 
     path: Path | str
@@ -121,7 +121,7 @@ def read_rows(table: Table, format: str | None = None) -> Iterator[tuple[str, li
     """Yield the location, in words, and the cells of each row of a file.
 
     Args:
-        format: a name of READERS; by default that of the suffix.
+        format: a name of READERS; by default the suffix tells.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -135,7 +135,7 @@ def read_rows(table: Table, format: str | None = None) -> Iterator[tuple[str, li
 
 
 def format_of(path: str | Path, format: str | None = None) -> str:
-    """Return the format of a file; by default the one of its suffix.
+    """Return the format of a file; by default its suffix tells.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -175,7 +175,7 @@ def read_lines(table: Table, newline: str = "\n") -> Iterator[str]:
 def encoding_error(table: Table, what: str, encoding: str) -> ValueError:
     """Return the error for a file that is not in UTF-8."""
     command = f"iconv -f {encoding} -t UTF-8 {table.path} > converted"
-    return ValueError(f"{what}; convert the file from the encoding that it has, such as: {command}")
+    return ValueError(f"{what}; convert the file from its encoding, such as: {command}")
 
 
 def read_text(table: Table) -> Iterator[Fields]:
@@ -186,8 +186,8 @@ def read_text(table: Table) -> Iterator[Fields]:
         text = line.rstrip("\r\n")
         if "\r" in text:
             raise ValueError(
-                f"character {text.index(chr(13)) + 1} of the line is a carriage return, and lines end with \\n or"
-                f" \\r\\n; convert the file, such as: tr '\\r' '\\n' < {table.path} > converted"
+                f"character {text.index(chr(13)) + 1} of the line is a carriage return; lines must end with \\n or"
+                f" \\r\\n. Convert the file, such as: tr '\\r' '\\n' < {table.path} > converted"
             )
         yield {names[0]: text}
 
@@ -206,8 +206,8 @@ def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterato
             table.line, start = start, rows.line_num + 1
             if cells and known.issuperset(map(bare, cells)):
                 raise ValueError(
-                    f"the row repeats the names of the columns, {', '.join(names)}, as where files were joined: remove"
-                    " it; if it is data, name the columns otherwise"
+                    f"the row repeats the names of the columns, {', '.join(names)}, as if files were joined: remove"
+                    " it; if it is data, rename the columns"
                 )
             if cells and len(cells) != len(names):
                 way = "needs quotation marks" if quotes else "cannot be in a tsv; make it a csv"
@@ -217,7 +217,7 @@ def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterato
                 )
             if not warned and any(map(QUOTED.fullmatch, cells)):
                 warned = True
-                message = "quotation marks are part of a text in a tsv; make it a csv if they are not"
+                message = "quotation marks in a tsv are read as part of the text; if they are not, make it a csv"
                 warnings.warn(f"{table}: {message}", stacklevel=2)
             if cells:
                 yield dict(zip(names, cells, strict=True))
@@ -227,7 +227,7 @@ def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterato
 
 
 def bare(name: str) -> str:
-    """Return the name of a column in small letters, without spaces and byte-order marks around it."""
+    """Return the name of a column in lower case, without spaces and byte-order marks around it."""
     return name.strip("\ufeff \t").casefold()
 
 

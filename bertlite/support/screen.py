@@ -1,4 +1,4 @@
-"""What a terminal may be sent: no control characters from names in files, and only characters that it knows."""
+"""Send a terminal no control characters from names in files, and only characters that it knows."""
 
 import os
 import re
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
-CONTROLS = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"  # and what reverses a line, or is no character
+CONTROLS = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"  # and marks that reverse a line, and surrogates
 DRAWING = re.compile(r"(?:\x1b\[A)+\Z|\r(?:\x1b\[K)?(?: *\r)?")  # how bars move the cursor before they write
 PLAIN = {ord("\N{EN DASH}"): "-", ord("\N{HORIZONTAL ELLIPSIS}"): "..."}  # for terminals that lack these
 
 
 def printable(text: object, but: str = "") -> str:
-    """Return a text with JSON's escapes, such as \\u001b, for control characters except those of `but`."""
+    """Return a text with JSON's escapes, such as \\u001b, for control characters that are not in `but`."""
     return re.sub(f"[{CONTROLS}]", lambda c: c[0] if c[0] in but else f"\\u{ord(c[0]):04x}", str(text))
 
 
@@ -41,10 +41,10 @@ class Screen:
 
 @contextmanager
 def screens() -> Iterator[None]:
-    """Print on screens, and into nothing where a stream is closed."""
+    """Print on screens; drop the output of a closed stream."""
     with ExitStack() as stack:
         for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
-            if stream is None:  # a file takes its number, or the next file would get the output of C code
+            if stream is None:  # take its number, or C code would write into the next file that is opened
                 stream = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
             stack.enter_context(redirect(Screen(stream)))
         yield

@@ -1,6 +1,6 @@
 """Time candidates in turn, so that noise of the machine affects all of them.
 
-A ratio, taken round by round, is a result; a single time on a shared machine is not.
+On a shared machine a ratio, taken round by round, is a result; a single time is not.
 """
 
 import itertools
@@ -18,7 +18,7 @@ FEWEST = 7  # rounds for a median and quartiles
 SETTLE = 0.01  # seconds that a process sleeps at a time while threads of the last candidate spin
 SPINNING = 0.1  # share of a processor that they use; Python's own threads use less
 LONGEST_SPIN = 1.0  # seconds after which a candidate begins although threads still spin
-MOST_CALLS = 100  # of a candidate in one round
+MOST_CALLS = 100  # the most calls of a candidate in one round
 
 
 def alternate(
@@ -37,7 +37,7 @@ def alternate(
         warm: rounds before the timed ones, which do not count.
         seconds: time limit, after which no further round begins, if there have been FEWEST.
         burst: the shortest time of a candidate in a round, in seconds.  A shorter one is called several times, after a
-            call that does not count, and its time is that of one call.  The warm rounds set the number of calls.
+            call that does not count, and their mean is its time.  The warm rounds set the number of calls.
         after_round: called after each timed round.
 
     Raises:
@@ -78,8 +78,8 @@ def time_calls(run: Callable[[], Any], calls: int, device: str = "cpu") -> float
 def wait_until_idle(longest: float = LONGEST_SPIN) -> None:
     """Wait until no thread of this process spins.
 
-    The threads of a library may wait for its next call in a loop (OpenMP's for milliseconds, in some builds for 200),
-    and would slow down another library.
+    The threads of a library may wait for its next call in a loop, which would slow down another library.  OpenMP's
+    wait for milliseconds, in some builds for 200.
     """
     began = time.perf_counter()
     while True:
@@ -113,7 +113,7 @@ def summary(what: str, times: Timings, over: Sequence[tuple[str, str]]) -> dict[
 
 
 def ratios(times: Timings, a: str, b: str) -> list[float]:
-    """Return the seconds of candidate a over those of candidate b in each round."""
+    """Return the seconds of candidate a, divided by candidate b's, in each round."""
     return [x / y for x, y in zip(times[a], times[b], strict=True)]
 
 
@@ -125,8 +125,8 @@ def with_spread(found: Mapping[str, float], form: str = ".2f") -> str:
 def peak_bytes(run: Callable[[], Any], device: str = "cpu") -> int:
     """Return the growth of memory in use during a run, in bytes.
 
-    On the CPU it is counted from the events of torch's allocator, as the size of a process says little; on a GPU it is
-    the peak that torch.cuda reports.
+    On the CPU it is counted from the events of torch's allocator, since the size of a process says little.  On a GPU
+    it is the peak that torch.cuda reports.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats()

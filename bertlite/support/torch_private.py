@@ -1,7 +1,7 @@
 """The private names of torch that bertlite uses, each with a fallback for a torch that lacks it.
 
-Read them as `torch_private.name`.  Without those of tracing and of torch.func, torch itself raises when values are
-read.
+Read them as `torch_private.name`.  If the names for tracing and torch.func are missing, torch itself raises when
+values are read.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-FALLBACKS: dict[str, Any] = {}  # by the name inside torch
+FALLBACKS: dict[str, Any] = {}  # {name inside torch: fallback}
 
 
 def lookup(path: str, fallback: Any = None) -> Any:
@@ -31,7 +31,7 @@ assert_operator = lookup("_assert_async", wait_and_assert)
 
 
 def assert_async(condition: Tensor, message: str) -> None:
-    """Raise RuntimeError unless a condition holds; where the device has an operator for it, nobody waits for it."""
+    """Raise RuntimeError unless a condition holds; the host does not wait if the device has an operator for this."""
     try:
         assert_operator(condition, message)
     except NotImplementedError:
@@ -48,7 +48,7 @@ is_batched = lookup("_C._functorch.is_batchedtensor", lambda tensor: False)
 unwrapped = lookup("_C._functorch.get_unwrapped", lambda tensor: None)
 enabled_kernels = lookup(
     "nn.attention._cur_sdpa_kernel_backends", lambda: [*SDPBackend.__members__.values()]
-)  # of SDPA
+)  # the kernels of SDPA that are switched on
 
 
 def is_compiled(module: Any) -> bool:
@@ -57,6 +57,6 @@ def is_compiled(module: Any) -> bool:
     return made or getattr(module, "_compiled_call_impl", None) is not None
 
 
-# where torch.export, DDP and vmap look for tensors
+# torch.export, DDP and vmap look for tensors here
 register_pytree = lookup("utils._pytree.register_pytree_node", lambda *args, **options: None)
 MappingKey = lookup("utils._pytree.MappingKey", str)

@@ -174,7 +174,7 @@ def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
             "x.csv",
             "text,label\na,pos\n\ufefflabel,Text\nneg,b\n",
             {},
-            "row 2 .* as where files were joined: remove it",
+            "row 2 .* as if files were joined: remove it",
         ),
         (
             "x.tsv",

@@ -54,7 +54,7 @@ def test_every_format_gives_the_same_texts(tmp_path: Path, format: str, mark: st
 
 
 LATIN, KIND = (
-    "is not UTF-8; convert the file from the encoding",
+    "is not UTF-8; convert the file from its encoding",
     "column 'text' holds {}, of type {}; it must be a text",
 )
 FAULTS: list[tuple[str, Any, str]] = [  # suffix, contents, and the error behind the name of the file
@@ -94,7 +94,7 @@ FAULTS: list[tuple[str, Any, str]] = [  # suffix, contents, and the error behind
     (
         "txt",
         "a\r\nb\rc\r",
-        ", row 2 (line 2): character 2 of the line is a carriage return, and lines end with \\n or",
+        ", row 2 (line 2): character 2 of the line is a carriage return; lines must end with \\n or",
     ),
     ("txt", b"a\nb\n\xe9\n", f", row 3 (line 3): byte 1 of the line, 0xe9, {LATIN}"),
     ("jsonl", '{"text": "a", "n": true}\n', ", row 1 (line 1): column 'n' holds True, of type bool; it must be a num"),
@@ -153,7 +153,9 @@ def test_a_damaged_page_of_a_parquet_file_is_named(tmp_path: Path) -> None:
 def test_quotation_marks_of_a_tsv_that_look_like_those_of_a_csv_are_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "x.tsv"
     path.write_text('text\n"so" he said\n"a ""quoted"" word"\n"another ""quoted"" word"\n')
-    with pytest.warns(UserWarning, match=r"x\.tsv, row 2 \(line 3\): quotation marks are part of a text") as found:
+    with pytest.warns(
+        UserWarning, match=r"x\.tsv, row 2 \(line 3\): quotation marks in a tsv are read as part"
+    ) as found:
         assert READERS["embed"](path)[1] == '"a ""quoted"" word"'
     assert len(found) == 1
 
