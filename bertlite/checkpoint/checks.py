@@ -1,4 +1,4 @@
-"""Check that tensors are those of a model: every fault is listed, with the way out."""
+"""Compare tensors with a model's: every fault is listed, with the way out."""
 
 import re
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ HARMLESS_SIZE = 2**16  # a size at which a skeleton model costs nothing
 
 
 def implausible_sizes(state: State, config: BertConfig) -> list[str]:
-    """Return faults of sizes that the tensors cannot have, at which even a skeleton model takes time and memory."""
+    """Return faults of sizes in the config that no tensor has and that would make even a skeleton model slow."""
     longest = max([HARMLESS_SIZE, *(size for tensor in state.values() for size in tensor.shape)])
     gone = max((len({*units}) for units in pruned_neurons(config).values()), default=0)
     sizes = {name: getattr(config, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
@@ -56,7 +56,7 @@ def nonfinite_tensors(state: State) -> list[str]:
     """Return faults of tensors that hold nan or infinity; each is read once, without a copy.
 
     A sum is the fastest way to find them.  Large numbers may overflow it too: then the extremes decide.  A quantised
-    tensor takes few operators: those that it is made of are read.
+    tensor supports few operators, so its plain parts are read.
     """
     parts = dict(part for name, t in state.items() for part in plain_parts(name, t))
     floats = {name: t for name, t in parts.items() if t.is_floating_point() and t.numel() and not t.is_meta}
@@ -70,8 +70,8 @@ def nonfinite_tensors(state: State) -> list[str]:
 
 
 def plain_parts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Return a tensor under its name, or those that one of another class is made of, such as codes and scales."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)  # by which torch.compile takes it apart
+    """Return a tensor under its name, or the parts of a tensor of another class, such as codes and scales."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)  # torch.compile takes it apart with this
     if flatten is None:
         yield name, tensor
     else:
@@ -85,8 +85,8 @@ class Fit:
 
     Args:
         absent: the parts without any tensor, such as "pooler".
-        dtype: of the checkpoint.
-        faults: all that does not fit the model, in any dtype.
+        dtype: the dtype of the checkpoint.
+        faults: everything that does not fit the model, in any dtype.
         mixed_dtypes: the fault of having several dtypes, if no dtype is requested.
         unused: tensors that belong neither to the model nor to a known head.
     """
@@ -104,8 +104,8 @@ def fit_tensors_(
     """Rename tensors to the model's names, in place, and compare them with the model's.
 
     Args:
-        wanted: the model's own; only their names, shapes and dtypes are read.
-        drop_decoder: remove a decoder, such as one that the config no longer has.
+        wanted: the model's own tensors; only their names, shapes and dtypes are read.
+        drop_decoder: remove the decoder, for a config that has none any more.
     """
     faults = apply_current_names_(state, "", model)
     if drop_decoder:
@@ -121,7 +121,7 @@ def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set
     """Return the faults of tensors that do not fit a model.
 
     Args:
-        wanted: the model's own; only their shapes are read.
+        wanted: the model's own tensors; only their shapes are read.
         absent: the parts that may be missing.
     """
     checked = {optional_part(name) for name in wanted} - absent
@@ -160,7 +160,7 @@ def dtype_faults(state: State, wanted: State) -> list[str]:
 
 
 def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConfig) -> list[str]:
-    """Return a fault for every layer whose wrong shapes are explained by pruning, and remove these from `wrong`."""
+    """Return a fault for every layer whose wrong shapes come from pruning, and remove these shapes from `wrong`."""
     heads, faults = config.num_attention_heads, []
     for part, shrinking, unit, built, size, pruned in (
         ("attention.", HEAD_AXES, "head", heads, config.hidden_size // heads, config.pruned_heads),

@@ -1,8 +1,8 @@
 """Other names of BERT: the config fields, names of tensors and slices by which a checkpoint of a family is a BERT.
 
-What a family computes is read from transformers 5.23.0, models/FAMILY/modeling_FAMILY.py, and is the same in 4.57.6.
-What differs from a BERT and is left is a field of `BertConfig`: `positions_skip_padding`, `position_embedding_type`,
-`pooler_act`, `embedding_size` and those of disentangled positions.
+The arithmetic of a family is read from transformers 5.23.0, models/FAMILY/modeling_FAMILY.py; 4.57.6 has the same.
+Remaining differences from BERT are fields of `BertConfig`: `positions_skip_padding`, `position_embedding_type`,
+`pooler_act`, `embedding_size`, and the fields of disentangled positions.
 """
 
 import math
@@ -21,7 +21,7 @@ from bertlite.checkpoint.names import WRAPPER_PREFIXES
 from bertlite.config import BertConfig, check_type, read_json_object
 
 State = dict[str, Tensor]
-Values = dict[str, Any]  # of a config.json
+Values = dict[str, Any]  # the content of a config.json
 CLASSIFIER = "BertForSequenceClassification"
 CHOICE = "BertForMultipleChoice"
 GELU = ("gelu", "gelu_python")
@@ -32,20 +32,20 @@ class Family:
     """A kind of checkpoint that is a BERT under other names.
 
     Args:
-        prefix: of the tensors of its base model.
-        becomes: what makes a BERT of it beside other names.
+        prefix: the first part of the tensors' names in its base model.
+        becomes: the changes, except names, that make it a BERT.
         encoder: the name of its encoder there.
         fields: {its field of config.json: BERT's}.
-        defaults: of its fields, where they are not BERT's.
-        fixed: fields of the BERT for what the family always does.
-        translate: returns the fields of the BERT that follow from several of a config.json.
+        defaults: defaults of its fields that differ from BERT's.
+        fixed: fields of the BERT that are the same for the whole family.
+        translate: returns the fields of the BERT that follow from several fields of config.json.
         renames: (part of its tensors' names, part of BERT's); the first that fits a name is replaced.
-        adapt: changes renamed tensors in place, given the config.json and what stands before names of the base model.
+        adapt: changes renamed tensors in place, given the config.json and the prefix of names in the base model.
         pooler: its base model has a pooler.
         pooler_act: activation between the two layers of its classifiers, or the field that names it.
         rates: {class of BERT: the field with the rate of dropout before its last layer}.
-        lm_acts: hidden_act with which its language model head is BERT's; None: any.
-        needs: fields without which it is not a BERT, as no other value is supported.
+        lm_acts: values of hidden_act with which its language model head is BERT's; None: any.
+        needs: {field: the only supported value}.
     """
 
     prefix: str
@@ -68,7 +68,7 @@ POSITIONS = "embeddings.position_embeddings.weight"
 
 
 def cut_positions_(state: State, values: Values, base: str) -> None:
-    """Drop the rows of positions before the first token's; padding's, unless it is zero, becomes the last."""
+    """Drop the rows of positions before the first token's; move padding's row, unless it is zero, to the end."""
     name, pad = f"{base}{POSITIONS}", values["pad_token_id"]
     if name in state:
         rows = state[name]
@@ -76,19 +76,19 @@ def cut_positions_(state: State, values: Values, base: str) -> None:
 
 
 def has_nonzero(table: Tensor, row: int) -> bool:
-    """Return whether a row of a table is there and not zero."""
+    """Return whether a table has a row and the row is not zero."""
     return table.dim() == 2 and len(table) > row and bool(table[row].any())
 
 
 def add_segments_(state: State, values: Values, base: str) -> None:
-    """Add embeddings of zero for two token types, so that those of a tokenizer change nothing."""
+    """Add zero embeddings for two token types, so that a tokenizer's token types change nothing."""
     words = state.get(f"{base}embeddings.word_embeddings.weight")
     if words is not None and words.dim() == 2:
         state[f"{base}embeddings.token_type_embeddings.weight"] = words.new_zeros(2, words.shape[1])
 
 
 def add_first_task_(state: State, values: Values, base: str) -> None:
-    """Add the embedding of the first task, which every token has by default, to those of the segments."""
+    """Add the embedding of the first task, which every token has by default, to each segment's embedding."""
     if values.get("use_task_id"):
         name = f"{base}embeddings.task_type_embeddings.weight"
         if name not in state:
@@ -98,7 +98,7 @@ def add_first_task_(state: State, values: Values, base: str) -> None:
 
 
 def spread_buckets_(state: State, values: Values, base: str) -> None:
-    """Give every layer its own copy of the bias by distance, which in MPNet all layers share."""
+    """Give every layer its own copy of the bias by distance, which all layers of MPNet share."""
     cut_positions_(state, values, base)
     add_segments_(state, values, base)
     name = f"{base}encoder.relative_attention_bias.weight"
@@ -110,7 +110,7 @@ def spread_buckets_(state: State, values: Values, base: str) -> None:
 
 
 def disentangled_kinds(values: Values) -> list[str]:
-    """Return the parts of scores that a config.json of DeBERTa names beside that of the contents, in their order."""
+    """Return the parts of scores that a config.json of DeBERTa adds to the contents' part, sorted."""
     named = values.get("pos_att_type") or ()
     return sorted({str(each).strip().lower() for each in (named.split("|") if isinstance(named, str) else named)})
 
@@ -118,7 +118,7 @@ def disentangled_kinds(values: Values) -> list[str]:
 def query_scale(values: Values) -> float:
     """Return the root of the number of parts of a score, such as sqrt(3), with the rounding of transformers.
 
-    It computes the root of that number times the size of a head in float32.
+    transformers computes the root of that number times the size of a head, in float32.
     """
     size = values["hidden_size"] // values["num_attention_heads"]
     root = torch.tensor(size * (1 + len(disentangled_kinds(values))), dtype=torch.float32, device="cpu").sqrt()
@@ -126,7 +126,7 @@ def query_scale(values: Values) -> float:
 
 
 def disentangled_fields(values: Values) -> Values:
-    """Return the fields of the BERT that a DeBERTa is; one without relative attention has none of these positions."""
+    """Return the fields of the BERT that a DeBERTa becomes; without relative attention its positions are absolute."""
     kinds, farthest = disentangled_kinds(values), values.get("max_relative_positions", -1)
     relative = bool(values.get("relative_attention") and kinds)
     norms = [each.strip() for each in str(values.get("norm_rel_ebd", "none")).lower().split("|")]
@@ -147,8 +147,8 @@ def disentangled_fields(values: Values) -> Values:
 def scale_queries_(state: State, values: Values, base: str) -> None:
     """Divide the weights of queries by `query_scale`, by which DeBERTa divides scores.
 
-    Positions and segments that are not added, and the table of distances if there is no relative attention, are
-    dropped; segments of zeros take their place.
+    Drop positions and segments that the model does not add, and the table of distances if it has no relative
+    attention.  Segments of zeros are put in the place of dropped ones.
     """
     if not values["type_vocab_size"]:
         add_segments_(state, values, base)
@@ -173,7 +173,7 @@ LM_HEAD = (
 
 
 def roberta(prefix: str) -> Family:
-    """Positions are counted from the row after padding's, over the tokens that are not padding."""
+    """Return a family that counts positions as RoBERTa: only tokens, no padding, from the row after padding's."""
     return Family(
         prefix,
         "positions without the rows up to padding's, counted over the tokens that are not padding",
@@ -187,7 +187,7 @@ def roberta(prefix: str) -> Family:
 
 
 BERT = Family("bert")
-FAMILIES = {  # by model_type
+FAMILIES = {  # {model_type: family}
     "bert": BERT,
     "roberta": roberta("roberta"),
     "xlm-roberta": roberta("roberta"),
@@ -254,7 +254,7 @@ FAMILIES = {  # by model_type
     ),
     "mpnet": Family(
         "mpnet",
-        "segments of zeros; positions as RoBERTa's; a bias of the scores for each head and bucket of distances",
+        "segments of zeros; positions as RoBERTa's; a score bias for each head and bucket of distances",
         defaults={"pad_token_id": 1},
         fixed={"positions_skip_padding": True, "position_embedding_type": "bucketed", "type_vocab_size": 2},
         renames=(
@@ -272,7 +272,7 @@ FAMILIES = {  # by model_type
     ),
     "deberta-v2": Family(
         "deberta",
-        "scores between contents and distances beside those of contents; no pooler, and classifiers with gelu",
+        "added scores between contents and distances; no pooler, and classifiers with gelu",
         defaults={
             "layer_norm_eps": 1e-7,
             "type_vocab_size": 0,
@@ -280,7 +280,7 @@ FAMILIES = {  # by model_type
             "relative_attention": False,
             "pooler_hidden_act": "gelu",
         },
-        fixed={"classifier_dropout": None},  # which it does not read
+        fixed={"classifier_dropout": None},  # DeBERTa does not read it
         translate=disentangled_fields,
         renames=(
             *((f"attention.self.{part}_proj.", f"attention.self.{part}.") for part in ("query", "key", "value")),
@@ -296,7 +296,7 @@ FAMILIES = {  # by model_type
         needs={"conv_kernel_size": 0},
     ),
 }
-REASONS = {  # why models that users take for BERTs are not
+REASONS = {  # the reason why a model that users take for a BERT is none
     "normalises before attention": ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl", "esm"),
     "has rotary positions": ("modernbert", "nomic_bert", "new", "gte", "eurobert", "neobert", "roformer"),
     "embeds more than words, segments and positions": ("layoutlm", "layoutlmv2", "layoutlmv3", "lilt", "roc_bert"),
@@ -304,7 +304,7 @@ REASONS = {  # why models that users take for BERTs are not
     "has other layers": ("albert", "mobilebert", "squeezebert", "convbert", "funnel", "xmod", "rembert"),
     "has sparse or approximate attention": ("big_bird", "longformer", "nystromformer"),
 }
-FIELDS = {  # of a config.json: type and default
+FIELDS = {  # {field of config.json: (type, default)}
     **{name: (float | None, ()) for family in FAMILIES.values() for name in family.rates.values()},
     **{each.name: (each.type, each.default) for each in fields(BertConfig)},
     **dict.fromkeys(("legacy", "relative_attention", "use_task_id"), (bool, ())),
@@ -321,7 +321,7 @@ class Origin:
 
     Args:
         kind: its model_type.
-        values: of its config.json, with BERT's names for fields.
+        values: its config.json, with BERT's names for fields.
     """
 
     path: Path | str
@@ -334,13 +334,13 @@ class Origin:
         """Read a config.json.
 
         Raises:
-            ValueError: the file is not a JSON object, or that of a model that is not a BERT; it says why.
+            ValueError: the file is not a JSON object, or describes a model that is not a BERT; the message says why.
         """
         return cls.of(path, read_json_object(path))
 
     @classmethod
     def of(cls, path: Path | str, values: Values) -> "Origin":
-        """Take the content of a config.json, which errors call by its path; see `read`."""
+        """Take the content of a config.json; errors name its path.  See `read`."""
         kind = values.get("model_type", "bert")
         family = FAMILIES.get(kind) if isinstance(kind, str) else None
         if family is None:
@@ -358,12 +358,12 @@ class Origin:
     def build(
         self, cls: Any, options: Mapping[str, Any], overrides: Mapping[str, Any], state: State
     ) -> tuple[dict[str, Any], BertConfig]:
-        """Return the options and the config by which a model of a class is made for the tensors of the checkpoint.
+        """Return the options and the config that make a model of a class for the tensors of the checkpoint.
 
         A base model has a pooler if the family's has one, or if the options say so.
         """
         options = dict(options)
-        if not self.family.pooler and not hasattr(cls, "needs_pooler"):  # which heads have
+        if not self.family.pooler and not hasattr(cls, "needs_pooler"):  # heads have it
             options.setdefault("add_pooling_layer", False)
         pooled = options.get("add_pooling_layer", getattr(cls, "needs_pooler", True))
         config = self.config(cls.__name__ if pooled else None, **overrides)
@@ -374,7 +374,7 @@ class Origin:
         return options, config
 
     def config(self, pooled: str | None = None, **overrides: Any) -> BertConfig:
-        """Return the config of the BERT; that of a class with a pooler states its activation and rates of dropout."""
+        """Return the config of the BERT; for a class with a pooler it states the activation and the dropout rates."""
         family = self.family
         if family is BERT:
             return BertConfig.from_values(self.path, self.values, **overrides)
@@ -390,8 +390,8 @@ class Origin:
         if "positions_skip_padding" in family.fixed:
             if not isinstance(pad := values["pad_token_id"], int):
                 raise ValueError(
-                    f"{self.path} has pad_token_id {pad!r}; a {self.kind!r} numbers positions from it on, so set"
-                    " it to the id of the padding token"
+                    f"{self.path} has pad_token_id {pad!r}; a {self.kind!r} counts positions from this id on:"
+                    " set it to the id of the padding token"
                 )
             if isinstance(values.get("max_position_embeddings"), int):
                 values["max_position_embeddings"] -= pad + 1
@@ -399,17 +399,17 @@ class Origin:
 
     @property
     def naming(self) -> str:
-        """Return the words by which errors about the tensors say whose names they use."""
+        """Return the words with which errors about tensors say whose names they use."""
         return "" if self.family is BERT else f", a {self.kind!r} model under BERT's names,"
 
     def as_bert(self, state: State, wanted: Mapping[str, Tensor]) -> State:
         """Return the tensors under BERT's names.
 
         Args:
-            wanted: those of the model that they are for.
+            wanted: the tensors of the model to fill.
 
         Raises:
-            ValueError: a tensor is there twice or missing, or the model's head computes something else here.
+            ValueError: a tensor is there twice or missing, or the model's head computes something else in BERT.
         """
         if self.family is BERT:
             return state
@@ -418,7 +418,7 @@ class Origin:
         if "cls.predictions.bias" in wanted and family.lm_acts is not None and act not in family.lm_acts:
             raise ValueError(f"the language model head of {self.kind!r} with hidden_act {act!r} is not a BERT's")
         read, unread = ("pooler.dense.", "classifier.dense.")[:: -1 if "classifier.weight" in wanted else 1]
-        if any(read in name for name in state):  # a pooler, beside it a classifier's own layer: one is read
+        if any(read in name for name in state):  # a pooler and a classifier's own layer: one is read
             state = {name: tensor for name, tensor in state.items() if unread not in name}
         found, own = State(), dict[str, str]()
         for name, tensor in state.items():
@@ -441,12 +441,12 @@ class Origin:
 
 def class_name(name: str) -> str:
     """Return the class of bertlite for a family's class of transformers, such as RobertaForMaskedLM."""
-    part = re.search(r"(?<!Electra)ForPreTraining$|For(?!PreTraining)[A-Z]\w+$", name)  # Electra's is another
+    part = re.search(r"(?<!Electra)ForPreTraining$|For(?!PreTraining)[A-Z]\w+$", name)  # Electra's differs
     return "BertModel" if part is None else "Bert" + part[0].replace("ForCausalLM", "LMHeadModel")
 
 
 def read_config(source: Source, **overrides: Any) -> BertConfig:
-    """Read the config of a checkpoint of any family as a BERT's; `Origin.read` says what is refused."""
+    """Read the config of a checkpoint of any family as a BERT's; `Origin.read` lists the errors."""
     return Origin.read(first_existing(locate(source), CONFIG_FILES)).config(**overrides)
 
 

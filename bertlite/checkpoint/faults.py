@@ -5,11 +5,11 @@ from pathlib import Path
 
 from bertlite.support.screen import printable
 
-MOST_SHOWN = 20  # faults, or names of files
+MOST_SHOWN = 20  # the most faults, or names of files, in a message
 
 
 def raise_faults(title: str, faults: Sequence[str]) -> None:
-    """Raise ValueError if there are faults, with all of them or the first of very many."""
+    """Raise ValueError if there are faults; the message lists them, or the first of very many."""
     if faults:
         more = [f"… and {len(faults) - MOST_SHOWN} more"] if len(faults) > MOST_SHOWN else []
         raise ValueError("\n  ".join(map(printable, [title, *faults[:MOST_SHOWN], *more])))
@@ -21,7 +21,7 @@ def damaged_file(path: Path, error: Exception) -> ValueError:
 
 
 def check_utf8(path: Path) -> None:
-    """Raise ValueError for a path that is not UTF-8, which the libraries that read and write weights cannot open."""
+    """Raise ValueError for a path that is not UTF-8: the libraries that read and write weights cannot open it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

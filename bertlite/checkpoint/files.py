@@ -1,6 +1,6 @@
-"""Find the files of a checkpoint: in a folder, beside a weights file, or on the hub.  Needs no model and no torch.
+"""Find the files of a checkpoint: in a folder, next to a weights file, or on the hub.  Needs no model and no torch.
 
-Files are named as by transformers 4.57.6 and 5.23.0.
+Files have the names that transformers 4.57.6 and 5.23.0 give them.
 """
 
 import json
@@ -21,7 +21,7 @@ WEIGHT_FILES = (  # the first that is there is read
 )
 ADAPTER = "adapter_config.json"
 SAVE_AGAIN = "load it in transformers 4 with {}=True, and name the folder that save_pretrained writes"
-OTHERS = {  # ends of the names of other files: what they are, and the way out
+OTHERS = {  # {ends of names: the format of such a file, and the way out}
     (".gguf",): "GGUF, of llama.cpp, which cannot be loaded: name the checkpoint that it was made from",
     (".onnx",): "ONNX, for onnxruntime and OpenVINO: name the checkpoint that it was exported from",
     (".xml", ".mlmodel", ".mlpackage"): "a graph of OpenVINO or Core ML: name the checkpoint that it was made from",
@@ -35,9 +35,9 @@ OTHERS = {  # ends of the names of other files: what they are, and the way out
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a checkpoint: a folder, a weights file with its config.json beside it, or a hub id.
+    """The place of a checkpoint: a folder, a weights file in a folder with its config.json, or a hub id.
 
-    `revision`, `cache_dir`, `token` and `local_files_only` are the hub's; a folder has none of them.
+    `revision`, `cache_dir`, `token` and `local_files_only` are for the hub; a folder ignores them.
     """
 
     name: str | os.PathLike[str]
@@ -57,7 +57,7 @@ class CheckpointFiles:
 
 
 class Folder:
-    """The files of a folder; a model of sentence-transformers may be in 0_Transformer or 0_BERT within it."""
+    """The files of a folder; a model of sentence-transformers may be in its subfolder 0_Transformer or 0_BERT."""
 
     def __init__(self, path: Path) -> None:
         is_old = (path / "modules.json").exists() and not (path / CONFIG_FILES[0]).exists()
@@ -125,7 +125,7 @@ class Repository:
         except errors.EntryNotFoundError:
             return None
         except Exception as error:  # several HTTP libraries are possible
-            if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            if isinstance(error, OSError) and error.errno is not None:  # the disk's
                 raise
             message = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConnectionError(
@@ -140,13 +140,13 @@ class Repository:
         if not self.unreached:
             return FileNotFoundError(f"{where} has no {wanted} on the hub")
         return FileNotFoundError(
-            f"there is no folder {where}, the hub's cache has no {wanted} of it, and the hub was not reached: go"
+            f"there is no folder {where}, the hub's cache has no {wanted} of it, and the hub was not reached. Go"
             " online once, without local_files_only and HF_HUB_OFFLINE, or name the right cache_dir or folder"
         )
 
 
 def other_format(name: str) -> str | None:
-    """Return what a file is that holds no tensors to load, with the way out; None if it may hold some."""
+    """Return the format of a file without tensors to load, with the way out; None if it may hold some."""
     return next((what for ends, what in OTHERS.items() if name.lower().endswith(ends)), None)
 
 
@@ -157,14 +157,14 @@ def find_checkpoint(source: Source) -> CheckpointFiles:
         FileNotFoundError: one of them is missing.
         PermissionError: the repository is gated.
         ConnectionError: one of them was not completely received; the cache then does not have it.
-        ValueError: an index that is damaged or points outside its folder; or an adapter lies beside the weights.
+        ValueError: an index is damaged or points outside its folder, or the folder also has an adapter.
     """
     path = Path(source.name).expanduser()
     weights: Sequence[str] = WEIGHT_FILES
     if source.variant:
         weights = [f".{source.variant}.".join(name.rsplit(".", 1)) for name in WEIGHT_FILES]
     if path.is_file() and path.name in CONFIG_FILES:
-        raise ValueError(f"{path} is the config alone: name its folder, {path.parent}, or the weights beside it")
+        raise ValueError(f"{path} is only the config: name its folder, {path.parent}, or the weights in it")
     if path.is_file():
         if source.variant:
             raise ValueError(f"{path} is a file: leave subfolder and variant out")
@@ -173,8 +173,8 @@ def find_checkpoint(source: Source) -> CheckpointFiles:
     config, found = first_existing(place, CONFIG_FILES), first_existing(place, weights)
     if not path.is_file() and (adapter := place.get(ADAPTER)):
         raise ValueError(
-            f"{adapter} is an adapter of PEFT beside the whole model in {found.name}, which would be loaded without:"
-            " merge it with PEFT's merge_and_unload and save that, or name the weights file to load them alone"
+            f"{adapter} is an adapter of PEFT, and {found.name} would be loaded without it: merge it with PEFT's"
+            " merge_and_unload and save that, or name the weights file to load only the weights"
         )
     return CheckpointFiles(config, found, read_index(found, place) if found.suffix == ".json" else {})
 

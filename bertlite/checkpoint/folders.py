@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bertlite.support.records import naming
 
-LAST = "config.json"  # without which a folder is not a checkpoint
+LAST = "config.json"  # written last: a folder without it is not a checkpoint
 
 
 @contextmanager
@@ -20,12 +20,12 @@ def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
     """Make a folder to write into, which becomes `folder` in one step when the block ends; an error changes nothing.
 
     Other files of the old folder are kept, except those whose whole name matches `superseded`.  A killed process
-    leaves a hidden folder, `.NAME.….new`, which nothing reads and anyone may delete.  Where two folders cannot be
-    exchanged (Linux can, by renameat2), two renames are used, and a process killed between them leaves the old folder
-    as `.NAME.….new.old`.
+    leaves a hidden folder, `.NAME.….new`, which nothing reads and anyone may delete.  Linux exchanges two folders at
+    once (renameat2).  Elsewhere two renames are used, and a process killed between them leaves the old folder as
+    `.NAME.….new.old`.
 
-    The working directory and the folders above it are not replaced, as a shell there would be left in a deleted
-    folder: their files are replaced one after another, config.json last.  A process killed between these renames
+    The working directory and the folders above it are not replaced, or a shell there would be left in a deleted
+    folder.  Their files are replaced one after another, config.json last.  A process killed between these renames
     leaves a folder without config.json, which nothing loads, and the remaining new files in `.NAME.….new`.  Another
     process whose working directory was replaced stays in the old folder.
 
@@ -116,7 +116,7 @@ def exchange(a: Path, b: Path) -> None:
         if renameat2(here, os.fsencode(a), here, os.fsencode(b), exchanging) == 0:
             return
         number = ctypes.get_errno()
-        if number not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # else this disk cannot
+        if number not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # errors of a disk that cannot exchange
             raise OSError(number, os.strerror(number), str(b))
     aside = a.with_name(f"{a.name}.old")
     os.rename(b, aside)
@@ -129,7 +129,7 @@ def exchange(a: Path, b: Path) -> None:
 
 
 def carry(old: Path, new: Path, superseded: re.Pattern[str]) -> None:
-    """Link what a folder holds into another one, but for superseded files and names that are there already."""
+    """Link the contents of a folder into another one, except superseded files and names that it has already."""
     for path in old.iterdir():
         target = new / path.name
         if superseded.fullmatch(path.name) or os.path.lexists(target):
@@ -148,7 +148,7 @@ def link(path: str | Path, target: str | Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk holds what was written: a rename must not get there first."""
+    """Wait until the disk holds the written data: a rename must not get there first."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

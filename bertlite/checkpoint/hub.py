@@ -19,9 +19,9 @@ def push_folder(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> "CommitInfo":
-    """Upload the files that `save` writes into a folder, in one commit; `bertlite.BertModel.push_to_hub` has the rest.
+    """Upload the files that `save` writes into a folder, in one commit; see `bertlite.BertModel.push_to_hub`.
 
-    Nothing is made on the hub before the files are written.
+    The hub is not touched before the files are written.
     """
     from huggingface_hub import HfApi
 

@@ -1,4 +1,4 @@
-"""The names of tensors: today's for legacy ones, and all names of those that a model shares."""
+"""The names of tensors: current names for legacy ones, and every name of a shared tensor."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, ClassVar, Protocol, Self
@@ -9,13 +9,13 @@ from torch import Tensor
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.config import BertConfig
 
-WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
+WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # DistributedDataParallel and torch.compile put them before every name
 LEGACY_SUFFIXES = {  # TensorFlow's names, in 2018
     "LayerNorm.gamma": "LayerNorm.weight",
     "LayerNorm.beta": "LayerNorm.bias",
 }
 FORMER_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # buffers that transformers once saved
-HEAD_PARTS = (  # of some class of a family, which others do not use
+HEAD_PARTS = (  # parts that only some classes of a family use
     "pooler",
     "cls.predictions",
     "cls.seq_relationship",
@@ -32,7 +32,7 @@ DECODER_BIAS = "cls.predictions.decoder.bias"  # the same vector, always
 
 
 class LoadableModel(Protocol):
-    """A model that can be loaded and saved, whichever class it is."""
+    """A model that can be loaded and saved, of any class."""
 
     base_model_prefix: ClassVar[str]
 
@@ -47,7 +47,7 @@ class LoadableModel(Protocol):
 
     @property
     def build_options(self) -> dict[str, Any]:
-        """Arguments beside the config that make a model of the same shape."""
+        """Arguments that, with the config, make a model of the same shape."""
 
     def state_dict(self) -> dict[str, Tensor]: ...
 
@@ -159,5 +159,5 @@ def missing_parts(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], con
 
 
 def missing_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], absent: set[str]) -> list[str]:
-    """Return the names without a tensor, except those of absent parts."""
+    """Return the names without a tensor, except names in absent parts."""
     return [name for name in wanted if name not in state and optional_part(name) not in absent]

@@ -62,19 +62,19 @@ class Pretrained:
         """Load the model of a checkpoint, in eval mode.
 
         Args:
-            source: a hub id, a folder, or a weights file with its config.json beside it.
-            dtype: of the weights; by default the file's own.
-            device: by default the CPU, where weights stay mapped from the file and shared with other processes; they
+            source: a hub id, a folder, or a weights file in a folder with its config.json.
+            dtype: the dtype of the weights; by default the file's own.
+            device: by default the CPU, where weights stay mapped from the file and shared with other processes.  They
                 are read once to check for nan.  A matrix that is not at a multiple of 64 bytes in the file is copied;
                 `save_pretrained` aligns all of them.
             attn_implementation: a name of `bertlite.stack.attention.BACKENDS`, or "auto".
-            add_pooling_layer: for BertModel; whether it has a pooler.
+            add_pooling_layer: whether a BertModel has a pooler.
             revision, subfolder, variant, cache_dir, token, local_files_only: as for `huggingface_hub`.
             overrides: fields of the config to replace, such as num_labels=3.
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or a file of it is missing.
-            ValueError: config.json or the tensors are not this model's; every fault is listed, with the file's name.
+            ValueError: config.json or the tensors do not fit this model; every fault is listed, with the file's name.
             TypeError: an override that is not a field of BertConfig.
         """
         for theirs, ours in RENAMED.items():
@@ -90,8 +90,8 @@ class Pretrained:
         """Write config.json and safetensors that bertlite and transformers load.
 
         The folder is replaced in one step: a crash leaves the old one or the new one.  Other files in it are kept.
-        The files of the working directory are replaced one after another, and a crash leaves a folder that does not
-        load.
+        If it is the working directory, its files are replaced one after another, and a crash leaves a folder that
+        does not load.
         """
         save_model(self, folder)
 
@@ -104,8 +104,8 @@ class Pretrained:
 
         Args:
             repo_id: such as "me/my-bert".
-            options: `private`, make a new repository private, by default as your account or organisation is set;
-                `token`, by default that of `hf auth login`; `revision`, the branch, by default main; `create_pr`, open
+            options: `private`: make a new repository private (by default as your account or organisation is set).
+                `token`: by default from `hf auth login`.  `revision`: the branch, by default main.  `create_pr`: open
                 a pull request in place of a commit.
 
         Returns:
@@ -133,7 +133,7 @@ def load_model(
     state = read_tensors(files)
     options, config = origin.build(cls, options, overrides, state)
     raise_faults(f"{files.weights} does not fit {files.config.name}:", implausible_sizes(state, config))
-    if asked is not None and origin.family is not BERT:  # which may add tensors: not in a narrower dtype
+    if asked is not None and origin.family is not BERT:  # it may add tensors, which must not have a narrower dtype
         state = {name: t.to(asked) if t.dtype in DTYPES.values() else t for name, t in state.items()}
     model = make_skeleton(cls, config, options)
     wanted: State = model.state_dict()
@@ -149,7 +149,7 @@ def load_model(
     log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
     if fit.unused:
         names = ", ".join(map(repr, fit.unused[:MOST_SHOWN]))
-        log.warning("%s has %d tensors that no BERT has and are not used: %s", files.weights, len(fit.unused), names)
+        log.warning("%s has %d tensors that are not a BERT's and not used: %s", files.weights, len(fit.unused), names)
 
     for part in absent:
         state = {**init_missing(model, part, fit.dtype), **state}

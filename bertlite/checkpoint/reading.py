@@ -18,7 +18,7 @@ from bertlite.checkpoint.files import CheckpointFiles
 
 State = dict[str, Tensor]
 ALIGNMENT = 64  # bytes; torch's own allocator puts every tensor on the CPU at a multiple of it
-SAFETENSORS_DTYPES = {  # what safetensors calls the dtypes
+SAFETENSORS_DTYPES = {  # {safetensors' name: dtype}
     "F64": torch.float64,
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -33,10 +33,10 @@ SAFETENSORS_DTYPES = {  # what safetensors calls the dtypes
 
 
 def read_tensors(files: CheckpointFiles) -> State:
-    """Read the tensors of a checkpoint by their names there, mapped from the files where the format allows.
+    """Read the tensors of a checkpoint under their own names, mapped from the files where the format allows.
 
     Raises:
-        ValueError: a file that is damaged, or holds other tensors than its index says.
+        ValueError: a file is damaged, or holds other tensors than its index says.
     """
     if not files.shards:
         return read_weights(files.weights)
@@ -98,7 +98,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 def mapped_tensor(whole: Any, first: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
     """Return a tensor mapped from a safetensors file; a copy if its dtype needs another alignment.
 
-    It has a storage of its own, which multiprocessing needs to send it.
+    It has a storage of its own: multiprocessing needs one to send it.
     """
     start, end = (first + offset for offset in data_offsets)
     part, kind = whole[start:end], SAFETENSORS_DTYPES[dtype]
@@ -123,7 +123,7 @@ def read_pickle(path: Path, start: bytes) -> State:
     for name, value in state.items():
         if not isinstance(name, str) or not is_plain_tensor(value):
             raise ValueError(
-                f"{path}: {name!r} is a {type(value).__name__}, not a plain tensor; save a state_dict alone"
+                f"{path}: {name!r} is a {type(value).__name__}, not a plain tensor; save only a state_dict"
             )
     return dict(state)
 

@@ -1,4 +1,4 @@
-"""The file and the config.json entries by which transformers loads a folder with bertlite's classes."""
+"""The file and the config.json entries that let transformers load a folder with bertlite's classes."""
 
 import json
 from os import PathLike
@@ -7,7 +7,7 @@ from pathlib import Path
 from bertlite.support.extras import install_hint
 from bertlite.support.records import write_json, write_text
 
-AUTO_CLASSES = {  # of transformers 4.57 and 5: the class of bertlite.hf that each loads a BERT as
+AUTO_CLASSES = {  # {auto class of transformers 4.57 and 5: the class of bertlite.hf that it loads}
     "AutoModel": "BertModel",
     "AutoModelForCausalLM": "BertLMHeadModel",
     "AutoModelForMaskedLM": "BertForMaskedLM",
@@ -28,10 +28,10 @@ from bertlite.hf import {names}  # {install}
 
 
 def export_remote_code(folder: str | PathLike[str]) -> None:
-    """Make a saved checkpoint load through bertlite wherever that is installed, with trust_remote_code=True.
+    """Make transformers load a saved checkpoint with bertlite, if that is installed, with trust_remote_code=True.
 
-    It is the way to share a pruned checkpoint with users of transformers 5, which cannot load one.  Without
-    trust_remote_code transformers uses its own class, as before.
+    This is the way to share a pruned checkpoint with users of transformers 5, which cannot load one by itself.
+    Without trust_remote_code transformers uses its own class, as before.
 
     Raises:
         FileNotFoundError: there is no config.json in the folder.
@@ -43,4 +43,4 @@ def export_remote_code(folder: str | PathLike[str]) -> None:
     names = ", ".join(sorted(set(AUTO_CLASSES.values())))
     code = CODE.format(names=names, install=install_hint("hf", elsewhere=True))
     write_text(folder / f"{MODULE}.py", code)
-    write_json(path, config)  # last, as it names the other file
+    write_json(path, config)  # last, since it names the other file

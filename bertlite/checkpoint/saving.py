@@ -18,7 +18,7 @@ from bertlite.checkpoint.reading import ALIGNMENT, SAFETENSORS_DTYPES, State, is
 from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.support.records import naming, to_json
 
-SUPERSEDED = re.compile(  # by a save: what an earlier one left, of a model or of an optimised one
+SUPERSEDED = re.compile(  # files of an earlier save, of a model or of an optimised one, that a save removes
     r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?|native\.json|(native|layers|rest)\.safetensors"
 )
 
@@ -27,20 +27,20 @@ def save_model(model: LoadableModel, folder: str | os.PathLike[str]) -> None:
     """Save a model; see `BertPreTrainedModel.save_pretrained`.
 
     Raises:
-        ValueError: the model could not be loaded again, as its tensors are not plain, have no values or do not fit its
+        ValueError: the model could not be loaded again: its tensors are not plain, have no values, or do not fit its
             config.
         OSError: the folder cannot be written.
     """
     state = tensors_to_save(model)
     config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": dtype_name(model.dtype)}
-    config.pop("torch_dtype", None)  # what transformers called it before 4.56
+    config.pop("torch_dtype", None)  # its name in transformers before 4.56
     with replacing(Path(folder), superseded=SUPERSEDED) as new:
         write_sorted_json(new / "config.json", config)
         write_safetensors(new / "model.safetensors", state)
 
 
 def tensors_to_save(model: LoadableModel) -> State:
-    """Return the model's tensors under the names that transformers keeps, shared ones once.
+    """Return the model's tensors under the names that transformers keeps; shared tensors have one name.
 
     An untied decoder's bias is kept under both its names: transformers 5 reads two biases, transformers 4 one.
     """
@@ -81,8 +81,8 @@ def write_safetensors(path: Path, tensors: State, **metadata: str) -> None:
 def lay_out(tensors: State, **metadata: str) -> tuple[bytes, list[Tensor]]:
     """Return the header of a safetensors file, and its tensors in their order.
 
-    The header is padded, and tensors whose size is a multiple of ALIGNMENT bytes come first, so that each begins at
-    such a multiple; safetensors' own writer aligns only to 8 bytes.  Format:
+    The header is padded, and tensors whose size is a multiple of ALIGNMENT bytes come first.  So each of these begins
+    at such a multiple; safetensors' own writer aligns only to 8 bytes.  Format:
     https://github.com/huggingface/safetensors#format
     """
     codes = {dtype: code for code, dtype in SAFETENSORS_DTYPES.items()}
@@ -102,5 +102,5 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def write_sorted_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON file in transformers' format; not atomic, as the folder is replaced in one step."""
+    """Write a JSON file in transformers' format; not atomic, since the folder is replaced in one step."""
     path.write_text(to_json(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=LoadableModel)
 
 
 class SkeletonMode(TorchFunctionMode):
-    """Make parameters on the meta device and skip initialisers, which would have no effect but take most of the time.
+    """Make parameters on the meta device and skip initialisers, which have no effect there but take most of the time.
 
     A mode is local to one thread, unlike a patch of torch.nn.init.
     """
@@ -61,7 +61,7 @@ def init_weights(part: nn.Module, config: BertConfig) -> None:
 
 
 def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
-    """Initialise the tensors of one part of a skeleton as in a new model; those without an initialiser are nan."""
+    """Initialise the tensors of one part of a skeleton as in a new model; without an initialiser they are nan."""
     name = body_prefix(model) + part if part == "pooler" else part
     fresh = copy.deepcopy(model.get_submodule(name)).to_empty(device="cpu")
     with torch.no_grad():
@@ -78,7 +78,7 @@ def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
 def place_tensors(state: State, wanted: State, dtype: torch.dtype | None, device: torch.device | str | None) -> State:
     """Return the wanted tensors, contiguous, on one device; names share memory only if they share a tensor.
 
-    If the largest cannot stay mapped from the file, none does, so that the file takes no memory beside the copies.
+    If the largest cannot stay mapped from the file, none does, so that the file takes no memory in addition.
     """
     done: dict[int, Tensor] = {}
     used = set()
@@ -97,7 +97,7 @@ def is_misaligned(tensor: Tensor) -> bool:
     """Return whether a matrix has an address that torch's allocator would never give it.
 
     A file maps its tensors at any address.  If a matrix does not begin at a multiple of ALIGNMENT, MKL sums in another
-    order, and a saved and loaded model would differ by rounding; such a matrix is copied.  Files that bertlite writes
+    order, and a saved and loaded model would differ by rounding.  Such a matrix is copied.  Files that bertlite writes
     need no copies.
     """
     if not is_plain_tensor(tensor) or tensor.dim() != 2 or tensor.device.type != "cpu":

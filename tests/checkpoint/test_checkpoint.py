@@ -501,7 +501,7 @@ def test_leftover_heads_are_silent_and_what_no_bert_has_is_named(tmp_path, caplo
         cls.from_pretrained(tmp_path)
         [record] = caplog.records
         assert record.levelname == "WARNING"
-        assert "has 2 tensors that no BERT has and are not used: 'cls.crf.\\x1b[2K', 'foo.bar'" in caplog.text
+        assert "has 2 tensors that are not a BERT's and not used: 'cls.crf.\\x1b[2K', 'foo.bar'" in caplog.text
     assert inspect(tmp_path)["unused"] == ["cls.crf.\x1b[2K", "foo.bar"]
 
 
@@ -672,7 +672,7 @@ def test_variant_and_subfolder_choose_the_file_and_never_another(tmp_path):
     [
         (
             {"model": {"a": torch.ones(1)}, "epoch": 3},
-            "'model' is a dict, not a plain tensor; save a state_dict alone",
+            "'model' is a dict, not a plain tensor; save only a state_dict",
         ),
         ([torch.ones(1)], "holds a list, not tensors by name"),
         ({"a": torch.eye(3).to_sparse()}, "'a' is a Tensor, not a plain tensor"),
@@ -756,7 +756,7 @@ def test_files_of_other_formats_are_named_with_the_way_out(name, config, tmp_pat
 
 def test_what_names_no_checkpoint_is_refused(tmp_path):
     write(tmp_path, state_of(make()))
-    with pytest.raises(ValueError, match=r"config\.json is the config alone: name its folder"):
+    with pytest.raises(ValueError, match=r"config\.json is only the config: name its folder"):
         BertModel.from_pretrained(tmp_path / "config.json")
     for missing in ("a/b/c", ""):
         with pytest.raises(FileNotFoundError, match="and a hub id cannot look like that"):
