@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Text: TypeAlias = str | Sequence[str]  # a sequence is one text split into words
 TextOrPair: TypeAlias = Text | tuple[Text, Text]
 Ids: TypeAlias = "int | Sequence[Ids] | torch.Tensor | NDArray[integer[Any]]"
-Choices: TypeAlias = Mapping[Any, str | None]  # the values of an argument, and what each stands for
+Choices: TypeAlias = Mapping[Any, str | None]  # {value of an argument: its meaning}
 
 DIRECTIONS: Choices = {name: name for name in ("right", "left")}
 LENGTHS: Choices = {name: name for name in ("longest", "max_length")}
@@ -40,10 +40,10 @@ COLUMNS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "
 
 
 class BatchEncoding(dict[str, Any]):
-    """The result of a tokenizer: a dict, to be passed to a model as **batch, whose items are attributes too.
+    """The result of a tokenizer: a dict to pass to a model as **batch; its items are attributes too.
 
     `encodings` has one `tokenizers.Encoding` for each sequence, with its `tokens`, `word_ids`, `sequence_ids`,
-    `offsets`, `special_tokens_mask`, and what truncation cut off, as `overflowing`.
+    `offsets`, `special_tokens_mask`, and `overflowing`, the part that truncation cut off.
     """
 
     encodings: Sequence["Encoding"]
@@ -67,17 +67,17 @@ class BatchEncoding(dict[str, Any]):
 
 
 def look_up(name: str, value: bool | str | None, choices: Choices) -> str | None:
-    """Return what the value of an argument stands for, or raise ValueError."""
+    """Return the meaning of an argument's value, or raise ValueError."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown; have: {', '.join(map(repr, choices))}")
     return choices[value]
 
 
 def read_texts(text: Any, pair: Any, words: bool) -> tuple[list[TextOrPair], bool]:
-    """Return a list of the texts, those with a pair as tuples, and True if they were given as a batch.
+    """Return a list of the texts, with pairs as tuples, and True if they were given as a batch.
 
-    As in transformers, one text with an empty pair is a text without a pair; in a batch an empty pair is a pair.  What
-    is no text, or with `words` no list of words, is a ValueError.
+    As in transformers, one text with an empty pair is a text without a pair; in a batch an empty pair is a pair.
+    Raise ValueError for anything that is not a text or, with `words`, not a list of words.
     """
     listed = isinstance(text, list | tuple)
     if not listed and (words or not isinstance(text, str)):
@@ -102,7 +102,7 @@ def is_pair(text: object, words: bool) -> bool:
 
 @contextmanager
 def explained_errors(what: str, texts: Iterable[object] = ()) -> Iterator[None]:
-    """Turn the errors of the Rust tokenizer into a ValueError that names the text, or what was tried."""
+    """Turn the errors of the Rust tokenizer into a ValueError that names the text, or `what`."""
     try:
         yield
     except TypeError:
@@ -115,7 +115,7 @@ def explained_errors(what: str, texts: Iterable[object] = ()) -> Iterator[None]:
 
 @contextmanager
 def lower_casing(backend: "Tokenizer") -> Iterator[None]:
-    """Make a Rust tokenizer lower-case texts before all else; special tokens in them stay."""
+    """Make a Rust tokenizer lower-case texts before anything else; special tokens in them stay."""
     from tokenizers.normalizers import Lowercase, Normalizer, Sequence
 
     before: Normalizer | None = backend.normalizer
@@ -127,7 +127,7 @@ def lower_casing(backend: "Tokenizer") -> Iterator[None]:
 
 
 def text_error(texts: Iterable[object]) -> ValueError:
-    """Return the error that names the text which the Rust tokenizer cannot encode."""
+    """Return the error that names the text that the Rust tokenizer cannot encode."""
     for i, text in enumerate(texts):
         parts = text if isinstance(text, tuple) else (text,)
         for word in (word for part in parts for word in (part if isinstance(part, list | tuple) else (part,))):

@@ -1,6 +1,6 @@
 """Read and write a tokenizer's files: vocab.txt, tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
-Whatever the files are, what is read is the content of a tokenizer.json, and the settings beside it.
+Any of these files are read into the content of a tokenizer.json and its settings.
 """
 
 import json
@@ -28,18 +28,18 @@ ROBERTA_ROLES |= {"cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "
 DEBERTA_ROLES = {**BERT_ROLES, "bos_token": "[CLS]", "eos_token": "[SEP]"}
 ROLES = ("bos_token", "eos_token", *BERT_ROLES)
 SIDES = ("padding_side", "truncation_side")
-ARGUMENTS = (*ROLES, *SIDES, "model_max_length")  # of a tokenizer of any parts
-NORMALIZER = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}  # of BERT's parts: key in tokenizer.json
+ARGUMENTS = (*ROLES, *SIDES, "model_max_length")  # every tokenizer takes these
+NORMALIZER = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}  # {setting of BERT's parts: its key}
 NORMALIZER |= {"tokenize_chinese_chars": "handle_chinese_chars"}
 EXTRA = ("additional_special_tokens", "extra_special_tokens")  # the second is the name in transformers 5
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")  # each makes its parts from a vocabulary
 ROBERTA_CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer", "MPNetTokenizer")
 SEGMENTED = ("BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer")  # they give token types
 PYTHON_CLASSES = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "TapasTokenizer")  # in part
-FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")  # of an added token
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")  # flags of an added token
 NO_LIMIT = 10**30  # transformers' value for an unknown model_max_length
 LOCAL = ("name_or_path", "_name_or_path", "tokenizer_file", "special_tokens_map_file")  # paths of another machine
-NOT_KEPT = (*EXTRA, *LOCAL, "max_len", "added_tokens_decoder")  # of a tokenizer_config.json
+NOT_KEPT = (*EXTRA, *LOCAL, "max_len", "added_tokens_decoder")  # keys of a tokenizer_config.json
 SUPERSEDED = re.compile(  # old files that a save removes
     r"vocab\.(txt|json)|merges\.txt|(sentencepiece\.bpe|spiece|spm)\.model|special_tokens_map\.json|added_tokens\.json"
 )
@@ -52,9 +52,9 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
         found: its tokenizer.json, or else its vocab.txt.
 
     Returns:
-        The content of tokenizer.json, or one made of vocab.txt; arguments of `BertTokenizer`, those of BERT's parts
-        only if all parts are BERT's; and the content of special_tokens_map.json and tokenizer_config.json, which
-        override tokenizer.json.  If no file limits the length, the positions of the model beside them do.
+        The content of tokenizer.json, or one made of vocab.txt; arguments of `BertTokenizer`; and the content of
+        special_tokens_map.json and tokenizer_config.json, which override tokenizer.json.  Settings of BERT's parts
+        are among the arguments only if all parts are BERT's.  If no file limits the length, the model's positions do.
 
     Raises:
         ValueError: a file is damaged, or part of the tokenizer is not in the files.
@@ -79,10 +79,10 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
         **{name: config[name] for name in SIDES if name in config},
         **{role: token_content(config[role]) for role in ROLES if config.get(role)},
     }
-    alone = paths[1] is None and place.get("config.json") is None  # then transformers takes the parts as they are
+    alone = paths[1] is None and place.get("config.json") is None  # then transformers uses the parts as they are
     parts = {**word_pieces({})["normalizer"], **((alone and content.get("normalizer")) or {})}
     own = {ours: config.get(ours, parts.get(theirs)) for ours, theirs in NORMALIZER.items()}
-    if kind == "MPNetTokenizer" and has_berts_parts(content):  # with a frame of its own
+    if kind == "MPNetTokenizer" and has_berts_parts(content):  # with its own special tokens
         content["normalizer"] |= {theirs: own[ours] for ours, theirs in NORMALIZER.items()}
     if is_bert and has_berts_parts(content):
         stated = {**BERT_ROLES, "unk_token": content["model"]["unk_token"], **own, **stated}
@@ -121,7 +121,7 @@ def read_model(place: Folder | Repository) -> tuple[dict[str, Any], "Family | No
 
 
 def read_positions(place: Folder | Repository) -> int | None:
-    """Return how many tokens a checkpoint's model has positions for; None if it is of no known family."""
+    """Return how many positions a checkpoint's model has; None if its family is unknown."""
     values, family = read_model(place)
     positions = values.get("max_position_embeddings")
     if family is None or not isinstance(positions, int):
@@ -131,9 +131,9 @@ def read_positions(place: Folder | Repository) -> int | None:
 
 
 def input_names(place: Folder | Repository, config: Mapping[str, Any]) -> list[str]:
-    """Return the inputs that a tokenizer makes: those of its tokenizer_config.json, else of the class it names.
+    """Return the inputs that a tokenizer makes: its tokenizer_config.json lists them, or they follow from its class.
 
-    As in transformers 5.24, where only some classes make token types; in 4.57.6 PreTrainedTokenizerFast does too.
+    As in transformers 5.24, only some classes make token types; in 4.57.6 PreTrainedTokenizerFast does too.
     """
     values, family = read_model(place)
     kind = config.get("tokenizer_class") or values.get("tokenizer_class")
@@ -166,7 +166,7 @@ def errors_with_path(path: Path) -> Iterator[None]:
         raise ValueError(message if str(path.parent) in message else f"{path}: {message}") from None
     except (TypeError, KeyError, AttributeError, OverflowError) as error:
         what = f"is damaged ({type(error).__name__}: {error}): fetch it again"
-        raise ValueError(f"{path}, or a file beside it, {what}") from None
+        raise ValueError(f"{path}, or another file in its folder, {what}") from None
 
 
 def number_tokens(vocab: Sequence[str] | PathLike[str] | str) -> dict[str, int]:
@@ -195,7 +195,7 @@ def word_pieces(vocab: Mapping[str, int]) -> dict[str, Any]:
 
 
 def read_vocabulary(path: Path, place: Folder | Repository, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a vocab.txt as a tokenizer.json, with the added tokens that transformers 4 writes beside it."""
+    """Read a vocab.txt as a tokenizer.json, with the tokens that transformers 4 writes into added_tokens.json."""
     beside = place.get("added_tokens.json")
     named = {} if beside is None else read_json_object(beside)
     added = {index(number): {"content": token} for token, number in named.items()}
@@ -209,7 +209,7 @@ def make_backend(content: Mapping[str, Any], given: Mapping[str, Any]) -> "Token
     """Make a Rust tokenizer, without truncation and padding, of the content of a tokenizer.json.
 
     Args:
-        given: arguments of `BertTokenizer`; with `do_lower_case` among them, the parts become BERT's with these.
+        given: arguments of `BertTokenizer`; if `do_lower_case` is among them, BERT's parts are made with them.
     """
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
@@ -243,7 +243,7 @@ def make_backend(content: Mapping[str, Any], given: Mapping[str, Any]) -> "Token
 
 
 def write_files(folder: Path, backend: "Tokenizer", config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Replace a folder in one step by one with a tokenizer's files and return their paths; other files are kept."""
+    """Write a tokenizer's files into a folder, in one step, and return their paths; other files are kept."""
     from tokenizers.models import WordPiece
 
     ids = sorted(backend.get_vocab(with_added_tokens=False).values())

@@ -1,6 +1,6 @@
 """sentence-transformers' files of a checkpoint: its modules, and how it turns texts into ids.
 
-They are read as by sentence-transformers 6.2; without a modules.json there are none of these settings.
+They are read as sentence-transformers 6.2 reads them; without a modules.json there are no such settings.
 """
 
 import json
@@ -15,9 +15,9 @@ from bertlite.config import read_json_object
 Place = Folder | Repository
 MODULES, POOLING = "modules.json", "Pooling"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
-LEGACY_ENCODERS = ("BERT", "RoBERTa", "DistilBERT", "XLMRoBERTa", "CamemBERT", "ALBERT", "XLNet")  # of version 0
+LEGACY_ENCODERS = ("BERT", "RoBERTa", "DistilBERT", "XLMRoBERTa", "CamemBERT", "ALBERT", "XLNet")  # in version 0
 ENCODERS = ("bert", "roberta", "distilbert", "camembert", "xlm-roberta")
-TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ENCODERS)  # by its class, before 2021
+TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ENCODERS)  # before 2021 each class had its own
 LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -30,12 +30,12 @@ LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers be
 
 @dataclass(frozen=True)
 class SentenceSettings:
-    """What sentence-transformers does to texts before its tokenizer; plain data.
+    """The changes that sentence-transformers makes to texts before its tokenizer; plain data.
 
     Args:
-        prompts: {name: what is put before a text}.
-        default_prompt_name: of the prompt that texts get unless another is asked for; None for none.
-        max_seq_length: in tokens, the length to truncate to; None of a checkpoint of transformers alone.
+        prompts: {name: the string put before a text}.
+        default_prompt_name: the name of the prompt that texts get unless another is asked for; None for none.
+        max_seq_length: in tokens, the length to truncate to; None for a checkpoint without these files.
         do_lower_case: lower-case texts, whatever the tokenizer does.
     """
 
@@ -54,7 +54,7 @@ def read_sentences(place: Place, longest: int) -> SentenceSettings:
     """Read the settings of a checkpoint.
 
     Args:
-        longest: in tokens, the length to truncate to where sentence-transformers' files state none.
+        longest: in tokens, the length to truncate to if sentence-transformers' files state none.
     """
     modules = read_modules(place)
     if not modules:

@@ -1,9 +1,9 @@
 """BERT's tokenizer on the `tokenizers` library, with the names and the results of transformers' BertTokenizer.
 
-A text is cleaned, lower-cased or not, split at spaces, punctuation and Chinese characters, and each word is cut into
+A text is cleaned, lower-cased or not, and split at spaces, punctuation and Chinese characters.  Each word is cut into
 the longest pieces that the vocabulary has; pieces inside a word begin with ##.  A tokenizer.json with other parts,
-such as Unigram or BPE, is used unchanged.  The Rust tokenizer keeps no padding or truncation between calls: of those
-in a tokenizer.json, only the sides have an effect.  What it does by itself it does as `backend_tokenizer`.
+such as Unigram or BPE, is used unchanged.  The Rust tokenizer, `backend_tokenizer`, keeps no padding or truncation
+between calls: if a tokenizer.json states them, only their sides have an effect.
 
 Letters:  B sequences · S positions, padding included
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class BertTokenizer:
-    """Texts to token ids and back, as transformers' BertTokenizer.
+    """Turn texts into token ids and back, as transformers' BertTokenizer.
 
     Its vocabulary and settings are chosen when it is made; only `add_tokens` changes them.  It can be pickled and
     shared by threads.  `pad_token`, `pad_token_id` and so on are None if there is no such token.
@@ -43,7 +43,7 @@ class BertTokenizer:
         tokenize_chinese_chars: make each Chinese character a word.
         unk_token, sep_token, pad_token, cls_token, mask_token: the special tokens; each has an id.
         bos_token, eos_token: special tokens that BERT does not use.
-        model_max_length: in tokens, the length that `truncation=True` truncates to.
+        model_max_length: the length, in tokens, that `truncation=True` truncates to.
         padding_side, truncation_side: "right" or "left".
 
     Raises:
@@ -53,7 +53,7 @@ class BertTokenizer:
     model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
     clean_up_tokenization_spaces: bool = False
     sentences = SentenceSettings()
-    _stated: Mapping[str, Any] = MappingProxyType({})  # by the tokenizer_config.json that it was read from
+    _stated: Mapping[str, Any] = MappingProxyType({})  # stated by its tokenizer_config.json
 
     def __init__(
         self,
@@ -78,12 +78,14 @@ class BertTokenizer:
 
     def _set_up(self, content: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """Make the tokenizer of the content of a tokenizer.json, and of the arguments of `__init__`."""
-        self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars = map(given.get, NORMALIZER)  # BERT's own
+        self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars = map(
+            given.get, NORMALIZER
+        )  # BERT's parts
         for name in SIDES:
             setattr(self, name, look_up(name, given[name], encoding.DIRECTIONS))
         self.model_max_length = given["model_max_length"]
         self.special_tokens_map = {role: given[role] for role in ROLES if given.get(role) is not None}
-        self.backend_tokenizer = files.make_backend(content, given)  # which does the work
+        self.backend_tokenizer = files.make_backend(content, given)  # it does the work
         self._lock = threading.RLock()
 
     @classmethod
@@ -100,19 +102,19 @@ class BertTokenizer:
     ) -> Self:
         """Load the tokenizer of a checkpoint.
 
-        tokenizer_config.json overrides tokenizer.json, as in transformers; where it does not state `do_lower_case`, it
-        is True, whatever tokenizer.json states.  Where neither limits the length, the positions of the model beside
-        them do.  `encode_texts` also obeys sentence-transformers' files, which are `sentences`.
+        tokenizer_config.json overrides tokenizer.json, as in transformers.  If it does not state `do_lower_case`, that
+        is True, whatever tokenizer.json states.  If neither limits the length, the model's positions do.
+        `encode_texts` also follows sentence-transformers' files, which are read into `sentences`.
 
         Args:
-            source: a hub id, a folder, or a vocab.txt or tokenizer.json, whose settings are read beside it.
+            source: a hub id, a folder, or a vocab.txt or tokenizer.json, whose folder has its settings.
             revision, subfolder, cache_dir, token, local_files_only: as for `huggingface_hub`.
             settings: arguments of the constructor that replace the files'.
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or it has neither tokenizer.json nor vocab.txt.
-            ValueError: a damaged file; a tokenizer that works in Python; or a setting of BERT's parts for other parts.
-            TypeError: a setting that the constructor does not take.
+            ValueError: a file is damaged, the tokenizer needs Python code, or a setting is for BERT's parts only.
+            TypeError: the constructor does not take a setting.
         """
         place = locate(Source(source, revision, subfolder, None, cache_dir, token, local_files_only))
         named = [Path(source).name] if Path(source).expanduser().is_file() else ["tokenizer.json", "vocab.txt"]
@@ -177,7 +179,7 @@ class BertTokenizer:
             special_tokens: `decode(skip_special_tokens=True)` leaves them out, and text is not normalised to match.
 
         Returns:
-            How many were added; empty ones, and those added before, do not count.
+            The number of added tokens; empty ones, and ones added before, do not count.
         """
         from tokenizers import AddedToken
 
@@ -208,15 +210,15 @@ class BertTokenizer:
     def decode(self, token_ids: Ids, skip_special_tokens: bool = False) -> Any:
         """Return the text of ids, a list, an array or a tensor, or a list of texts for a batch of them.
 
-        A number that is no token's id, such as the -100 of ignored labels, is a ValueError.  Where
-        tokenizer_config.json says `clean_up_tokenization_spaces`, spaces before punctuation go, but not those of BPE;
-        transformers 4.57.6 removes these too.
+        A number that is no token's id, such as the -100 of ignored labels, is a ValueError.  If tokenizer_config.json
+        says `clean_up_tokenization_spaces`, spaces before punctuation are removed, except with BPE; transformers
+        4.57.6 removes these too.
         """
         numbers = to_lists(token_ids)
         if numbers and isinstance(numbers, list) and isinstance(numbers[0], list):
             return [self.decode(row, skip_special_tokens) for row in numbers]
         numbers = [numbers] if isinstance(numbers, int) else numbers
-        self.convert_ids_to_tokens(numbers)  # raises for what the Rust tokenizer passes over
+        self.convert_ids_to_tokens(numbers)  # raises for ids that the Rust tokenizer ignores
         text = self.backend_tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens)
         cleans = self.clean_up_tokenization_spaces and type(self.backend_tokenizer.model).__name__ != "BPE"
         for after in encoding.CLEANED if cleans else ():
@@ -244,16 +246,16 @@ class BertTokenizer:
             text_pair: the second text, after the first [SEP], or a list with one for each text.
             padding: True or "longest", to the longest of these texts; "max_length"; or False.
             truncation: True or "longest_first", the longer one of a pair; "only_first"; "only_second"; or False.
-            max_length: in tokens, special ones included; by default `model_max_length`.
+            max_length: a length in tokens, special ones included; by default `model_max_length`.
             return_tensors: "pt", "np" or None, for lists.
-            return_token_type_ids, return_attention_mask: by default, if in `model_input_names`.
+            return_token_type_ids, return_attention_mask: by default True if in `model_input_names`.
 
         Returns:
             `input_ids`, `token_type_ids` and `attention_mask`: (B, S) as tensors, else lists; flat lists for one text
             without `return_tensors`.
 
         Raises:
-            ValueError: texts, a strategy or a max_length that are not valid; rows of unequal length for tensors.
+            ValueError: texts, a strategy or a max_length are not valid, or rows of unequal length cannot be a tensor.
         """
         texts, batched = encoding.read_texts(text, text_pair, is_split_into_words)
         strategy = look_up("truncation", truncation, encoding.TRUNCATION)
@@ -288,7 +290,7 @@ class BertTokenizer:
 
     @property
     def text_settings(self) -> dict[str, Any]:
-        """All settings by which texts become ids and ids texts, beside the tokenizer's parts; JSON-ready."""
+        """All settings that turn texts into ids and back, without the tokenizer's parts; JSON-ready."""
         names = ("model_input_names", "model_max_length", *SIDES, "clean_up_tokenization_spaces")
         return {**{name: getattr(self, name) for name in names}, **asdict(self.sentences)}
 
@@ -300,15 +302,15 @@ class BertTokenizer:
         prompt: str | None = None,
         **options: Any,
     ) -> BatchEncoding:
-        """Encode texts or pairs as the library that the checkpoint is for does.
+        """Encode texts or pairs like the library that the checkpoint is for.
 
-        Where that is sentence-transformers, texts get the prompt of `sentences`, the first of a pair alone, and are
+        If that is sentence-transformers, texts get the prompt of `sentences` (in a pair only the first does), and are
         lower-cased if it says so.
 
         Args:
-            max_length: in tokens, to truncate to; None does not truncate.
-            prompt: in the place of the default one.
-            options: of `__call__`; lists of words get no prompt.
+            max_length: the length, in tokens, to truncate to; None does not truncate.
+            prompt: a prompt to use instead of the default one.
+            options: arguments of `__call__`; lists of words get no prompt.
         """
         prompt, backend = self.sentences.prompt if prompt is None else prompt, self.backend_tokenizer
         if prompt and not options.get("is_split_into_words"):
@@ -318,7 +320,7 @@ class BertTokenizer:
             return self(texts, **options)
 
     def _limit(self, strategy: str | None, target: str | None, max_length: int | None, framing: int) -> int:
-        """Return the length that sequences, `framing` special tokens included, get; 0 for no limit."""
+        """Return the length of sequences with their `framing` special tokens; 0 for no limit."""
         if not strategy and target != "max_length":
             if max_length is not None:
                 raise ValueError(
@@ -329,11 +331,11 @@ class BertTokenizer:
         if limit >= NO_LIMIT:
             raise ValueError("this tokenizer has no model_max_length to truncate or pad to: pass max_length=")
         if strategy and limit <= framing:
-            raise ValueError(f"max_length={limit} has no room for a token beside the {framing} special ones")
+            raise ValueError(f"max_length={limit} has no room for a token between the {framing} special ones")
         return limit
 
     def encode(self, text: Text, text_pair: Text | None = None, **options: Any) -> Any:
-        """Return the `input_ids` of one text, a list or as `return_tensors` says; options are those of `__call__`."""
+        """Return the `input_ids` of one text, a list or as `return_tensors` says; options go to `__call__`."""
         return self(text, text_pair, **options)["input_ids"]
 
     def tokenize(self, text: str, pair: str | None = None, *, add_special_tokens: bool = False) -> list[str]:
@@ -349,7 +351,7 @@ class BertTokenizer:
         return files.write_files(Path(folder).expanduser(), self.backend_tokenizer, self._config())
 
     def push_to_hub(self, repo_id: str, *, commit_message: str = "Upload tokenizer", **options: Any) -> "CommitInfo":
-        """Upload what `save_pretrained` writes to the hub; options are those of `BertModel.push_to_hub`."""
+        """Upload the files that `save_pretrained` writes to the hub; options as for `BertModel.push_to_hub`."""
         return push_folder(self.save_pretrained, repo_id, commit_message=commit_message, **options)
 
     def _config(self) -> dict[str, Any]:

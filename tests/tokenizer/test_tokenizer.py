@@ -473,7 +473,7 @@ def test_no_texts_give_no_rows(small) -> None:
         (lambda t: t("a", padding="longst"), "padding='longst' is unknown; have: False"),
         (lambda t: t("a", truncation="first"), "truncation='first' is unknown"),
         (lambda t: t("a", max_length=8), "max_length=8 has no effect: pass truncation=True or padding='max_length'"),
-        (lambda t: t("a", truncation=True, max_length=2), "max_length=2 has no room for a token beside the 2 special"),
+        (lambda t: t("a", truncation=True, max_length=2), "max_length=2 has no room for a token between the 2"),
         (lambda t: t(["a", "b c"], return_tensors="pt"), "input_ids has rows of 3 to 4 .* pass padding=True"),
         (lambda t: t("a", return_tensors="tf"), "return_tensors='tf' is unknown; have: 'pt', 'np'"),
         (lambda t: BertTokenizer(SPECIAL, padding_side="top"), "padding_side='top' is unknown; have: 'right', 'left'"),
