@@ -1,1 +1,1 @@
-"""The models: `base` has BertModel and what all share, `heads` the task heads, `resizing` other numbers of tokens."""
+"""The models: `base` has BertModel and the base class, `heads` the task heads, `resizing` resizes embeddings."""

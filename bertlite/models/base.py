@@ -38,7 +38,7 @@ class Checkpointing:
             return checkpoint(
                 run,
                 *args,
-                use_reentrant=False,  # the other kind loses all gradients when the embeddings are frozen
+                use_reentrant=False,  # True loses all gradients when the embeddings are frozen
                 preserve_rng_state=self.preserve_rng_state,
                 determinism_check=self.determinism_check,
             )
@@ -49,7 +49,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
 
     _config: BertConfig
     base_model_prefix: ClassVar[str] = "bert"
-    base_class: ClassVar[type[Any]]  # BertModel, for the heads
+    base_class: ClassVar[type[Any]]  # BertModel; heads use it
 
     def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         )
 
     def tie_weights(self) -> None:
-        """Share the parameters that are one matrix under two names, if there are any."""
+        """Share the parameters that are one matrix under two names, if the model has any."""
         tie = getattr(self, "tie_decoder", None)
         if callable(tie):
             tie()
@@ -85,7 +85,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
 
     @property
     def build_options(self) -> dict[str, Any]:
-        """Arguments beside the config that make a model of this one's shape."""
+        """Arguments that, with the config, make a model of the same shape."""
         return {}
 
     @property
@@ -140,7 +140,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         drop_layers_(self, layers)
 
     def compact(self) -> None:
-        """Remove the heads and neurons without effect from this model: `bertlite.compact_`."""
+        """Remove heads and neurons that have no effect from this model: `bertlite.compact_`."""
         compact_(self)
 
     def gradient_checkpointing_enable(
@@ -156,8 +156,8 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
 
         Args:
             gradient_checkpointing_kwargs: `preserve_rng_state` and `determinism_check` of torch.utils.checkpoint.
-            every_n_layers: checkpoint layers 0, n, 2n …; the others keep their activations.
-            offload: keep the checkpointed layers' inputs in host memory, pinned where there is a GPU.
+            every_n_layers: checkpoint layers 0, n, 2n …; the other layers keep their activations.
+            offload: keep the checkpointed layers' inputs in host memory, pinned if there is a GPU.
 
         Raises:
             ValueError: `every_n_layers` is below 1, or use_reentrant is True, which loses gradients if the embeddings
@@ -185,7 +185,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         return self.base_model.encoder.layer  # type: ignore[return-value]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # here, so that it also runs in load_state_dict of a model around this one
+        # load_state_dict of a model around this one calls it too
         rename_legacy_keys_(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *args)
 

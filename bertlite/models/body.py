@@ -20,23 +20,23 @@ from bertlite.stack.outputs import EncoderOutput
 
 Out = TypeVar("Out")
 LabelKind = Literal["class", "flags", "number"]
-KINDS: dict[str, LabelKind] = {  # of a config's problem_type
+KINDS: dict[str, LabelKind] = {  # {problem_type of a config: kind}
     "single_label_classification": "class",
     "multi_label_classification": "flags",
     "regression": "number",
 }
-FIRST = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # which may be positional
+FIRST = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # these may be positional
 COMMON = ("inputs_embeds", "head_mask", "output_attentions", "output_hidden_states", "return_dict")
 
 
 def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a head's `forward` of a function of its own arguments and, as `**inputs`, of those for BertModel.
+    """Make a head's `forward` from a function of its own arguments and, as `**inputs`, BertModel's.
 
-    Its signature names every argument: Trainer drops columns of a data set that the signature does not name, exporters
-    order inputs by it, and a misspelt keyword is a TypeError.  With return_dict=False it returns a tuple.
+    Its signature names every argument: Trainer drops columns of a data set that the signature lacks, and exporters
+    order inputs by it.  A misspelt keyword is a TypeError.  With return_dict=False it returns a tuple.
 
     Args:
-        names: what it takes of BertModel's arguments beside FIRST and COMMON.
+        names: the arguments of BertModel that it takes, in addition to FIRST and COMMON.
     """
 
     def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         for name, each in inspect.signature(BertBody.forward).parameters.items():
             if name in ("self", *FIRST, *COMMON, *names):
                 parameters.append(each)
-            if name == "use_cache":  # inputs come before, and what is to be returned after
+            if name == "use_cache":  # the last input; options for the output follow
                 parameters += [each for each in mine if each.kind is each.KEYWORD_ONLY]
         known = [each.name for each in parameters[1:]]
 
@@ -68,12 +68,12 @@ class HeadBody(Body, Generic[Out]):
 
     bert: Any
     cls: Any
-    base_class: ClassVar[type[Any]]  # of the model in `bert`
-    head_class: ClassVar[type[nn.Module]]  # of the part in `cls`
+    base_class: ClassVar[type[Any]]  # the class of `bert`
+    head_class: ClassVar[type[nn.Module]]  # the class of `cls`
     output_type: ClassVar[type[Any]] = LogitsOutput
     needs_pooler: ClassVar[bool] = False
-    needs_tokens: ClassVar[bool] = True  # not only the pooler
-    padding_reader: ClassVar[str | None] = None  # what of the head reads positions of padding
+    needs_tokens: ClassVar[bool] = True  # False: the head reads only the pooler
+    padding_reader: ClassVar[str | None] = None  # the part of the head that reads positions of padding
 
     if TYPE_CHECKING:
 
@@ -92,7 +92,7 @@ class HeadBody(Body, Generic[Out]):
     def encode(self, labels: Tensor | None = None, **inputs: Any) -> EncoderOutput:
         """Run BERT; if the head reads only the pooler, the last layer may compute only first tokens.
 
-        Padding is computed if the head reads it, or if one of its `labels` of tokens, (B, S), stands there.
+        Padding is computed if the head reads it, or if it has a label of a token, (B, S), in `labels`.
         """
         skips = getattr(self.bert, "leaves_padding_out", False)
         if self.padding_reader or (skips and labels_padding(labels, inputs.get("attention_mask"))):
@@ -101,13 +101,13 @@ class HeadBody(Body, Generic[Out]):
             inputs["first_token_only"] = self.first_token_suffices(
                 inputs.get("output_attentions"), inputs.get("output_hidden_states")
             )
-        first = [inputs.pop(name, None) for name in FIRST]  # by place, as hooks of transformers' users see them
+        first = [inputs.pop(name, None) for name in FIRST]  # positional: transformers' users have hooks that expect it
         return self.bert(*first, **inputs, return_encoded=True)
 
     def first_token_suffices(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
-        """Return whether the last layer may compute first tokens alone, for a head that reads only the pooler.
+        """Return whether the last layer may compute only first tokens, since the head reads only the pooler.
 
-        It computes all where hidden states or attentions are returned, or where a hook sees it or its output.
+        It computes all tokens if hidden states or attentions are returned, or if a hook sees it or its output.
         """
         bert, config = self.bert, self.config
         wanted = [config.output_attentions if output_attentions is None else output_attentions]
@@ -134,8 +134,8 @@ class HeadBody(Body, Generic[Out]):
         """Check that labels fit the loss, without running the model.
 
         Args:
-            labels: by name; those of other heads are ignored.
-            shape: of the inputs.
+            labels: {name: labels}; labels of other heads are ignored.
+            shape: the shape of the inputs.
 
         Raises:
             ValueError: labels are missing, or do not fit.
@@ -154,12 +154,12 @@ class HeadBody(Body, Generic[Out]):
         check_labels(logits, labels, name)
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        """Compute the loss of some examples alone.
+        """Compute the loss of some examples of a batch.
 
         Args:
             out: the model's output for the whole batch.
-            labels: the batch's, by name.
-            rows: which examples.
+            labels: {name: labels of the batch}.
+            rows: the examples.
             real: (B, S) or (B · choices, S), False for padding, which has no loss.
 
         Returns:
@@ -169,12 +169,12 @@ class HeadBody(Body, Generic[Out]):
 
     @takes("cu_seqlens")
     def forward(self, *, labels: Tensor | None = None, num_items_in_batch: Items = None, **inputs: Any) -> Any:
-        """Run BERT and the head.  Inputs are those of BertModel; `labels` and the logits are the class's own.
+        """Run BERT and the head.  Inputs are as for BertModel; the class describes `labels` and the logits.
 
         Args:
-            cu_seqlens: for sequences that come packed; logits and labels for each token are then (T, …).
-            num_items_in_batch: labels in the whole batch of which this is a part; the loss is then this part's share
-                of the batch's mean, so that parts add up.  By default the loss is the mean of this part.
+            cu_seqlens: for packed sequences; logits and labels for each token are then (T, …).
+            num_items_in_batch: the number of labels in the whole batch, if this is a part of it.  The loss is then
+                the part's share of the batch's mean, so that parts add up.  By default it is the mean of this part.
 
         Returns:
             LogitsOutput, its loss None without labels; with return_dict=False the tuple of its values.

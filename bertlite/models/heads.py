@@ -72,8 +72,8 @@ class CausalLMBody(MaskedLMBody[Out]):
         Args:
             labels: (B, S), the words, or -100 to ignore one; position i is compared with label i + 1.
             shift_labels: (B, S), labels that are shifted already, instead of `labels`.
-            logits_to_keep: score only so many last positions, or those of a tensor of indices; 0 is all.
-            the others: as for BertModel; with labels nothing is cached.
+            logits_to_keep: score only this many last positions, or the positions in a tensor; 0 is all.
+            inputs: as for BertModel; with labels nothing is cached.
 
         Returns:
             CausalLMOutput.
@@ -110,7 +110,7 @@ class PreTrainingBody(LanguageModelBody[Out]):
         follows = cross_entropy_of_labels(out.seq_relationship_logits[rows], labels["next_sentence_label"][rows])
         return cross_entropy_of_labels(out.prediction_logits[rows], words) + follows
 
-    @takes("cu_seqlens")  # but no count of labels, as none serves both losses
+    @takes("cu_seqlens")  # but no count of labels, since none serves both losses
     def forward(
         self, *, labels: Tensor | None = None, next_sentence_label: Tensor | None = None, **inputs: Any
     ) -> Any:
@@ -160,7 +160,7 @@ class SequenceClassificationBody(ClassifierBody[Out]):
         self.loss(logits, labels)
 
     def problem(self, labels: Tensor) -> str:
-        """Return the config's problem_type or, by transformers' rule, that of labels; the config is not changed."""
+        """Return the config's problem_type, or the labels' by transformers' rule; the config is not changed."""
         if self.config.problem_type is not None or self.config.num_labels == 1:
             return self.config.problem_type or "regression"
         return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
@@ -192,7 +192,7 @@ class MultipleChoiceBody(ClassifierBody[Out]):
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"labels": shape[:2]}
 
-    @takes()  # choices come in rows, never packed
+    @takes()  # choices are rows, never packed
     def forward(self, *, labels: Tensor | None = None, num_items_in_batch: Items = None, **inputs: Any) -> Any:
         """Run BERT on every choice and score it.
 
@@ -247,16 +247,16 @@ class QuestionAnsweringBody(HeadBody[Out]):
         """Run BERT and score every token as start and as end of the answer.
 
         Args:
-            start_positions, end_positions: (B,), token indices; those past the end do not count, and a negative one
-                is the first token, as in transformers.  The loss, the mean of both, needs both.  Padding that BERT
-                left out gets the lowest score of the dtype, so that no answer starts or ends there.
+            start_positions, end_positions: (B,), token indices.  As in transformers, indices past the end do not
+                count, and a negative one is the first token.  The loss, the mean of both, needs both.  Padding that
+                BERT left out gets the lowest score of the dtype, so that no answer starts or ends there.
 
         Raises:
-            ValueError: an input or a label does not fit this model; or labels with cu_seqlens.
+            ValueError: an input or a label does not fit this model, or labels are given with cu_seqlens.
         """
         if inputs.get("cu_seqlens") is not None and not (start_positions is None is end_positions):
             raise ValueError(
-                "start_positions and end_positions are indices in rows; give them with input_ids (B, S) and an"
+                "start_positions and end_positions are indices in rows: give them with input_ids (B, S) and an"
                 " attention_mask, which attn_implementation='packed' packs"
             )
         encoded = self.encode(**inputs)
@@ -276,13 +276,13 @@ class QuestionAnsweringBody(HeadBody[Out]):
 
 
 class BertForMaskedLM(MaskedLMBody[LogitsOutput], BertPreTrainedModel):
-    """Predict masked words.  labels (B, S), else -100; logits (B, S, vocabulary); the loss is in nats per label."""
+    """Predict masked words.  labels (B, S), or -100 for none; logits (B, S, vocabulary); loss in nats per label."""
 
     config: BertConfig
 
 
 class BertLMHeadModel(CausalLMBody[CausalLMOutput], BertPreTrainedModel):
-    """Predict the next word: BERT as a decoder, is_decoder=True, with cross-attention if add_cross_attention is."""
+    """Predict the next word: BERT as a decoder (is_decoder=True), with cross-attention if add_cross_attention=True."""
 
     config: BertConfig
 
@@ -310,8 +310,8 @@ class BertForSequenceClassification(SequenceClassificationBody[LogitsOutput], Be
     """Label a sequence.  logits (B, num_labels).
 
     labels are (B,) class indices, (B, num_labels) floats for several labels at once, or (B,) numbers when num_labels
-    is 1; the loss is cross-entropy, binary cross-entropy or squared error.  `config.problem_type` chooses it, or if
-    it is None, the labels.
+    is 1.  The loss is cross-entropy, binary cross-entropy or squared error, respectively.  `config.problem_type`
+    chooses it; if that is None, the labels do.
     """
 
     config: BertConfig
@@ -324,7 +324,7 @@ class BertForMultipleChoice(MultipleChoiceBody[LogitsOutput], BertPreTrainedMode
 
 
 class BertForTokenClassification(TokenClassificationBody[LogitsOutput], BertPreTrainedModel):
-    """Label every token.  labels (B, S), -100 where there is none; logits (B, S, num_labels)."""
+    """Label every token.  labels (B, S), or -100 for none; logits (B, S, num_labels)."""
 
     config: BertConfig
 

@@ -13,14 +13,14 @@ from bertlite.stack.inputs import check_tensor, values_readable
 from bertlite.stack.layouts import Layout, Padded
 
 IGNORED = -100
-Items = int | Tensor | None  # the number of labels to divide a loss by
+Items = int | Tensor | None  # divide a loss by this number of labels
 
 
 def cross_entropy_of_labels(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
     """Return the mean over the labels that are not -100, in nats; or their sum over `items`.
 
     Raises:
-        ValueError: labels of another shape, not integers, or (on the CPU, where reading is free) out of range.
+        ValueError: labels have another shape, are not integers, or (checked only on the CPU) are out of range.
     """
     check_tensor(name, labels)
     if isinstance(labels, Tensor):  # torch.fx traces with stand-ins
@@ -61,7 +61,7 @@ def fits(labels: Tensor, positions: Sequence[int]) -> bool:
 def token_labels(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Tensor:
     """Return token indices, (B,), as labels for logits (B, S).
 
-    Indices past the end do not count, nor those of padding that was left out, where `real`, (B, S), is False.
+    An index does not count if it is past the end, or if `real`, (B, S), is False there: padding that was left out.
     """
     check_tensor("positions", positions)
     labels = positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
@@ -80,18 +80,18 @@ def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
 
 
 def labels_padding(labels: Tensor | None, mask: Tensor | None) -> bool:
-    """Return whether a label that counts stands where a mask, (B, S), has 0."""
+    """Return whether a label that counts is at a position where a mask, (B, S), has 0."""
     if labels is None or mask is None or labels.numel() != mask.numel():
         return False
     return bool(((labels.reshape(mask.shape) != IGNORED) & (mask == 0)).any())
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Return labels (…, S) shifted left: each position gets the label after it, the last none."""
+    """Return labels (…, S) shifted left: each position gets the label after it, and the last gets none."""
     check_tensor("labels", labels)
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
 def labels_without_padding(labels: Tensor, real: Tensor) -> Tensor:
-    """Return labels without those where `real` is False: padding that was left out has no logits."""
+    """Return labels that do not count where `real` is False: padding that was left out has no logits."""
     return labels.masked_fill(~real.view_as(labels), IGNORED)

@@ -1,4 +1,4 @@
-"""The outputs of the task heads; those of BERT itself are in `bertlite.stack.outputs`."""
+"""The outputs of the task heads; `bertlite.stack.outputs` has BERT's own."""
 
 from typing import Any
 

@@ -19,19 +19,19 @@ class Resizable:
     ) -> nn.Embedding:
         """Resize the embeddings of tokens, such as after `tokenizer.add_tokens`.
 
-        New rows, and new numbers of a language model's bias, are the mean of the old ones: until trained, a new token
-        is as likely as the average one.  A decoder, tied or not, gets the same rows.  Fewer tokens drop the last rows.
+        New rows, and new elements of a decoder's bias, are the mean of the old ones.  Until trained, a new token is as
+        likely as the average one.  A decoder, tied or not, gets the same rows.  Fewer tokens drop the last rows.
         Parameters are replaced: make the optimizer afterwards.
 
         Args:
-            new_num_tokens: such as len(tokenizer); by default as many as there are.
+            new_num_tokens: such as len(tokenizer); by default the number does not change.
             pad_to_multiple_of: round up to a multiple of this, such as 64 for the matrix units of a GPU.
 
         Returns:
             The word embeddings.
 
         Raises:
-            ValueError: a number below 1, or too few tokens for the padding token.
+            ValueError: a number is below 1, or the padding token would be dropped.
             TypeError: the embeddings or the decoder are quantised or wrapped by an adapter.
         """
         size: int = self.config.vocab_size if new_num_tokens is None else positive("new_num_tokens", new_num_tokens)
@@ -43,9 +43,9 @@ class Resizable:
         """Resize the embeddings of positions, for longer or shorter texts.
 
         Old positions keep their embeddings, so that outputs for texts that fitted before do not change.  New ones
-        repeat them from the first on, as in Longformer (Beltagy et al. 2020, arXiv:2004.05150, section 5); with
+        repeat them from the first on, as in Longformer (Beltagy et al. 2020, arXiv:2004.05150, section 5).  With
         relative positions a new distance starts as a copy of the largest old one.  Train them before use.
-        Disentangled positions do not change: `max_relative_positions` is their own.
+        Disentangled positions do not change: they have their own limit, `max_relative_positions`.
         Parameters are replaced: make the optimizer afterwards.
 
         A tokenizer truncates at its own `model_max_length`: set it too, and save the tokenizer.
@@ -71,7 +71,7 @@ class Resizable:
         for attention in relative:
             check_embedding("distance_embedding", attention.distance_embedding)
         rows = torch.arange(size, device="cpu") % old
-        if config.padding_has_position:  # which stays the last
+        if config.padding_has_position:  # padding's row stays the last
             rows = torch.cat([rows, torch.tensor([old], dtype=torch.long, device="cpu")])
             embeddings.padding_row = positions.padding_idx = size
         if positions is not None:
@@ -87,8 +87,8 @@ def change_tokens_(model: Any, config: BertConfig, rows: Callable[[Tensor], Tens
     """Change the rows of the word embeddings, and of a decoder and its bias; return the word embeddings.
 
     Args:
-        config: the model's new one.
-        rows: makes the new table of the old one, (tokens, …).
+        config: the model's new config.
+        rows: makes the new table from the old one, (tokens, …).
 
     Raises:
         TypeError: the embeddings or the decoder are quantised or wrapped by an adapter.
@@ -106,7 +106,7 @@ def change_tokens_(model: Any, config: BertConfig, rows: Callable[[Tensor], Tens
 
 
 def positive(name: str, value: int) -> int:
-    """Return a number of 1 or more; raise ValueError for others."""
+    """Return a number; raise ValueError if it is below 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} is {value!r}; it must be an integer, 1 or more")
     return value
@@ -117,8 +117,8 @@ def check_embedding(name: str, part: nn.Module) -> None:
     if type(part) is not nn.Embedding or type(part.weight) is not nn.Parameter:
         kind = type(part) if type(part) is not nn.Embedding else type(part.weight)
         raise TypeError(
-            f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Embedding: resize before adapters are"
-            " added and weights quantised"
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Embedding: resize before you add"
+            " adapters or quantise weights"
         )
 
 

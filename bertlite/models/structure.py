@@ -1,9 +1,9 @@
 """Remove attention heads, neurons and layers from a model, and make a full-size model of a pruned one.
 
-Heads and neurons always have their numbers in the unpruned model, so that pruning composes.  A layer may lose every
-head: its attention is then the bias of its output projection.  Likewise for every neuron.  A checkpoint keeps
-`pruned_heads` in config.json, as in transformers 4, which reads it.  Only bertlite
-and bertlite.hf read `pruned_neurons` beside it: for other libraries, `densify` makes a full-size checkpoint.
+Heads and neurons keep their numbers of the unpruned model, so that pruning composes.  A layer may lose every head:
+its attention is then the bias of its output projection.  It may lose every neuron, likewise.  A checkpoint keeps
+`pruned_heads` in config.json, in the format of transformers 4, which reads it.  Only bertlite and bertlite.hf read
+`pruned_neurons`: for other libraries, `densify` makes a full-size checkpoint.
 """
 
 import copy
@@ -61,13 +61,13 @@ class BertLike(Protocol):
 
 
 Model = TypeVar("Model", bound=BertLike)
-Config = TypeVar("Config", bound=Any)  # BertConfig, or that of transformers
+Config = TypeVar("Config", bound=Any)  # bertlite's BertConfig or transformers'
 Heads = Mapping[int, Iterable[int]]
 Neurons = Mapping[int, Iterable[int]]
 
 
 def with_pruned(config: Config, heads: Heads, neurons: Neurons | None = None) -> Config:
-    """Return the config of a model without these heads and neurons, nor those removed before.
+    """Return the config of a model without these heads and neurons; earlier removals stay.
 
     Raises:
         ValueError: the model never had such a layer, head or neuron.
@@ -86,10 +86,10 @@ def merge_units(before: Heads, more: Heads) -> dict[int, list[int]]:
 
 
 def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
-    """Return a config with other fields, such as `pruned_heads`; the one given is not changed."""
+    """Return a config with other fields, such as `pruned_heads`; the given config is not changed."""
     if isinstance(config, BertConfig):
         return replace(config, **fields)
-    config = copy.deepcopy(config)  # transformers' own, which can be changed
+    config = copy.deepcopy(config)  # transformers' config can be changed
     for field, value in fields.items():
         by_layer = isinstance(value, Mapping)
         setattr(config, field, {layer: gone for layer, gone in value.items() if gone} if by_layer else value)
@@ -167,13 +167,13 @@ def drop_layers(model: Model, layers: Iterable[int]) -> Model:
 
 
 def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
-    """Remove whole layers from the model; the others are numbered from 0 again.
+    """Remove whole layers from the model; the remaining layers are numbered from 0 again.
 
     `num_hidden_layers`, `pruned_heads` and `pruned_neurons` of the config follow, so that every BERT loader reads the
     checkpoint of a model without pruned heads.  Parameters of the other layers stay.
 
     Args:
-        layers: by their numbers in this model, such as [9, 10, 11].
+        layers: their numbers in this model, such as [9, 10, 11].
 
     Raises:
         ValueError: there is no such layer, or `layers` is no list.
@@ -211,7 +211,7 @@ def compact(model: Model) -> Model:
 
     See `compact_`.
     """
-    masked = (getattr(module, name) for module, name in pruning_masks(model))  # on which deepcopy fails
+    masked = (getattr(module, name) for module, name in pruning_masks(model))  # deepcopy fails on them
     done = {id(tensor): tensor.detach().clone() for tensor in masked}
     return compact_(copy.deepcopy(model, done))
 
@@ -221,11 +221,11 @@ def compact_(model: Model) -> Model:
     """Remove the heads and neurons whose weights are zero, as movement pruning or torch.nn.utils.prune leaves them.
 
     A head is removed if for each of its dimensions the row of the value's weight, or the column of the output
-    projection, is zero; a neuron if its row of the first feed-forward matrix, or its column of the second, is zero.
-    Only 0.0 counts as zero.  A zero row still gives a constant, by its bias, which is added to the bias of the output:
-    outputs in eval mode are equal but for rounding.  Only a query that may attend to no key differs, as it now gets
-    that constant.  Masks of torch.nn.utils.prune are made permanent, in all modules.  A head without queries and keys
-    attends evenly, and stays.
+    projection, is zero.  A neuron is removed if its row of the first feed-forward matrix, or its column of the second,
+    is zero.  Only 0.0 counts as zero.  The bias of a zero row still gives a constant, which is added to the bias of
+    the output: outputs in eval mode are equal except for rounding.  Only a query that may attend to no key differs,
+    since it now gets that constant.  Masks of torch.nn.utils.prune are made permanent, in all modules.  A head whose
+    query and key are zero attends evenly, and stays.
 
     Raises:
         TypeError: as for `prune_heads_` and `prune_neurons_`.
@@ -256,7 +256,7 @@ def compact_(model: Model) -> Model:
 
 
 def idle_columns(first: nn.Linear, second: nn.Linear) -> Tensor:
-    """Return which activations between two matrices are constant or unused: True by row of the first."""
+    """Return True for each row of the first matrix whose activation is constant, or unused by the second."""
     return (first.weight == 0).all(1) | (second.weight == 0).all(0)
 
 
@@ -276,10 +276,10 @@ def pruning_masks(model: BertLike) -> list[tuple[nn.Module, str]]:
 
 
 def densify(model: Model) -> Model:
-    """Return a full-size model with equal outputs: every pruned head and neuron is back, with weights of zero.
+    """Return a full-size model with equal outputs: every pruned head and neuron is back, with zero weights.
 
-    A pruned head has zeros for its query, key and value, and for its columns of the output projection; a pruned neuron
-    likewise.  Any BERT loader reads the result.  It is as slow as the unpruned model.
+    The query, key and value of a pruned head, and its columns of the output projection, are zero; a pruned neuron's
+    weights likewise.  Any BERT loader reads the result.  It is as slow as the unpruned model.
 
     Raises:
         TypeError: as for `prune_heads_`.
@@ -328,9 +328,9 @@ def scatter_heads(attentions: Sequence[Tensor], config: BertConfig, fill: float 
 
 
 def layers_of(model: BertLike) -> Iterator[BertLayer]:
-    """Return the layers of a model; raise TypeError for one that `optimize_for_inference` has packed."""
+    """Return the layers of a model; raise TypeError if `optimize_for_inference` has packed them."""
     check_not_optimised(model)
-    return iter(model.base_model.encoder.layer)  # type: ignore[arg-type]  # a ModuleList of these
+    return iter(model.base_model.encoder.layer)  # type: ignore[arg-type]  # a ModuleList of BertLayer
 
 
 def check_not_optimised(model: BertLike) -> None:
@@ -341,20 +341,20 @@ def check_not_optimised(model: BertLike) -> None:
         )
 
 
-# Matrices with fewer or more units.  A unit is a head, `width` rows or columns wide, or a neuron, of width 1.
+# Matrices with fewer or more units.  A unit is a head, `width` rows or columns wide, or a neuron, with width 1.
 
 Change = Callable[[Tensor, int, int], Tensor]  # a weight or bias, the axis of its units, their width -> the new one
 
 
 def keep_units(units: Sequence[int], kept: Iterable[int]) -> Change:
-    """Return the change that leaves some of the units that a matrix has."""
+    """Return the change that keeps some of the units of a matrix."""
     index = {unit: i for i, unit in enumerate(units)}
     indices = [index[unit] for unit in kept]
     return lambda x, axis, width: x.index_select(axis, unit_rows(indices, width, x.device))
 
 
 def restore_units(units: Sequence[int], built: int) -> Change:
-    """Return the change that puts the units of a matrix in their places among `built`; the others are zeros."""
+    """Return the change that puts the units of a matrix in their places among `built`, with zeros elsewhere."""
 
     def change(x: Tensor, axis: int, width: int) -> Tensor:
         shape = [*x.shape[:axis], built * width, *x.shape[axis + 1 :]]
@@ -364,7 +364,7 @@ def restore_units(units: Sequence[int], built: int) -> Change:
 
 
 def unit_rows(units: Sequence[int] | Tensor, width: int, device: torch.device) -> Tensor:
-    """Return the rows or columns of units, by their positions in the matrix, which are not a head's number."""
+    """Return the rows or columns of units, given by their positions in the matrix, not by their numbers."""
     starts = torch.as_tensor(units, dtype=torch.long, device=device) * width
     return (starts[:, None] + torch.arange(width, device=device)).flatten()
 
@@ -415,7 +415,7 @@ def check_linear(name: str, part: nn.Module) -> None:
     kind = type(part) if type(part) is not nn.Linear else type(odd[0])
     way = "merge adapters before pruning, and quantise after it"
     if any(isinstance(hook, torch_prune.BasePruningMethod) for hook in part._forward_pre_hooks.values()):
-        way += "; masks of torch.nn.utils.prune become permanent by its remove, or by bertlite.compact"
+        way += "; make masks of torch.nn.utils.prune permanent with its remove, or bertlite.compact"
     raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Linear: {way}")
 
 

@@ -1,8 +1,8 @@
-"""All that makes a BERT smaller.
+"""Everything that makes a BERT smaller.
 
 structure     removes heads, neurons and layers; compact, densify
 criteria      the table of criteria of importance
-importance/   scores, choices, and what is left fitted again by least squares
+importance/   scores and choices; the remaining weights fitted again by least squares
 vocabulary    fewer tokens
 budget/       `bertlite prune to`: sizes chosen for a target, distilled, judged
 """

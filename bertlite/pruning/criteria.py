@@ -1,4 +1,4 @@
-"""The criteria by which heads and neurons are scored, in one table.
+"""The criteria that score heads and neurons, in one table.
 
 To add one, add its entry to CRITERIA: the library, `bertlite prune` and the documentation draw from the table.
 Nothing here imports torch, so that `--help` is quick.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-REDUCTIONS = ("example", "token", "batch")  # what a mean is over
+REDUCTIONS = ("example", "token", "batch")  # a mean is over one of these
 REDUCTIONS_OF = {"head": REDUCTIONS, "neuron": ("example", "batch")}  # all tokens of an example share a neuron's gate
 TARGETS = ("loss", "kl")
 NORMALISERS = ("none", "layer_l2", "layer_sum", "minmax")
@@ -25,11 +25,11 @@ class Measurement:
     """A quantity that is measured of a model, and that criteria are computed from.
 
     Args:
-        name: what it is.
-        needs_loss: it is computed from the target, the loss of each example or its divergence.
+        name: words for messages.
+        needs_loss: it is computed from the target: the loss of each example, or its divergence.
         needs_data: it is computed from the model's activations on batches.
         by_token: it has a value for each token, so that the mean may be over tokens.
-        units: what it can be measured of.
+        units: the units that have it.
     """
 
     name: str
@@ -52,15 +52,15 @@ class Criterion:
     """A way of scoring heads or neurons: the higher the score, the more a unit matters.
 
     Args:
-        name: in `head_importance` and `bertlite prune`.
+        name: its name in `head_importance` and `bertlite prune`.
         description: one line.
         source: the paper, or "".
-        measurement: what is measured.
-        statistic: computes the score from it, of all units at once:
+        measurement: the quantity that is measured.
+        statistic: computes the score from it, for all units at once:
             GATE_GRADIENTS: ∂L/∂ξ, (K, L, N) -> (K, L, N).
-            LOSS_INCREASES: of the loss without the unit, (K, L, N) -> (K, L, N).
+            LOSS_INCREASES: increase of the loss without the unit, (K, L, N) -> (K, L, N).
             ATTENTIONS: (L, R, N, S, S) -> (L, R, N, S).
-            WEIGHTS: of the unit in one layer's output projection, (D, n, W) -> (n,).
+            WEIGHTS: the unit's weights in one layer's output projection, (D, n, W) -> (n,).
             NOISE: uniform in 0 to 1, (L, N) -> (L, N).
     """
 
@@ -86,7 +86,7 @@ class Criterion:
         return self.measurement.units
 
     def reductions(self, unit: str = "head") -> tuple[str, ...]:
-        """Return what the mean may be over; without data every reduction gives the same."""
+        """Return the reductions that a mean may have; without data all give the same."""
         return tuple(name for name in REDUCTIONS_OF[unit] if self.measurement.by_token or name != "token")
 
 

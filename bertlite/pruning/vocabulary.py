@@ -1,8 +1,8 @@
 """Prune the vocabulary of a model and its tokenizer to the tokens that texts use.
 
-Tokens are kept in the order of their ids and numbered anew.  A tokenizer cuts the texts as before, since
-WordPiece takes the longest piece, Unigram the path of the highest score and BPE the merge of the lowest rank: what
-they chose among all tokens is still the choice among fewer, if it is one of them.
+Tokens are kept in the order of their ids and renumbered.  A tokenizer cuts the texts as before: WordPiece takes the
+longest piece, Unigram the path with the highest score, and BPE the merge with the lowest rank.  The best choice among
+all tokens is still the best among fewer, if it is one of them.
 """
 
 import copy
@@ -24,8 +24,8 @@ from bertlite.tokenizer import BertTokenizer
 Model = TypeVar("Model", bound=BertPreTrainedModel)
 Text = str | tuple[str, str]
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token for a byte of a character that the vocabulary lacks
-UNUSED = re.compile(r"\[unused\d+\]")  # places in BERT's vocabulary
-TEXTS = 1000  # tokenized at once
+UNUSED = re.compile(r"\[unused\d+\]")  # free places in BERT's vocabulary
+TEXTS = 1000  # texts that are tokenized at once
 
 
 def prune_vocabulary(
@@ -34,22 +34,21 @@ def prune_vocabulary(
     """Return copies of a model and its tokenizer that have only the tokens of these texts, and a few more.
 
     The texts are tokenized as before, also after each prompt of `tokenizer.sentences`, and the outputs for them are
-    the same.  Special and added tokens, single
-    characters and bytes are kept too, so that other texts can be tokenized, in more pieces where they use a token that
-    is gone.
+    the same.  Special and added tokens, single characters and bytes are kept too.  So other texts can be tokenized: a
+    removed token becomes several pieces.
 
     Args:
-        texts: of the kind that the model will see, or pairs of them, as many as there are; they are not truncated.
-        at_least: keep so many tokens, by adding those of the lowest ids, which are the most frequent in most
-            vocabularies, so that fewer other texts change.
+        texts: all texts of the kind that the model will see, or pairs of them; they are not truncated.
+        at_least: keep this many tokens, by adding tokens with the lowest ids, so that fewer other texts change.  In
+            most vocabularies these are the most frequent.
 
     Raises:
         TypeError: the model is not one of bertlite's, or its embeddings or decoder are not plain modules.
-        ValueError: there are no texts; the tokenizer is not WordPiece, BPE or Unigram, or has tokens beyond the
-            model's; or it would tokenize one of the texts in another way.
+        ValueError: there are no texts; the tokenizer is not WordPiece, BPE or Unigram, or has more tokens than the
+            model; or it would tokenize one of the texts in another way.
     """
     if not isinstance(model, BertPreTrainedModel):
-        raise TypeError(f"{type(model).__name__} is not a model of bertlite; load the checkpoint with one of these")
+        raise TypeError(f"{type(model).__name__} is not a model of bertlite; load the checkpoint with bertlite")
     texts = list(texts)
     if not texts:
         raise ValueError("there are no texts to prune the vocabulary to")
@@ -83,7 +82,7 @@ def ids_of(tokenizer: BertTokenizer, texts: Sequence[Text], prompts: Iterable[st
 
 
 def tokens_to_keep(model: dict[str, Any], used: set[str]) -> set[str]:
-    """Return the tokens with which those used are found as before, and others can be tokenized.
+    """Return the tokens that keep the cuts of texts as they are, and let other texts be tokenized.
 
     Args:
         model: the part "model" of a tokenizer.json.
@@ -99,13 +98,13 @@ def tokens_to_keep(model: dict[str, Any], used: set[str]) -> set[str]:
     single = {t for t in names if len(t.removeprefix(prefix).removesuffix(suffix)) == 1 or BYTE.fullmatch(t)}
     unknown = model.get("unk_token") if model.get("unk_id") is None else names[model["unk_id"]]
     kept = used | single | {name for name in names if name == unknown}
-    if kind == "Unigram":  # the lowest score is that of an unknown character, but for a constant
+    if kind == "Unigram":  # the lowest score, less a constant, is an unknown character's
         kept.add(min(vocab, key=lambda piece: piece[1])[0])
     return with_parts(kept, model["merges"], prefix) if kind == "BPE" else kept
 
 
 def with_parts(tokens: set[str], merges: Sequence[Sequence[str]], prefix: str) -> set[str]:
-    """Return tokens of BPE with all those that they are merged from."""
+    """Return tokens of BPE with all tokens that they are merged from."""
     parts: defaultdict[str, set[str]] = defaultdict(set)
     for left, right in merges:
         parts[left + right.removeprefix(prefix)] |= {left, right}
@@ -122,7 +121,7 @@ def with_ids(tokenizer: BertTokenizer, content: dict[str, Any], ids: Mapping[int
     """Return a tokenizer with fewer tokens.
 
     Args:
-        content: of its tokenizer.json, which is changed.
+        content: the content of its tokenizer.json, which is changed.
         ids: {old id: new id} of the tokens that are kept.
 
     Raises:
@@ -158,9 +157,9 @@ def renumber_frame_(part: dict[str, Any], ids: Mapping[int, int]) -> None:
     """Renumber the special tokens that a post-processor of a tokenizer.json adds."""
     for inner in part.get("processors", ()):
         renumber_frame_(inner, ids)
-    for token in part.get("special_tokens", {}).values():  # of a template
+    for token in part.get("special_tokens", {}).values():  # a template
         token["ids"] = [ids[number] for number in token["ids"]]
-    for role in {"cls", "sep"} & part.keys():  # of BERT's and RoBERTa's
+    for role in {"cls", "sep"} & part.keys():  # BERT's and RoBERTa's post-processors
         part[role] = [part[role][0], ids[part[role][1]]]
 
 

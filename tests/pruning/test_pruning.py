@@ -475,7 +475,7 @@ def test_a_projection_that_is_not_a_plain_Linear_is_refused_by_name(kind: str, n
     before = {k: x.clone() for k, x in parts.items()}
     says = f"encoder.layer.1.{name} is a {called}, not a plain nn.Linear: merge adapters before pruning"
     if kind == "masked":
-        says += ", and quantise after it; masks of torch.nn.utils.prune become permanent by its remove, or by bertlite"
+        says += ", and quantise after it; make masks of torch.nn.utils.prune permanent with its remove, or bertlite"
     for each in (prune_, prune)[: 1 if kind == "masked" else 2]:  # which torch itself cannot copy
         with pytest.raises(TypeError, match=says.replace(".", "\\.")):
             each(model, {0: [1], 1: [2]})  # layer 0 would do

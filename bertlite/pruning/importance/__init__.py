@@ -1,7 +1,7 @@
-"""Which heads and neurons a BERT can do without: scores, choices and repair.
+"""Find the heads and neurons that a BERT can do without: scores, choices and repair.
 
-Heads and neurons have their numbers in the unpruned model, and a choice is {layer: [units]}, what
-`bertlite.prune_heads` and `bertlite.prune_neurons` take.
+Heads and neurons have their numbers in the unpruned model.  A choice is {layer: [units]}, the argument of
+`bertlite.prune_heads` and `bertlite.prune_neurons`.
 """
 
 from bertlite.pruning.criteria import CRITERIA, NEURON_CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, Criterion

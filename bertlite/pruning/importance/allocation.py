@@ -1,6 +1,6 @@
 """From scores to a choice: the heads or neurons to remove, so that a target is met.
 
-A choice is {layer: [units]} of what to remove, by their numbers in the unpruned model.  Scores are (layers, units),
+A choice is {layer: [units]}, the units to remove, by their numbers in the unpruned model.  Scores are (layers, units),
 nan where a unit is pruned already.  Units with the lowest scores are removed first; of equal scores, the first.
 """
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from bertlite.config import BertConfig, kept_heads, kept_neurons, normalise_units
 
 Choice = dict[int, list[int]]
-BySize = tuple[Mapping[int, float], Mapping[int, float]]  # of a layer: {heads kept: value} and {neurons kept: value}
-CELLS = 10_000  # of a knapsack's budget; costs are rounded up to whole cells, so it is never exceeded
-ROUNDING = 1e-9  # of a unit, a cell or a budget: three times 1.1 is 3.3
+BySize = tuple[Mapping[int, float], Mapping[int, float]]  # a layer's {heads kept: value} and {neurons kept: value}
+CELLS = 10_000  # a knapsack's budget has so many; costs are rounded up to whole cells, so it is never exceeded
+ROUNDING = 1e-9  # the tolerance, as a share of a unit, a cell or a budget: three times 1.1 is 3.3
 
 
 def rank_heads(
@@ -30,11 +30,11 @@ def rank_heads(
     """Choose the heads to remove: those with the lowest scores.
 
     Args:
-        scores: (layers, heads), of the model that is to be pruned, as `head_importance` returns them.
-        count: how many heads to remove; or
-        share: which share, from 0 to 1, of those that the model has, rounded.
-        uniform: take from the layers with most heads left, so that layers end with equal numbers; by default, wherever
-            scores are lowest.
+        scores: (layers, heads), from `head_importance` of the model to prune.
+        count: the number of heads to remove; or
+        share: the share of the model's heads to remove, from 0 to 1; the number is rounded.
+        uniform: take from the layers with most heads left, so that layers end with equal numbers; by default, take
+            the lowest scores of all layers.
         at_least: heads that each layer keeps; a layer that has fewer before loses none.
         protect: {layer: heads} that are kept.
 
@@ -69,7 +69,7 @@ def rank(
 ) -> Choice:
     check_scores(scores, unit)
     if at_least < 0:
-        raise ValueError(f"at_least is {at_least}; it is a number of {unit}s, 0 or more")
+        raise ValueError(f"at_least is {at_least}; it must be a number of {unit}s, 0 or more")
     protected = normalise_units(protect or {}, len(scores), scores.shape[1], unit)
     free, table = ascending(scores, protected), scores.tolist()
     left = {layer: int((~row.isnan()).sum()) for layer, row in enumerate(scores)}
@@ -100,13 +100,13 @@ def check_scores(scores: Tensor, unit: str) -> None:
 
 
 def count_units(count: int | None, share: float | None, total: int, unit: str) -> int:
-    """Return how many of all units are meant by a count of them or by a share."""
+    """Return the number of units that a count or a share stands for."""
     if (count is None) == (share is None):
         raise TypeError(f"give count=, a number of {unit}s, or share=, from 0 to 1; not {count!r} and {share!r}")
     if count is not None and not (isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= total):
-        raise ValueError(f"count is {count!r}; it is a number of {unit}s, from 0 to the {total} that are there")
+        raise ValueError(f"count is {count!r}; it must be a number of {unit}s, from 0 to the {total} that are there")
     if share is not None and not 0 <= share <= 1:
-        raise ValueError(f"share is {share!r}; it is from 0 to 1 of the {total} {unit}s that are there")
+        raise ValueError(f"share is {share!r}; it must be from 0 to 1 of the {total} {unit}s that are there")
     return count if count is not None else round(float(share or 0) * total)
 
 
@@ -144,21 +144,21 @@ def macs(config: BertConfig, length: int) -> int:
 def choose_sizes(losses: Sequence[BySize], costs: Sequence[BySize], budget: float) -> list[tuple[int, int]]:
     """Choose how many heads and neurons each layer keeps: the sizes with the lowest total loss within a budget.
 
-    The losses of sublayers are assumed to add up.  The choice is that of a knapsack, exact but for rounding.
+    The losses of sublayers are assumed to add up.  The choice solves a knapsack, exactly except for rounding.
 
     Args:
         losses: for each layer {heads kept: loss} and {neurons kept: loss}.
         costs: for each layer {heads kept: cost of its attention} and {neurons kept: cost of its feed-forward
             network}, in MACs or seconds.  Sizes that have both a loss and a cost can be chosen; with 0 among them,
             whole sublayers may go.
-        budget: what all sublayers may cost together.
+        budget: the most that all sublayers together may cost.
 
     Returns:
         For each layer the heads and the neurons to keep.
 
     Raises:
-        ValueError: the budget is below the cost of the cheapest choice, which is named; or a sublayer has no size
-            with both a loss and a cost.
+        ValueError: the budget is below the cost of the cheapest choice, which the message names; or a sublayer has
+            no size with both a loss and a cost.
     """
     options: list[list[int]] = []
     groups: list[list[tuple[float, float]]] = []
@@ -175,7 +175,7 @@ def choose_sizes(losses: Sequence[BySize], costs: Sequence[BySize], budget: floa
 
 
 def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) -> list[int]:
-    """Choose one (cost, value) of each group, by its index, for the highest sum of values within the budget."""
+    """Return the index of one (cost, value) in each group, for the highest sum of values within the budget."""
     for cost, _ in (option for each in options for option in each):
         if not 0 <= cost < math.inf:
             raise ValueError(f"the costs hold {cost}; a cost is a number of 0 or more")
@@ -183,7 +183,7 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
     slack = budget - sum(cheapest)
     if not slack >= -ROUNDING * budget:
         raise ValueError(f"the budget is {budget}; the cheapest choice takes {sum(cheapest):.6g}")
-    best = torch.zeros(CELLS + 1, dtype=torch.float64, device="cpu")  # value, by the cells that may be spent
+    best = torch.zeros(CELLS + 1, dtype=torch.float64, device="cpu")  # the value for each number of cells to spend
     spendings, steps = [], []
     for each, least in zip(options, cheapest, strict=True):
         spendings.append([cells_of(cost - least, max(slack, 0.0)) for cost, _ in each])
@@ -201,7 +201,7 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
 
 
 def cells_of(cost: float, slack: float) -> int:
-    """Return how many cells of the slack a cost takes; CELLS + 1 if it does not fit."""
+    """Return the number of cells of the slack that a cost takes; CELLS + 1 if it does not fit."""
     if not cost:
         return 0
     return math.ceil(cost / slack * CELLS - ROUNDING) if cost <= slack else CELLS + 1

@@ -24,8 +24,8 @@ LABELS = ("labels", "start_positions", "end_positions", "next_sentence_label")
 def eval_mode(*models: BertLike) -> Iterator[None]:
     """Put models in eval mode and freeze their parameters, with gradients recorded.
 
-    Training mode, requires_grad and the random state are restored, also after an error; by name, since pruning
-    replaces parameters.
+    Training mode, requires_grad and the random state are restored, also after an error.  Parameters are found by name,
+    since pruning replaces them.
     """
     trained = [{name: x.requires_grad for name, x in model.named_parameters()} for model in models]
     modes: list[tuple[nn.Module, bool]] = [(module, module.training) for model in models for module in model.modules()]
@@ -64,11 +64,11 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
     """Check batches and move them to the model's device.
 
     Raises:
-        ValueError: there are none; or one lacks inputs or, if they are needed, labels that fit the model.
+        ValueError: there are none; or one lacks inputs that fit the model, or labels if they are needed.
         TypeError: a batch is not a mapping, or `batches` is one.
     """
     if isinstance(batches, Mapping):
-        raise TypeError("this is one batch, and a list of batches is wanted: pass [batch]")
+        raise TypeError("this is one batch, not a list of batches: pass [batch]")
     read: list[Batch] = []
     for i, batch in enumerate(batches):
         if not isinstance(batch, Mapping):
@@ -114,12 +114,12 @@ def real_tokens(batch: Batch) -> Tensor:
 
 
 def flatten(x: Tensor, real: Tensor) -> Tensor:
-    """Return the states of real tokens, (T, …), of (rows, S, …), or of packed ones, which have no padding."""
+    """Return the states of real tokens, (T, …), from (rows, S, …) or from packed states, which have no padding."""
     return x[real] if x.dim() == 3 else x
 
 
 def per_example(what: str, numbers: object, batch: Batch) -> Tensor:
-    """Return what a loss or metric gave.
+    """Return the values of a loss or metric.
 
     Raises:
         ValueError: it is not (B,).
@@ -131,6 +131,6 @@ def per_example(what: str, numbers: object, batch: Batch) -> Tensor:
 
 
 def example_losses(model: BertLike, out: Any, batch: Batch) -> Tensor:
-    """Compute the model's own loss of each example alone: (B,), nan for an example without labels."""
+    """Compute the model's own loss of each example: (B,), nan for an example without labels."""
     head, real = head_of(model), real_tokens(batch)
     return torch.stack([head.example_loss(out, batch, slice(i, i + 1), real) for i in range(count_examples(batch))])

@@ -17,24 +17,24 @@ def distillation_loss(
 ) -> Tensor:
     """Compute a distillation loss: the distance of a student's outputs from its teacher's.
 
-    It is T² · KL(teacher ‖ student) of the logits at temperature T (Hinton et al. 2015, arXiv:1503.02531), for a
-    regression the mean squared difference of logits, without logits 1 less the cosine of the mean vectors of tokens;
-    plus `hidden_weight` times the mean squared difference of hidden states.
+    It is T² · KL(teacher ‖ student) of the logits at temperature T (Hinton et al. 2015, arXiv:1503.02531).  For a
+    regression it is the mean squared difference of logits; without logits it is 1 - cosine of the mean token vectors.
+    `hidden_weight` times the mean squared difference of hidden states is added.
 
     Args:
         student, teacher: outputs of the two models on one batch; with hidden states if hidden_weight is above 0.
         attention_mask: (B, S); padding does not count.
-        hidden_weight: of the mean over layers, tokens and features.  For outputs without logits it must be above 0.
+        hidden_weight: times the mean over layers, tokens and features.  For outputs without logits it must be above 0.
 
     Returns:
         A scalar; gradients flow only to the student.
 
     Raises:
-        ValueError: there is nothing to compare, or a temperature that is not above 0.
+        ValueError: there is nothing to compare, or the temperature is not above 0.
     """
     if not temperature > 0 or hidden_weight < 0:
         raise ValueError(
-            f"temperature is {temperature}, hidden_weight {hidden_weight}; give one above 0, and 0 or more"
+            f"temperature is {temperature}, hidden_weight {hidden_weight}; they must be above 0, and 0 or more"
         )
     loss: Tensor | None = None
     for name in ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits"):

@@ -1,12 +1,12 @@
 """Prune a model to given sizes, and fit the rest to the dense model layer by layer, from the bottom.
 
-The heads of a layer, and its neurons, are chosen jointly (`pruning.importance.selection`), once for all sizes:
-`loss_curves` gives the order in which they go and the loss at each size, of each sublayer of the dense model alone.
-To choose anew on the activations of the layers below, once these are pruned and fitted, brings nothing more.
+The heads of a layer, and its neurons, are chosen jointly (`pruning.importance.selection`), once for all sizes.
+For each sublayer of the dense model, `loss_curves` gives the order of removal and the loss at each size.
+Choosing again after the layers below are pruned and fitted gains nothing.
 
 The nearest method is ZipLM (Kurtic et al. 2023, arXiv:2302.04089), which removes structures by the same formulas.
-There the loss is the squared error of a sublayer's output, and steps of pruning and of training alternate; here it is
-weighed by second moments of the gradient, and instead of training all matrices are fitted.
+ZipLM's loss is the squared error of a sublayer's output, and it alternates steps of pruning and training.  Here the
+error is weighted by second moments of the gradient, and all matrices are fitted instead of trained.
 
 Shapes:  L layers · D hidden · W inputs of an output projection, of n units with w inputs each
 """
@@ -41,8 +41,8 @@ from bertlite.stack.modules import BertLayer
 
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
 DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
-RIDGE = 1e-3  # of the joint selection, as a share of the mean power of the inputs
-Sizes = Sequence[tuple[int, int]]  # of each layer, the heads and the neurons that it keeps
+RIDGE = 1e-3  # the joint selection's ridge, as a share of the mean power of the inputs
+Sizes = Sequence[tuple[int, int]]  # for each layer, the heads and the neurons that it keeps
 
 
 def prune_layerwise_(
@@ -58,16 +58,17 @@ def prune_layerwise_(
 ) -> Model:
     """Prune a model to these sizes and fit it to the dense model; return it.
 
-    All matrices of a layer are fitted by least squares on what the pruned and fitted layers below give: first those
-    that compute heads or neurons, to what they give in the dense model, then the output projection, as by `repair`.
+    All matrices of a layer are fitted by least squares, with the outputs of the pruned and fitted layers below as
+    inputs: first the matrices that compute heads or neurons, to the dense model's outputs, then the output projection,
+    as in `repair`.
 
     Args:
         model: with the heads and neurons of `dense`; changed in place.
         batches: inputs; labels are ignored.
         curves: from `loss_curves` of `dense`: the order in which units are removed.
         sizes: for each layer the heads and the neurons to keep, at most as many as the layer has.
-        ridge: of the fit; by default chosen by cross-validation, as by `repair`.
-        start: the first layer to prune; those below are pruned and fitted already.
+        ridge: the ridge of the fit; by default chosen by cross-validation, as in `repair`.
+        start: the first layer to prune; layers below are pruned and fitted already.
         done: called with each layer's number when it is pruned and fitted.
 
     Raises:
@@ -101,11 +102,11 @@ def check_sizes(model: BertLike, dense: BertLike, curves: "Curves", sizes: Sizes
     for layer, block in list(enumerate(layers_of(model)))[start:]:
         for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
             for part in structure.readers(block):
-                check_linear(f"what computes the {structure.unit}s of layer {layer}", part)
+                check_linear(f"a matrix for the {structure.unit}s of layer {layer}", part)
             units, unit = structure.kept(model.config, layer), structure.unit
             have = len(units)
             if units != structure.kept(dense.config, layer):
-                raise ValueError(f"layer {layer} has other {unit}s than the dense model: prune a copy of that")
+                raise ValueError(f"layer {layer} has other {unit}s than the dense model: prune a copy of it")
             if len(curve.order) != have:
                 raise ValueError(f"layer {layer} has {have} {unit}s, its curve {len(curve.order)}")
             if not 0 <= count <= have:
@@ -119,8 +120,8 @@ def root(metric: Tensor) -> Tensor:
     return vectors[:, large] * values[large].sqrt()
 
 
-Metrics = tuple[Tensor, Tensor]  # of a layer's attention and feed-forward outputs, (D, D) each
-Curves = list[tuple[Elimination, Elimination]]  # of each layer's attention and feed-forward network
+Metrics = tuple[Tensor, Tensor]  # for a layer's attention and feed-forward outputs, (D, D) each
+Curves = list[tuple[Elimination, Elimination]]  # for each layer's attention and feed-forward network
 
 
 def loss_curves(
@@ -130,7 +131,7 @@ def loss_curves(
     *,
     done: Callable[[int, tuple[Elimination, Elimination]], object] | None = None,
 ) -> Curves:
-    """Return for each layer the loss of removing heads and neurons, each sublayer alone, the rest refitted.
+    """Return for each layer the loss of removing heads, and of removing neurons, when the rest is fitted again.
 
     Args:
         metrics: from `output_metrics`; the losses are then nats per example, to second order.  Without them they are
@@ -156,7 +157,7 @@ def loss_curves(
 
 
 def run_on(track: Track, real: Tensor, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
-    """Run an attention or a feed-forward network; return what its heads or neurons compute, (T, W), for `gather`."""
+    """Run an attention or a feed-forward network; return the outputs of its heads or neurons, (T, W), for `gather`."""
     units = track.units(structure, block)
     track.step(structure, block, track.total(structure, block, units))
     flat = flatten(units, real)
@@ -166,9 +167,9 @@ def run_on(track: Track, real: Tensor, structure: Structure, block: BertLayer) -
 def curve(
     moments: Moments, structure: Structure, block: BertLayer, metric: Tensor | None, scale: float
 ) -> Elimination:
-    """Return the losses of removing the units of a sublayer, which are held to the old weights by RIDGE.
+    """Return the losses of removing the units of a sublayer; RIDGE keeps the fit close to the old weights.
 
-    Outputs are fitted to what the old weights give: these are the fit as long as nothing is removed.
+    Outputs are fitted to the old weights' outputs: as long as nothing is removed, the old weights are the fit.
     """
     gram, weight = moments.centred[0], structure.dense(block).weight.double()
     if metric is None:
@@ -188,9 +189,9 @@ def output_metrics(
 ) -> list[Metrics]:
     """Return the second moments of the gradient at the outputs of each layer's sublayers, means over real tokens.
 
-    An error E of a sublayer's output at a token increases the KL divergence (with labels, the loss to second order) by
-    about E·G·Eᵀ / 2, summed over tokens: G is the Fisher information, with tokens assumed independent of each other
-    and of the inputs (Martens and Grosse 2015).
+    An error E of a sublayer's output increases the KL divergence (with labels, the loss to second order) by about
+    E·G·Eᵀ / 2, summed over tokens.  G is the Fisher information, with tokens assumed independent of each other and of
+    the inputs (Martens and Grosse 2015).
 
     For the divergence, labels are drawn from the model's predictions: one for each example, or up to MOST_DRAWS of
     fewer than DRAWS examples.  `shown` may show the progress over the batches of all draws.
@@ -235,13 +236,13 @@ def prune_to_macs(
 ) -> Model:
     """Return a copy of the model with at most a share of the unpruned model's MACs; no weight is trained.
 
-    Sizes are those of least expected loss; heads and neurons are chosen jointly, and the rest is fitted to the outputs
-    of the model, layer by layer.  A layer may lose its attention, its feed-forward network, or both.
+    Sizes have the least expected loss.  Heads and neurons are chosen jointly, and the remaining weights are fitted to
+    the outputs of the model, layer by layer.  A layer may lose its attention, its feed-forward network, or both.
 
     Args:
         batches: about a thousand texts; labels are read only for target "loss".
         share: above 0 and up to 1.
-        length: of the sequence that MACs are counted for, in tokens.
+        length: the length of the sequence that MACs are counted for, in tokens.
         target: "kl", the divergence from the model's own predictions, or "loss".
 
     Raises:
@@ -257,7 +258,7 @@ def prune_to_macs(
 
 
 def sizes_within(config: BertConfig, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:
-    """Return the sizes of least expected loss with at most a share of the unpruned model's MACs."""
+    """Return the sizes with the least expected loss and at most a share of the unpruned model's MACs."""
     losses = losses_by_size(config, curves)
     head, neuron = head_macs(config, length), neuron_macs(config, length)
     built = config.num_attention_heads * head + config.intermediate_size * neuron

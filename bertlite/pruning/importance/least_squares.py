@@ -1,4 +1,4 @@
-"""Repair without retraining: fit output projections so that layers give the outputs of the dense model's.
+"""Repair without retraining: fit output projections so that layers give the dense model's outputs.
 
 Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of the heads kept, or the neurons kept
 """
@@ -54,23 +54,23 @@ def repair_(
 ) -> Model:
     """Bring a pruned model back towards the dense one it came from: no labels, no gradients, seconds.
 
-    Layer by layer from the bottom, the output projection of the attention (and of the feed-forward network, in models
-    with pruned neurons) is fitted by least squares so that the input of the LayerNorm is that of the dense model,
-    given the outputs of the repaired layers below.  Sums are float64; padding does not count.
+    Layers are fitted from the bottom, on the outputs of the repaired layers below.  Least squares fits the output
+    projection of the attention (and of the feed-forward network, if neurons are pruned), so that the LayerNorm gets
+    the same input as in the dense model.  Sums are float64; padding does not count.
 
     Args:
-        dense: the model before pruning, or any with its shape; not changed.
+        dense: the model before pruning, or any model of its shape; not changed.
         batches: inputs, such as a few hundred sentences; labels are ignored.
         method: "refit" fits the whole matrix and the bias (K-prune, Park et al. 2024); "mean", for a few dozen
-            sentences, only the bias, which adds the mean of what was removed.
-        ridge: the regularisation of the matrix towards its old values, as a share of the inputs' mean power.  By
+            sentences, fits only the bias: the mean of the removed parts is added to it.
+        ridge: the penalty that keeps the matrix close to its old values, as a share of the inputs' mean power.  By
             default cross-validation over sentences chooses it for each projection, from 1e-5 to 10 or infinity, which
-            changes only the bias.  "mean" has no matrix to regularise and does not read it.
+            changes only the bias.  "mean" fits no matrix and does not read it.
 
     Returns:
-        The model given.  In a layer without heads only the bias is fitted.  Warns if "refit" has fewer than two tokens
-        for each input of a matrix, and if predictions on these batches are further from the dense model's than before,
-        which can happen although the layers are closer.
+        The given model.  In a layer without heads only the bias is fitted.  Warns if "refit" has fewer than two tokens
+        for each input of a matrix, or if predictions on these batches are further from the dense model's than before.
+        This can happen although the layers are closer.
 
     Raises:
         ValueError: no batches, an unknown method, a negative ridge, a single sentence for "refit" without a ridge, or
@@ -114,8 +114,8 @@ def fit_layers_(
     """Fit layers from `start` on, from the bottom; yield each layer's number when it is done.
 
     Args:
-        all_matrices: fit those that compute heads and neurons too, to what they give in the dense model; by default
-            only the output projections.
+        all_matrices: also fit the matrices that compute heads and neurons, to their outputs in the dense model; by
+            default only the output projections.
     """
     for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
         for structure in STRUCTURES:
@@ -180,17 +180,17 @@ def check_pair(pruned: BertLike, dense: BertLike) -> None:
 class Track:
     """The states of one batch on their way through the layers of one model."""
 
-    x: Tensor  # what the next attention or feed-forward network reads
+    x: Tensor  # the input of the next attention or feed-forward network
     arguments: tuple[Any, ...]  # the other arguments of the layers
 
     @classmethod
     def start(cls, model: BertLike, batch: Batch) -> "Track":
-        """Return the states and the arguments that the first layer is called with."""
+        """Return the states and the arguments of the first layer."""
         x, *others = arguments_of(model, 0, partial(run, model, batch, **options_of(model)))
         return cls(x, tuple(others))
 
     def units(self, structure: Structure, block: BertLayer) -> Tensor:
-        """Return what the heads or the neurons of a layer compute, the inputs of their projection."""
+        """Return the outputs of a layer's heads or neurons, the inputs of their projection."""
         return structure.compute(block, self.x, *self.arguments)
 
     def total(self, structure: Structure, block: BertLayer, units: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class Track:
         return projected + self.x
 
     def step(self, structure: Structure, block: BertLayer, total: Tensor) -> None:
-        """Go on from the input of the LayerNorm."""
+        """Continue from the input of the LayerNorm."""
         self.x = structure.output(block).LayerNorm(total)
         if structure is HEADS and getattr(self.arguments[0], "encoder", None) is not None:
             self.x = block.run_attention(block.crossattention, self.x, self.arguments[0].encoder)
@@ -215,11 +215,11 @@ class PairedRun:
     dense: Track
 
     def run_dense(self, structure: Structure, block: BertLayer) -> list[Tensor]:
-        """Run the dense model up to the LayerNorm; return what the matrices give that compute heads or neurons."""
+        """Run the dense model up to the LayerNorm; return the outputs of the matrices for heads or neurons."""
         given: dict[nn.Module, Tensor] = {}
 
         def record(module: nn.Module, args: object, out: Tensor) -> None:
-            given.setdefault(module, out)  # of tokens; a layer may project a table of distances afterwards
+            given.setdefault(module, out)  # tokens; a layer may project a table of distances later
 
         with ExitStack() as hooks:
             for part in structure.readers(block):
@@ -229,11 +229,11 @@ class PairedRun:
         return list(given.values())
 
     def fit_readers(self, structure: Structure, dense: BertLayer, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the dense model, and return what the matrices that compute heads or neurons read, (T, D), what they give
-        in the dense model, and sentences.
+        """Run the dense model; for the matrices that compute heads or neurons return the input (T, D), the output in
+        the dense model, and sentences.
 
         Args:
-            rows: of the dense model's matrices, those that are left.
+            rows: the remaining rows of the dense model's matrices.
         """
         wanted = [flatten(given, self.real)[:, rows] for given in self.run_dense(structure, dense)]
         return flatten(self.pruned.x, self.real), torch.cat(wanted, -1), self.sentence
@@ -247,7 +247,7 @@ class PairedRun:
         return flatten(self.pruned.units(structure, block), self.real), wanted, self.sentence
 
     def step(self, structure: Structure, block: BertLayer, dense: BertLayer) -> None:
-        """Go on behind the LayerNorm in both models, to which the dense model has run."""
+        """Continue after the LayerNorm in both models; the dense model has run up to it."""
         self.pruned.step(structure, block, self.pruned.total(structure, block, self.pruned.units(structure, block)))
         self.dense.step(structure, dense, self.dense.x)
 
@@ -273,7 +273,7 @@ def refit_(parts: Sequence[nn.Linear], tokens: Iterable[tuple[Tensor, Tensor, Te
     if ridge is None and weight.numel():
         ridge = choose_ridge(folds, weight)
     moments = total(folds)
-    del folds  # as large as all that is computed below
+    del folds  # as large as everything computed below
     weight = fit_matrix(moments, weight, math.inf if ridge is None else ridge)
     bias = moments.bias(weight)
     sizes = [len(part.weight) for part in parts]

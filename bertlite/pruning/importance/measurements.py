@@ -1,7 +1,7 @@
 """The quantities that criteria are computed from, measured on calibration data.
 
-Every unit has a gate ξ = 1 for each example, by which its output is multiplied: one backward pass gives the gradients
-∂L/∂ξ of every example.
+Every unit's output is multiplied by a gate ξ = 1, one for each example.  One backward pass gives the gradients ∂L/∂ξ
+of every example.
 
 Shapes:  L layers · N units as built · B examples · S positions · R rows, B or B·choices · K items of a mean;
          n units of one layer that are not pruned
@@ -42,7 +42,7 @@ Objective = Callable[[Any], Tensor]  # model output -> (B,)
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """The arguments of `head_importance` other than the criterion and the data."""
+    """The arguments of `head_importance`, without the criterion and the data."""
 
     model: BertLike
     structure: Structure
@@ -67,8 +67,8 @@ class ScoringTask:
     def objective(self, batch: Batch, generator: torch.Generator | None = None) -> Objective:
         """Return the function of the model's output whose changes are measured, for one batch.
 
-        For target "kl" it is the divergence from the teacher's prediction or, given a generator, the negative
-        log-likelihood of labels drawn from that prediction: without a teacher, from the very output.
+        For target "kl" it is the divergence from the teacher's prediction.  Given a generator, it is the negative
+        log-likelihood of labels drawn from that prediction or, without a teacher, from the output itself.
         """
         if self.target == "loss":
             loss = self.loss or partial(example_losses, self.model)
@@ -96,7 +96,7 @@ def mean(values: Iterable[Tensor]) -> Tensor:
     return total / count
 
 
-# Measured of each example, token or batch
+# Measured for each example, token or batch
 
 
 def gate_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
@@ -133,7 +133,7 @@ def gate_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
 def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
     """Yield (K, L, N) of every batch: the increase of the target when one unit's gate is 0.
 
-    The layers below a unit's are computed once.
+    The layers below the unit's layer are computed once.
     """
     model, structure = task.model, task.structure
     present = structure.present(model)
@@ -178,7 +178,7 @@ def attentions(task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]
             yield (statistic * real[..., None, None]).sum(1) / real.sum(1)[:, None, None]
 
 
-# Measured of the model alone
+# Measured on the model, without data
 
 
 def weight_statistic(task: ScoringTask, criterion: Criterion) -> Tensor:
@@ -198,7 +198,7 @@ def noise(task: ScoringTask) -> Tensor:
 
 
 Score = Callable[[ScoringTask, Criterion, Iterable[Batch]], Tensor]
-SCORES: dict[Measurement, Score] = {  # by what a criterion is computed from: the function that returns (L, N)
+SCORES: dict[Measurement, Score] = {  # {measurement of a criterion: the function that returns (L, N)}
     GATE_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, gate_gradients(task, batches))),
     LOSS_INCREASES: lambda task, criterion, batches: mean(map(criterion.statistic, loss_increases(task, batches))),
     ATTENTIONS: lambda task, criterion, batches: mean(attentions(task, criterion, batches)),

@@ -1,7 +1,7 @@
 """Least squares from sums over tokens: fitting a linear layer without keeping the tokens.
 
-Products are computed in float32, or a wider dtype of the tokens, and added up in float64.  They are of differences
-from the first tokens' mean, so that large means take no digits.
+Products are computed in float32, or a wider dtype of the tokens, and added up in float64.  The first tokens' mean is
+subtracted before, so that large means take no digits.
 
 Shapes:  T tokens · W inputs of the layer · D outputs
 """
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from bertlite.support.records import release_memory
 
-RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, math.inf)  # that cross-validation chooses from
+RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, math.inf)  # for cross-validation to choose from
 FIRST = RIDGES.index(1e-3)
-FOLDS = 4  # of the sentences; each is held out once
-OUTPUTS = 128  # of a matrix, evenly spaced, that its ridge is chosen by
-TOKENS = 2048  # that are multiplied at once
-ROWS = 512  # of a Gram matrix that are computed and kept at once
+FOLDS = 4  # parts of the sentences; each is held out once
+OUTPUTS = 128  # outputs of a matrix, evenly spaced, that its ridge is chosen by
+TOKENS = 2048  # tokens that are multiplied at once
+ROWS = 512  # rows of a Gram matrix that are computed and kept at once
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Moments:
     count: float
     c: Tensor  # (W,)
     y: Tensor  # (D,)
-    upper: Tensor  # of CᵀC, packed
+    upper: Tensor  # CᵀC, packed
     cy: Tensor  # (W, D)
     yy: Tensor  # (D,)
 
@@ -61,7 +61,7 @@ class Moments:
 
 
 class Sums:
-    """Moments in the making."""
+    """Moments that are being summed."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Tensor, Tensor]] = []  # tokens that are not multiplied yet
@@ -73,7 +73,7 @@ class Sums:
             self.multiply()
 
     def multiply(self) -> None:
-        """Add the products of the tokens that wait."""
+        """Add the products of the waiting tokens."""
         dtype = torch.promote_types(self.waiting[0][0].dtype, torch.float32)
         c, y = (torch.cat(each).to(dtype) for each in zip(*self.waiting, strict=True))
         self.waiting.clear()
@@ -103,7 +103,7 @@ class Sums:
         return Moments(n, self.c + n * c, self.y + n * y, self.upper, cy, self.yy + 2 * y * self.y + n * y.square())
 
 
-# A symmetric matrix (W, W), packed: of each ROWS rows what is right of the diagonal, and the whole block on it
+# A symmetric matrix (W, W), packed: for each ROWS rows the block on the diagonal and everything to its right
 
 
 def blocks(upper: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:
@@ -161,13 +161,13 @@ def total(folds: Iterable[Moments]) -> Moments:
 
 
 def without_each(folds: Sequence[Moments]) -> Iterator[Moments]:
-    """Yield the moments of all tokens but those of a fold, for each."""
+    """Yield for each fold the moments of all tokens outside it."""
     for fold in folds:
         yield total(other for other in folds if other is not fold)
 
 
 def fit_matrix(moments: Moments, weight: Tensor, ridge: float) -> Tensor:
-    """Return the weight of least squares."""
+    """Return the least-squares weight."""
     if not weight.numel() or ridge == math.inf:
         return weight
     gram, wanted = moments.centred
@@ -183,7 +183,7 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
         ValueError: there is only one sentence, so none can be held out.
     """
     if len(folds) < 2:
-        raise ValueError("one sentence is too little to choose a ridge by: give a few hundred, or pass ridge=")
+        raise ValueError("one sentence is too little to choose a ridge: give a few hundred, or pass ridge=")
     some = slice(None, None, -(-len(weight) // OUTPUTS))
     weight, folds = weight[some], [fold.of_outputs(some) for fold in folds]
 
@@ -206,7 +206,7 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
 
 
 def ridge_solve(gram: Tensor, wanted: Tensor, ridge: float) -> Tensor:
-    """Return the smallest x that minimises |gram·x - wanted|; a ridge, added to `gram` in place, draws it to 0."""
+    """Return the smallest x that minimises |gram·x - wanted|; a ridge, added to `gram` in place, pulls it to 0."""
     if not ridge:
         return torch.linalg.pinv(gram, hermitian=True) @ wanted
     factor, fault = torch.linalg.cholesky_ex(add_ridge_(gram, ridge))

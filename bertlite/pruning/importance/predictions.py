@@ -1,4 +1,4 @@
-"""The predictions of a model on a batch, as distributions: to draw labels from, and to compare.
+"""The predictions of a model on a batch, as distributions to draw labels from and to compare.
 
 Shapes:  B examples · P predictions of each, with one label each · C parameters of a prediction
 """
@@ -57,13 +57,13 @@ FLAGS = Distributions(
     flag_divergence,
     lambda p, q: ((p > 0) != (q > 0)).to(p.dtype).sum(-1),
 )
-NORMAL = Distributions(  # of variance 1
+NORMAL = Distributions(  # with variance 1
     lambda mean, noise: mean + torch.special.ndtri(noise.clamp(1e-12, 1 - 1e-12)).to(mean.dtype),
     lambda mean, labels: (mean - labels).square().sum(-1) / 2,
     squared_distance,
     lambda p, q: torch.zeros_like(p[..., 0]),  # numbers have no labels that differ
 )
-FAMILIES = {"class": CLASS, "flags": FLAGS, "number": NORMAL}  # by a head's label_kind
+FAMILIES = {"class": CLASS, "flags": FLAGS, "number": NORMAL}  # {label_kind of a head: distributions}
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def divergence(dense: Sequence[Prediction], other: Sequence[Prediction]) -> Tens
 
 
 def predictions(model: BertLike, out: Any, batch: Batch) -> list[Prediction]:
-    """Return all predictions of a model; those for padding do not count."""
+    """Return all predictions of a model; predictions for padding do not count."""
     found = {name: value for name, value in out.items() if isinstance(value, Tensor)}
     if "start_logits" in found:
         padding = ~real_tokens(batch)

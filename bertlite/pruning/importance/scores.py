@@ -23,7 +23,7 @@ from bertlite.pruning.importance.batches import Batch, Loss, check_model, eval_m
 from bertlite.pruning.importance.measurements import SCORES, ScoringTask
 from bertlite.pruning.importance.structures import HEADS, NEURONS
 
-TINY = 1e-20  # so that a layer of zeros is not divided by 0
+TINY = 1e-20  # a layer of zeros must not be divided by 0
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -65,16 +65,16 @@ def head_importance(
     {criteria}
 
     Args:
-        model: of bertlite or bertlite.hf; its weights, gradients, training mode and random state are restored.
+        model: a model of bertlite or bertlite.hf; its weights, gradients, mode and the random state are restored.
         batches: inputs and labels of the model; scored in eval mode.
-        reduction: what the mean is over: "example", the same however the examples are batched; "token" (Michel et
-            al.'s code); or "batch", one gradient for each batch (run_bertology, TextPruner), where g is the Taylor
-            criterion Σ W·∂L/∂W of the head's weights in the output projection.
-        target: "loss", or "kl", without labels: the divergence of the prediction from the dense model's.  KL has no
-            gradient at the dense model, so its curvature, the Fisher information, takes its place: L is -log p(y) with
-            y drawn by `seed` from the teacher's prediction, and mean g² is to second order twice the KL of closing the
-            gate.  Classes are drawn from the softmax, independent labels one by one; a regression's number, or the
-            mean token vector of a BertModel, from a normal distribution of variance 1 about it.
+        reduction: the mean is over "example"s, the same however they are batched; "token"s (Michel et al.'s code); or
+            "batch"es, one gradient for each (run_bertology, TextPruner).  For "batch", g is the Taylor criterion
+            Σ W·∂L/∂W of the head's weights in the output projection.
+        target: "loss"; or "kl", without labels: the divergence of the prediction from the dense model's.  KL has no
+            gradient at the dense model, so its curvature, the Fisher information, is used.  L is -log p(y), where
+            `seed` draws y from the teacher's prediction; mean g² is to second order twice the KL of closing the gate.
+            Classes are drawn from the softmax, independent labels one by one.  A regression's number, or the mean
+            token vector of a BertModel, is drawn from a normal distribution of variance 1 about it.
         loss: (output, batch) -> (B,) for target "loss"; by default the model's own loss of each example.
         teacher: for target "kl", the dense model; by default `model` itself.
         normaliser: see `normalise`.
@@ -111,7 +111,7 @@ def neuron_importance(
 
     Args:
         reduction: "example" or "batch".
-        the others: as for `head_importance`.
+        other arguments: as for `head_importance`.
 
     Returns:
         (L, I), float64 on the CPU, nan where a neuron is pruned.
@@ -124,8 +124,8 @@ def normalise(scores: Tensor, normaliser: str) -> Tensor:
     """Make scores comparable across layers; nan stays nan and is ignored.
 
     Args:
-        normaliser: "none"; "layer_l2" and "layer_sum" divide each layer by its norm or its sum; "minmax" maps the
-            whole to 0…1.
+        normaliser: "none"; "layer_l2" and "layer_sum" divide each layer by its norm or its sum; "minmax" maps all
+            scores to 0…1.
 
     Raises:
         ValueError: an unknown name.
@@ -153,7 +153,7 @@ def score(task: ScoringTask, criterion: str, batches: Iterable[Batch], normalise
 
 
 def check_task(task: ScoringTask, criterion: str) -> Criterion:
-    """Return the criterion of a name, after checking names and their combination.
+    """Return the criterion with a name, after checking names and their combination.
 
     Raises:
         ValueError: a name is unknown, or names do not go together.

@@ -1,6 +1,6 @@
 """Joint selection of the inputs of a linear layer to keep, whose weights are then fitted again.
 
-The loss of a choice is that of the best weights that are 0 for all other inputs, over that of the best weights X:
+The loss of a choice is added by making weights 0 for all other inputs, at best, instead of the best weights X:
 
     min tr((Z - X)ᵀ A (Z - X))   over Z with Z = 0 outside the choice,
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bertlite.models.structure import unit_rows
 
-AT_ONCE = 128  # 1 of so many remaining units is removed in each step: of 1,024 units, 8
+AT_ONCE = 128  # each step removes 1 of so many remaining units: 8 of 1,024
 SHRINK = 0.75  # the matrices are made smaller when this share of their units is left
 
 
@@ -42,21 +42,21 @@ class Elimination:
 
 
 def eliminate(gram: Tensor, fit: Tensor, width: int = 1, *, at_once: int = AT_ONCE) -> Elimination:
-    """Remove all units, in each step those that now cost least, and refit the others after each step.
+    """Remove all units: in each step the ones that now cost least, after which the rest is fitted again.
 
     Args:
         gram: A (W, W), positive definite.
         fit: X (W, D), the best weights of all inputs; multiplied by a square root of a (D, D) metric, for a loss in
             that metric.
         width: w, the consecutive inputs of one unit.
-        at_once: each step removes 1 of so many remaining units, rounded up.  The losses are exact nevertheless, as a
-            step removes its units jointly.
+        at_once: each step removes 1 of so many remaining units, rounded up.  The losses are exact nevertheless, since
+            a step removes its units jointly.
 
     Raises:
         ValueError: the Gram matrix is not positive definite.
     """
     P, X = inverse(gram), fit.clone()
-    units = torch.arange(len(gram) // width, device=gram.device)  # of P and X
+    units = torch.arange(len(gram) // width, device=gram.device)  # the remaining units, in P and X
     left = torch.ones_like(units, dtype=torch.bool)
     order: list[int] = []
     losses = [0.0]

@@ -37,7 +37,7 @@ class Structure:
         return self.output(layer).dense
 
     def width(self, layer: BertLayer) -> int:
-        """Return how many inputs of that projection belong to one unit."""
+        """Return the number of inputs of that projection that belong to one unit."""
         return layer.attention.self.attention_head_size if self.unit == "head" else 1
 
     def shape(self, model: BertLike) -> tuple[int, int]:  # (L, N)
@@ -51,7 +51,7 @@ class Structure:
         return there
 
 
-EVERY_TOKEN = {"output_hidden_states": True}  # or else the last layer may compute only [CLS]
+EVERY_TOKEN = {"output_hidden_states": True}  # otherwise the last layer may compute only [CLS]
 
 
 def run(model: BertLike, batch: Batch, **options: Any) -> Any:
@@ -82,7 +82,7 @@ def run_with_neuron_gates(model: BertLike, batch: Batch, gate: Tensor) -> Any:
 
 @contextmanager
 def whole_layers(model: BertLike) -> Iterator[None]:
-    """Turn off chunks and checkpointing: hooks see all tokens at once, and are gone in the backward pass."""
+    """Turn off chunks and checkpointing: hooks must see all tokens at once, and are gone in the backward pass."""
     before = [(block, block.chunk_size_feed_forward, block.checkpointing) for block in layers_of(model)]
     try:
         for block, _, _ in before:
@@ -97,7 +97,7 @@ def whole_layers(model: BertLike) -> Iterator[None]:
 def own_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace the forward of one module within the block."""
     before = module.__dict__.get("forward")
-    module.__dict__["forward"] = update_wrapper(forward, module.forward, assigned=())  # called as the one it replaces
+    module.__dict__["forward"] = update_wrapper(forward, module.forward, assigned=())  # same signature
     try:
         yield
     finally:
@@ -111,7 +111,7 @@ class Reached(Exception):  # noqa: N818  # no error
 
 
 def arguments_of(model: BertLike, layer: int, run: Callable[[], Any]) -> tuple[Any, ...]:
-    """Run a model until a layer is called, without a hook, with which the last one would do more work."""
+    """Run a model until a layer is called; without a hook, since the last layer does more work if it has one."""
 
     def stop(*args: Any) -> Any:
         raise Reached(*args)
@@ -126,7 +126,7 @@ def arguments_of(model: BertLike, layer: int, run: Callable[[], Any]) -> tuple[A
 
 @contextmanager
 def recorded_layers(model: BertLike) -> Iterator[list[Any]]:
-    """Record what every layer returns in the forward of the block; run layers whole."""
+    """Record the output of every layer in the forward of the block; run layers whole."""
     found: list[Any] = []
 
     def recording(forward: Callable[..., Any]) -> Callable[..., Any]:

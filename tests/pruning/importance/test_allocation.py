@@ -94,11 +94,11 @@ def test_neurons_are_ranked_alike() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"count": 12}, "count is 12; it is a number of heads, from 0 to the 11 that are there"),
+        ({"count": 12}, "count is 12; it must be a number of heads, from 0 to the 11 that are there"),
         ({"count": -1}, "count is -1"),
         ({"count": True}, "count is True"),
         ({"count": 0.5}, "count is 0.5"),
-        ({"share": 1.5}, "share is 1.5; it is from 0 to 1 of the 11 heads that are there"),
+        ({"share": 1.5}, "share is 1.5; it must be from 0 to 1 of the 11 heads that are there"),
         ({"share": NAN}, "share is nan"),
         ({"count": 9, "at_least": 1}, "at_least 1 and the protected ones leave only 8 to remove"),
         ({"count": 11, "protect": {0: [0]}}, "leave only 10 to remove"),

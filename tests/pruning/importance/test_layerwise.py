@@ -393,7 +393,7 @@ def test_few_sentences_do_not_make_a_model_worse() -> None:
 def test_one_sentence_is_refused_where_a_ridge_is_to_be_chosen() -> None:
     model = make()
     cut = prune_heads(model, {0: [1]})
-    with pytest.raises(ValueError, match="one sentence is too little to choose a ridge by: give a few hundred"):
+    with pytest.raises(ValueError, match="one sentence is too little to choose a ridge: give a few hundred"):
         repair(cut, model, data(count=1))
     repair(cut, model, data(count=1), "mean")
     repair(cut, model, data(count=1), ridge=1e-3)

@@ -539,7 +539,7 @@ def test_no_data_is_refused(criterion: str) -> None:
         head_importance(model_of(), [{"labels": torch.zeros(2)}], criterion=criterion)
     with pytest.raises(TypeError, match="batch 1 is a list"):
         head_importance(model_of(), [*data(size=5), []], criterion=criterion)
-    with pytest.raises(TypeError, match=r"this is one batch, and a list of batches is wanted: pass \[batch\]"):
+    with pytest.raises(TypeError, match=r"this is one batch, not a list of batches: pass \[batch\]"):
         head_importance(model_of(), data()[0], criterion=criterion)  # type: ignore[arg-type]
 
 
