@@ -1,9 +1,9 @@
-"""PackedModel models without torch: numpy, tokenizers and the compiled kernels.  It imports no other room of bertlite.
+"""Run packed models without torch: numpy, tokenizers and the compiled kernels.  It imports no other room of bertlite.
 
     model = bertlite.runtime.load("packed")  # a folder that `bertlite pack` wrote
     vectors = model.encode(["Time flies like an arrow."])
 
-tasks      what a folder does: encode, predict, rank, tag
+tasks      the calls of a folder: encode, predict, rank, tag
 texts      texts to token ids
 tagging    labelled spans from the scores of tokens
 encoder    the model: token ids in, states out
@@ -17,5 +17,5 @@ kernels/   the kernels, in C++
 from .library import NativeKernelsError
 from .tasks import PackedModel
 
-load = PackedModel  # what a folder holds
+load = PackedModel  # the model of a folder
 __all__ = ["NativeKernelsError", "PackedModel", "load"]

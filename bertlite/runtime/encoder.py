@@ -1,4 +1,4 @@
-"""The encoder of a packed file: token ids in, states out, by one call of the kernels.
+"""The encoder of a packed file: token ids in, states out, in one call of the kernels.
 
 Shapes:  B sequences · T tokens of all of them, one after another · D hidden · O outputs of a linear layer
 """
@@ -13,12 +13,12 @@ from .packed import PackedFile, aligned
 from .shapes import BYTES, GROUP, LayerShape, Shape, round_up
 from .structs import ACTIVATIONS, Batch, Ids, Kernels, Linear, Matrix, Model
 
-NO_LIMIT = 2**62  # of positions, where there is no table of them
+NO_LIMIT = 2**62  # positions, if there is no table of them
 Floats = NDArray[np.float32]
 
 
 class States(NamedTuple):
-    """What an encoder gives: a vector for each token, (T, D), or each first one, (B, D); and the pooler's, (B, D)."""
+    """The output of an encoder: vectors of tokens, (T, D), or first tokens, (B, D); and the pooler's, (B, D)."""
 
     tokens: Floats
     pooled: Floats | None
@@ -28,7 +28,7 @@ class PackedLinear:
     """A linear layer and its activation, whose weight is packed for the kernels.
 
     Args:
-        weight: (O, I), of floats, or of bfloat16 as its bits.
+        weight: (O, I), floats, or bfloat16 as bits.
         bias: (O,), likewise, or None.
     """
 
@@ -46,7 +46,7 @@ class PackedLinear:
         self.struct = Linear(matrix, ACTIVATIONS[activation])
 
     def __call__(self, x: NDArray[Any], threads: int = 1) -> NDArray[Any]:
-        """Return (rows, O) of (rows, I), both in the dtype of the weight."""
+        """Return (rows, O) for (rows, I), both in the dtype of the weight."""
         out = np.empty((len(x), self.outputs), dtype=self.dtype)
         if len(x):
             x = np.ascontiguousarray(x)
@@ -58,7 +58,7 @@ class Encoder:
     """The embeddings, all layers and the pooler of a packed file.
 
     Raises:
-        ValueError: its embeddings are of a kind that only the library with torch computes.
+        ValueError: only the library with torch can compute its embeddings.
     """
 
     def __init__(self, file: PackedFile, kernels: Kernels) -> None:
@@ -66,7 +66,7 @@ class Encoder:
         self.numbers, self.embeddings = about["numbers"], about["embeddings"]
         self.prefix = "" if about["class"] == "BertModel" else "bert."
         shape = shape_from(about["shape"], kernels, self.numbers)
-        self.tensors, self.layers = file.tensors, file.layers  # which the structs point into
+        self.tensors, self.layers = file.tensors, file.layers  # the structs point into them
         self.model = shape.describe(self.layers.ctypes.data)
         self.dtype = np.dtype(np.uint16 if self.numbers == "bfloat16" else np.float32)
         self.pooler = self.linear("pooler.dense", about["pooler"]) if "pooler" in about else None
@@ -93,10 +93,10 @@ class Encoder:
 
         Args:
             ids, segments: (T,).
-            first_only: give the first token of each sequence alone.
+            first_only: return only the first token of each sequence.
 
         Raises:
-            ValueError: an id is beyond the vocabulary, or a sequence longer than there are positions.
+            ValueError: an id is beyond the vocabulary, or a sequence is longer than the model has positions.
             MemoryError: there is too little memory; give fewer tokens.
         """
         ends = np.cumsum([0, *lengths], dtype=np.int32)
@@ -126,7 +126,7 @@ class Encoder:
         return PackedLinear(self.kernels, found[0], found[1], "linear")
 
     def apply(self, layer: PackedLinear, x: Floats, threads: int) -> Floats:
-        """Return what a layer makes of states, in the dtype of the model; (rows, O), float32."""
+        """Return a layer's outputs for states, computed in the dtype of the model; (rows, O), float32."""
         return to_floats(layer(to_bfloat16(x) if self.dtype == np.uint16 else x, threads))
 
     def embed(self, given: Ids, tokens: int) -> NDArray[Any]:
@@ -137,7 +137,7 @@ class Encoder:
         model = Model(hidden_size=size, epsilon=self.embeddings["epsilon"])
         if not self.kernels.run("float32", model, batch, 1):
             raise ValueError(
-                "a token has an id beyond the vocabulary, or a sequence is longer than there are positions"
+                "a token has an id beyond the vocabulary, or a sequence is longer than the model has positions"
             )
         return out
 
@@ -162,7 +162,7 @@ class Encoder:
         return self.tensors.get(f"{self.prefix}embeddings.{name}_embeddings.weight")
 
     def fault(self, ids: NDArray[np.int64], segments: NDArray[np.int64] | None, lengths: list[int]) -> str:
-        """Return what is wrong with inputs that the kernels refuse."""
+        """Return the fault of inputs that the kernels refuse, in words."""
         words, kinds = len(self.table("word")), len(self.table("token_type"))
         if not 0 <= ids.min() <= ids.max() < words:
             return f"token ids run from {ids.min()} to {ids.max()}; this model has {words} words, from 0"
@@ -178,7 +178,7 @@ def shape_from(values: dict[str, Any], kernels: Kernels, numbers: str) -> Shape:
 
 
 def to_bfloat16(x: Floats) -> NDArray[np.uint16]:
-    """Return floats that came from bfloat16 as its bits."""
+    """Return floats that came from bfloat16 as bfloat16's bits."""
     return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 

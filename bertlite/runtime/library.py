@@ -1,7 +1,7 @@
 """The compiled kernels: found in the package or in the cache, or else compiled once with the user's compiler.
 
-Of the sets of instructions that a processor has, the best is taken whose kernels load and pass a self-test, and whose
-bfloat16 is not slow.  What is measured once is kept in a file beside the kernels.
+A processor may have several sets of instructions.  The best is taken whose kernels load and pass a self-test, and
+whose bfloat16 is not slow.  Times are measured once and kept in a file next to the kernels.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ FLAGS = (
     "-fPIC",
     "-shared",
     "-fvisibility=hidden",
-    "-ffp-contract=off",  # a product and a sum are joined where the source says so, on every processor
+    "-ffp-contract=off",  # join a product and a sum only where the source says so, on every processor
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
 )
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 VNNI, BF16 = "-mavx512vnni", "-mavx512bf16"
-AVX2 = ("-mavx2", "-mfma", "-falign-loops=64")  # by chance int8 can be 5 % slower
+AVX2 = ("-mavx2", "-mfma", "-falign-loops=64")  # without alignment int8 can be 5 % slower, by chance
 ON_MAC = {"FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_BF16": "bf16"}  # as Linux names them
 HASH_SIZE = hashlib.sha256().digest_size
 
@@ -55,7 +55,7 @@ class CompilationError(NativeKernelsError):
     """Raised if a compiler has failed."""
 
 
-compiler_failures: dict[tuple[str, ...], str] = {}  # messages of this process, by `compiler_settings`
+compiler_failures: dict[tuple[str, ...], str] = {}  # {`compiler_settings`: message} in this process
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class InstructionSet:
 
     Args:
         needs: flags of the processor, as in Linux's /proc/cpuinfo.
-        flags: of the compiler.
+        flags: options for the compiler.
         rounds_once: whether a product and a sum are rounded once, as on every other processor.
     """
 
@@ -114,7 +114,7 @@ def processor_flags() -> frozenset[str]:
 
 
 def processor_name() -> str:
-    """Return what tells this kind of processor from others that have the same flags."""
+    """Return a name that tells this kind of processor from others with the same flags."""
     known = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
     with contextlib.suppress(OSError):
         lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
@@ -135,7 +135,7 @@ def usable_sets(*, reproducible: bool = False) -> list[InstructionSet]:
     """Return the sets that this processor has, the best first, or only the one that BERTLITE_NATIVE names.
 
     Args:
-        reproducible: whether only sets are returned that round as all others do.
+        reproducible: return only sets that round like all others.
     """
     chosen = os.environ.get("BERTLITE_NATIVE")
     if chosen and chosen not in INSTRUCTION_SETS:
@@ -155,8 +155,8 @@ def load_kernels(reproducible: bool = False, *, retry: bool = True) -> Kernels:
     """Return the kernels for this processor, compiling them the first time.
 
     Args:
-        reproducible: whether float32 and int8 are computed as on every processor.
-        retry: whether a compiler that has failed in this process is run again with the same settings.
+        reproducible: compute the same float32 and int8 as on every processor.
+        retry: run a compiler that has failed in this process again, with the same settings.
 
     Raises:
         NativeKernelsError: they are not compiled and cannot be; the message says what to install.
@@ -181,11 +181,11 @@ def best_kernels(settings: tuple[str, ...], reproducible: bool = False) -> Kerne
     A set whose bfloat16 is slower than its float32 on this processor is taken only if no other has kernels.
 
     Args:
-        settings: of the compiler; with others it is tried again.
+        settings: from `compiler_settings`; if they change, the compiler is tried again.
         reproducible: as for `load_kernels`.
 
     Raises:
-        NativeKernelsError: no set has kernels; the message is a compiler's, or else that of the best set.
+        NativeKernelsError: no set has kernels; the message is a compiler's, or else the best set's.
     """
     failures: list[NativeKernelsError] = []
     slow, usable = [], usable_sets(reproducible=reproducible)
@@ -207,7 +207,7 @@ def best_kernels(settings: tuple[str, ...], reproducible: bool = False) -> Kerne
     raise next((each for each in failures if isinstance(each, CompilationError)), failures[0])
 
 
-copyreg.pickle(Kernels, lambda kernels: (load_kernels, (kernels.reproducible,)))  # they are compiled for one machine
+copyreg.pickle(Kernels, lambda kernels: (load_kernels, (kernels.reproducible,)))  # compiled for one machine
 
 
 def is_bfloat16_slow(kernels: Kernels) -> bool:
@@ -220,10 +220,10 @@ def is_bfloat16_slow(kernels: Kernels) -> bool:
 def measured_once(
     key: Mapping[str, Any], ways: Sequence[str], measure: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
-    """Return the seconds of one layer in several ways, kept in a file beside the kernels.
+    """Return the seconds of one layer in several ways, kept in a file next to the kernels.
 
     Args:
-        key: what they depend on.
+        key: names everything that they depend on.
     """
     name = f"speed-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, NativeKernelsError):  # none, or damaged
@@ -242,14 +242,14 @@ def measured_once(
 
 
 def compiler_settings() -> tuple[str, ...]:
-    """Return the settings by which a user can make a failed compiler succeed."""
+    """Return the settings that a user can change to make a failed compiler succeed."""
     names = ("CXX", "PATH", "BERTLITE_NATIVE", "BERTLITE_CACHE", "XDG_CACHE_HOME", "HOME")
     return tuple(os.environ.get(name, "") for name in names)
 
 
 @cache
 def kernels_for(name: str, reproducible: bool = False) -> Kernels:
-    """Return the kernels for one set of instructions, by its name in INSTRUCTION_SETS.
+    """Return the kernels for one set of instructions, given by its name in INSTRUCTION_SETS.
 
     Raises:
         NativeKernelsError: they are not compiled and cannot be, or do not load, or compute something else.
@@ -265,7 +265,7 @@ def kernels_for(name: str, reproducible: bool = False) -> Kernels:
         if is_whole(path):  # not a library, or one without the functions
             raise NativeKernelsError(f"{path} cannot be loaded: {error}; delete it") from error
         raise NativeKernelsError(
-            f"the compiled kernels cannot be written or read: {error}; set BERTLITE_CACHE to a folder where they can"
+            f"the compiled kernels cannot be written or read: {error}; set BERTLITE_CACHE to another folder"
         ) from error
     fault = find_fault(kernels)
     if fault is not None:
@@ -291,7 +291,7 @@ def cache_folder() -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """Return a folder that this user alone can write to, since code is loaded from it; make it if it is not there.
+    """Return a folder that only this user can write to, since code is loaded from it; make it if it is not there.
 
     Raises:
         NativeKernelsError: it is another user's, or others can write to it.
@@ -300,20 +300,20 @@ def own_folder(folder: Path) -> Path:
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise NativeKernelsError(
-            f"{folder} is user {found.st_uid}'s, of mode {found.st_mode & 0o777:o}, so that others may have put code"
-            f" there: `chmod 700 {folder}` if it is yours, or set BERTLITE_CACHE to another folder"
+            f"{folder} belongs to user {found.st_uid} and has mode {found.st_mode & 0o777:o}: others may have put code"
+            f" there. Run `chmod 700 {folder}` if it is yours, or set BERTLITE_CACHE to another folder"
         )
     return folder
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether a compiled library is there, and all of it: it ends in the hash of what stands before."""
+    """Return whether a compiled library is there and complete: it ends in the hash of everything before."""
     found = path.read_bytes() if path.exists() else b""
     return len(found) > HASH_SIZE and found[-HASH_SIZE:] == hashlib.sha256(found[:-HASH_SIZE]).digest()
 
 
 def compile_once(wanted: InstructionSet, path: Path) -> None:
-    """Compile the kernels to a path, unless they are there, or another process does so meanwhile; then wait for it."""
+    """Compile the kernels to a path unless they are there; if another process is compiling them, wait for it."""
     if is_whole(path):
         return
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -348,7 +348,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
                 f"{shlex.join(command)}\nfailed:\n{done.stderr[-2000:]}\nSet CXX to GCC 11 or newer."
             )
         with built.open("rb+") as file:
-            file.write(hashlib.sha256(file.read()).digest())  # at the end, where the loader does not look
+            file.write(hashlib.sha256(file.read()).digest())  # the loader does not look at the end
             file.flush()
             os.fsync(file.fileno())
         os.replace(built, path)
@@ -365,5 +365,5 @@ def find_compiler() -> list[str]:
             return command
     tried = own[0] if own else "c++, g++ or clang++"
     raise NativeKernelsError(
-        f"no C++ compiler was found ({tried}): install one, as by `apt-get install g++` or `conda install gxx`"
+        f"no C++ compiler was found ({tried}): install one, such as with `apt-get install g++` or `conda install gxx`"
     )

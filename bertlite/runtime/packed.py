@@ -1,7 +1,7 @@
-"""The packed weights of a folder: read whole, checked, and laid in the blocks of the kernels at hand.
+"""The packed weights of a folder: read whole, checked, and laid in the blocks of this machine's kernels.
 
-They lie in a safetensors file (https://github.com/huggingface/safetensors#format).  Its metadata say what it holds:
-"native" describes the model, and "crc32" is the checksum of the header without it, and of all tensors.
+They are in a safetensors file (https://github.com/huggingface/safetensors#format).  In its metadata "native" describes
+the model, and "crc32" is the checksum of all tensors and of the header without "crc32".
 """
 
 import json
@@ -21,7 +21,7 @@ from .shapes import ALIGNMENT, GROUP, MATRICES, Shape, round_up
 from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
-FORMATS = (5, 6)  # that are read; 5 has no checksum
+FORMATS = (5, 6)  # the formats that can be read; 5 has no checksum
 LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
 DTYPES = {  # bfloat16 as its bits
     "F64": np.float64,
@@ -38,12 +38,12 @@ Bytes = NDArray[np.uint8]
 
 
 class PackedFile(NamedTuple):
-    """What a file says of its model, the weights of all layers, in memory, and all other tensors, mapped."""
+    """A file's description of its model, the weights of all layers, in memory, and all other tensors, mapped."""
 
     about: dict[str, Any]
     layers: Bytes
     tensors: dict[str, NDArray[Any]]
-    dtypes: dict[str, str]  # of the tensors, by safetensors' names
+    dtypes: dict[str, str]  # the dtype of each tensor, as safetensors names it
 
 
 def read_packed(path: Path) -> PackedFile:
@@ -51,7 +51,7 @@ def read_packed(path: Path) -> PackedFile:
 
     Raises:
         FileNotFoundError: it is not there.
-        ValueError: it has another format, is of a machine of another byte order, or is damaged.
+        ValueError: it has another format, is from a machine with another byte order, or is damaged.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -69,12 +69,12 @@ def read_packed(path: Path) -> PackedFile:
         if about["format"] > FORMATS[0]:
             found = checksum(header, chain([layers], iter(lambda: file.read(CHUNK), b"")))
             if f"{found:08x}" != metadata.get("crc32"):
-                raise ValueError(f"{path} is damaged: its bytes are not those that were written; {WAY_OUT}")
+                raise ValueError(f"{path} is damaged: its bytes have changed after it was written; {WAY_OUT}")
     return PackedFile(about, layers, tensors, {name: entry["dtype"] for name, entry in entries.items()})
 
 
 def read_header(path: Path, file: BinaryIO) -> dict[str, Any]:
-    """Return the header of a safetensors file; ValueError if it is none."""
+    """Return the header of a safetensors file; raise ValueError if it has none."""
     size = int.from_bytes(file.read(8), "little")
     try:
         if not 2 <= size <= path.stat().st_size:
@@ -88,7 +88,7 @@ def read_header(path: Path, file: BinaryIO) -> dict[str, Any]:
 
 
 def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    """Return what a file says of its model; ValueError unless it has a format that is read."""
+    """Return a file's description of its model; raise ValueError for a format that cannot be read."""
     try:
         about = json.loads(metadata.get("native", "{}"))
     except (ValueError, RecursionError) as error:
@@ -98,14 +98,14 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     found = (about.get("format"), about.get("byteorder"))
     if found[0] not in FORMATS or found[1] != sys.byteorder:
         raise ValueError(
-            f"{path} has format {found[0]!r} of a {found[1]}-endian machine; this bertlite reads format"
+            f"{path} has format {found[0]!r} from a {found[1]}-endian machine; this bertlite reads format"
             f" {' and '.join(map(str, FORMATS))}, {sys.byteorder}-endian: {WAY_OUT}"
         )
     return about
 
 
 def checksum(header: dict[str, Any], parts: Iterable[Any]) -> int:
-    """Return the checksum of a file: of its header without "crc32", and of the bytes of its tensors in their order."""
+    """Return the checksum of a file's header without "crc32", and of the bytes of its tensors in their order."""
     metadata = {name: value for name, value in header["__metadata__"].items() if name != "crc32"}
     found = zlib.crc32(json.dumps({**header, "__metadata__": metadata}).encode())
     for part in parts:
@@ -114,7 +114,7 @@ def checksum(header: dict[str, Any], parts: Iterable[Any]) -> int:
 
 
 def view(path: Path, data: Bytes, first: int, entry: dict[str, Any]) -> NDArray[Any]:
-    """Return a tensor of a file as an array; ValueError if its entry in the header describes none."""
+    """Return a tensor of a file as an array; raise ValueError if its entry in the header describes none."""
     try:
         (start, end), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(DTYPES[entry["dtype"]])
         return data[first + start : first + end].view(dtype).reshape(shape)
@@ -134,7 +134,7 @@ def pack_matrix(
     """Pack a weight, (outputs, inputs), and its bias, (outputs,), into the bytes of a stack.
 
     Args:
-        place: the index of its layer, and its name there.
+        place: the index of its layer, and its name in the layer.
     """
     floats, at = np.ascontiguousarray(weight, np.float32), shape.offsets
     start, count = at[*place, "bias"]
@@ -164,12 +164,12 @@ def in_blocks(shape: Shape, data: Bytes, blocks: Blocks) -> tuple[Shape, Bytes]:
 
 
 def transpose_halves(words: NDArray[np.int32], rows: int, columns: int) -> NDArray[np.int32]:
-    """Return words whose halves, as matrices of so many rows and columns, are transposed."""
+    """Return words whose halves are transposed, as matrices with this many rows and columns."""
     return words.view(np.int16).reshape(-1, rows, columns).swapaxes(1, 2).ravel().view(np.int32)
 
 
 def aligned(size: int) -> Bytes:
-    """Return so many bytes of memory, aligned to a cache line."""
+    """Return `size` bytes of memory, aligned to a cache line."""
     data = np.empty(size + ALIGNMENT, dtype=np.uint8)
     start = -data.ctypes.data % ALIGNMENT
     return data[start : start + size]

@@ -1,4 +1,4 @@
-"""A self-test of compiled kernels: one small layer, beside the same in float64 by numpy; and its times."""
+"""A self-test of compiled kernels: one small layer, compared with numpy in float64; and its times."""
 
 import math
 import time
@@ -14,7 +14,7 @@ from .shapes import MATRICES, VECTORS, LayerShape, Shape
 from .structs import Batch, Kernels
 
 TOKENS, EPSILON = 7, 1e-12  # tokens of one sequence: more than the rows of a tile
-ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03}  # of the largest number: several times what rounding does
+ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03}  # errors over the largest number: several times rounding
 FEWEST, MOST = 3, 30  # rounds of a measurement, after one that warms up
 LIMIT = 0.1  # seconds after which no further round begins
 Floats = NDArray[np.float64]
@@ -29,7 +29,7 @@ class SmallLayer(NamedTuple):
 
 
 def find_fault(kernels: Kernels) -> str | None:
-    """Return what is wrong with the results of kernels, in words; None if nothing is.  It takes milliseconds."""
+    """Return the fault of kernels' results, in words, or None.  It takes milliseconds."""
     blocks = kernels.blocks("float32")
     layer = layer_of_waves(Shape("float32", blocks, 128, 64, "gelu", EPSILON, (LayerShape(2, 192),)))
     x = waves(TOKENS, layer.shape.hidden_size) * 8
@@ -41,7 +41,7 @@ def find_fault(kernels: Kernels) -> str | None:
             return f"{numbers}: {raised}"
         error = np.abs(found - truth).max() / np.abs(truth).max()
         if not error <= allowed:
-            return f"{numbers} is off by {error:.1e} of the largest number, of {allowed:.0e} that rounding explains"
+            return f"{numbers} is off by {error:.1e} of the largest number; rounding explains {allowed:.0e}"
     return None
 
 
@@ -54,7 +54,7 @@ def seconds_of_numbers(kernels: Kernels) -> dict[str, float]:
 
 
 def shortest_seconds(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the shortest time of each of several ways, which take turns."""
+    """Return the shortest time of each of several ways to run; they take turns."""
     shortest, began = dict.fromkeys(ways, math.inf), time.perf_counter()
     for i in range(1 + MOST):
         if i > FEWEST and time.perf_counter() - began > LIMIT:
@@ -79,7 +79,7 @@ def layer_of_waves(shape: Shape) -> SmallLayer:
 
 
 def run(kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats) -> NDArray[np.float32]:
-    """Return what kernels give for a layer and a sequence of tokens."""
+    """Return the kernels' output for a layer and a sequence of tokens."""
     return runner(kernels, layer, numbers, x)()
 
 
@@ -99,14 +99,14 @@ def runner(kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats) -> Call
         at = starts.ctypes.data, hidden.ctypes.data, out.ctypes.data
         batch = Batch(tokens=len(hidden), sequences=1, starts=at[0], hidden=at[1], output=at[2])
         kernels.run(numbers, model, batch, 1)
-        assert data.size  # which the model points into
+        assert data.size  # keeps it alive: the model points into it
         return out
 
     return run
 
 
 def by_numpy(layer: SmallLayer, x: Floats) -> Floats:
-    """Return the same in float64."""
+    """Return the layer's output in float64."""
 
     def linear(name: str, x: Floats) -> Floats:
         weight, bias = layer.matrices[name]

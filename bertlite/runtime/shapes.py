@@ -1,4 +1,4 @@
-"""The sizes of a stack of layers, and where each packed weight lies in one array of bytes.
+"""The sizes of a stack of layers, and the place of each packed weight in one array of bytes.
 
 A head is padded with zeros to whole vectors.
 """
@@ -11,14 +11,14 @@ from itertools import starmap
 from .structs import ACTIVATIONS, Blocks, Layer, Matrix, Model
 
 ALIGNMENT = 64  # bytes: a cache line
-GROUP = 64  # outputs to a multiple of which a weight is padded, GROUP of kernels/tiles.h
-BLOCKS = tuple(starmap(Blocks, ((8, 1), (8, 4), (16, 1), (16, 4), (16, 8), (64, 1))))  # of all sets of instructions
+GROUP = 64  # a weight is padded to a multiple of so many outputs: GROUP of kernels/tiles.h
+BLOCKS = tuple(starmap(Blocks, ((8, 1), (8, 4), (16, 1), (16, 4), (16, 8), (64, 1))))  # for all sets of instructions
 LANES = 16  # the longest vector of kernels/vectors.h, in floats
 RELATIVE = ("relative_key", "relative_key_query")  # positions with a vector for each distance
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes of one number of a weight
 MATRICES = ("qkv", "output", "up", "down")
-TABLES = {"c2p": "distances", "p2c": "key_distances"}  # by kind of disentangled scores
-PARTS = ("words", "bias", "scales", "sums")  # of a matrix
+TABLES = {"c2p": "distances", "p2c": "key_distances"}  # {kind of disentangled scores: table}
+PARTS = ("words", "bias", "scales", "sums")  # the parts of a matrix
 VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
 
 
@@ -43,7 +43,7 @@ class Shape:
     layers: tuple[LayerShape, ...]
     positions: str = "absolute"
     max_positions: int = 0
-    kinds: tuple[str, ...] = ()  # of disentangled scores
+    kinds: tuple[str, ...] = ()  # the kinds of disentangled scores
     buckets: int = 0
     reach: int = 0
 
@@ -68,7 +68,7 @@ class Shape:
 
     @property
     def table_rows(self) -> int:
-        """Return the rows of a head's table of distances, whole groups of them."""
+        """Return the number of rows of a head's table of distances, rounded up to whole groups."""
         return round_up(2 * (self.buckets or self.reach), GROUP)
 
     @property
@@ -79,7 +79,7 @@ class Shape:
         return ["distances"] if self.positions in RELATIVE else []
 
     def dtype_of(self, name: str) -> str:
-        """Return the dtype of a matrix: attention is bfloat16 where the other matrices are 8-bit integers."""
+        """Return the dtype of a matrix: tables of distances are bfloat16 if other matrices are 8-bit integers."""
         return "bfloat16" if name in TABLES.values() and self.numbers == "int8" else self.numbers
 
     def pieces(self) -> Iterator[tuple[int, str, str, int]]:
@@ -101,7 +101,7 @@ class Shape:
                 yield i, "distance_rows", "", (2 * self.reach + 1) * 4
 
     def size(self) -> int:
-        """Return how many bytes everything takes."""
+        """Return the number of bytes that everything takes."""
         return sum(round_up(count, ALIGNMENT) for *_, count in self.pieces())
 
     @cached_property

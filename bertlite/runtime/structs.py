@@ -1,12 +1,12 @@
-"""The C functions of the kernels, and their structs as ctypes sees them: field by field those of kernels/encoder.h."""
+"""The C functions of the kernels, and their structs for ctypes, field by field as in kernels/encoder.h."""
 
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_double, c_long, c_void_p
 from typing import Any, ClassVar, NamedTuple
 
-NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 2}  # of kernels/native.cpp
-ACTIVATIONS = {  # by transformers' names, as `enum class Activation` of kernels/functions.h counts them
+NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 2}  # as in kernels/native.cpp
+ACTIVATIONS = {  # {transformers' name: number in `enum class Activation` of kernels/functions.h}
     "linear": 0,
     "relu": 1,
     "gelu": 2,
@@ -114,19 +114,19 @@ class Batch(Sized):
 
 
 class Blocks(NamedTuple):
-    """How a packed weight lies in memory."""
+    """The layout of a packed weight in memory."""
 
-    outputs: int  # in a block
-    pairs: int  # outputs whose words lie in halves, first one half of each, then the other; 1 where words are whole
+    outputs: int  # outputs in a block
+    pairs: int  # outputs whose words are split: first one half of each, then the other; 1: words are whole
 
 
 class Kernels:
     """The functions of one compiled library.
 
     Args:
-        path: of the library.
-        reproducible: whether float32 and int8 are computed as on every processor, at some cost where bfloat16 has
-            instructions.
+        path: the path of the library.
+        reproducible: compute float32 and int8 as on every processor, at some cost on processors with instructions for
+            bfloat16.
     """
 
     def __init__(self, path: str, reproducible: bool = False) -> None:
@@ -144,11 +144,11 @@ class Kernels:
         self._blocks = {name: Blocks(library.bertlite_block(n), pairs.get(name, 1)) for name, n in NUMBERS.items()}
 
     def blocks(self, numbers: str) -> Blocks:
-        """Return how a packed weight of these numbers lies in memory."""
+        """Return the layout of a packed weight of these numbers."""
         return self._blocks[numbers]
 
     def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> bool:
-        """Run the layers on a batch; other Python threads run meanwhile.  False is a batch that is left to Python."""
+        """Run the layers on a batch; other Python threads run meanwhile.  False: the batch is left to Python."""
         return self.call(self._run, NUMBERS[numbers], self.reproducible, model, batch, threads)
 
     def linear(self, numbers: str, linear: Linear, x: int, rows: int, out: int, threads: int) -> None:
@@ -163,7 +163,7 @@ class Kernels:
 
     @staticmethod
     def call(function: Callable[..., int], *arguments: object) -> bool:
-        """Call a function; return whether it did what it is for.
+        """Call a function; return False if it left its work to Python.
 
         Raises:
             MemoryError: there is too little memory.

@@ -24,7 +24,7 @@ class Word(NamedTuple):
 def spans_of(
     text: str, encoding: Encoding, scores: NDArray[np.float64], labels: Sequence[str], tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
-    """Return the spans of a text whose label is not "O".
+    """Return the spans of a text with a label other than "O".
 
     Args:
         scores: (tokens, labels), probabilities.

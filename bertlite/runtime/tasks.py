@@ -1,4 +1,4 @@
-"""What a packed folder does: vectors of texts, scores of texts or pairs, labels of words.
+"""The calls of a packed folder: vectors of texts, scores of texts or pairs, labels of words.
 
 Shapes:  B texts · T tokens of all of them · D numbers of a vector · L labels
 """
@@ -23,8 +23,8 @@ from .tagging import spans_of
 from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches
 
 ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
-AFTER = "after.safetensors"  # weights of what stands after pooling
-FORMAT = 1  # of runtime.json
+AFTER = "after.safetensors"  # weights of the steps after pooling
+FORMAT = 1  # the version of runtime.json's format
 CALLS = {"encoder": ("encode",), "cross-encoder": ("predict", "rank"), "classifier": ("predict",), "tagger": ("tag",)}
 Progress = Callable[[int, int], None]
 Spans = list[dict[str, Any]]
@@ -33,13 +33,13 @@ Spans = list[dict[str, Any]]
 class PackedModel:
     """A packed folder: a sentence encoder, a cross-encoder, a classifier, or a tagger of words.
 
-    Several threads may call one object.  Which calls it has, its kind says: an encoder `encode`, a cross-encoder
+    Several threads may call one object.  Its calls depend on its kind: an encoder has `encode`, a cross-encoder
     `predict` and `rank`, a classifier `predict`, a tagger `tag`.
 
     Args:
-        folder: that `bertlite pack` wrote.
-        threads: by default all processors that this process may use, in a container its limit.
-        batch_tokens: tokens that run at once.
+        folder: a folder that `bertlite pack` wrote.
+        threads: by default all processors that this process may use; in a container, its limit.
+        batch_tokens: the number of tokens that run at once.
 
     Raises:
         FileNotFoundError: a file of the folder is not there.
@@ -72,11 +72,11 @@ class PackedModel:
         prompt_name: str | None = None,
         progress: Progress = lambda done, total: None,
     ) -> Floats:
-        """Return the vectors of texts, (B, D), float32; of one text (D,).
+        """Return the vectors of texts, (B, D), float32; for one text (D,).
 
         Args:
-            prompt: put before each text; or the name of one of the folder's.  By default the folder's default.
-            progress: called after every batch with the number of texts done, and of all.
+            prompt: a string to put before each text, or the name of one of the folder's; by default the default one.
+            progress: called after every batch with the number of texts done and the number of all texts.
 
         Raises:
             TypeError: this folder is no encoder, or a text is not a string.
@@ -99,9 +99,9 @@ class PackedModel:
         return np.stack(vectors) if vectors else np.empty((0, 0), dtype=np.float32)
 
     def predict(self, texts: Sequence[str | Pair], *, progress: Progress = lambda done, total: None) -> Floats:
-        """Return the scores of texts, or of pairs of texts: (B, L), and (B,) of a cross-encoder with one label.
+        """Return the scores of texts, or of pairs of texts: (B, L), or (B,) for a cross-encoder with one label.
 
-        They went through the activation that the folder names: of a classifier probabilities.
+        They are outputs of the activation that the folder names; a classifier's are probabilities.
 
         Raises:
             TypeError: this folder gives no scores, or a text is neither a string nor a pair.
@@ -123,7 +123,7 @@ class PackedModel:
 
         Raises:
             TypeError: this folder is no cross-encoder.
-            ValueError: it has several labels, whose scores make no order.
+            ValueError: it has several labels, so there is no one score to rank by.
         """
         self.require("rank")
         if len(self.labels) != 1:
@@ -137,8 +137,8 @@ class PackedModel:
     ) -> list[list[dict[str, Any]]]:
         """Return the labelled spans of each text, as transformers' pipeline with aggregation_strategy="first".
 
-        Each is {"entity_group": label, "score": mean of its words', "word": text, "start": first character, "end"}; a
-        word has the label of its first token.  Words of label "O" are left out.
+        Each is {"entity_group": label, "score": mean of its words', "word": text, "start": first character, "end"}.  A
+        word has the label of its first token.  Words with label "O" are left out.
 
         Raises:
             TypeError: this folder tags no words, or a text is not a string.
@@ -158,7 +158,7 @@ class PackedModel:
     def run(
         self, texts: Sequence[str | Pair], prompt: str, progress: Progress, *, first_only: bool
     ) -> Iterator[tuple[list[int], TokenBatch, States]]:
-        """Yield the rows of each batch, its tokens, and what the encoder gives for them."""
+        """Yield the rows of each batch, its tokens, and the encoder's output for them."""
         done = 0
         for start in range(0, len(texts), CHUNK):
             encodings = self.texts.encode(texts[start : start + CHUNK], prompt)
@@ -185,7 +185,7 @@ def split_rows(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
 
 
 def read_runtime_json(path: Path) -> dict[str, Any]:
-    """Return what a folder says of itself; ValueError if it has another format."""
+    """Return a folder's description of itself; raise ValueError if it has another format."""
     if not path.is_file():
         raise FileNotFoundError(
             f"{path.parent} is no packed folder: it has no {path.name}; write one with `bertlite pack`"
@@ -195,28 +195,30 @@ def read_runtime_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}): pack the model again") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT or values.get("kind") not in CALLS:
-        raise ValueError(f"{path} is not of format {FORMAT}, which this bertlite reads: pack the model again")
+        raise ValueError(f"{path} does not have format {FORMAT}, which this bertlite reads: pack the model again")
     if values.pop("crc32", None) != checksum_of(values, path.with_name(TOKENIZER)):
-        raise ValueError(f"{path} or {TOKENIZER} is damaged: its bytes are not those that were written; pack it again")
+        raise ValueError(
+            f"{path} or {TOKENIZER} is damaged: its bytes have changed after it was written; pack it again"
+        )
     return values
 
 
 def checksum_of(values: dict[str, Any], tokenizer: Path) -> str:
-    """Return the checksum of what a folder says of itself, and of its tokenizer."""
+    """Return the checksum of a folder's description of itself, and of its tokenizer."""
     return f"{zlib.crc32(tokenizer.read_bytes(), zlib.crc32(json.dumps(values, sort_keys=True).encode())):08x}"
 
 
 def available_processors() -> int:
-    """Return how many processors this process may use, within the limit of its container."""
+    """Return the number of processors that this process may use, within the limit of its container."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:  # of cgroups 2: microseconds in each period, or "max"
+    try:  # cgroups 2: microseconds in each period, or "max"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
         return count
     return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
 
 
-# What stands between tokens and vector
+# The steps from tokens to a vector
 
 
 def mean_of_tokens(tokens: Floats) -> Floats:  # (T, D) -> (D,)
@@ -234,7 +236,7 @@ def weighted_mean(tokens: Floats) -> Floats:
     return (tokens * weights[:, None]).sum(0) / weights.sum()
 
 
-POOLINGS: dict[str, Callable[[Floats], Floats]] = {  # by sentence-transformers' names
+POOLINGS: dict[str, Callable[[Floats], Floats]] = {  # {sentence-transformers' name: function}
     "cls": lambda tokens: tokens[0],
     "lasttoken": lambda tokens: tokens[-1],
     "max": lambda tokens: tokens.max(0),
@@ -251,13 +253,13 @@ def normalize(x: Floats) -> Floats:
 
 
 def apply_row(layer: PackedLinear, x: Floats) -> Floats:
-    """Return what a layer makes of one vector, by itself, so that no other vector moves a bit."""
+    """Return a layer's output for one vector, computed alone, so that other vectors cannot change a bit of it."""
     found: Floats = layer(x[None])[0]
     return found
 
 
 def after_pooling(folder: Path, steps: list[dict[str, Any]], kernels: Kernels) -> list[Callable[[Floats], Floats]]:
-    """Return the functions of what stands after pooling."""
+    """Return the functions of the steps after pooling."""
     file: PackedFile | None = read_packed(folder / AFTER) if any(each["type"] == "dense" for each in steps) else None
     made: list[Callable[[Floats], Floats]] = []
     for each in steps:

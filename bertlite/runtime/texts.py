@@ -1,4 +1,4 @@
-"""Texts to token ids, as the library of the folder would, by tokenizers alone."""
+"""Turn texts into token ids, as the library of the folder would, with only tokenizers."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
@@ -17,15 +17,15 @@ CHUNK = 4096  # texts that are tokenized at once
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What a folder says of how its texts become token ids.
+    """The settings by which a folder turns texts into token ids.
 
     Args:
-        max_length: in tokens, special ones included; longer texts are truncated.
+        max_length: the most tokens of a text, special ones included; longer texts are truncated.
         lower_case: lower-case texts before they are tokenized.
-        segments: whether the model is given the segment of each token.
+        segments: whether the model gets the segment of each token.
         truncation_side: "right" or "left".
-        prompts: by name, each put before a text.
-        default_prompt: the name of the one that is taken if none is named; None is none.
+        prompts: {name: string to put before a text}.
+        default_prompt: the name of the prompt to use if none is named; None is none.
     """
 
     max_length: int
@@ -36,7 +36,7 @@ class TextSettings:
     default_prompt: str | None = None
 
     def prompt(self, name: str | None = None) -> str:
-        """Return the prompt of a name, or the default one; ValueError if there is none of that name."""
+        """Return the prompt with a name, or the default one; raise ValueError if no prompt has that name."""
         name = self.default_prompt if name is None else name
         found = dict(self.prompts)
         if name is not None and name not in found:
@@ -45,7 +45,7 @@ class TextSettings:
 
 
 class TokenBatch:
-    """Encoded texts, one after another: ids and segments, (T,), and how many tokens each has."""
+    """Encoded texts, one after another: ids and segments, (T,), and each text's number of tokens."""
 
     def __init__(self, encodings: Several[Encoding], segments: bool) -> None:
         self.encodings, self.lengths = encodings, [len(each) for each in encodings]
@@ -61,9 +61,9 @@ class Texts:
     def __init__(self, path: Path, settings: TextSettings) -> None:
         try:
             self.settings, self.tokenizer = settings, Tokenizer.from_file(str(path))
-        except Exception as error:  # of no narrower class
+        except Exception as error:  # tokenizers raises no narrower class
             raise ValueError(f"{path} is damaged: {error}; pack the model again") from None
-        if settings.lower_case:  # as sentence-transformers does, which spares special tokens
+        if settings.lower_case:  # as sentence-transformers does: special tokens stay
             before = self.tokenizer.normalizer
             self.tokenizer.normalizer = Sequence([Lowercase(), *([] if before is None else [before])])
         self.tokenizer.no_padding()
@@ -86,7 +86,7 @@ class Texts:
         raise TypeError(f"text {index} is {text!r:.80}; give a string, or a pair of them")
 
     def prompt_length(self, prompt: str) -> int:
-        """Return how many tokens a prompt takes before a text: its own and those before it, without the last one."""
+        """Return the number of tokens that a prompt takes before a text, special ones before it included."""
         return len(self.tokenizer.encode(prompt)) - 1
 
     def batch(self, encodings: Several[Encoding]) -> TokenBatch:
@@ -94,7 +94,7 @@ class Texts:
 
 
 def batches(lengths: Several[int], tokens: int) -> Iterator[list[int]]:
-    """Yield the indices of texts in batches of at most so many tokens, the longest text first.
+    """Yield the indices of texts in batches of at most `tokens` tokens, the longest text first.
 
     A text with more tokens is a batch of its own.
     """

@@ -22,7 +22,7 @@ def no_kernels(monkeypatch):
     """Let this machine have no compiler, and let nothing have been said yet."""
 
     def fail(**_):
-        raise NativeKernelsError("no C++ compiler was found: install one, as by `apt-get install g++`")
+        raise NativeKernelsError("no C++ compiler was found: install one, such as with `apt-get install g++`")
 
     monkeypatch.setattr(choice, "load_kernels", fail)
     choice.warn_once.cache_clear()
@@ -33,7 +33,9 @@ def no_kernels(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_without_kernels_auto_is_a_plain_copy_and_says_once_what_to_install(dtype, no_kernels):
     model, batch = make().float().train(), make_batch()
-    with pytest.warns(RuntimeWarning, match="plain model, without the native kernels: no .* install one, as by `apt"):
+    with pytest.warns(
+        RuntimeWarning, match="plain model, without the native kernels: no .* install one, such as with `apt"
+    ):
         quick = optimize_for_inference(model, dtype=dtype)
     assert type(quick) is InferenceModel
     assert (quick.backend, quick.compute_dtype, quick.dtype) == ("plain", dtype, dtype)

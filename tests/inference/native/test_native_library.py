@@ -139,7 +139,7 @@ def no_program(folder: Path, monkeypatch) -> None:
 
 FAULTS = {  # what is wrong, the message, and how it comes about
     "no compiler": (
-        r"no C\+\+ compiler was found .*: install one, as by `apt-get install g\+\+`",
+        r"no C\+\+ compiler was found .*: install one, such as with `apt-get install g\+\+`",
         lambda folder, patch: (patch.delenv("CXX", raising=False), patch.setenv("PATH", str(folder))),
     ),
     "no such compiler": ("no-such-compiler", lambda _, patch: patch.setenv("CXX", "no-such-compiler -O2")),
@@ -151,7 +151,7 @@ FAULTS = {  # what is wrong, the message, and how it comes about
         ),
     ),
     "no folder": (
-        r"cannot be written or read: .*precious/native.*; set BERTLITE_CACHE to a folder where they can",
+        r"cannot be written or read: .*precious/native.*; set BERTLITE_CACHE to another folder",
         lambda folder, patch: patch.setenv("BERTLITE_CACHE", str(folder / "precious")),
     ),
     "no symbols": (r"\.so cannot be loaded: .*bertlite_run.*; delete it", without_symbols),
@@ -170,11 +170,11 @@ FAULTS = {  # what is wrong, the message, and how it comes about
     ),
     "a link": ("Too many levels of symbolic links", link_for_lock),
     "another's": (
-        r"native is user \d+'s, of mode 700, so that others may have put code there: .*set BERTLITE_CACHE",
+        r"native belongs to user \d+ and has mode 700: others may have put code there\. .*set BERTLITE_CACHE",
         lambda _, patch: patch.setattr(os, "geteuid", lambda: -1),
     ),
     "open to all": (
-        r"of mode 777, so that others may have put code there: `chmod 700 .*native` if it is yours",
+        r"has mode 777: others may have put code there\. Run `chmod 700 .*native` if it is yours",
         lambda folder, _: library.own_folder(folder.parent / "cache" / "native").chmod(0o777),
     ),
     "no home": (

@@ -178,7 +178,7 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"config": [], "options": 3}, r"options is 3\n  config is \[\]"),
         ({"options": {"colour": 3}}, "has options {'colour': 3}: .*unexpected keyword argument"),
         ({"blocks": [24, 1]}, r"blocks is \[24, 1\]; have: \[8, 1\], \[8, 4\]"),
-        ({"format": 4}, "has format 4 of a little-endian machine; this bertlite reads format 5"),
+        ({"format": 4}, "has format 4 from a little-endian machine; this bertlite reads format 5"),
         ({"byteorder": "big"}, "of a big-endian machine"),
     ],
 )
