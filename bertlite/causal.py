@@ -7,14 +7,14 @@
         ...                                         # any use of the model
 
 Heads have their numbers in the unpruned model, and a pruned one is nan.  Values are read and changed by hooks; the
-model runs its usual code.  Zeros in place of a context give later layers inputs that never occur; a mean removes only
-what differs between examples.
+model runs its usual code.  Zeros instead of a context give later layers inputs that never occur; a mean removes only
+the differences between examples.
 
 Sources: Vig et al. 2020 (arXiv:2004.12265) and, on its choices, Zhang & Nanda 2023 (arXiv:2309.16042).
 
 Shapes:  B, E examples · R rows, B or B·choices in multiple choice · S positions · P patched positions, each alone ·
-         L levels, layers but for the residual stream, which has one more · U units as built, N heads or the one of
-         another site · u units of a level that are not pruned · W width of a unit, H of a head
+         L levels: layers, or one more for the residual stream · U units as built: N heads, or 1 at another site ·
+         u units of a level that are not pruned · W width of a unit, H of a head
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ class Site:
     """A kind of value in a forward, one at each level: one unit, or its heads."""
 
     name: str
-    modules: Callable[[BertLike], list[nn.Module]]  # of each level, the one that has the value
+    modules: Callable[[BertLike], list[nn.Module]]  # for each level the module that has the value
     of_heads: bool = False  # the value is the module's input, and has a part for each head; else it is the output
 
     def kept(self, config: BertConfig, level: int) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ SITES = {
 
 
 def site_of(name: str) -> Site:
-    """Return the site of a name.
+    """Return the site with a name.
 
     Raises:
         ValueError: there is none.
@@ -118,12 +118,12 @@ def check_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False
     """Check batches and move them to the model's device.
 
     Raises:
-        ValueError: there are no batches; one has no inputs, lacks labels that are needed or is packed; or the model is
+        ValueError: there are no batches; one has no inputs, lacks needed labels or is packed; or the model is
             compiled, so that no hook runs.
         TypeError: the model is not one of bertlite's, or a batch is not a mapping.
     """
     if hasattr(model, "_orig_mod"):
-        raise ValueError("the model is compiled, so new hooks do not run; pass the one that was compiled")
+        raise ValueError("the model is compiled, so new hooks do not run; pass the model from before torch.compile")
     check_model(model)
     read = read_batches(model, batches, labelled)
     for i, batch in enumerate(read):
@@ -140,8 +140,8 @@ def edited(model: BertLike, site: Site, edit: Edit, real: Tensor | None = None) 
     """Let every forward pass its values at a site through `edit`.
 
     Args:
-        real: (R, S) bool of the rows that will run, from which packed tokens are put in rows and back; without it
-            values are those of rows, or (1, T, u, W) of packed tokens.
+        real: (R, S) bool, the real tokens of the rows that will run; packed tokens are put into rows and back.
+            Without it, values are as the model has them: rows, or (1, T, u, W) for packed tokens.
 
     Raises:
         RuntimeError: at the end, if a module did not run, or was not called as a module.
@@ -198,7 +198,7 @@ def read_values(model: BertLike, batch: Batch, site: Site) -> tuple[Any, list[Te
         found[level] = x
 
     out = run_edited(model, batch, site, keep)
-    none = torch.zeros(*real.shape, 0, 1, device=real.device, dtype=torch.float32)  # of a layer without heads
+    none = torch.zeros(*real.shape, 0, 1, device=real.device, dtype=torch.float32)  # for a layer without heads
     return out, [found.get(level, none) for level in range(len(site.modules(model)))]
 
 
@@ -211,7 +211,7 @@ class Patching:
 
     Args:
         values: (B, L, N) for heads, (B, L) for other sites; with `positions` one more axis, P.
-        clean, corrupted: (B,), of the runs as they are.
+        clean, corrupted: (B,), the metric of the unchanged runs.
         direction: "denoise", clean values in the corrupted run, or "noise", the reverse.
         metric: its name.
     """
@@ -256,7 +256,7 @@ def patch(
     This takes one forward for each head, or for each head and position with `positions`.
 
     Args:
-        model: of bertlite or bertlite.hf, with any task head or none, pruned or not; restored, run in eval mode.
+        model: a model of bertlite or bertlite.hf, with any head or none, pruned or not; restored, run in eval mode.
         clean, corrupted: a batch each, or equally many batches each, whose examples correspond in order.  Patched
             positions must be tokens in both, or padding in both.
         site: "head", a head's context, which the output projection reads; "attention" or "feed_forward", the output of
@@ -264,10 +264,10 @@ def patch(
         direction: "denoise" puts clean values into the corrupted run and finds what is sufficient; "noise" puts
             corrupted values into the clean run and finds what is necessary.
         positions: patch each of these alone, such as range(length); None patches all together.
-        metric: "logit_difference", of the clean label minus the corrupted one, by predictions unless both batches have
-            labels; "kl", of the clean prediction from this one, in nats; "cosine", of mean token vectors; or
-            (output, batch) -> (B,).  The default is "logit_difference" for models that classify examples, "cosine" for
-            models without a head, else "kl".
+        metric: "logit_difference", the clean label's logit minus the corrupted label's, with predictions as labels
+            unless both batches have labels; "kl", KL(clean ‖ this prediction) in nats; "cosine", of mean
+            token vectors; or (output, batch) -> (B,).  The default is "logit_difference" for models that classify
+            examples, "cosine" for models without a head, else "kl".
 
     Raises:
         ValueError: an unknown name or position, inputs that do not fit together, or a metric that does not fit the
@@ -360,7 +360,7 @@ def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | Non
         row = differing[0]
         raise ValueError(
             f"row {row} has {int(ours[row].sum())} tokens clean and {int(theirs[row].sum())} corrupted, so some"
-            " positions are padding in one of them; pair texts with equally many tokens, or name positions that both"
+            " positions are padding in one of them. Pair texts with equally many tokens, or name positions that both"
             " have, such as positions=[0] for [CLS]"
         )
 
@@ -382,7 +382,7 @@ class Pair:
 def logit_difference(pair: Pair) -> Metric:
     """Return a metric: the logit of the clean label minus the logit of the corrupted label.
 
-    Labels are those of the batches if both have some, or else the model's predictions.
+    Labels come from the batches if both have some, or else from the model's predictions.
 
     Raises:
         ValueError: the model does not choose one class for each example, or an example has the same label twice.
@@ -454,7 +454,7 @@ def default_metric(pair: Pair) -> str:
 
 
 def metric_of(metric: str | Metric | None, pair: Pair) -> tuple[str, Metric]:
-    """Return the name and the function of a metric for a pair; it raises ValueError for numbers that are not (B,)."""
+    """Return the name and the function of a metric for a pair; it raises ValueError for values that are not (B,)."""
     if callable(metric):
         name, measure = getattr(metric, "__name__", "given"), metric
     else:
@@ -472,7 +472,7 @@ class Ablation:
 
     Args:
         increases: (E, L, N), float64, nan for pruned heads and for examples without a label.
-        losses: (E,), of the model as it is.
+        losses: (E,), the losses of the unchanged model.
     """
 
     increases: Tensor
@@ -503,11 +503,11 @@ def ablate(
     """Ablate each head alone, and measure the increase of the loss: one forward for each head.
 
     Args:
-        model: of bertlite or bertlite.hf; restored afterwards, run in eval mode.
+        model: a model of bertlite or bertlite.hf; restored afterwards, run in eval mode.
         batches: inputs of the model, with labels if the target needs them.
         method: "zero", or "mean": the head's mean context over the tokens of the reference.
         reference: inputs; by default the batches themselves.
-        target, loss, teacher: what is measured; as for `head_importance`.
+        target, loss, teacher: as for `head_importance`.
 
     Raises:
         ValueError: an unknown name, no batches, or labels that are missing or do not fit.
@@ -562,11 +562,11 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
     """Replace heads' contexts in every forward of a model within the block.
 
     Args:
-        heads: {layer: heads}, by their numbers in the unpruned model; those that are pruned stay so.
+        heads: {layer: heads}, by their numbers in the unpruned model; pruned heads stay pruned.
         contexts: (L, N, H) from `mean_contexts`, for every token; None is zeros.
 
     Raises:
-        ValueError: an unknown layer or head, or contexts that do not fit or lack a head.
+        ValueError: a layer or head is unknown, or the contexts do not fit or lack a head.
         RuntimeError: at the end, if the model did not run, or ran without hooks.
     """
     check_model(model)
@@ -574,7 +574,7 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
     given = torch.zeros(wanted, dtype=torch.float32, device="cpu") if contexts is None else contexts
     if tuple(given.shape) != wanted:
         raise ValueError(f"contexts are {tuple(given.shape)}; expected {wanted}")
-    gone: dict[int, list[int]] = {}  # by their places among those that a layer has
+    gone: dict[int, list[int]] = {}  # {layer: places of the heads among the ones that it has}
     for layer, chosen in normalise_units(heads, *wanted[:2], "head").items():
         kept = kept_heads(model.config, layer)
         gone[layer] = [kept.index(head) for head in chosen if head in kept]

@@ -1,6 +1,6 @@
-"""Inspect a checkpoint: list its contents, and predict if bertlite and transformers load it.
+"""Inspect a checkpoint: list its contents, and predict whether bertlite and transformers load it.
 
-The statements about transformers are true of 4.57.6 and 5.24.0.
+The statements about transformers hold for 4.57.6 and 5.24.0.
 """
 
 import argparse
@@ -59,13 +59,13 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
     """Return the contents of a checkpoint and the outcomes of loading it, JSON-ready.
 
     Args:
-        checkpoint: a folder, a weights file with its config.json beside it, or a hub id.
+        checkpoint: a folder, a weights file in a folder with its config.json, or a hub id.
 
     Returns:
-        Among others "num_hidden_layers"; "heads" and "neurons", each as built and as kept by layer; "dtypes" and
-        "parameters" as stored; "legacy_names"; and under "bertlite", "transformers 4" and "transformers 5" an
-        "outcome" with its reasons as "notes": "same", the checkpoint loads and computes the right result; "differs",
-        it loads and computes a wrong result; "fails", it does not load or does not run.
+        "num_hidden_layers"; "heads" and "neurons", each as built and as kept by layer; "dtypes" and "parameters" as
+        stored; "legacy_names", and more.  "bertlite", "transformers 4" and "transformers 5" each have an "outcome"
+        with its reasons as "notes".  "same": the checkpoint loads and computes the right result.  "differs": it loads
+        and computes a wrong result.  "fails": it does not load or does not run.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -220,7 +220,7 @@ def decoder_differs(config: BertConfig, stored: State) -> bool:
 
 
 def format_some(values: Sequence[str | int]) -> str:
-    """Return the first few values, and the number of the others."""
+    """Return the first few values, and the number of the rest."""
     more = f" and {len(values) - MOST_SHOWN} more" if len(values) > MOST_SHOWN else ""
     return ", ".join(map(str, values[:MOST_SHOWN])) + more
 

@@ -301,7 +301,7 @@ def test_a_pruned_model_saved_alone_is_read_by_the_tokenizer_of_the_first(
 ) -> None:
     pruned.save_pretrained(tmp_path / "alone")
     words = ["attention", checkpoint, TEXT, "--against", str(tmp_path / "alone"), "--out", str(tmp_path / "maps.json")]
-    with pytest.warns(UserWarning, match=f"alone has no tokenizer: that of {checkpoint} reads the text"):
+    with pytest.warns(UserWarning, match=f"alone has no tokenizer: the text is read with {checkpoint}'s"):
         assert main(words) == 0
     found = json.loads((tmp_path / "maps.json").read_text())
     assert found["weights"] == found["against"]["weights"]

@@ -36,7 +36,19 @@ PAGES = [
         )
     ),
 ]
-ROOMS = ("cli", "config.py", "support")  # of the package, that are held so far
+ROOMS = (  # of the package, held so far
+    "attention_view",
+    "causal.py",
+    "checkpoint",
+    "cli",
+    "config.py",
+    "inspection.py",
+    "models",
+    "pruning",
+    "runtime",
+    "support",
+    "tokenizer",
+)
 NOT_PROSE = re.compile(
     r"^```.*?^```$|^<!-- ([a-z]+) -->$.*?^<!-- /\1 -->$|<!--.*?-->|^(?:\||#|!\[).*?$", re.MULTILINE | re.DOTALL
 )

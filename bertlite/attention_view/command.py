@@ -23,7 +23,7 @@ def main(args: argparse.Namespace) -> int:
             tokenizer = BertTokenizer.from_pretrained(args.against)
         except FileNotFoundError:
             find_checkpoint(Source(args.against))  # raises if there is no model either
-            warnings.warn(f"{args.against} has no tokenizer: that of {args.checkpoint} reads the text", stacklevel=1)
+            warnings.warn(f"{args.against} has no tokenizer: the text is read with {args.checkpoint}'s", stacklevel=1)
         against = load_maps(args, args.against, second, tokenizer)
         check_comparable(maps, against)
     if html := args.out.get(".html"):

@@ -23,7 +23,7 @@ class AttentionMaps:
     """The maps of one text for some layers and heads.
 
     Args:
-        tokens: S, as in the vocabulary; those of a byte-level BPE in letters, see `in_letters`.
+        tokens: S, as in the vocabulary; a byte-level BPE's as letters, see `in_letters`.
         layers, heads: the chosen ones, numbered as in the unpruned model.
         weights: {(layer, head): (S, S)}, float32; without pruned heads.
         special: positions of [CLS], [SEP] and [PAD].
@@ -58,8 +58,8 @@ def attention_maps(
         name: the model's name in a drawing.
 
     Raises:
-        ValueError: there is no such layer or head; a text has no words, or more tokens than the model takes; the
-            weights are nan, as in a damaged checkpoint.
+        ValueError: there is no such layer or head; a text has no words, or more tokens than the model has positions;
+            or the weights are nan, as in a damaged checkpoint.
     """
     config = model.config
     layers = select_numbers("layer", layers, config.num_hidden_layers)
@@ -73,7 +73,7 @@ def attention_maps(
         raise ValueError(
             f"the text has {len(tokens)} tokens, and this model takes {config.max_position_embeddings}: shorten it"
         )
-    indices = {  # of the heads that are kept, in the model's outputs
+    indices = {  # {kept head: its index in the model's outputs}
         (layer, head): i for layer in layers for i, head in enumerate(kept_heads(config, layer)) if head in heads
     }
     frame = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token}  # [UNK] and [MASK] are words
@@ -89,13 +89,13 @@ def attention_maps(
 
 
 def in_letters(tokens: Sequence[str], backend: Tokenizer) -> tuple[str, ...]:
-    """Return the tokens of a byte-level BPE as the text that their bytes are, with Ġ for a space; others as given.
+    """Return the tokens of a byte-level BPE as the text of their bytes, with Ġ for a space; other tokens as given.
 
-    Tokens that share a letter get the text of all of them, and are numbered: "你 1/2", "你 2/2".
+    Tokens that share a letter all get that letter, and are numbered: "你 1/2", "你 2/2".
     """
     if not any(part and b"ByteLevel" in part.__getstate__() for part in (backend.pre_tokenizer, backend.normalizer)):
         return tuple(tokens)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # of printable bytes themselves, and of the others in order
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # printable bytes as themselves, then the other bytes
     byte_of = {letter: ord(letter) for letter in alphabet if ord(letter) < 256}
     byte_of |= dict(zip(alphabet[len(byte_of) :], [b for b in range(256) if b not in byte_of.values()], strict=True))
     added = {str(token) for token in backend.get_added_tokens_decoder().values()}
@@ -174,7 +174,7 @@ def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
     weights, words = maps.weights[head], word_positions(maps)
     size = len(maps.tokens)
     positions = torch.arange(size, device="cpu")
-    offsets = positions - positions[:, None]  # of the attended token from the attending one
+    offsets = positions - positions[:, None]  # from the attending token to the attended one
     special = torch.zeros(size, dtype=torch.bool, device="cpu")
     special[list(maps.special)] = True
     kinds = torch.full((size, size), TARGETS.index("other words"), dtype=torch.long, device="cpu")
@@ -188,9 +188,9 @@ def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
 def clarity(maps: AttentionMaps, head: Head) -> float:
     """Return how clearly each word attends to a particular other word.
 
-    For each word, it is the largest weight minus the average weight that the attended word receives, neighbours and
-    special tokens excluded; averaged over the words.  It is small for a head whose words attend to [SEP], to the word
-    before, or all to the same word.
+    For each word it is the largest weight minus the average weight that the attended word receives; the result is the
+    mean over words.  Neighbours and special tokens are excluded.  It is small for a head whose words attend to [SEP],
+    to the word before, or all to the same word.
     """
     weights, words = maps.weights[head], word_positions(maps)
     positions = torch.tensor(words, dtype=torch.long, device="cpu")
@@ -206,5 +206,5 @@ def word_positions(maps: AttentionMaps) -> list[int]:
 
 
 def moved_share(maps: AttentionMaps, against: AttentionMaps, head: Head) -> float:
-    """Return the share of a head's attention that goes to other tokens in `against`, on average over the tokens."""
+    """Return the share of a head's attention that goes to other tokens in `against`, averaged over the tokens."""
     return (maps.weights[head] - against.weights[head]).abs().sum(1).mean().item() / 2

@@ -28,11 +28,11 @@ from bertlite.support.records import to_json
 FOLDER = Path(__file__).parent / "web"
 SCRIPTS = ("data.js", "sentence.js", "heads.js", "start.js")
 STEPS = 4_095  # a page stores each weight as a number of steps from 0 to 1
-MOST_WEIGHTS = 10_000_000  # on one page, which then has about 8 MB
+MOST_WEIGHTS = 10_000_000  # the most weights on one page, which then has about 8 MB
 
 
 class Page(bytes):
-    """An HTML page; a notebook shows it where a cell ends with it."""
+    """An HTML page; a notebook shows it if it is the last value of a cell."""
 
     def __repr__(self) -> str:
         return f"<an HTML page of {len(self):,} bytes>"
@@ -45,7 +45,7 @@ class Page(bytes):
 
 
 def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:
-    """Write an HTML page: choose heads in the map of all heads, and a token to see what it attends to.
+    """Write an HTML page: choose heads in the map of all heads, and a token to see the tokens that it attends to.
 
     At the end of a notebook's cell, the page is shown; `Path("maps.html").write_bytes(page(maps))` writes a file.
 
@@ -86,7 +86,7 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:
         "style_hash": content_hash(style),
         "script": script,
         "script_hash": content_hash(script),
-        "data": to_json(data).replace("<", "\\u003c"),  # or else a token could end the script element
+        "data": to_json(data).replace("<", "\\u003c"),  # otherwise a token could end the script element
     }
     return Page(re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], read("page.html")).encode())
 
@@ -111,7 +111,7 @@ def format_head(head: Head) -> str:
 
 
 def describe_model(maps: AttentionMaps) -> dict[str, Any]:
-    """Return a model's name, its weights, and where each head's attention goes."""
+    """Return a model's name, its weights, and each head's attention by kind of target."""
     return {
         "name": maps.name,
         "weights": {format_head(head): encode_weights(weights) for head, weights in maps.weights.items()},
@@ -139,7 +139,7 @@ def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str
         if moved and max(moved.values()) > 0:
             head = max(moved, key=moved.__getitem__)
             share = f"{100 * moved[head]:.0f}\N{NO-BREAK SPACE}%"
-            why = f"of the heads that both have, this one changed most: {share} of its attention moved"
+            why = f"this one changed most of all heads that both have: {share} of its attention moved"
             return {"head": head, "why": f"Shown first: {why}."}
     clear = {head: clarity(maps, head) for head in maps.weights}
     if not clear:

@@ -282,7 +282,7 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
 
 def test_a_compiled_model_is_refused() -> None:
     model, (clean, corrupted) = classifier(), pair()
-    with pytest.raises(ValueError, match=r"the model is compiled.* pass the one that was compiled"):
+    with pytest.raises(ValueError, match=r"the model is compiled.* pass the model from before torch"):
         patch(SimpleNamespace(_orig_mod=model), clean, corrupted)  # as torch.compile wraps a model
 
 
