@@ -46,6 +46,7 @@ ROOMS = (  # of the package, held so far
     "models",
     "pruning",
     "runtime",
+    "stack",
     "support",
     "tokenizer",
 )

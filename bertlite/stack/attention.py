@@ -1,6 +1,6 @@
-"""Attention: what a layer is given beside hidden states, the kernels, and the table of backends that run them.
+"""Attention: the context of a layer, the kernels, and the table of backends that run them.
 
-A kernel is given tensors and functions of tensors, never a module.
+A kernel gets tensors and functions of tensors, never a module.
 
 Shapes:  B sequences · S queries · K keys · T tokens · N heads · H head dim · D hidden;  … is (B, S) or, packed, (T,)
 """
@@ -24,59 +24,59 @@ from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Layout, Packed
 from bertlite.support import torch_private
 
-SWITCHING = RLock()  # held while one thread has cuDNN switched off, for the others would switch it on again
-MOST_DRAWING = 4  # threads up to which one that draws for all in `drop` is faster than all of them in `F.dropout`
-ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> what is added to (B, N, S, K)
+SWITCHING = RLock()  # held while a thread has cuDNN switched off, or another thread would switch it on again
+MOST_DRAWING = 4  # up to this many threads, one thread drawing for all in `drop` is faster than `F.dropout`
+ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> added to (B, N, S, K)
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """The requirements that one forward has of a backend."""
+    """The requirements of one forward on a backend."""
 
     weights: bool = False
     dropout: bool = False  # attention dropout is live
     relative: bool = False  # relative positions are added to the scores
     device: str = "cpu"  # its type
-    dtype: torch.dtype = torch.float32  # of queries and keys
+    dtype: torch.dtype = torch.float32  # the dtype of queries and keys
     head_dim: int = 64
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to compute attention, and what it can do."""
+    """One way to compute attention, and its abilities."""
 
     name: str
     kernel: Callable[..., Any]  # as `eager` or, if it packs, as `grouped`
     packs: bool = False  # padding is left out
     gives_weights: bool = True
-    gives_dropped_weights: bool = False  # the weights after dropout, which is what the context was made from
-    missing: Callable[[Requirements], str | None] | None = None  # says what else it needs and does not find
+    gives_dropped_weights: bool = False  # the weights after dropout, from which the context was computed
+    missing: Callable[[Requirements], str | None] | None = None  # names another requirement that is missing
 
 
 @dataclass(frozen=True, eq=False)
 class LayerContext:
-    """What the layers of one forward are given beside hidden states.
+    """The inputs of the layers of one forward, except hidden states.
 
     Args:
-        backend: how attention is computed.
-        layout: how tokens lie; None is rows.
-        mask: what each query may attend to, in rows; packed tokens attend to their own sequence.
-        gates: what each layer's heads are multiplied by, (… or 1, N, 1).
+        backend: computes attention.
+        layout: the layout of tokens; None is rows.
+        mask: the keys that each query may attend to, in rows; packed tokens attend to their own sequence.
+        gates: factors for the heads of each layer, (… or 1, N, 1).
         cache: the keys and values of the tokens before these, in a decoder.
-        source: what keys and values are computed from, if not from the hidden states: an encoder's output, (B, K, D),
-            or all tokens where only the first of each sequence attend.
+        source: the source of keys and values, if it is not the hidden states: an encoder's output, (B, K, D), or all
+            tokens if only the first of each sequence attend.
         encoder: the inputs of cross-attention.
-        first_only: the last layer computes the first token of each sequence alone.
-        keep_states: return what each layer was given.
-        returns_weights: attention returns its weights, also where the kernel gives none.
-        weights: where layers put their attention weights, (B, N, S, K), by number, if they are wanted.
-        layer: the number of the layer that is given this.
-        distance_table: what the encoder hands its layers if positions are "disentangled".
+        first_only: the last layer computes only the first token of each sequence.
+        keep_states: return the input of each layer.
+        returns_weights: attention returns its weights, even if the kernel gives none.
+        weights: {layer: attention weights, (B, N, S, K)}, filled by the layers if weights are wanted.
+        layer: the number of the layer that gets this.
+        distance_table: the encoder's table of distances, if positions are "disentangled".
     """
 
     backend: Backend
     layout: Layout | None = None
-    mask: Any = field(default_factory=Mask)  # in bertlite.hf also what a function registered with transformers takes
+    mask: Any = field(default_factory=Mask)  # in bertlite.hf also a mask for a function registered with transformers
     gates: Sequence[Tensor | None] | Mapping[int, Tensor] | None = None
     cache: Cache | None = None
     source: Tensor | None = None
@@ -91,29 +91,29 @@ class LayerContext:
     def at(self, layer: int) -> "LayerContext":
         """Return the inputs of a layer that computes every token."""
         encoder = None if self.encoder is None else self.encoder.at(layer)
-        return LayerContext(  # `replace` takes four times as long, which short texts feel
+        return LayerContext(  # `replace` takes four times as long, which shows on short texts
             self.backend, self.layout, self.mask, self.gates, self.cache, self.source, encoder, False,
             self.keep_states, self.returns_weights, self.weights, layer, self.distance_table,
         )  # fmt: skip
 
     def at_first_tokens(self, layer: int, x: Tensor) -> "LayerContext":
-        """Return the inputs of a layer that computes first tokens alone, which attend to all of x."""
+        """Return the inputs of a layer that computes only first tokens, which attend to all of x."""
         return replace(self, layer=layer, first_only=True, source=x)
 
     def first(self, x: Tensor) -> Tensor:
-        """Take the first token of each sequence, of (…, D) or of a gate."""
+        """Take the first token of each sequence from (…, D) or from a gate."""
         return x[:, :1] if self.layout is None else self.layout.first(x)
 
     @property
     def gate(self) -> Tensor | None:
-        """What the heads of this layer are multiplied by, (… or 1, N, 1)."""
+        """Factors for the heads of this layer, (… or 1, N, 1)."""
         gate = None if self.gates is None else self.gates[self.layer]
         return self.first(gate) if gate is not None and self.first_only else gate
 
     def distances(self, q: Tensor, k: Tensor) -> Tensor:  # (…, N, H) each -> (S, K)
-        """Return how far each query stands behind each key: queries are the last of the keys, or the first of them.
+        """Return the distance of each query behind each key: queries are the last of the keys, or the first of them.
 
-        Of packed tokens in the longest sequence; in another, the first rows and columns.
+        For packed tokens these are the longest sequence's; another sequence has the first rows and columns.
         """
         queries, keys = q.shape[1], k.shape[1]
         if isinstance(self.layout, Packed):
@@ -130,13 +130,13 @@ class LayerContext:
         return self.cache.get_cross(self.layer) or self.cache.set_cross(self.layer, *project())
 
     def keep_weights(self, weights: Tensor) -> None:
-        """Keep a layer's attention weights; those of a layer that is run again in the backward pass are known."""
+        """Keep a layer's attention weights, unless the layer is run again in the backward pass and they are known."""
         if self.weights is not None:
             self.weights.setdefault(self.layer, weights)
 
 
 def as_scores(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bias in the scores' dtype; what is too large for it stays finite: a row of -inf would be nan."""
+    """Return the bias in the scores' dtype; too large values stay finite, since a row of -inf would be nan."""
     if bias.dtype == dtype:
         return bias
     limit = torch.finfo(dtype).max / 2
@@ -144,11 +144,11 @@ def as_scores(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def relative_scores(q: Tensor, k: Tensor, table: Tensor, with_keys: bool) -> Tensor:
-    """Return what the distance from query to key adds to the scaled scores, (B, N, S, K).
+    """Return the scores of the distance from query to key, to add to the scaled scores, (B, N, S, K).
 
     Args:
-        table: (S, K, H), of the longest sequence; the vector of the distance between each two tokens.
-        with_keys: keys are multiplied by it too (Huang et al. 2020), and not queries alone (Shaw et al. 2018).
+        table: (S, K, H) for the longest sequence: the vector of the distance between each two tokens.
+        with_keys: multiply keys by it too (Huang et al. 2020), not only queries (Shaw et al. 2018).
     """
     table = table[: q.shape[-2], : k.shape[-2]]
     scores = torch.einsum("bnsh,skh->bnsk", q, table)
@@ -163,13 +163,13 @@ def probabilities(q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | N
     if bias is not None:
         scores = scores + as_scores(bias, scores.dtype)
     if allowed is not None:
-        lowest = torch.finfo(scores.dtype).min  # not -inf: it breeds nan in half precision
+        lowest = torch.finfo(scores.dtype).min  # not -inf, which leads to nan in half precision
         scores = scores.masked_fill(~allowed, lowest)
     return scores.softmax(-1)
 
 
 def drop(x: Tensor, rate: float) -> Tensor:
-    """Return `F.dropout` of x; on a CPU by other draws, of 16 bits, which take less time."""
+    """Return `F.dropout` of x; on a CPU with other draws, of 16 bits, which take less time."""
     drawn, dropped = 2**16, round(rate * 2**16)
     few = torch.get_num_threads() <= MOST_DRAWING
     if not (x.is_cpu and few and 0 < dropped < drawn) or torch.compiler.is_compiling():
@@ -182,7 +182,7 @@ def drop(x: Tensor, rate: float) -> Tensor:
 def eager(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention as it is written in the paper, weights and all."""
+    """Compute attention as the paper writes it, with its weights."""
     weights = probabilities(q, k, allowed, bias)
     if dropout:
         weights = F.dropout(weights, dropout)
@@ -192,7 +192,7 @@ def eager(
 def sdpa(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention by torch's fused kernels, which give no weights."""
+    """Compute attention with torch's fused kernels, which give no weights."""
     if q.shape[1] == 0:
         return attend_nothing(q, k, v), None
     mask = allowed if bias is None else as_scores(bias, q.dtype)
@@ -205,11 +205,11 @@ def sdpa(
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Keep `F.scaled_dot_product_attention` from cuDNN, unless no other kernel is enabled.
+    """Keep `F.scaled_dot_product_attention` from using cuDNN, unless no other kernel is enabled.
 
-    cuDNN keeps one plan of its backward for a shape, however the gradient lies, and with another layout its gradients
-    are wrong; some of its kernels give nan.  A backward follows its forward, so this is for forwards alone.  torch has
-    one switch for all threads.
+    cuDNN keeps one plan of its backward for a shape, whatever the gradient's layout: with another layout its gradients
+    are wrong.  Some of its kernels give nan.  A backward uses its forward's kernel, so only forwards need this.  torch
+    has one switch for all threads.
     """
     with nullcontext() if torch.compiler.is_compiling() else SWITCHING:
         others = [each for each in torch_private.enabled_kernels() if each != SDPBackend.CUDNN_ATTENTION]
@@ -218,7 +218,7 @@ def without_cudnn() -> Iterator[None]:
 
 
 def attend_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the context of no heads or no tokens, with gradients: kernels on a GPU divide by their number."""
+    """Return the context of no heads or no tokens, with gradients; kernels on a GPU would divide by their number."""
     return q + k.sum() + v.sum()
 
 
@@ -228,7 +228,7 @@ def attend(
     """Compute the context, each head multiplied by its gate, and the attention weights if they are there or wanted.
 
     Args:
-        score_bias: gives what is added to the scores; None is nothing.  Packed sequences are given to it in groups.
+        score_bias: returns a bias to add to the scores, or is None.  It gets packed sequences in groups.
     """
     weights: Tensor | None = None
     if not inputs.backend.packs:
@@ -255,7 +255,7 @@ def attend_rows(
 ) -> tuple[Tensor, Tensor | None]:  # (B, S, N, H), (B, K, N, H) twice -> (B, S, N, H), (B, N, S, K)
     """Compute the context of rows, and their attention weights if the kernel gives them or they are wanted.
 
-    Where only first tokens are computed, they are the queries: S is 1.
+    If only first tokens are computed, they are the queries: S is 1.
     """
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     mask = inputs.mask.first() if inputs.first_only else inputs.mask  # moved to q: layers may be on several devices
@@ -272,7 +272,7 @@ def attend_rows(
     if inputs.returns_weights and weights is None:
         weights = probabilities(q, k, allowed, bias)
     context = context.transpose(1, 2)
-    if attends_anything is not None:  # filled as it returns, so that its gradient lies as the kernel's result does
+    if attends_anything is not None:  # filled here, so that the gradient has the layout of the kernel's result
         nothing = ~attends_anything
         context = context.masked_fill(nothing.expand_as(q[..., :1]).transpose(1, 2), 0)
         weights = weights.masked_fill(nothing, 0) if weights is not None else None
@@ -284,7 +284,7 @@ def grouped(
 ) -> Tensor:  # (T, N, H) each -> (T, N, H)
     """Compute attention of packed sequences by SDPA, padded in the groups of `Packed.groups`.
 
-    Where only first tokens are computed, they are the queries.
+    If only first tokens are computed, they are the queries.
     """
     groups = packing.groups
     k, v = groups.spread(k), groups.spread(v)
@@ -299,7 +299,7 @@ def grouped(
     ):  # not slices, whose gradients are as long as all slots
         heads = [x.unflatten(0, (rows, -1)).transpose(1, 2) for x in parts]
         bias = None if score_bias is None else score_bias(heads[0], heads[1])
-        if dropout and q.is_cpu:  # where sdpa too would compute the weights
+        if dropout and q.is_cpu:  # sdpa too would compute the weights
             context = torch.matmul(drop(probabilities(heads[0], heads[1], real, bias), dropout), heads[2])
         else:
             context, _ = sdpa(heads[0], heads[1], heads[2], real, bias, dropout)  # (sequences, N, S, H)
@@ -313,7 +313,7 @@ def grouped(
 def varlen(
     q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
 ) -> Tensor:
-    """Compute attention of packed sequences where they are."""
+    """Compute attention of packed sequences without moving them."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = packing.nonempty_ends, max(packing.lengths)
@@ -324,7 +324,7 @@ def varlen(
 
 
 def missing_for_varlen(needs: Requirements) -> str | None:
-    """Say what keeps `torch.nn.attention.varlen.varlen_attn` from computing this attention; None if nothing does."""
+    """Return the reason why `torch.nn.attention.varlen.varlen_attn` cannot compute this attention, or None."""
     if needs.device != "cuda":
         return f"varlen_attn runs on CUDA, not on {needs.device}"
     try:
@@ -351,11 +351,11 @@ BACKENDS = {
         Backend("varlen", varlen, packs=True, gives_weights=False, missing=missing_for_varlen),
     )
 }
-PACKING = frozenset(name for name, backend in BACKENDS.items() if backend.packs)  # those that leave padding out
+PACKING = frozenset(name for name, backend in BACKENDS.items() if backend.packs)  # they leave padding out
 
 
 def check_attention_name(name: str) -> None:
-    """Raise ValueError for a name that is neither "auto" nor in the table; it names those that are."""
+    """Raise ValueError for a name that is neither "auto" nor in the table; the message lists the known names."""
     if name != "auto" and name not in BACKENDS:
         raise ValueError(f"attn_implementation {name!r} is unknown; have: auto, {', '.join(BACKENDS)}")
 
@@ -363,11 +363,11 @@ def check_attention_name(name: str) -> None:
 def select(name: str, needs: Requirements) -> Backend:
     """Pick the backend for one forward.
 
-    "auto" chooses between "eager" and "sdpa".  "packed" is computed by "varlen" where that can do it; on CUDA, where
-    it would pay, a warning says why not.  Any other name is what it says.
+    "auto" chooses between "eager" and "sdpa".  "packed" is computed by "varlen" if that can do it; on CUDA, where it
+    would pay, a warning gives the reason if it cannot.  Any other name selects that backend.
 
     Raises:
-        ValueError: the name is unknown, or its backend cannot give what is needed.
+        ValueError: the name is unknown, or its backend does not meet the requirements.
     """
     if name == "auto":
         return BACKENDS["eager" if needs.weights else "sdpa"]

@@ -1,7 +1,7 @@
 """The body of BERT: it checks the inputs, chooses the layout and the backend, and runs the stack.
 
-A body has no `__init__` and is no Module: `build` attaches its parts and `forward` runs them, so that the same body
-hangs from nn.Module in bertlite.models.base and from transformers' PreTrainedModel in bertlite.hf.
+A body has no `__init__` and is no Module: `build` attaches its parts and `forward` runs them.  So bertlite.models.base
+can mix it into nn.Module, and bertlite.hf into transformers' PreTrainedModel.
 
 Shapes:  B sequences · S positions · T tokens · D hidden · L layers · N heads as built
 """
@@ -34,9 +34,9 @@ Out = TypeVar("Out")
 
 
 class Body:
-    """First base of every body: Python refuses FSDP2's change of a model's class where `Generic` is the first."""
+    """First base of every body: FSDP2 assigns model.__class__, which Python forbids if `Generic` is the first base."""
 
-    config: Any  # a BertConfig; which one is the base class's business
+    config: Any  # a BertConfig, bertlite's or transformers'
 
 
 class BertBody(Body, Generic[Out]):
@@ -47,7 +47,7 @@ class BertBody(Body, Generic[Out]):
     pooler: BertPooler | None
     output_type: ClassVar[type[Any]] = BertModelOutput
     encoder_class: ClassVar[type[BertEncoder]] = BertEncoder
-    limits: Any = None  # the sizes by which inputs are checked; None: those of the config
+    limits: Any = None  # sizes to check inputs with; None: the config's
 
     if TYPE_CHECKING:
 
@@ -83,38 +83,38 @@ class BertBody(Body, Generic[Out]):
         """Run BERT.
 
         With attn_implementation="packed" padding is left out: the outputs at padded positions are zeros, and the
-        pooler reads the first token that is not padding.  `why_padded` has the rules of the others.
+        pooler reads the first token that is not padding.  `why_padded` has the rules of the other backends.
 
         Args:
             input_ids: (B, S), integers below vocab_size.
-            attention_mask: what may be attended to; see `bertlite.stack.inputs.read_mask`.  None is everything.  It
+            attention_mask: the keys that may be attended to; see `bertlite.stack.inputs.read_mask`.  None is all.  It
                 covers the keys of `past_key_values` too.  A decoder attends to no later token, unless a 3-D or
                 4-D mask says so.
-            token_type_ids: (B, S) or what broadcasts to it, the segment of each token; zeros by default.
-            position_ids: (B, S) or what broadcasts to it; by default counted from 0, or from the length of
-                `past_key_values`.  A model of RoBERTa's kind takes RoBERTa's numbers: `pad_token_id` for padding, and
-                from the next on.
-            inputs_embeds: (B, S, D), in place of input_ids.
-            head_mask: what each head's context is multiplied by: (N,), (L, N), (L, B, N) or transformers'
-                (L, B, N, 1, 1), heads in the numbering of the unpruned model.  Cross-attention has none.
+            token_type_ids: (B, S) or broadcastable to it, the segment of each token; zeros by default.
+            position_ids: (B, S) or broadcastable to it; by default counted from 0, or from the length of
+                `past_key_values`.  A model like RoBERTa takes RoBERTa's numbers: `pad_token_id` for padding, and
+                from the next number on for tokens.
+            inputs_embeds: (B, S, D), instead of input_ids.
+            head_mask: a factor for each head's context: (N,), (L, N), (L, B, N) or transformers' (L, B, N, 1, 1),
+                heads in the numbering of the unpruned model.  Cross-attention has none.
             encoder_hidden_states: (B or 1, K, D), for a model with cross-attention.
-            encoder_attention_mask: which of them may be attended to; as attention_mask.
+            encoder_attention_mask: the states that may be attended to; as attention_mask.
             past_key_values: the keys and values of the tokens before these; extended in place.
             use_cache: whether to return them; by default a decoder does, unless its layers are checkpointed.
-            cu_seqlens: (B + 1,) int32, for sequences that come packed, one after another without padding: where each
-                begins, and where the last one ends; on the CPU it makes nobody wait for a GPU.  All that is (B, S) is
-                then (T,), and so are the outputs.
-            first_token_only: the last layer computes the first token of each sequence alone, [CLS]: last_hidden_state
-                is (B, 1, D), of packed sequences (B, D).
+            cu_seqlens: (B + 1,) int32, for packed sequences, one after another without padding: the start of each and
+                the end of the last.  If it is on the CPU, the host does not wait for a GPU.  Inputs and outputs of
+                shape (B, S, …) are then (T, …).
+            first_token_only: the last layer computes only the first token of each sequence, [CLS]: last_hidden_state
+                is (B, 1, D), or (B, D) for packed sequences.
             output_attentions, output_hidden_states, return_dict: by default what the config says.
             return_encoded: return `EncoderOutput`, for a head, which reads tokens as the layers left them.
-            skip_padding: leave padding out where the mask permits it, or compute it; None: see `why_padded`.
+            skip_padding: leave padding out if the mask permits it, or compute it; None: see `why_padded`.
 
         Returns:
-            BertModelOutput, or with return_dict=False the tuple of what it holds.
+            BertModelOutput, or with return_dict=False the tuple of its values.
 
         Raises:
-            ValueError: an input that this model cannot take; the message names it and what would do.
+            ValueError: the model cannot take an input; the message names it and what to give instead.
         """
         config = self.config
         attentions = config.output_attentions if output_attentions is None else output_attentions
@@ -137,7 +137,7 @@ class BertBody(Body, Generic[Out]):
         return EncoderOutput(**parts, layout=layout) if return_encoded else self.output(parts, return_dict)  # type: ignore[return-value]
 
     def encode(self, args: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
-        """Run the embeddings and the layers; return parts of the output, tokens as the layers left them, and how."""
+        """Run the embeddings and the layers; return parts of the output, tokens in their layout, and the layout."""
         config, layout, positions = self.config, self.choose_layout(args, cache), args.position_ids
         if getattr(config, "positions_skip_padding", False):
             positions = args.positions(config, 0 if cache is None else cache.length)
@@ -161,7 +161,7 @@ class BertBody(Body, Generic[Out]):
         return self.encoder(x, inputs)
 
     def layer_context(self, args: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
-        """Return what the layers are given beside the embeddings x."""
+        """Return the inputs of the layers, except the embeddings x."""
         weights, states = args.output_attentions, args.encoder_hidden_states
         backend, mask = self.select_backend_and_mask(args, layout, x, cache)
         gates, encoder = None, None
@@ -182,18 +182,18 @@ class BertBody(Body, Generic[Out]):
         )  # fmt: skip
 
     def output(self, parts: dict[str, Any], return_dict: bool | None) -> Out:
-        """Return what `forward` gives its caller."""
+        """Return the result of `forward`."""
         wants_dict = self.config.return_dict if return_dict is None else return_dict
         out = self.output_type(**parts)
         return out if wants_dict else out.to_tuple()
 
     def choose_layout(self, args: ForwardArgs, cache: Any) -> Layout:
-        """Choose how the tokens lie: in rows, or packed if padding is to be left out.
+        """Choose the layout of the tokens: rows, or packed if padding is to be left out.
 
-        "packed" always leaves it out, and `cu_seqlens` says that it is; `why_padded` has the rules of the others.
+        "packed" always leaves padding out; `cu_seqlens` means that it is; `why_padded` has the rules for other cases.
 
         Raises:
-            ValueError: it is to be left out, and the model or the mask cannot do without it.
+            ValueError: padding is to be left out, and the model or the mask needs it.
         """
         name, x, mask = args.attention, args.tokens, args.attention_mask
         found: Packed | None = None
@@ -216,7 +216,7 @@ class BertBody(Body, Generic[Out]):
         if found is not None and self.config.position_embedding_type != "absolute" and not found.is_contiguous:
             if name in PACKING:
                 raise ValueError(
-                    "padding between the tokens of a sequence shifts relative positions, and packed it is gone;"
+                    "packed attention cannot use relative positions when padding lies between tokens;"
                     " use attn_implementation='sdpa' or 'eager'"
                 )
             found = None
@@ -231,11 +231,11 @@ class BertBody(Body, Generic[Out]):
     def why_padded(self, args: ForwardArgs, mask: Tensor, cached: bool) -> str | None:
         """Return why padded positions are computed by a backend that does not pack; None if padding is left out.
 
-        This decides for every model: what asks says in `skip_padding` whether padding may be left out.  Where it does
-        not say, an encoder with `leaves_padding_out`, as that of the native kernels, does so, and "auto" does if that
-        pays and changes the result by rounding alone: a head reads the first token of each sequence alone.
+        This decides for every model.  The caller may say in `skip_padding` whether padding may be left out.  Otherwise
+        an encoder with `leaves_padding_out`, such as the native kernels', leaves it out.  "auto" does so if that pays
+        and only rounding changes: a head reads only the first token of each sequence.
         """
-        told = getattr(self.encoder, "skip_padding", None)  # of `optimize_for_inference`
+        told = getattr(self.encoder, "skip_padding", None)  # set by `optimize_for_inference`
         asked = args.skip_padding if told is None else told
         leaves = asked or (args.attention != "eager" and getattr(self.encoder, "leaves_padding_out", False))
         if asked is False:
@@ -253,8 +253,8 @@ class BertBody(Body, Generic[Out]):
         if leaves:
             return None
         if args.attention != "auto" or not self.may_skip_padding():
-            return f"attention {args.attention!r} computes what it does in transformers, bit for bit"
-        if not (mask.device == args.tokens.device == CPU) or mask.numel() < MIN_POSITIONS:  # or one waits for a GPU
+            return f"attention {args.attention!r} gives transformers' results, bit for bit"
+        if not (mask.device == args.tokens.device == CPU) or mask.numel() < MIN_POSITIONS:  # do not wait for a GPU
             return "leaving them out does not pay"
         if int(mask.count_nonzero()) > MAX_FILL * mask.numel():
             return "most of them hold tokens"
@@ -262,7 +262,7 @@ class BertBody(Body, Generic[Out]):
 
     @property
     def leaves_padding_out(self) -> bool:
-        """True if padding is left out wherever it can be, also where all tokens are returned."""
+        """True if padding is left out wherever it can be, even if all tokens are returned."""
         return getattr(self.encoder, "leaves_padding_out", False)
 
     def select_backend_and_mask(
@@ -271,9 +271,9 @@ class BertBody(Body, Generic[Out]):
         """Select the backend of attention, and read the mask.
 
         Args:
-            layout: where queries and keys stand.
+            layout: the layout of queries and keys.
             x: the embeddings.
-            cache: of a decoder, for subclasses that read it.
+            cache: a decoder's cache, for subclasses that read it.
             crosses: whether keys are an encoder's output.
         """
         config, name = self.config, args.attention
@@ -292,7 +292,7 @@ class BertBody(Body, Generic[Out]):
         if crosses and backend.packs:
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
         if isinstance(layout, Packed):
-            return backend, Mask()  # which tokens are real has been read from it
+            return backend, Mask()  # the layout has read it
         is_causal = config.is_decoder and not crosses
         causal = causal_mask(layout.length, layout.keys, layout.device) if is_causal else None
         shape = layout.batch, layout.length, layout.keys
@@ -300,9 +300,9 @@ class BertBody(Body, Generic[Out]):
         return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name, evenly)
 
     def may_skip_padding(self) -> bool:
-        """Return whether work may be left out that no result shows, which rounds results differently in float32.
+        """Return whether computing padding may be left out, which rounds results differently in float32.
 
-        Under "auto" and the backends that pack; a named "eager" or "sdpa" computes what transformers computes, bit for
+        "auto" and the backends that pack may do so; a named "eager" or "sdpa" computes transformers' results, bit for
         bit.
         """
         name = self.attention_name()
@@ -325,7 +325,7 @@ class BertBody(Body, Generic[Out]):
         return any(layer.recomputes for layer in self.encoder.layer)
 
     def cache_for(self, past: Any, crossed: bool) -> Any:
-        """Return the cache of one forward, as the layers use it: a new one, or the caller's."""
+        """Return the cache of one forward for the layers: a new one, or the caller's."""
         if past is None:
             return KeyValueCache()
         if not isinstance(past, KeyValueCache):
@@ -335,7 +335,7 @@ class BertBody(Body, Generic[Out]):
         return past
 
     def cache_out(self, cache: Any) -> Any:
-        """Return the cache as the caller gets it."""
+        """Return the cache for the caller."""
         return cache
 
 
@@ -352,10 +352,10 @@ def has_hooks(module: Any) -> bool:
 
 
 def output_or_tuple(out: ModelOutput, return_dict: bool) -> Any:
-    """Return an output, or the tuple of what it holds."""
+    """Return an output, or the tuple of its values."""
     return out if return_dict else out.to_tuple()
 
 
 def config_of(model: Any) -> Any:
-    """Return the config: one value for a model and the BertModel inside it, whichever of the two is given another."""
+    """Return the config, which a model shares with the BertModel inside it, even if one of them gets another."""
     return model._modules.get(model.base_model_prefix, model)._config  # faster than `getattr`

@@ -19,7 +19,7 @@ class Cache(Protocol):
         """Remember the keys and values of the layer's cross-attention, and return them."""
 
     def get_cross(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Return what `set_cross` was given for the layer, if it was."""
+        """Return the keys and values that `set_cross` got for the layer, if any."""
 
 
 class KeyValueCache:

@@ -1,9 +1,9 @@
 """Disentangled attention, as in DeBERTa-v2 and v3: scores between contents and distances, as one more score bias.
 
-The encoder has a table with a row for each distance from query to key, and each layer projects it to keys and to
-queries of distances.  To the score of a query and a key are added the query's product with the key of their distance
-("c2p"), and the key's with the query of it ("p2c"); He et al. 2020 (arXiv:2006.03654), section 3.1.  There these sums
-are divided by the root of their 1 to 3 parts; here the weights of queries are, when a checkpoint is loaded.
+The encoder has a table with a row for each distance from query to key.  Each layer projects it to keys and to queries
+of distances.  Two products are added to the score of a query and a key: the query's with the key of their distance
+("c2p"), and the key's with the query of their distance ("p2c"); He et al. 2020 (arXiv:2006.03654), section 3.1.  The
+paper divides the sum by the root of its 1 to 3 parts; here loading a checkpoint divides the weights of queries.
 
 Shapes:  B sequences · S queries · K keys · N heads · H head dim · D hidden · R rows of the table
 """
@@ -26,7 +26,7 @@ class DistanceTable:
 
     Args:
         vectors: (R, D), the rows that it needs, normalised.
-        rows: (2 K - 1,), which of them belongs to each distance from query to key, from 1 - K on.
+        rows: (2 K - 1,), the index in `vectors` for each distance from query to key, from 1 - K on.
     """
 
     vectors: Tensor
@@ -43,7 +43,7 @@ def add_table_(encoder: Any, config: BertConfig) -> None:
 
 
 def add_projections_(attention: Any, config: BertConfig, make: Callable[[int, int], nn.Linear]) -> None:
-    """Give an attention the projections of distances, which are its own of tokens if the config has share_att_key."""
+    """Give an attention the projections of distances; with share_att_key it uses its projections of tokens."""
     attention.pos_att_type = own_field(config, "pos_att_type").split("|")
     attention.pos_dropout = nn.Dropout(config.hidden_dropout_prob)
     for kind, name in (("c2p", "pos_key_proj"), ("p2c", "pos_query_proj")):
@@ -52,9 +52,9 @@ def add_projections_(attention: Any, config: BertConfig, make: Callable[[int, in
 
 
 def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:
-    """Return the table of distances of a forward on x with so many keys.
+    """Return the table of distances of a forward on x with `keys` keys.
 
-    While training the table is whole, so that dropout draws what it draws in transformers; and where a graph is made.
+    In training the table is whole, so that dropout draws as in transformers.  It is also whole if a graph is made.
     """
     known = values_readable(x)
     distances = torch.arange(1 - keys, keys, device="cpu" if known else x.device)
@@ -66,16 +66,16 @@ def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:
 
 
 def normalised(encoder: Any, table: Tensor) -> Tensor:
-    """Return rows of the encoder's table as the layers get them."""
+    """Return rows of the encoder's table, normalised for the layers."""
     norm = getattr(encoder, "LayerNorm", None)
     return table if norm is None else norm(table)
 
 
 def table_rows(distances: Tensor, buckets: int, farthest: int) -> Tensor:
-    """Return the rows of distances from query to key; those beyond the table have its first or last.
+    """Return the rows of distances from query to key; distances beyond the table have its first or last row.
 
-    With buckets, distances up to half of them have rows of their own, and larger ones logarithmic steps up to the
-    farthest (transformers' make_log_bucket_position, whose float32 decides what lies on an edge).
+    With buckets, distances up to half of them have rows of their own, and larger ones share rows in logarithmic steps
+    up to the farthest (transformers' make_log_bucket_position, whose float32 rounding decides at the edges).
     """
     span = buckets or farthest
     if buckets:
@@ -88,10 +88,10 @@ def table_rows(distances: Tensor, buckets: int, farthest: int) -> Tensor:
 
 
 def disentangled_bias(attention: Any, distances: Tensor, table: DistanceTable | None) -> Callable[..., Tensor]:
-    """Return the function that gives what is added to the scores of queries, (B, N, S, H), and keys, (B, N, K, H).
+    """Return the function that computes the score bias of queries, (B, N, S, H), and keys, (B, N, K, H).
 
     Args:
-        distances: (S, K), of the longest sequence.
+        distances: (S, K), for the longest sequence.
 
     Raises:
         ValueError: the layer runs without the encoder, which has the table.
@@ -119,7 +119,7 @@ def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def project_table(attention: Any, vectors: Tensor) -> dict[str, Tensor]:
-    """Return what an attention makes of the vectors of distances, (R, D): {kind of scores: (N, H, R)}."""
+    """Project the vectors of distances, (R, D), to heads; return {kind of scores: (N, H, R)}."""
     own = attention
     projections = {"c2p": getattr(own, "pos_key_proj", own.key), "p2c": getattr(own, "pos_query_proj", own.query)}
     return {kind: own.split(projections[kind](vectors)).permute(1, 2, 0) for kind in own.pos_att_type}

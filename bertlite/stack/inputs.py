@@ -1,12 +1,12 @@
-"""The inputs of a forward: one value that holds them, what is refused, and masks and gates as the layers read them.
+"""The inputs of a forward: one value that holds them, their checks, and masks and gates for the layers.
 
-Values are looked at on the CPU, where it costs nothing; on CUDA the device looks, so that the host need not wait.
+On CUDA values are checked by an asynchronous assert, so that the host does not wait.
 
 Shapes:  B sequences · S queries · K keys · L layers · N heads as built
 
 One rule for a query with nothing to attend to: its weights are all zero, and so is its context, in every backend and
-dtype.  Its layer then gives it the output bias alone, as a layer does that has no heads.  DeBERTa's padding attends to
-all keys alike instead, as in transformers.
+dtype.  Its layer then gives it only the output bias, like a layer without heads.  DeBERTa's padding attends to all
+keys alike instead, as in transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,22 +45,22 @@ class ForwardArgs:
     output_hidden_states: bool
     skip_padding: bool | None
     attention: str  # the name of the backend, or "auto"
-    tokens: Any  # input_ids, or inputs_embeds in their place; None until it is refused
+    tokens: Any  # input_ids or inputs_embeds; if None, `check_tokens` raises
 
     @cached_property
     def ends(self) -> list[int]:
-        """cu_seqlens as numbers; a GPU is waited for once."""
+        """cu_seqlens as numbers; waits for a GPU once."""
         return [] if self.cu_seqlens is None else self.cu_seqlens.tolist()
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths of sequences that come packed."""
+        """The lengths of packed sequences."""
         return tuple(map(sub, self.ends[1:], self.ends))
 
     def positions(self, config: BertConfig, past: int) -> Tensor | None:
-        """Return the positions of a model whose positions skip padding: as given, or counted; None: count from 0.
+        """Return positions that skip padding, as given or counted; None: count from 0.
 
-        The first token that is not padding has position 0, or `past`, and padding -1.
+        The first token that is not padding has position 0, or `past`.  Padding has -1.
         """
         given, ids = self.position_ids, self.input_ids
         if given is not None or ids is None:
@@ -72,14 +72,14 @@ class ForwardArgs:
 
 
 def first_position(config: Any) -> int:
-    """Return the first token's number in position_ids: 0, or as in RoBERTa the one after padding's, `pad_token_id`."""
+    """Return the first token's number in position_ids: 0, or as in RoBERTa `pad_token_id` + 1."""
     return 1 + (config.pad_token_id or 0) if getattr(config, "positions_skip_padding", False) else 0
 
 
 def check_tensor(name: str, given: Any) -> None:
-    """Raise TypeError for a whole batch, a text, a list or an array in the place of a tensor.
+    """Raise TypeError for a whole batch, a text, a list or an array instead of a tensor.
 
-    Others pass: torch.fx traces with stand-ins.
+    Other objects pass: torch.fx traces with stand-ins.
     """
     if isinstance(given, (Tensor, type(None))):
         return
@@ -98,7 +98,7 @@ def check_inputs(
     """Raise ValueError or TypeError for inputs that a model cannot take, before anything is computed.
 
     Args:
-        limits: the sizes that bound ids, by the names of a config.
+        limits: the sizes that bound ids, under a config's names.
         cache: the keys and values that the caller gave.
         recomputes: whether layers are run again in the backward pass.
     """
@@ -124,7 +124,7 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
     """Raise ValueError for tokens, in rows or packed, that would fail later and less clearly, or not at all.
 
     Args:
-        past: how many tokens are in the cache.
+        past: the number of tokens in the cache.
     """
     ids, embeds, in_rows = args.input_ids, args.inputs_embeds, args.cu_seqlens is None
     if (ids is None) == (embeds is None):
@@ -160,7 +160,7 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
         if isinstance(ids, Tensor):  # torch.fx traces with stand-ins
             shape, full = tuple(ids.shape), (batch, longest) if in_rows else tuple(given.shape[:1])
             if shape != full and not (in_rows and broadcasts(shape, full)):
-                beside = ", or what broadcasts to it" if in_rows else ""
+                beside = ", or broadcastable to it" if in_rows else ""
                 raise ValueError(f"{name} has shape {shape}; expected {full}{beside}")
         if ids is not None:
             first = first_position(config) if ids is args.position_ids else 0
@@ -168,7 +168,7 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
 
 
 def broadcasts(shape: Sequence[int], full: Sequence[int]) -> bool:
-    """Return whether a tensor of a shape serves for one of the full shape."""
+    """Return whether a tensor of a shape broadcasts to the full shape."""
     pairs = zip(reversed(shape), reversed(full), strict=False)
     return len(shape) <= len(full) and all(have == want or have == 1 for have, want in pairs)
 
@@ -176,7 +176,7 @@ def broadcasts(shape: Sequence[int], full: Sequence[int]) -> bool:
 def check_ends(args: ForwardArgs, name: str) -> int:
     """Return the longest sequence's length; raise ValueError if the ends of sequences do not fit the tokens."""
     cu_seqlens = args.cu_seqlens
-    assert cu_seqlens is not None  # or the tokens are in rows
+    assert cu_seqlens is not None  # otherwise the tokens are in rows
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not len(cu_seqlens):
         raise ValueError(
             f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; expected torch.int32, (batch + 1,)"
@@ -224,7 +224,7 @@ def check_ids(name: str, ids: Tensor, size: int, field: str, first: int = 0) -> 
     """Raise ValueError for indices of another dtype, or outside a table.
 
     Args:
-        first: the index of the table's first row; padding has the one before.
+        first: the index of the table's first row; padding has the index before it.
     """
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} is {ids.dtype}; indices are torch.long or torch.int")
@@ -240,7 +240,7 @@ def check_ids(name: str, ids: Tensor, size: int, field: str, first: int = 0) -> 
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask as kernels take it.  Every field broadcasts to (B, N, S, K), and None restricts nothing."""
+    """A mask for kernels.  Every field broadcasts to (B, N, S, K), and None restricts nothing."""
 
     allowed: Tensor | None = None  # bool; never a row of False, see `attends_anything`
     bias: Tensor | None = None  # float, added to the scores
@@ -248,7 +248,7 @@ class Mask:
     evenly: Tensor | None = None  # bool, (…, S, 1): True for a query that attends to all keys alike
 
     def first(self) -> "Mask":
-        """Return the mask of the first query alone."""
+        """Return the mask of only the first query."""
         parts = (self.allowed, self.bias, self.attends_anything, self.evenly)
         return Mask(*(None if part is None else part[..., :1, :] for part in parts))
 
@@ -266,15 +266,15 @@ def read_mask(
     """Understand a user's attention mask.
 
     Args:
-        mask: (B, K), or (B, S, K), of 0 and 1 in any dtype; or 4-D, (B, heads, S, K), either bool or floats to add to
-            the scores, where -inf and the dtype's lowest number forbid.  An axis of 1 serves for any, but for the keys
+        mask: (B, K), or (B, S, K), of 0 and 1 in any dtype; or 4-D, (B, heads, S, K), bool or floats to add to the
+            scores.  Floats of -inf, or the dtype's lowest number, forbid.  An axis of 1 is broadcast, except the keys
             of a mask of 0 and 1.
-        causal: (S, K), what a decoder's queries may attend to; joined to a 2-D mask or none.  A mask for every query
-            says itself what it may attend to.
+        causal: (S, K), the keys that a decoder's queries may attend to; joined to a 2-D mask or none.  A mask with a
+            row for every query is used instead.
         evenly: queries that a 2-D mask makes padding attend to all keys alike, as in transformers' DeBERTa.
 
     Raises:
-        ValueError: any other rank, shape, dtype or value.
+        ValueError: the rank, shape, dtype or a value is another.
     """
     if mask is None:
         return Mask(causal)
@@ -292,9 +292,9 @@ def read_mask(
 
 
 def check_shape(mask: Tensor, full: tuple[int, int, int, int], name: str) -> None:
-    """Raise ValueError unless a mask is (B, K), (B, S or 1, K) or (B, heads, S, K), where an axis of 1 serves for any.
+    """Raise ValueError unless a mask is (B, K), (B, S or 1, K) or (B, heads, S, K); an axis may be 1.
 
-    Keys have to be told apart, except in 4 dimensions.
+    Only in 4 dimensions may the axis of keys be 1.
     """
     batch, _, queries, keys = full
     shape = tuple(mask.shape)
@@ -340,24 +340,24 @@ def read_scores(mask: Tensor, name: str) -> Mask:
 
 
 def to_mask(allowed: Tensor, bias: Tensor | None = None, faults: dict[str, Tensor] | None = None) -> Mask:
-    """Make a mask, without what restricts nothing; `faults`: {message: bool}, of which none may be True."""
+    """Make a mask, None for parts that restrict nothing; raise ValueError for any of `faults`, {message: bool}."""
     faults = faults or {}
     attends_anything = allowed.any(-1, keepdim=True)
     if values_readable(allowed):
         flags = [allowed.all(), attends_anything.all(), *faults.values()]
-        all_allowed, all_attend, *wrong = torch.stack(flags).tolist()  # a GPU is waited for once
+        all_allowed, all_attend, *wrong = torch.stack(flags).tolist()  # waits for a GPU once
         if any(wrong):
             raise ValueError(list(faults)[wrong.index(True)])
         if all_attend:
             return Mask(None if all_allowed else allowed, bias)
-    allowed = torch.logical_or(allowed, ~attends_anything)  # or a row of -inf would be nan; the context becomes 0
+    allowed = torch.logical_or(allowed, ~attends_anything)  # a row of -inf would be nan; the context becomes 0
     return Mask(allowed, bias, attends_anything)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor | None:
     """Return (S, K), True where a query, one of the last S of K positions, is not before the key.
 
-    None for a lone query, which is the last and attends to all.
+    None for a single query, which is the last position and attends to all.
     """
     if queries == 1:
         return None
@@ -365,7 +365,7 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor | None:
 
 
 def values_readable(tensor: Tensor) -> bool:
-    """Return whether values may steer Python: not while a graph is traced or captured, in vmap, or on meta."""
+    """Return whether Python may read values: not while a graph is traced or captured, in vmap, or on meta."""
     if torch.compiler.is_compiling() or torch_private.is_tracing() or not isinstance(tensor, Tensor):
         return False  # torch.fx traces with stand-ins
     if tensor.is_meta or torch_private.transform_level() is not None:
@@ -376,10 +376,10 @@ def values_readable(tensor: Tensor) -> bool:
 
 
 def read_gates(head_mask: Tensor, config: BertConfig, batch: int, length: int, dtype: torch.dtype) -> list[Tensor]:
-    """Return what each layer multiplies its heads' contexts by: L tensors of (B or 1, S or 1, heads kept, 1).
+    """Return the factors of each layer's head contexts: L tensors of (B or 1, S or 1, heads kept, 1).
 
     Raises:
-        ValueError: a shape that the forward does not name.
+        ValueError: `head_mask` has a shape that `forward` does not name.
     """
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     gate, shape = head_mask, tuple(head_mask.shape)
@@ -406,7 +406,7 @@ def read_gates(head_mask: Tensor, config: BertConfig, batch: int, length: int, d
 
 
 def keep_heads(gate: Tensor, heads: Sequence[int]) -> Tensor:
-    """Return these heads of a gate, (B or 1, S or 1, N, 1), by slices: a GPU is waited for to be sent a list."""
+    """Return these heads of a gate, (B or 1, S or 1, N, 1), by slices: sending a list would wait for a GPU."""
     return gate[:, :, :0] if not heads else torch.cat([gate[:, :, head : head + 1] for head in heads], 2)
 
 

@@ -1,8 +1,8 @@
-"""Layouts: how the tokens of one forward lie, in rows with padding or, packed, without.
+"""Layouts of the tokens of one forward: in rows with padding or, packed, without padding.
 
-A forward chooses its layout once.  The layout knows where tokens stand, which are the first of their sequences, and
-the way back to what the caller gave.  Both have the same methods, so nobody asks which it is.  Packed, padding leaves
-before the first layer and returns, as zeros, after the last.
+A forward chooses its layout once.  The layout knows the places of tokens, the first token of each sequence, and the
+way back to the caller's rows.  Both layouts have the same methods, so no code needs to know which it is.  Packing
+removes padding before the first layer; unpacking puts it back, as zeros, after the last.
 
 Shapes:  B sequences · S positions · K keys · N heads · T tokens, of all sequences together;  … is (B, S) or (T,)
          P slots: the tokens grouped for attention, each group padded to its longest sequence
@@ -20,19 +20,19 @@ from torch import Tensor
 from bertlite.stack.inputs import check_shape, to_bool_mask
 from bertlite.support import torch_private
 
-# The fastest of those tried at bert-base's shape on an AMD EPYC with AVX-512.
-MAX_FILL = 0.8  # where more of the positions hold tokens, moving them costs what it saves
-MIN_POSITIONS = 64  # nor does it pay in a smaller batch
+# The fastest values that were tried at bert-base's shape on an AMD EPYC with AVX-512.
+MAX_FILL = 0.8  # if more of the positions hold tokens, moving them costs as much as it saves
+MIN_POSITIONS = 64  # packing does not pay in a smaller batch
 CPU = torch.device("cpu")
-CALL_COST = 1024  # what one more call of SDPA costs, in scores of one head: see `group_lengths`
+CALL_COST = 1024  # the cost of one more call of SDPA, in scores of one head: see `group_lengths`
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Rows, (B, S, …), as the user gave them: padding is computed like any token, and attended to by none.
+    """Rows, (B, S, …), as the user gave them: padding is computed like any token, and no token attends to it.
 
     Args:
-        keys: how many each query may attend to; those beyond the S are in a cache, before the first.
+        keys: the number of keys for each query; if above S, the first ones are in a cache.
     """
 
     batch: int
@@ -50,7 +50,7 @@ class Padded:
     def pack_inputs(
         self, ids: Tensor | None, types: Tensor | None, positions: Tensor | None, embeds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Return what the embeddings are given; positions that are None are from 0 on."""
+        """Return the inputs of the embeddings; if positions are None, they count from 0."""
         if positions is None and self.keys > self.length:
             positions = torch.arange(self.keys - self.length, self.keys, device=self.device)[None]
         return ids, types, positions, embeds
@@ -69,7 +69,7 @@ class Padded:
         return x[:, :1]
 
     def first_token_layout(self) -> "Padded":
-        """Return the layout of what `first` gives."""
+        """Return the layout of the tokens that `first` returns."""
         return self
 
     def pooler_rows(self, x: Tensor) -> Tensor:
@@ -77,25 +77,25 @@ class Padded:
         return x
 
     def real(self) -> Tensor | None:
-        """Return (B, S), False for padding that was left out; None where none was."""
+        """Return (B, S), False for padding that was left out; None if none was."""
         return None
 
 
 class Group(NamedTuple):
     """Sequences that attend in one call, padded to the longest of them."""
 
-    slots: int  # of the P slots, after those of the groups before
+    slots: int  # how many of the P slots it has, after the slots of earlier groups
     sequences: int
     real: Tensor | None  # (sequences, 1, 1, length) bool, None if all are
 
 
 @dataclass(frozen=True)
 class Groups:
-    """All sequences in groups, and the moves to the slots and back; None where nothing moves."""
+    """All sequences in groups, and the moves to the slots and back; None if nothing moves."""
 
     groups: tuple[Group, ...]
-    rank: Tensor | None = None  # of each sequence that has a token, where it is among those of all groups
-    token_at: Tensor | None = None  # (P,), the token in each slot; where there is padding, any
+    rank: Tensor | None = None  # for each sequence that has a token, its place in the order of the groups
+    token_at: Tensor | None = None  # (P,), the token in each slot; any token for padding
     slot_of: Tensor | None = None  # (T,), the slot of each token
 
     def spread(self, x: Tensor) -> Tensor:  # (T, …) -> (P, …)
@@ -110,10 +110,10 @@ class Packed:
     """The real tokens of a batch, (T, …); it has the methods of `Padded`.
 
     Args:
-        lengths: of the B sequences, in tokens.
-        counts: (B,), the same where the tokens are; a GPU need not be sent them again.
-        shape: what the tokens are unpacked to: rows, (B, S), or (T,) if they came packed.
-        indices: (T,), of each token in the flattened rows; None if there is no padding, or there are no rows.
+        lengths: the lengths of the B sequences, in tokens.
+        counts: (B,), the same on the device of the tokens, so that they need not be sent again.
+        shape: the shape to unpack to: rows, (B, S), or (T,) if the input was packed.
+        indices: (T,), the index of each token in the flattened rows; None without padding or without rows.
     """
 
     lengths: tuple[int, ...]
@@ -140,17 +140,17 @@ class Packed:
 
     @property
     def keys(self) -> int:
-        """How many the longest sequence has."""
+        """The length of the longest sequence."""
         return max(self.lengths, default=0)
 
     @property
     def in_rows(self) -> bool:
-        """True if the tokens are unpacked to rows, False if they came packed."""
+        """True if the tokens are unpacked to rows, False if the input was packed."""
         return len(self.shape) == 2
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """Return (B + 1,) int32: where each sequence begins, and where the last one ends."""
+        """Return (B + 1,) int32: the start of each sequence, and the end of the last one."""
         return torch.cat([self.counts.new_zeros(1), self.counts]).cumsum(0, dtype=torch.int32)
 
     @cached_property
@@ -169,17 +169,17 @@ class Packed:
 
     @property
     def gate_shape(self) -> tuple[int, int]:
-        """(B, S) that a gate for each position would have; (B, 1) where there are no rows."""
+        """The (B, S) of a gate for each position; (B, 1) if there are no rows."""
         return len(self.lengths), self.shape[1] if self.in_rows else 1
 
     def gate(self, gate: Tensor) -> Tensor:
-        """Lay out a gate, (B or 1, S or 1, N, 1), as the tokens are: (T or 1, N, 1)."""
+        """Lay out a gate, (B or 1, S or 1, N, 1), like the tokens: (T or 1, N, 1)."""
         if gate.shape[:2] == (1, 1):
             return gate[0]
         return self.pack(gate) if self.in_rows else self.repeat(gate[:, 0])
 
     def pack(self, x: Tensor) -> Tensor:
-        """Take the real tokens, (T, …), of rows (B or 1, S or 1, …) or (S,)."""
+        """Take the real tokens, (T, …), from rows (B or 1, S or 1, …) or (S,)."""
         if not self.in_rows:
             return x
         x = x.expand(*self.shape, *x.shape[2:]).flatten(0, 1)
@@ -192,7 +192,7 @@ class Packed:
         return x.unflatten(0, self.shape) if self.in_rows else x
 
     def first(self, x: Tensor) -> Tensor:
-        """Take the first token of every sequence that has one, of (T, …); a gate for all tokens stays one."""
+        """Take the first token of every sequence that has one from (T, …); a gate for all tokens stays as it is."""
         if x.shape[0] == 1 != self.tokens:
             return x
         if self.indices is None and self.in_rows:
@@ -200,7 +200,7 @@ class Packed:
         return x.index_select(0, self.nonempty_ends[:-1])
 
     def first_token_layout(self) -> "Packed":
-        """Return the layout of what `first` gives: rows with one position, or a token for each sequence."""
+        """Return the layout of the tokens that `first` returns: rows with one position, or one token each."""
         lengths, counts = tuple(min(n, 1) for n in self.lengths), self.counts.clamp(max=1)
         return Packed(lengths, counts, (len(lengths), 1)[: len(self.shape)], self.nonempty)
 
@@ -218,13 +218,13 @@ class Packed:
     def pack_inputs(
         self, ids: Tensor | None, types: Tensor | None, positions: Tensor | None, embeds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Return what the embeddings are given; by default a token stands in its row, or in its sequence."""
+        """Return the inputs of the embeddings; by default a token's position is counted in its row or sequence."""
         given = [None if x is None else self.pack(x) for x in (ids, types, positions, embeds)]
         given[2] = self.positions() if positions is None else given[2]
         return tuple(given)
 
     def positions(self) -> Tensor:
-        """Return (T,): where each token stands in its row, or in its sequence if there are no rows."""
+        """Return (T,): the position of each token in its row, or in its sequence if there are no rows."""
         at = torch.arange(self.tokens, device=self.counts.device)
         if self.in_rows:
             return (at if self.indices is None else self.indices) % self.shape[1]
@@ -236,7 +236,7 @@ class Packed:
 
     @cached_property
     def is_contiguous(self) -> bool:
-        """True if no padding stands between two tokens of a sequence."""
+        """True if no padding lies between two tokens of a sequence."""
         if self.indices is None:
             return True
         near = self.indices.diff() == 1
@@ -247,7 +247,7 @@ class Packed:
     def groups(self) -> Groups:
         """Group the sequences for attention by `group_lengths`."""
         groups: list[Group] = []
-        order: list[int] = []  # of the sequences
+        order: list[int] = []  # the sequences, group by group
         row_lengths: list[int] = []
         slots = 0
         for sequences in group_lengths(self.lengths):
@@ -282,9 +282,9 @@ Layout = Padded | Packed
 def group_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """Return groups of the sequences that have a token, each to attend in one call of SDPA.
 
-    One call for all pads every sequence to the longest and computes scores that nobody reads; a call for each reads
-    all it computes and pays for B calls.  So, from the longest to the shortest: a new group begins where padding the
-    sequence to the group's longest would bring the scores wasted there above what a call costs, CALL_COST.
+    One call for all pads every sequence to the longest and computes unused scores; a call for each sequence wastes no
+    scores and costs B calls.  So sequences are added from the longest to the shortest, and a new group begins when the
+    padding of the next sequence would waste more scores in its group than a call costs, CALL_COST.
     """
     groups: list[list[int]] = []
     longest = wasted = 0
@@ -300,10 +300,10 @@ def group_lengths(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
-    """Return which tokens of x, (B, S, …), are real by a user's mask; None is all.
+    """Return the packing of x, (B, S, …), by a user's mask; None means that all tokens are real.
 
     Raises:
-        ValueError: the mask is not (B, S), of 0 and 1; it names the backend.
+        ValueError: the mask is not (B, S) of 0 and 1; the message names the backend.
     """
     if is_mapped(x) or is_mapped(mask):
         raise ValueError(f"backend {name!r} cannot run in torch.func.vmap, which cannot count tokens; use 'auto'")
@@ -316,7 +316,7 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
 
 
 def token_positions(x: Tensor, mask: Tensor) -> Tensor:
-    """Return which positions of x, (B, S, …), hold tokens, by a mask of 0 and 1."""
+    """Return True for positions of x, (B, S, …), that hold tokens by a mask of 0 and 1."""
     check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
     return to_bool_mask(mask, "attention_mask").expand(x.shape[0], -1)
 

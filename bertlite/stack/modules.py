@@ -19,12 +19,12 @@ from bertlite.stack.attention import LayerContext, ScoreBias, attend, drop, rela
 from bertlite.stack.disentangled import add_projections_, add_table_, disentangled_bias, find_table
 from bertlite.support.activations import ACTIVATIONS
 
-DISTANCE_BUCKETS = 32  # of positions "bucketed"
-PROJECTIONS = ("query", "key", "value", "pos_key_proj", "pos_query_proj")  # to heads; the last two only of distances
+DISTANCE_BUCKETS = 32  # for positions "bucketed"
+PROJECTIONS = ("query", "key", "value", "pos_key_proj", "pos_query_proj")  # to heads; the last two only for distances
 
 
 def drop_by(module: nn.Module, x: Tensor) -> Tensor:
-    """Apply a dropout: to packed tokens, (T, D), by `drop`; of rows it drops what transformers drops."""
+    """Apply a dropout: to packed tokens, (T, D), with `drop`; to rows with the draws of transformers."""
     if type(module) is nn.Dropout and module.training and x.dim() == 2:
         return drop(x, module.p)
     dropped: Tensor = module(x)
@@ -32,7 +32,7 @@ def drop_by(module: nn.Module, x: Tensor) -> Tensor:
 
 
 class BertEmbeddings(nn.Module):
-    """Add what a token is, which segment it is in and where it stands, then normalise."""
+    """Add the embeddings of a token's word, segment and position, then normalise."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class BertEmbeddings(nn.Module):
         input_ids: Tensor | None = None,  # (…,)
         token_type_ids: Tensor | None = None,  # (…,), zeros if not given
         position_ids: Tensor | None = None,  # (…,), (1, S) or (S,), counted from 0 if not given
-        inputs_embeds: Tensor | None = None,  # (…, D or the embedding size), in place of input_ids
+        inputs_embeds: Tensor | None = None,  # (…, D or the embedding size), instead of input_ids
     ) -> Tensor:  # (…, D)
         x = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if token_type_ids is None:
@@ -68,7 +68,7 @@ class BertEmbeddings(nn.Module):
         if self.absolute:
             if position_ids is None:
                 position_ids = torch.arange(x.shape[-2], device=x.device)[None]
-            if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
+            if hasattr(self.position_embeddings.weight, "grad_sample"):  # Opacus, which needs (B, S)
                 position_ids = position_ids.expand(x.shape[:-1])
             skips, row = self.skips_padding, self.padding_row
             rows = position_ids.masked_fill(position_ids < 0, row or 0) if skips else position_ids
@@ -127,7 +127,7 @@ class BertSelfAttention(nn.Module):
         return x.unflatten(-1, (x.shape[-1] // self.attention_head_size, self.attention_head_size))
 
     def score_bias(self, q: Tensor, k: Tensor, inputs: LayerContext) -> ScoreBias:  # (…, N, H) each
-        """Return the function that gives what relative positions add to the scores."""
+        """Return the function that computes the score bias of relative positions."""
         distances = inputs.distances(q, k)
         if self.position_embedding_type == "disentangled":
             return disentangled_bias(self, distances, inputs.distance_table)
@@ -183,7 +183,7 @@ class Activation(nn.Module):
 
 
 class BertIntermediate(nn.Module):
-    """The wide half of the feed-forward network; `width` is the neurons that are left, by default all."""
+    """The wide half of the feed-forward network; `width` is the number of neurons left, by default all."""
 
     def __init__(self, config: BertConfig, width: int | None = None) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class BertEncoder(nn.Module):
 
     layer_class: type[BertLayer] = BertLayer
     leaves_padding_out = False  # wherever it can, under "auto" and "sdpa" too
-    skip_padding: bool | None = None  # of `optimize_for_inference`, in the place of what is asked
+    skip_padding: bool | None = None  # set by `optimize_for_inference`; overrides the caller's
     is_optimised = False  # it was made by `optimize_for_inference`, and only runs
 
     def __init__(self, config: BertConfig) -> None:
@@ -296,7 +296,7 @@ class BertPooler(nn.Module):
 
 
 def distance_buckets(distance: Tensor) -> Tensor:
-    """Return the bucket of each distance from query to key: its own up to 7, then in logarithmic steps up to 127.
+    """Return the bucket of each distance from query to key: one each up to 7, then logarithmic steps up to 127.
 
     Keys after the query have the second half (Raffel et al. 2020, section 2.1; transformers' MPNetEncoder).
     """

@@ -12,7 +12,7 @@ Out = TypeVar("Out", bound="ModelOutput")
 
 
 class ModelOutput(Mapping[str, Any]):
-    """Base of the output dataclasses below.  What is None is absent: no key, no place in the tuple.
+    """Base of the output dataclasses below.  A field that is None is absent: no key, no place in the tuple.
 
     As with transformers' outputs, `out.logits`, `out["logits"]` and `out[0]` read, iteration gives the keys,
     and `type(out)({...})` builds from one mapping.
@@ -29,7 +29,7 @@ class ModelOutput(Mapping[str, Any]):
             setattr(self, name, parts.get(name))
 
     def keys(self) -> KeysView[str]:
-        return dict.fromkeys(self).keys()  # whose repr is the keys, not every tensor
+        return dict.fromkeys(self).keys()  # its repr shows keys, not every tensor
 
     def to_tuple(self) -> tuple[Any, ...]:
         return tuple(self.values())
@@ -88,6 +88,6 @@ class BertModelOutput(ModelOutput):
 
 @register
 class EncoderOutput(BertModelOutput):
-    """BERT's output as its head receives it: last_hidden_state as the layers left it, (B, S, D) or packed (T, D)."""
+    """BERT's output for its head: last_hidden_state in the layers' layout, (B, S, D) or packed (T, D)."""
 
-    layout: Any = None  # the `Layout` that knows where its tokens stand
+    layout: Any = None  # the `Layout` of its tokens
