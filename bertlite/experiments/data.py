@@ -373,18 +373,24 @@ class EncodedExamples:
         """Return the number of tokens of an example's longest row."""
         return max(len(ids) for ids, _ in self.rows[index * self.width : (index + 1) * self.width])
 
-    def batch(self, indices: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return these examples padded to the longest; the two rows of a pair follow each other."""
+    def batch(self, indices: Sequence[int], dtype: torch.dtype, device: Any = "cpu") -> dict[str, Tensor]:
+        """Return these examples padded to the longest; the two rows of a pair follow each other.
+
+        Args:
+            dtype: of the labels.
+            device: to put the batch on.
+        """
         rows = [self.rows[i * self.width + k] for i in indices for k in range(self.width)]
         labels: Any = [self.labels[i] for i in indices]
         if isinstance(labels[0], tuple):
             labels = pad(labels, NO_LABEL)
-        return {
+        batch = {
             "input_ids": pad([ids for ids, _ in rows]),
             "attention_mask": pad([[1] * len(ids) for ids, _ in rows]),
             **({"token_type_ids": pad([types for _, types in rows])} if rows[0][1] else {}),
             "labels": torch.as_tensor(labels, dtype=dtype, device="cpu"),
         }
+        return {name: x.to(device) for name, x in batch.items()}
 
     def targets(self) -> NDArray[Any]:
         """Return the labels in the shape of outputs: of each example, or of each of its words that the model reads."""

@@ -27,8 +27,9 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate, wilson
-from bertlite.pruning.importance.batches import eval_mode
+from bertlite.pruning.importance.batches import Batch, eval_mode, inputs_of, real_tokens
 from bertlite.shipping.carried import class_for, load_trained
+from bertlite.shipping.original import spearman
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head
 from bertlite.tokenizer import BertTokenizer
 
@@ -219,14 +220,6 @@ def cross_entropy(outputs: Array, labels: Array) -> float:
     return float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(truth).long()))
 
 
-def spearman(outputs: Array, labels: Array) -> float:
-    """Return Spearman's rank correlation; 0 where either side is constant."""
-    from scipy.stats import spearmanr
-
-    x = outputs[:, 0]
-    return float(spearmanr(x, labels).statistic) if np.ptp(x) > 0 and np.ptp(labels) > 0 else 0.0
-
-
 def squared_error(outputs: Array, labels: Array) -> float:
     """Return the mean squared error."""
     return float(np.mean((outputs[:, 0] - labels) ** 2))
@@ -281,28 +274,47 @@ def task_of_head(outputs: int) -> Task:
     return TASKS["classification" if outputs > 1 else "regression"]
 
 
-def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> torch.Tensor:
+def run_model(model: Any, batch: Batch, **options: Any) -> Any:
+    """Return what a model computes of a batch without its labels, in eval mode; the model is restored."""
+    with eval_mode(model), torch.no_grad():
+        return model(**inputs_of(batch), **options, return_dict=True)
+
+
+def outputs_of(out: Any, batch: Batch, task: Task) -> torch.Tensor:
     """Return a batch's logits, (B, classes) or (B, 1); for texts apart, the similarity of their vectors."""
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
-    out = model(**inputs, return_dict=True)
     if not task.apart:
         return out.logits if task.scores is None else task.scores(out.logits, batch["labels"])
-    vectors = task.head(out.last_hidden_state, batch["attention_mask"])
-    return task.head.compare(vectors[0::2], vectors[1::2])[:, None]
+    vectors = vectors_of(out, batch, task)
+    return task.head.compare(vectors[:, 0], vectors[:, 1])[:, None]
 
 
-def predict(model: Any, data: EncodedExamples, task: Task, batch_size: int = 64) -> Array:
-    """Return the outputs of every example, in their order, in eval mode; the model is restored."""
+def vectors_of(out: Any, batch: Batch, task: Task) -> torch.Tensor:
+    """Return the vectors of the two texts of each example, (B, 2, D)."""
+    return task.head(out.last_hidden_state, real_tokens(batch)).unflatten(0, (-1, 2))
+
+
+def predict(
+    model: Any,
+    data: EncodedExamples,
+    task: Task,
+    batch_size: int = 64,
+    outputs: Callable[[Any, Batch, Task], torch.Tensor] = outputs_of,
+) -> Array:
+    """Return the outputs of every example, in their order, in eval mode; the model is restored.
+
+    Args:
+        outputs: (what the model computes, batch, task) -> (B, …), what is kept of it.
+    """
     device = next(model.parameters()).device
     found: dict[int, Array] = {}
-    with eval_mode(model), torch.inference_mode():
-        for indices in batch_indices(data, batch_size):
-            batch = {name: value.to(device) for name, value in data.batch(indices, task.labels).items()}
-            rows: list[Array] = list(outputs_of(model, batch, task).float().cpu().numpy())
-            if task.words:
-                real = (batch["labels"] != NO_LABEL).cpu().numpy()
-                rows = [row[counted] for row, counted in zip(rows, real, strict=True)]
-            found |= dict(zip(indices, rows, strict=True))
+    for indices in batch_indices(data, batch_size):
+        batch = data.batch(indices, task.labels, device)
+        with torch.inference_mode():
+            rows: list[Array] = list(outputs(run_model(model, batch), batch, task).float().cpu().numpy())
+        if task.words:
+            real = (batch["labels"] != NO_LABEL).cpu().numpy()
+            rows = [row[counted] for row, counted in zip(rows, real, strict=True)]
+        found |= dict(zip(indices, rows, strict=True))
     ordered = [found[i] for i in range(len(data))]
     return pad_rows(ordered, np.nan) if task.words else np.stack(ordered)
 

@@ -50,7 +50,7 @@ from bertlite.pruning.importance import (
     repair_,
 )
 from bertlite.pruning.importance.allocation import Choice
-from bertlite.pruning.importance.batches import Batch
+from bertlite.pruning.importance.batches import Batch, inputs_of
 from bertlite.pruning.importance.structures import HEADS
 from bertlite.support.progress import Progress
 from bertlite.support.records import Run, lock_folder, run_is_finished, sha256_of
@@ -214,9 +214,8 @@ class Experiment:
     def calibration(self, seed: int, size: int = 32) -> list[Batch]:
         """Return batches for criteria and repair; without labels for texts that are embedded separately."""
         data = self.sample(self.setting.calibration, seed)
-        batches = [data.batch(indices, self.task.labels) for indices in batch_indices(data, size)]
-        wanted = [name for name in batches[0] if name != "labels" or not self.task.apart]
-        return [{name: batch[name].to(self.device) for name in wanted} for batch in batches]
+        batches = [data.batch(indices, self.task.labels, self.device) for indices in batch_indices(data, size)]
+        return [inputs_of(batch) for batch in batches] if self.task.apart else [*batches]
 
     def folder(self, cell: Cell, root: str | Path) -> Path:
         """Return the folder of the cell's run, whose name has a hash of everything that determines the result."""

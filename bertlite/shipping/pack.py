@@ -21,7 +21,6 @@ from bertlite.checkpoint.files import Source, locate
 from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.reading import State
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.config import read_json_object
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.native.saving import REPLACED, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
@@ -29,15 +28,14 @@ from bertlite.models.base import BertModel
 from bertlite.runtime import PackedModel
 from bertlite.runtime.tasks import ABOUT, AFTER, FORMAT, TOKENIZER, checksum_of
 from bertlite.shipping.carried import carry_tokenizer, class_for
+from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
-from bertlite.support.extras import import_optional
 from bertlite.support.records import to_json, write_json
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import last_name, read_modules, read_pooling
+from bertlite.tokenizer.sentences import read_pooling
 
 ALLOWED = 1e-4  # of the largest number, in float32: MiniLM's vectors differ by 2e-7
-NEAREST = 10  # neighbours of each text that are counted
 ACTIVATIONS: dict[type[nn.Module], str] = {  # after pooling, by the runtime's names
     nn.Identity: "linear",
     nn.Tanh: "tanh",
@@ -47,11 +45,6 @@ ACTIVATIONS: dict[type[nn.Module], str] = {  # after pooling, by the runtime's n
     nn.Sigmoid: "sigmoid",
 }
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # of scores
-KINDS = {  # by class: the calls of the runtime
-    "BertModel": "encoder",
-    "BertForSequenceClassification": "classifier",
-    "BertForTokenClassification": "tagger",
-}
 WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that nobody has read since."
 TEXTS = (
     *("", " ", "a", "Time flies like an arrow.", "[SEP] İstanbul [MASK] ΑΣ"),
@@ -104,32 +97,30 @@ def pack(
         ValueError: the runtime cannot compute what the checkpoint does, or results differ: nothing is written then.
     """
     source, numbers = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32
-    cls = class_for(source)
-    if cls.__name__ not in KINDS:
-        raise ValueError(f"{checkpoint} is a {cls.__name__}; the runtime runs {', '.join(KINDS)}")
-    about, after = describe(source, KINDS[cls.__name__])
-    texts = list(texts or TEXTS)
-    wanted, original = original_results(fspath(checkpoint), about, texts)
+    about, after = describe(source)
+    texts, kind = list(texts or TEXTS), about["kind"]
+    original = Original.load(fspath(checkpoint), kind, about["texts"]["max_length"], about.get("labels", ()))
+    wanted = original.results(pairs(texts) if kind == "cross-encoder" else texts)
     with TemporaryDirectory(prefix="bertlite-pack-") as exact:
         write(source, Path(exact), about, after, torch.float32, reproducible)
         found = results(PackedModel(exact), texts)
         error = largest_difference(found, wanted)
     if not error <= ALLOWED:  # nan too
         raise ValueError(
-            f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original}, more than"
-            f" {ALLOWED:g}: nothing was written"
+            f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original.library}, more"
+            f" than {ALLOWED:g}: nothing was written"
         )
     out = Path(folder).expanduser()
     with replacing(out, superseded=REPLACED) as new:
         write(source, new, about, after, numbers, reproducible)
-        kept = what_is_kept(about["kind"], results(PackedModel(new), texts), wanted)
+        kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
         size = sum(path.stat().st_size for path in new.iterdir())
     return {
         "what": "bertlite pack",
-        "kind": about["kind"],
+        "kind": kind,
         "dtype": dtype_name(numbers),
         "bytes": size,
-        "original": original,
+        "original": original.library,
         "texts": len(texts),
         "difference": error,
         "kept": kept,
@@ -154,12 +145,12 @@ def write(
 # What a checkpoint says of itself
 
 
-def describe(source: Source, kind: str) -> tuple[dict[str, Any], State]:
+def describe(source: Source) -> tuple[dict[str, Any], State]:
     """Return what the runtime has to know beside the model, and the tensors of what stands after pooling."""
     tokenizer, config, place = BertTokenizer.from_pretrained(source.name), read_config(source), locate(source)
-    sentences = tokenizer.sentences
+    sentences, (kind, activation) = tokenizer.sentences, checkpoint_kind(source, config)
     texts = {
-        "max_length": min(sentences.max_seq_length or tokenizer.model_max_length, config.max_position_embeddings),
+        "max_length": longest_text(tokenizer, config),
         "lower_case": sentences.do_lower_case,
         "segments": "token_type_ids" in tokenizer.model_input_names,
         "truncation_side": tokenizer.truncation_side,
@@ -173,7 +164,7 @@ def describe(source: Source, kind: str) -> tuple[dict[str, Any], State]:
         pooling = {"modes": list(head.pooling), "include_prompt": read_pooling(place)[1]}
         return {**about, "pooling": pooling, "after": steps}, after
     labels = [config.id2label[i] for i in range(config.num_labels)]
-    return {**about, "labels": labels, **score_of(source, kind, config)}, {}
+    return {**about, "labels": labels, **score_of(kind, activation, source, config)}, {}
 
 
 def steps_of(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
@@ -194,19 +185,16 @@ def steps_of(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
     return steps, tensors
 
 
-def score_of(source: Source, kind: str, config: Any) -> dict[str, Any]:
-    """Return the activation of scores, and the kind "cross-encoder" of what sentence-transformers takes for one.
+def score_of(kind: str, activation: str, source: Source, config: Any) -> dict[str, Any]:
+    """Return the activation of scores.
 
     Raises:
         ValueError: the activation is not known to the runtime.
     """
-    path = locate(source).get("config.json")
-    stated = ({} if path is None else read_json_object(path)).get("sentence_transformers") or {}
-    if kind == "classifier" and (config.num_labels == 1 or stated or read_modules(locate(source))):
-        name = last_name(stated.get("activation_fn") or ("Sigmoid" if config.num_labels == 1 else "Identity"))
-        if name not in SCORES:
-            raise ValueError(f"{source.name} has the activation {name}; the runtime has {', '.join(SCORES)}")
-        return {"kind": "cross-encoder", "activation": SCORES[name]}
+    if kind == "cross-encoder":
+        if activation not in SCORES:
+            raise ValueError(f"{source.name} has the activation {activation}; the runtime has {', '.join(SCORES)}")
+        return {"activation": SCORES[activation]}
     several = config.problem_type == "multi_label_classification"
     return {"activation": "sigmoid" if several else "softmax"}
 
@@ -215,42 +203,12 @@ def score_of(source: Source, kind: str, config: Any) -> dict[str, Any]:
 
 
 def results(packed: PackedModel, texts: Sequence[str]) -> Any:
-    """Return what a packed folder gives for texts: of a cross-encoder for each text and the one before it."""
+    """Return what a packed folder gives for texts: of a cross-encoder for each text and the next one."""
     if packed.kind == "encoder":
         return packed.encode(texts)
     if packed.kind == "cross-encoder":
         return packed.predict(pairs(texts))
     return packed.predict(texts) if packed.kind == "classifier" else packed.tag(texts)
-
-
-def pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
-    return list(zip(texts, (*texts[1:], texts[0]), strict=True))
-
-
-def original_results(checkpoint: str, about: dict[str, Any], texts: list[str]) -> tuple[Any, str]:
-    """Return the same from the library that the checkpoint is for, and its name."""
-    from bertlite.hf.registry import registered
-
-    kind, longest = about["kind"], about["texts"]["max_length"]
-    with registered():  # so that pruned checkpoints load
-        if kind in ("encoder", "cross-encoder"):
-            library = import_optional("sentence_transformers", "packing an encoder", "embed")
-            if kind == "encoder":
-                model = library.SentenceTransformer(checkpoint, device="cpu")
-                model.max_seq_length = min(model.max_seq_length or longest, longest)
-                return model.encode(texts, show_progress_bar=False), "sentence-transformers"
-            reranker = library.CrossEncoder(checkpoint, device="cpu", max_length=longest)
-            return reranker.predict(pairs(texts)), "sentence-transformers"
-        transformers = import_optional("transformers", "packing a classifier", "hf")
-        if kind == "tagger":
-            task = {"task": "token-classification", "aggregation_strategy": "first"}
-            tagger = transformers.pipeline(model=checkpoint, device="cpu", **task)
-            tagger.tokenizer.model_max_length = longest
-            return tagger(texts), "transformers"
-        classifier = transformers.pipeline("text-classification", checkpoint, top_k=None, device="cpu")
-        classifier.tokenizer.model_max_length = longest
-        found = [{each["label"]: each["score"] for each in row} for row in classifier(texts, truncation=True)]
-        return np.array([[row[label] for label in about["labels"]] for row in found]), "transformers"
 
 
 def largest_difference(found: Any, wanted: Any) -> float:
@@ -260,27 +218,3 @@ def largest_difference(found: Any, wanted: Any) -> float:
         same = spans(found) == spans(wanted)
         return float(np.abs(scores[0] - scores[1]).max(initial=0)) if same else float("inf")
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
-
-
-def what_is_kept(kind: str, found: Any, wanted: Any) -> dict[str, float]:
-    """Return what is kept of vectors, scores or labels in a dtype: shares of 1."""
-    if isinstance(found, list):
-        same = [a == b for a, b in zip(spans(found), spans(wanted), strict=True)]
-        return {"texts with the same labels": float(np.mean(same))}
-    if kind == "classifier":
-        return {"texts with the same label": float(np.mean(found.argmax(1) == wanted.argmax(1)))}
-    if kind == "cross-encoder":
-        one, other = (np.ravel(x).argsort().argsort().astype(np.float64) for x in (found, wanted))
-        return {"rank correlation of scores": float(np.corrcoef(one, other)[0, 1])}
-    units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (found, wanted)]
-    cosines = (units[0] * units[1]).sum(1)
-    kept = {"smallest cosine": float(cosines.min()), "mean cosine": float(cosines.mean())}
-    if len(found) >= 5 * NEAREST:
-        nearest = [np.argsort(-(x @ x.T) + 2 * np.eye(len(x)), axis=1)[:, :NEAREST] for x in units]
-        shared = [len({*a} & {*b}) / NEAREST for a, b in zip(*nearest, strict=True)]
-        kept["ten nearest neighbours"] = float(np.mean(shared))
-    return kept
-
-
-def spans(rows: list[Any]) -> list[list[tuple[Any, ...]]]:
-    return [[(each["entity_group"], each["start"], each["end"]) for each in row] for row in rows]

@@ -23,9 +23,10 @@ from bertlite.checkpoint.saving import dtype_name
 from bertlite.cli import main as bertlite
 from bertlite.cli.parts import FOLDER, RECORD, names_of, paths
 from bertlite.experiments.data import DataSource, read_examples
-from bertlite.experiments.evaluate import TASKS, Task, labelled, predict, spearman
+from bertlite.experiments.evaluate import TASKS, Task, labelled, predict
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate
 from bertlite.parity.command import DEMO, demo_checkpoint
+from bertlite.shipping.original import same_labels, spearman
 from bertlite.support.records import environment, sha256_of, write_record
 from scripts.measure.budgets import tasks
 
@@ -115,9 +116,9 @@ def figures(metric: Metric, runs: Sequence[Array], truth: Array, chosen: Array) 
 def agreement(outputs: Array, plain: Array, truth: Array) -> float:
     """Return the share of examples, or words, whose label is the same; of numbers the rank correlation."""
     if outputs.shape[-1] == 1:
-        return spearman(outputs, plain[:, 0])
+        return spearman(outputs, plain)
     (ours, _), (theirs, _) = labelled(outputs, truth), labelled(plain, truth)
-    return float(np.mean(ours.argmax(-1) == theirs.argmax(-1)))
+    return same_labels(ours, theirs)
 
 
 if __name__ == "__main__":

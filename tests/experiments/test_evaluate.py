@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import blocks
+import numpy as np
 import pytest
 import torch
 from conftest import SIZES, randomise_
@@ -17,6 +18,7 @@ from bertlite import BertConfig, prune_heads
 from bertlite.cli import main
 from bertlite.experiments.statistics import wilson
 from bertlite.shipping.folder import write_model
+from bertlite.shipping.original import spearman
 
 NAMES = ("bad", "fair", "good")
 COUNT = 41
@@ -190,3 +192,14 @@ def test_what_cannot_be_evaluated_is_refused(save, capsys):
     ):
         assert main(["evaluate", *words, "--dev", dev]) == 2, words
         assert message in capsys.readouterr().err
+
+
+def test_rank_correlation_is_scipys_to_the_bit():
+    stats = pytest.importorskip("scipy.stats")
+    draw = np.random.default_rng(0)
+    for count in (2, 37, 1500):
+        x = draw.normal(size=(count, 1)).astype(np.float32)
+        y = np.round(x[:, 0] + draw.normal(size=count), count % 3)  # with ties
+        if np.ptp(y):
+            assert spearman(x, y) == float(stats.spearmanr(x[:, 0], y).statistic)
+    assert spearman(np.ones(5), np.arange(5)) == spearman(np.arange(5), np.full(5, np.nan)) == 0

@@ -25,9 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bertlite.experiments.budget.search import State
 from bertlite.experiments.data import EncodedExamples, batch_indices
-from bertlite.experiments.evaluate import task_of_head
+from bertlite.experiments.evaluate import run_model, task_of_head
 from bertlite.experiments.finetune import Recipe, finetune_
-from bertlite.pruning.importance.batches import eval_mode
 from bertlite.support.extras import import_optional
 from bertlite.support.progress import Progress, in_words
 
@@ -170,9 +169,7 @@ def computed_outputs(
     model: Any, data: EncodedExamples, indices: Sequence[int]
 ) -> tuple[list[dict[str, Tensor]], set[str]]:
     """Return what a model computes of each text: logits, and hidden states (S, layers, D); and which are of tokens."""
-    batch = {name: x.to(model.device) for name, x in data.batch(indices, torch.float32).items() if name != "labels"}
-    with eval_mode(model), torch.no_grad():
-        out = model(**batch, output_hidden_states=True, return_dict=True)
+    out = run_model(model, data.batch(indices, torch.float32, model.device), output_hidden_states=True)
     found = {name: out[name].cpu() for name in LOGITS if out.get(name) is not None}
     of_tokens = {name for name, x in found.items() if x.dim() == 3 or name in ENDS} | {STATES}
     found[STATES] = torch.stack(out.hidden_states, 2).cpu()  # (B, S, layers, D)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from bertlite.experiments.compare import comparison
-from bertlite.experiments.evaluate import measure_metrics, spearman, task_of_head
+from bertlite.experiments.evaluate import measure_metrics, run_model, task_of_head
 from bertlite.experiments.statistics import Array
-from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
+from bertlite.pruning.importance.batches import real_tokens
 from bertlite.pruning.importance.predictions import CLASS, Prediction, divergence, predictions
+from bertlite.shipping.original import spearman, unit_vectors
 from bertlite.shipping.vectors import MEAN, VectorHead
 
 ENOUGH = 10  # labels, all alike, that tell of a model which predicts one class
@@ -42,18 +43,14 @@ def evaluate_pruned(
     elif found.truth is not None:
         result |= scores(found.mine, found.theirs, found.truth)
     elif found.agreement is None:
-        result["rank_correlation"] = spearman(found.mine, found.theirs[:, 0])
+        result["rank_correlation"] = spearman(found.mine, found.theirs)
     return {**result, "lost": loss_of(result)}
 
 
 def compare_vectors(mine: Array, theirs: Array) -> dict[str, float]:
     """Return the mean "cosine" of the vectors of a text, and the "rank_correlation" of the cosines of all pairs."""
-    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (mine, theirs))
-    pairs = np.triu_indices(len(a), 1)
-    return {
-        "cosine": float((a * b).sum(1).mean()),
-        "rank_correlation": spearman((a @ a.T)[pairs][:, None], (b @ b.T)[pairs]),
-    }
+    a, b, pairs = unit_vectors(mine), unit_vectors(theirs), np.triu_indices(len(mine), 1)
+    return {"cosine": float((a * b).sum(1).mean()), "rank_correlation": spearman((a @ a.T)[pairs], (b @ b.T)[pairs])}
 
 
 def loss_of(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,8 +90,7 @@ Forward = tuple[list[Prediction], Tensor | None]  # predictions for a batch; the
 
 @torch.inference_mode()
 def forward(model: Any, batch: Mapping[str, Tensor], head: VectorHead = MEAN) -> Forward:
-    with eval_mode(model):
-        out = model(**inputs_of(batch), return_dict=True)
+    out = run_model(model, batch)
     whole = out.get("logits")
     if model.base_model is model:
         whole = head(out["last_hidden_state"], real_tokens(batch))

@@ -78,5 +78,5 @@ def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length
     data = encode(texts, tokenizer, max_length)
     dtype = torch.float32 if model.config.num_labels == 1 else torch.long
     left_out = () if texts.labels else ("labels",)
-    found = (data.batch(indices, dtype) for indices in batch_indices(data, 0, positions=POSITIONS))
-    return [{name: x.to(model.device) for name, x in batch.items() if name not in left_out} for batch in found]
+    found = (data.batch(indices, dtype, model.device) for indices in batch_indices(data, 0, positions=POSITIONS))
+    return [{name: x for name, x in batch.items() if name not in left_out} for batch in found]

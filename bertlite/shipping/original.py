@@ -1,0 +1,175 @@
+"""A checkpoint in the library that it is for, its results for texts, and how much of these another model keeps.
+
+Results are vectors (texts, D) of an encoder, scores (pairs,) of a cross-encoder, probabilities (texts, classes) of a
+classifier, or the spans of each text that a tagger finds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertlite.checkpoint.files import Source, locate
+from bertlite.config import read_json_object
+from bertlite.shipping.carried import class_for
+from bertlite.support.extras import import_optional
+from bertlite.tokenizer import BertTokenizer
+from bertlite.tokenizer.sentences import last_name, read_modules
+
+Array = NDArray[Any]
+KINDS = {  # by class: the calls of the runtime
+    "BertModel": "encoder",
+    "BertForSequenceClassification": "classifier",
+    "BertForTokenClassification": "tagger",
+}
+NEAREST = 10  # neighbours of each text that are counted
+MOST = 2000  # texts among which neighbours are sought
+
+
+def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
+    """Return the kind of a checkpoint, and of a "cross-encoder" the name of the activation of its scores, else "".
+
+    A cross-encoder is a classifier that sentence-transformers takes for one.
+
+    Raises:
+        ValueError: its class is of no kind.
+    """
+    name = class_for(source).__name__
+    if name not in KINDS:
+        raise ValueError(f"{source.name} is a {name}, not one of {', '.join(KINDS)}")
+    kind, path = KINDS[name], locate(source).get("config.json")
+    stated = ({} if path is None else read_json_object(path)).get("sentence_transformers") or {}
+    if kind == "classifier" and (config.num_labels == 1 or stated or read_modules(locate(source))):
+        usual = "Sigmoid" if config.num_labels == 1 else "Identity"
+        return "cross-encoder", last_name(stated.get("activation_fn") or usual)
+    return kind, ""
+
+
+def longest_text(tokenizer: BertTokenizer, config: Any) -> int:
+    """Return the tokens of a text that the library of a checkpoint reads at most."""
+    most = tokenizer.sentences.max_seq_length or tokenizer.model_max_length
+    return min(most, int(config.max_position_embeddings))
+
+
+@dataclass(frozen=True)
+class Original:
+    """A checkpoint as its library loads it: a SentenceTransformer, a CrossEncoder, or a pipeline of transformers.
+
+    Args:
+        labels: of a classifier, in the order of its outputs.
+    """
+
+    kind: str
+    library: str
+    model: Any
+    labels: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, checkpoint: str, kind: str, longest: int, labels: Sequence[str] = (), device: str = "cpu") -> Any:
+        """Load a checkpoint, pruned ones too.
+
+        Args:
+            longest: tokens of a text, to truncate to.
+
+        Raises:
+            ModuleNotFoundError: the library is not installed.
+        """
+        from bertlite.hf.registry import registered
+
+        with registered():  # so that pruned checkpoints load
+            if kind in ("encoder", "cross-encoder"):
+                library = import_optional("sentence_transformers", f"running this {kind}", "embed")
+                if kind == "encoder":
+                    model = library.SentenceTransformer(checkpoint, device=device)
+                    model.max_seq_length = min(model.max_seq_length or longest, longest)
+                else:
+                    model = library.CrossEncoder(checkpoint, device=device, max_length=longest)
+                return cls(kind, "sentence-transformers", model)
+            transformers = import_optional("transformers", f"running this {kind}", "hf")
+            if kind == "tagger":
+                how: dict[str, Any] = {"task": "token-classification", "aggregation_strategy": "first"}
+            else:
+                how = {"task": "text-classification", "top_k": None}
+            model = transformers.pipeline(model=checkpoint, device=device, **how)
+            model.tokenizer.model_max_length = longest
+            return cls(kind, "transformers", model, tuple(labels))
+
+    def results(self, texts: Sequence[Any], **options: Any) -> Any:
+        """Return the results for texts, or for pairs of them.
+
+        Args:
+            options: of the library's call, such as batch_size; by default its own.
+        """
+        if self.kind == "encoder":
+            return self.model.encode(list(texts), show_progress_bar=False, **options)
+        if self.kind == "cross-encoder":
+            return self.model.predict(list(texts), show_progress_bar=False, **options)
+        if self.kind == "tagger":
+            return self.model(list(texts), **options)
+        asked = [
+            text if isinstance(text, str) else dict(zip(("text", "text_pair"), text, strict=True)) for text in texts
+        ]
+        found = [
+            {each["label"]: each["score"] for each in row} for row in self.model(asked, truncation=True, **options)
+        ]
+        return np.array([[row[label] for label in self.labels] for row in found])
+
+
+def pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each text with the next one."""
+    return list(zip(texts, (*texts[1:], texts[0]), strict=True))
+
+
+# What is kept --------------------------------------------------------------------------------------------------------
+
+
+def what_is_kept(kind: str, found: Any, wanted: Any) -> dict[str, float]:
+    """Return how much of an original's results other results keep, by name: shares of 1, cosines or correlations.
+
+    Neighbours are those with the largest cosine, and are counted from 50 texts on, among the first 2,000.
+    """
+    if kind == "tagger":
+        same = [a == b for a, b in zip(spans(found), spans(wanted), strict=True)]
+        return {"texts with the same labels": float(np.mean(same))}
+    if kind == "classifier":
+        return {"texts with the same label": same_labels(found, wanted)}
+    if kind == "cross-encoder":
+        return {"rank correlation of scores": spearman(found, wanted)}
+    units = unit_vectors(found), unit_vectors(wanted)
+    cosines = (units[0] * units[1]).sum(1)
+    kept = {"smallest cosine": float(cosines.min()), "mean cosine": float(cosines.mean())}
+    if len(found) >= 5 * NEAREST:
+        nearest = [np.argsort(-(x @ x.T) + 2 * np.eye(len(x)), axis=1)[:, :NEAREST] for x in (y[:MOST] for y in units)]
+        shared = [len({*a} & {*b}) / NEAREST for a, b in zip(*nearest, strict=True)]
+        kept["ten nearest neighbours"] = float(np.mean(shared))
+    return kept
+
+
+def unit_vectors(vectors: Array) -> Array:
+    """Return vectors with length 1."""
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def same_labels(found: Array, wanted: Array) -> float:
+    """Return the share of rows, (…, classes), whose largest number is that of the same class."""
+    return float(np.mean(found.argmax(-1) == wanted.argmax(-1)))
+
+
+def spans(rows: list[Any]) -> list[list[tuple[Any, ...]]]:
+    return [[(each["entity_group"], each["start"], each["end"]) for each in row] for row in rows]
+
+
+def spearman(found: Array, wanted: Array) -> float:
+    """Return Spearman's rank correlation, of (n,) or (n, 1) numbers; 0 where either side is constant."""
+    sides = np.ravel(found), np.ravel(wanted)
+    if not all(np.ptp(x) > 0 for x in sides):  # nan too
+        return 0.0
+    return float(np.corrcoef(np.column_stack([*map(ranks, sides)]), rowvar=False)[1, 0])
+
+
+def ranks(x: Array) -> Array:
+    """Return the rank of each number from 1; equal ones share the mean of theirs."""
+    _, places, counts = np.unique(x, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
