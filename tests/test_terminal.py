@@ -76,6 +76,7 @@ def home(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def at_home(home, monkeypatch) -> None:
     monkeypatch.chdir(home)
+    monkeypatch.setattr("bertlite.experiments.speed.TIMING", 0.1)
 
 
 def as_here(example: str, home: Path) -> list[str]:

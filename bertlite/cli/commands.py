@@ -118,22 +118,34 @@ def add_evaluate(commands: Commands) -> None:
         commands,
         "evaluate",
         "bertlite.experiments.evaluate_command",
-        summary="compute the metrics of a checkpoint on labelled examples, alone or against another checkpoint",
+        summary="compute metrics on labelled examples (--dev), or measure the speed here (--texts --speed)",
         description="""\
 Compute the metrics of a checkpoint on labelled examples, and a 95 % interval of --metric over the examples.  The
 task follows from the checkpoint's class: sequence or token classification, regression, similarity of two texts, or
 masked words, which need no labels.  --against compares two checkpoints on the same examples: the difference has an
-interval and a p-value.  The exit status is 1 if CHECKPOINT is significantly worse.""",
+interval and a p-value.  The exit status is 1 if CHECKPOINT is significantly worse.
+
+--speed needs no labels.  On this machine and these texts it times the library that the checkpoint is for, such as
+sentence-transformers, and every dtype of optimize_for_inference, and reports how much of the results each keeps.""",
         examples=(
             "fast --dev dev.tsv --against runs/dense/model --metric mcc",
             "runs/dense/model --dev dev.tsv",
+            "runs/dense/model --texts texts.txt --speed",
         ),
-        record="the metrics, intervals and the comparison",
+        record="the metrics, intervals and the comparison, or the times",
     )
     add_data(action, train=False, task=None)
-    text = "compare with this checkpoint, which has the same task (default: none)"
+    text = "compare with this checkpoint, which has the same task and runs as it is (default: none)"
     action.add_argument("--against", metavar="CHECKPOINT", help=text)
     add_metric(action)
+    text = "run CHECKPOINT by optimize_for_inference in this dtype, such as int8; say what is kept (default: as it is)"
+    action.add_argument("--dtype", metavar="NAME", help=text)
+    action.add_argument("--backend", metavar="NAME", help="a backend of optimize_for_inference (default: auto)")
+    group = action.add_argument_group("speed, in place of --dev")
+    text = "texts of the kind that the model will see: .txt with one on each line, .csv, .tsv, .jsonl or .parquet"
+    group.add_argument("--texts", metavar="FILE", help=f"{text} (default: none)")
+    text = "time stock transformers or sentence-transformers and each dtype on --texts; takes about two minutes"
+    group.add_argument("--speed", action="store_true", help=text)
 
 
 def add_embed(commands: Commands) -> None:

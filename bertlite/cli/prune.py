@@ -79,7 +79,8 @@ def add_data(action: Any, train: bool = True, task: str | None = "classification
     )
     uses = {"train": "calibration and training", "dev": "evaluation"}
     for name in ("train", "dev") if train else ("dev",):
-        group.add_argument(f"--{name}", required=True, metavar="DATA", help=f"examples for {uses[name]}")
+        text = f"examples for {uses[name]}" + ("" if train else " (default: none, for --speed)")
+        group.add_argument(f"--{name}", required=train, metavar="DATA", help=text)
         text = "the split to read, which a hub data set needs (default: none)"
         group.add_argument(f"--{name}-split", metavar="NAME", help=text)
     known, usual = (TASKS, "") if task else ((*TASKS, "masked"), " (default: the task of its class)")

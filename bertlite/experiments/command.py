@@ -31,7 +31,7 @@ from bertlite.experiments.data import (
     Examples,
     read_examples,
 )
-from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
+from bertlite.experiments.evaluate import TASKS, Task, metrics_of, predict
 from bertlite.experiments.experiment import Experiment, Setting, grid, sweep
 from bertlite.experiments.files import (
     class_names,
@@ -99,7 +99,7 @@ def finetune(args: argparse.Namespace) -> int:
 
 def describe_metrics(model: Any, data: EncodedExamples, task: Task, name: str) -> str:
     """Return the scores of a model on examples, in words."""
-    scores = evaluate(predict(model, data, task), data.targets(), task)
+    scores = metrics_of(predict(model, data, task), data.targets(), task)
     return f"{name}: {', '.join(f'{metric} {score:.4f}' for metric, score in scores.items())}"
 
 

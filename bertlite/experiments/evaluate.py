@@ -35,6 +35,7 @@ from bertlite.tokenizer import BertTokenizer
 
 RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}
 SHARE = (0.0, 1.0)  # the range of every other metric
+BATCH = 64  # examples that are predicted together
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ def predict(
     model: Any,
     data: EncodedExamples,
     task: Task,
-    batch_size: int = 64,
+    batch_size: int = BATCH,
     outputs: Callable[[Any, Batch, Task], torch.Tensor] = outputs_of,
 ) -> Array:
     """Return the outputs of every example, in their order, in eval mode; the model is restored.
@@ -319,7 +320,7 @@ def predict(
     return pad_rows(ordered, np.nan) if task.words else np.stack(ordered)
 
 
-def evaluate(outputs: Array, labels: Array, task: Task, dense: Array | None = None) -> dict[str, float]:
+def metrics_of(outputs: Array, labels: Array, task: Task, dense: Array | None = None) -> dict[str, float]:
     """Return every metric of the task, and given the dense model's outputs "kl", the divergence from it in nats.
 
     The F1 of class 1 is left out where there are more classes than two.
@@ -333,7 +334,7 @@ def measure_metrics(outputs: Array, labels: Array, task: Task, metric: str) -> d
     """Return every metric of the task, and "low" and "high", the ends of one's interval over the examples, or None."""
     interval = interval_over_examples(outputs, labels, task, metric)
     return {
-        **evaluate(outputs, labels, task),
+        **metrics_of(outputs, labels, task),
         "low": interval and interval.low,
         "high": interval and interval.high,
     }

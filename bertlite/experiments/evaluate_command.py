@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from os import PathLike, fspath
 from random import Random
 from typing import Any
 
@@ -13,13 +14,17 @@ from torch.nn import functional as F
 
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.saving import dtype_name
 from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import comparison, note_on_balance, note_on_predictions
-from bertlite.experiments.data import NO_LABEL, EncodedExamples, Examples, read_examples, rows_of
-from bertlite.experiments.evaluate import TASKS, Task, measure_metrics, predict
+from bertlite.experiments.data import NO_LABEL, DataSource, EncodedExamples, Examples, read_examples, rows_of
+from bertlite.experiments.evaluate import BATCH, TASKS, Task, labelled, measure_metrics, predict, vectors_of
 from bertlite.experiments.files import class_names
+from bertlite.experiments.speed import describe_speed, measure_speed
 from bertlite.experiments.statistics import Array
+from bertlite.inference import optimize_for_inference
 from bertlite.shipping.carried import class_for
+from bertlite.shipping.original import same_labels, what_is_kept
 from bertlite.support.records import environment, write_json
 from bertlite.tokenizer import BertTokenizer
 
@@ -60,40 +65,89 @@ class Predictions:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print and write the metrics of a checkpoint, and their difference from another's; return 1 if they are worse."""
-    task = task_of_checkpoint(args.checkpoint, args.task)
-    task.metric(args.metric)  # before any work
-    dev, ours = predict_examples(args, args.checkpoint, task)
-    metric = task.metric(args.metric, ours.outputs.shape[-1])
+    """Evaluate a checkpoint, or measure its speed; print and write the record; return 1 if another is better."""
+    if args.speed != (args.texts is not None) or args.speed == (args.dev is not None):
+        raise ValueError("give labelled examples with --dev DATA, or texts to time with --texts FILE --speed")
+    shared = {"dtype": args.dtype, "backend": args.backend, "max_length": args.max_length, "device": args.device}
+    if args.speed:
+        texts = read_examples(DataSource(args.texts, args.text, None, args.columns)).texts
+        record = measure_speed(args.checkpoint, texts, **shared, progress=True)
+        print(*describe_speed(record), sep="\n")
+    else:
+        source = data_source(args, args.dev, args.dev_split)
+        asked = {"task": args.task, "against": args.against, "metric": args.metric}
+        record = evaluate(args.checkpoint, source, **asked, **shared)
+        print(*describe_evaluation(record), sep="\n")
+    if args.record:
+        write_json(args.record, record)
+    return int(is_worse(record))
+
+
+def evaluate(
+    checkpoint: str | PathLike[str],
+    data: DataSource | str | PathLike[str],
+    *,
+    task: str | None = None,
+    against: str | PathLike[str] | None = None,
+    metric: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    backend: str | None = None,
+    max_length: int | None = None,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Return the metrics of a checkpoint on labelled examples, alone or compared with another's.
+
+    Args:
+        checkpoint: a folder or a hub id, with its tokenizer.
+        data: a file with the columns "text" and "label", or a `bertlite.experiments.data.DataSource`, which names
+            others, classes, or a hub data set.  Masked words need no labels.
+        task: "classification", "tokens", "regression", "similarity" or "masked"; by default that of its class.
+        against: another checkpoint of the task, evaluated as it is.
+        metric: of the interval and the comparison; by default the task's headline.
+        dtype, backend: evaluate what `optimize_for_inference` makes of the checkpoint with these; if one is given, the
+            record also says how much of the checkpoint's own results is kept.
+        max_length: tokens to truncate texts to; by default 128, or as sentence-transformers would.
+
+    Returns:
+        The record: the task, the metrics with the 95 % interval of one over the examples, "against" and "comparison",
+        the difference with its interval and p; "kept", shares of labels or neighbours, cosines or correlations; and
+        notes on misleading figures.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint or file.
+        ValueError: examples do not fit the task or the model, or the two checkpoints have different classes.
+    """
+    name, kind = fspath(checkpoint), task_of_checkpoint(fspath(checkpoint), task)
+    kind.metric(metric)  # before any work
+    source = data if isinstance(data, DataSource) else DataSource(fspath(data))
+    where = {"max_length": max_length, "device": device}
+    dev, ours, optimised = predict_examples(name, kind, source, dtype=dtype, backend=backend, **where)
+    metric = kind.metric(metric, ours.outputs.shape[-1])
     record: dict[str, Any] = {
         "what": "bertlite evaluate",
-        "task": task.name,
+        "task": kind.name,
         "metric": metric,
         "data": {"name": dev.name, "examples": len(dev), "sha256": dev.sha256},
-        "model": {"checkpoint": ours.checkpoint, **measure_metrics(ours.outputs, ours.labels, task, metric)},
+        "model": {"checkpoint": name, **measure_metrics(ours.outputs, ours.labels, kind, metric)},
+        **optimised,
     }
-    print(f"{task.name}, {len(dev)} examples of {dev.name}; 95 % intervals over the examples")
-    print(*describe(record["model"], metric), sep="\n")
-    worse = False
-    if args.against is not None:
-        other = predict_examples(args, args.against, task_of_checkpoint(args.against, task.name))[1].with_classes(ours)
-        record["against"] = {
-            "checkpoint": other.checkpoint,
-            **measure_metrics(other.outputs, other.labels, task, metric),
-        }
-        found = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, task, metric)
-        record["comparison"] = found
-        low, high = found["difference_low"], found["difference_high"]
-        worse = low is not None and (low > 0 if metric == "loss" else high < 0)
-        print(*describe(record["against"], metric), sep="\n")
-        print(f"difference: {found['difference']:+.4f}{span(low, high, '+')}, p {found['p']:.2g}")
-    if task.labels is torch.long and task is not MASKED:
-        for note in (note_on_balance(ours.labels, metric), note_on_predictions([ours.outputs])):
-            if note is not None:
-                print(f"note: {note}")
-    if args.record:
-        write_json(args.record, {**record, "environment": environment(args.device)})
-    return int(worse)
+    if against is not None:
+        other_kind = task_of_checkpoint(fspath(against), kind.name)
+        other = predict_examples(fspath(against), other_kind, source, **where)[1].with_classes(ours)
+        measured = measure_metrics(other.outputs, other.labels, kind, metric)
+        record["against"] = {"checkpoint": other.checkpoint, **measured}
+        record["comparison"] = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, kind, metric)
+    if kind.labels is torch.long and kind is not MASKED:
+        notes = (note_on_balance(ours.labels, metric), note_on_predictions([ours.outputs]))
+        record["notes"] = [note for note in notes if note is not None]
+    return {**record, "environment": environment(device)}
+
+
+def is_worse(record: dict[str, Any]) -> bool:
+    """Return whether a checkpoint is significantly worse than the one that it was compared with."""
+    found = record.get("comparison", {})
+    low, high = found.get("difference_low"), found.get("difference_high")
+    return low is not None and bool(low > 0 if record["metric"] == "loss" else high < 0)
 
 
 def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
@@ -114,22 +168,69 @@ def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
     return {**TASKS, MASKED.name: MASKED}[named].of_checkpoint(checkpoint)
 
 
-def predict_examples(args: argparse.Namespace, checkpoint: str, task: Task) -> tuple[Examples, Predictions]:
-    """Return the examples, with labels in a checkpoint's order of classes, and its predictions."""
-    model, source = task.load(checkpoint).to(args.device), data_source(args, args.dev, args.dev_split)
-    tokenizer = task.read_tokenizer(checkpoint, args.max_length)
+def predict_examples(
+    checkpoint: str,
+    task: Task,
+    source: DataSource,
+    *,
+    max_length: int | None,
+    device: str,
+    dtype: torch.dtype | str | None = None,
+    backend: str | None = None,
+) -> tuple[Examples, Predictions, dict[str, Any]]:
+    """Return the examples, with labels in a checkpoint's order of classes, and its predictions.
+
+    With a dtype or a backend also how it ran, and how much of its own results is kept.
+    """
+    model = task.load(checkpoint).to(device)
+    tokenizer = task.read_tokenizer(checkpoint, max_length)
     if task is MASKED:
         dev = read_examples(replace(source, label=None))
-        data = mask_tokens(dev, tokenizer)
-        return dev, Predictions(checkpoint, (), predict(model, data, task, MASKED_BATCH), data.targets())
-    classes = class_names(model.config) if task.labels is torch.long else ()
-    dev = read_examples(source, words=task.words, classes=classes)
-    task.check(dev, model.config)
-    data = task.encode(dev, tokenizer)
-    return dev, Predictions(checkpoint, dev.classes, predict(model, data, task), data.targets())
+        data, size = mask_tokens(dev, tokenizer), MASKED_BATCH
+    else:
+        classes = class_names(model.config) if task.labels is torch.long else ()
+        dev, size = read_examples(source, words=task.words, classes=classes), BATCH
+        task.check(dev, model.config)
+        data = task.encode(dev, tokenizer)
+    optimised = {}
+    quick = model
+    if dtype is not None or backend is not None:
+        quick = optimize_for_inference(model, dtype=dtype, backend=backend or "auto")
+        ran = {"dtype": dtype_name(quick.compute_dtype), "backend": quick.backend}
+        optimised = {"optimised": ran, "kept": kept_results(quick, model, data, task)}
+    outputs = predict(quick, data, task, size)
+    return dev, Predictions(checkpoint, dev.classes if task is not MASKED else (), outputs, data.targets()), optimised
 
 
-def describe(row: dict[str, Any], metric: str) -> Iterator[str]:
+def kept_results(quick: Any, model: Any, data: EncodedExamples, task: Task) -> dict[str, float]:
+    """Return how much of a model's results on examples an optimised copy keeps; nothing for masked words."""
+    if task is MASKED:
+        return {}
+    if task.apart:
+        vectors = (predict(each, data, task, outputs=vectors_of) for each in (quick, model))
+        return what_is_kept("encoder", *(x.reshape(-1, x.shape[-1]) for x in vectors))
+    (found, _), (wanted, _) = (labelled(predict(each, data, task), data.targets()) for each in (quick, model))
+    if task.words:
+        return {"words with the same label": same_labels(found, wanted)}
+    return what_is_kept("classifier" if task.labels is torch.long else "cross-encoder", found, wanted)
+
+
+def describe_evaluation(record: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a record for people."""
+    data, metric, found = record["data"], record["metric"], record.get("comparison")
+    yield f"{record['task']}, {data['examples']} examples of {data['name']}; 95 % intervals over the examples"
+    yield from metric_lines(record["model"], metric)
+    if "kept" in record:
+        kept = "".join(f"   {name} {value:.4f}" for name, value in record["kept"].items())
+        yield f"  in {record['optimised']['dtype']} ({record['optimised']['backend']}), of its own results:{kept}"
+    if found is not None:
+        yield from metric_lines(record["against"], metric)
+        ends = span(found["difference_low"], found["difference_high"], "+")
+        yield f"difference: {found['difference']:+.4f}{ends}, p {found['p']:.2g}"
+    yield from (f"note: {note}" for note in record.get("notes", ()))
+
+
+def metric_lines(row: dict[str, Any], metric: str) -> Iterator[str]:
     """Yield the lines of a checkpoint's metrics."""
     yield f"{row['checkpoint']}: {metric} {row[metric]:.4f}{span(row['low'], row['high'])}"
     others = [name for name in row if name not in ("checkpoint", metric, "low", "high")]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertlite.experiments.data import NO_LABEL, EncodedExamples
-from bertlite.experiments.evaluate import Task, evaluate, interval_over_examples, predict
+from bertlite.experiments.evaluate import Task, interval_over_examples, metrics_of, predict
 from bertlite.experiments.files import DENSE, prediction_lines
 from bertlite.experiments.finetune import DivergedError
 from bertlite.experiments.statistics import Array
@@ -43,9 +43,9 @@ def finish_run(
     outputs, labels = predict(model, data, task), data.targets()
     if not np.isfinite(outputs[labels != NO_LABEL]).all():
         raise DivergedError("the outputs of the model are nan")
-    run.results |= evaluate(outputs, labels, task, dense)
+    run.results |= metrics_of(outputs, labels, task, dense)
     of_dense = {} if dense is None else {DENSE: dense}
-    run.results |= {name: evaluate(each, labels, task) for name, each in of_dense.items()}
+    run.results |= {name: metrics_of(each, labels, task) for name, each in of_dense.items()}
     run.save_predictions(prediction_lines(labels, outputs=outputs, **of_dense))
     if source is not None:
         figures = metric_figures(outputs, labels, task, data_name, run.results)

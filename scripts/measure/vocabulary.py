@@ -21,7 +21,7 @@ from bertlite.cli.parts import RECORD, names, numbers, paths
 from bertlite.experiments.budget.texts import read_texts
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.data import DataSource, encode_examples
-from bertlite.experiments.evaluate import TASKS, evaluate, predict
+from bertlite.experiments.evaluate import TASKS, metrics_of, predict
 from bertlite.experiments.files import model_sha256
 from bertlite.support.records import environment, write_record
 
@@ -60,9 +60,9 @@ def rows_of(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
         D, V = small.config.hidden_size, model.config.vocab_size
         rank = len(own) * D // (V + D)
         row = {"task": name, "model": model_sha256(model), "dev": dev.sha256, **facts, "rank": rank}
-        row["dense"] = evaluate(outputs, labels, TASK)[TASK.headline]
+        row["dense"] = metrics_of(outputs, labels, TASK)[TASK.headline]
         for way, each, its in (("pruned", small, own), ("factorised", factorised(model, rank), tokenizer)):
-            found = evaluate(predict(each, encode_examples(dev, its, args.max_length), TASK), labels, TASK, outputs)
+            found = metrics_of(predict(each, encode_examples(dev, its, args.max_length), TASK), labels, TASK, outputs)
             row[way] = {"kl": found["kl"], TASK.headline: found[TASK.headline]}
         print(row, flush=True)
         rows.append(row)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import SIZES, randomise_
+from natively import native
 
 pytest.importorskip("accelerate")
 
 import bertlite
 from bertlite import BertConfig, prune_heads
 from bertlite.cli import main
+from bertlite.experiments.data import DataSource
 from bertlite.experiments.statistics import wilson
 from bertlite.shipping.folder import write_model
 from bertlite.shipping.original import spearman
@@ -203,3 +205,42 @@ def test_rank_correlation_is_scipys_to_the_bit():
         if np.ptp(y):
             assert spearman(x, y) == float(stats.spearmanr(x[:, 0], y).statistic)
     assert spearman(np.ones(5), np.arange(5)) == spearman(np.arange(5), np.full(5, np.nan)) == 0
+
+
+@native
+@pytest.mark.parametrize(
+    ("cls", "fields", "kept"),
+    [
+        ("BertForSequenceClassification", {"num_labels": 1}, {"rank correlation of scores"}),
+        ("BertForSequenceClassification", {"num_labels": 3}, {"texts with the same label"}),
+        ("BertForTokenClassification", {"num_labels": 3}, {"words with the same label"}),
+        ("BertModel", {}, {"smallest cosine", "mean cosine", "ten nearest neighbours"}),
+        ("BertForMaskedLM", {}, set()),
+    ],
+)
+def test_a_dtype_is_evaluated_with_what_it_keeps(cls, fields, kept, save, capsys):
+    save("model", cls, **{"hidden_size": 96, "num_attention_heads": 3, **fields})
+    draw, rows = Random(1), []
+    for text, other in zip(texts(), texts(7), strict=True):
+        label = draw.randrange(3) if fields.get("num_labels") == 3 else draw.random()
+        words = cls == "BertForTokenClassification"
+        rows.append({"text": text, "other": other, "label": [label for _ in text.split()] if words else label})
+        rows[-1]["text"] = text.split() if words else text
+    dev = DataSource(write("dev.jsonl", rows), ("text", "other") if cls == "BertModel" else ("text",))
+    plain = bertlite.evaluate("model", dev)
+    exact = bertlite.evaluate("model", dev, dtype="float32", backend="native")
+    found = bertlite.evaluate("model", dev, dtype="int8", against="model")
+    assert "kept" not in plain
+    assert (found["optimised"], {*found["kept"]}) == ({"dtype": "int8", "backend": "native"}, kept)
+    assert all(value > 0.9999 for value in exact["kept"].values())
+    assert {**found["against"]} == {**plain["model"]}, "the other one runs as it is"
+    for name, value in exact["model"].items():
+        assert value == (
+            plain["model"][name] if name == "checkpoint" else pytest.approx(plain["model"][name], abs=1e-3)
+        )
+    metric = plain["metric"]
+    difference = found["model"][metric] - plain["model"][metric]
+    assert found["comparison"]["difference"] == pytest.approx(difference)
+    columns = ["--text", "text,other"] if cls == "BertModel" else []
+    again = record_of(capsys, "model", "--dev", "dev.jsonl", "--dtype", "int8", "--against", "model", *columns)
+    assert {**again, "environment": 0} == {**found, "environment": 0}

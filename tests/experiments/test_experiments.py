@@ -31,7 +31,7 @@ from bertlite.experiments.data import (
     read_examples,
     read_tokenizer,
 )
-from bertlite.experiments.evaluate import TASKS, evaluate, predict
+from bertlite.experiments.evaluate import TASKS, metrics_of, predict
 from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, sweep
 from bertlite.experiments.files import class_names, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
@@ -390,7 +390,7 @@ def test_where_nothing_varies_there_is_no_interval():
 def test_metrics_are_what_they_say():
     task, labels = TASKS["classification"], np.array([1, 1, 0, 0, 1])
     outputs = np.log(np.array([[0.2, 0.8], [0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [0.1, 0.9]]))
-    found = evaluate(outputs, labels, task, dense=outputs)
+    found = metrics_of(outputs, labels, task, dense=outputs)
     assert found["loss"] == pytest.approx(-np.mean(np.log([0.8, 0.4, 0.9, 0.3, 0.9])))
     assert found["kl"] == pytest.approx(0, abs=1e-12)
     one, two = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
@@ -414,7 +414,7 @@ def test_metrics_are_scikit_learns(classes):
     assert metrics["macro-f1"](outputs, labels) == pytest.approx(
         f1_score(labels, predicted, average="macro"), abs=1e-12
     )
-    found = evaluate(outputs, labels, TASKS["classification"])
+    found = metrics_of(outputs, labels, TASKS["classification"])
     if classes == 2:
         assert found["f1"] == pytest.approx(f1_score(labels, predicted), abs=1e-12)
     else:  # what scikit-learn calls macro is never called f1
@@ -553,7 +553,7 @@ def test_finetuning_learns_and_leaves_the_mode(experiment):
     recipe = Recipe(epochs=12, lr=3e-3, batch_size=8)
     finetune_(experiment.dense, data, experiment.task, recipe, log=lambda **line: log.append(line))
     outputs = predict(experiment.dense, data, experiment.task)
-    assert evaluate(outputs, np.array(data.labels), experiment.task)["accuracy"] > 0.9
+    assert metrics_of(outputs, np.array(data.labels), experiment.task)["accuracy"] > 0.9
     assert not experiment.dense.training
     assert all(p.grad is None for p in experiment.dense.parameters())
     assert log[-1]["step"] == 60
@@ -707,7 +707,9 @@ def test_a_cell_leaves_a_folder_that_tells_it(experiment, tmp_path):
     pruned = bertlite.prune_heads(experiment.dense, gone)
     np.testing.assert_allclose(predict(pruned, experiment.dev_data, experiment.task), outputs, atol=2e-6)
     assert run.results["kl"] == pytest.approx(experiment.task.divergence(experiment.dense_outputs, outputs), abs=1e-4)
-    assert run.results["dense"]["accuracy"] == evaluate(experiment.dense_outputs, labels, experiment.task)["accuracy"]
+    assert (
+        run.results["dense"]["accuracy"] == metrics_of(experiment.dense_outputs, labels, experiment.task)["accuracy"]
+    )
 
 
 def test_inverted_removes_what_matters_most(experiment, tmp_path):

@@ -34,7 +34,7 @@ from bertlite.experiments.budget.search import State
 from bertlite.experiments.budget.work import full
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
-from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
+from bertlite.experiments.evaluate import TASKS, Task, metrics_of, predict
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
@@ -256,7 +256,7 @@ class Bench:
                 pruned.save_pretrained(folder / "model")
                 run.results = {
                     "score": found[self.metric],
-                    "dense": evaluate(self.dense, self.labels, self.task)[self.metric],
+                    "dense": metrics_of(self.dense, self.labels, self.task)[self.metric],
                     "metric": self.metric,
                     "kl": found["kl"],
                     "macs": macs(pruned.config, LENGTH) / macs(self.model.config, LENGTH),
@@ -319,7 +319,7 @@ class Bench:
         return self.task.load(str(pruned.folder / "model"))
 
     def judge(self, model: Any) -> dict[str, float]:
-        return evaluate(predict(model, self.dev, self.task), self.labels, self.task, self.dense)
+        return metrics_of(predict(model, self.dev, self.task), self.labels, self.task, self.dense)
 
 
 def first(data: EncodedExamples, many: int) -> EncodedExamples:

@@ -1,0 +1,184 @@
+"""The speed of a checkpoint on this machine: the library that it is for, beside each dtype of optimize_for_inference.
+
+All take turns in one process, on the same texts, and each is called as its users call it, from texts to results.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from os import PathLike, fspath
+from random import Random
+from typing import Any
+
+import torch
+
+from bertlite.checkpoint.families import read_config
+from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.saving import dtype_name
+from bertlite.inference import optimize_for_inference
+from bertlite.inference.bodies import OptimizedBody
+from bertlite.inference.holders import modules_of
+from bertlite.inference.optimize import parse_compute_dtype
+from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept
+from bertlite.support.progress import Progress, count_of
+from bertlite.support.records import environment, quartiles, version_of
+from bertlite.support.timing import FEWEST, alternate, ratios, time_calls, with_spread
+from bertlite.tokenizer import BertTokenizer
+
+DTYPES = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16", "float16")}  # that are compared
+BATCHES = (1, 32)  # texts in a call
+FEWEST_TEXTS = 20
+ROUNDS = 15  # at most
+TIMING, JUDGING = 25.0, 20.0  # seconds for each size of batch, and for what is kept
+IN_ALL = 3.0  # times the library's own time, for which it and three dtypes run
+JUDGED = (50, 1000)  # texts to judge by, the fewest that have neighbours and the most
+
+
+def measure_speed(
+    checkpoint: str | PathLike[str],
+    texts: Sequence[Any],
+    *,
+    dtype: torch.dtype | str | None = None,
+    backend: str | None = None,
+    max_length: int | None = None,
+    device: str = "cpu",
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Time a checkpoint in its own library and in each dtype of `optimize_for_inference`, and compare their results.
+
+    The library is sentence-transformers for an encoder or a reranker, and a pipeline of transformers for a classifier
+    or a tagger.  It takes about two minutes, longer from 0.1 seconds a text on.
+
+    Args:
+        texts: strings or pairs of them, 20 or more, of the kind that the model will see.  A reranker of single texts
+            gets each with the next.  Those that are timed are drawn at random; others judge what is kept.
+        dtype: compare the library with this one alone.
+        backend: of `optimize_for_inference`; by default "auto".
+        max_length: tokens to truncate texts to, at most what the checkpoint reads.
+        progress: show bars on standard error.
+
+    Returns:
+        The record: for the library and each dtype the milliseconds a text and the texts a second, one by one and in
+        batches of 32, with quartiles over rounds; the speed as a multiple of the library's, a ratio in each round;
+        and "kept", of the library's results for other texts: cosines and nearest neighbours of vectors, the rank
+        correlation of scores, or the share of texts with the same label or labels.
+
+    Raises:
+        ModuleNotFoundError: the library is not installed.
+        RuntimeError: int8 is measured, and its kernels cannot be compiled.
+        ValueError: there are too few texts, or the checkpoint has no results for texts.
+    """
+    if len(texts) < FEWEST_TEXTS:
+        raise ValueError(f"there are {len(texts)} texts; {FEWEST_TEXTS} or more are needed, better a thousand")
+    source = Source(checkpoint)
+    config, tokenizer = read_config(source), BertTokenizer.from_pretrained(source.name)
+    kind, _ = checkpoint_kind(source, config)
+    longest = min(filter(None, (max_length, longest_text(tokenizer, config))))
+    labels = [str(config.id2label[i]) for i in sorted(config.id2label)]
+    original = Original.load(fspath(checkpoint), kind, longest, labels, device)
+    models = {original.library: original}
+    for name in DTYPES[torch.device(device).type] if dtype is None else (dtype_name(parse_compute_dtype(dtype)),):
+        quick = optimize_for_inference(original.model, dtype=name, backend=backend or "auto")
+        models[name] = replace(original, model=quick)
+    timed, others, one = split_texts(original, texts)
+    with Progress(None, "", what="evaluate", shown=progress) as bar:
+        batches = {size: time_batches(models, timed, size, one, device, bar) for size in BATCHES}
+        results = {name: models[name].results(others) for name in bar.over("results kept", [*models], "models")}
+    rows = {
+        name: {
+            "backend": backend_of(model.model),
+            **{f"batch {size}": found[name] for size, found in batches.items()},
+            "kept": {} if model is original else what_is_kept(kind, results[name], results[original.library]),
+        }
+        for name, model in models.items()
+    }
+    lengths = [len(ids) for ids in tokenizer.encode_texts(timed, longest)["input_ids"]]
+    return {
+        "what": "bertlite.measure_speed",
+        "checkpoint": fspath(checkpoint),
+        "kind": kind,
+        "library": {"name": original.library, "version": version_of(original.library)},
+        "texts": {"timed": len(timed), "judged": len(others), "tokens": sum(lengths) / len(lengths)},
+        "rows": rows,
+        "environment": environment(device),
+    }
+
+
+def split_texts(original: Original, texts: Sequence[Any]) -> tuple[list[Any], list[Any], float]:
+    """Return texts to time and others to judge by, as many as there is time for, and the seconds of one."""
+    given: Any = [text if isinstance(text, str) else text[0] if len(text) == 1 else tuple(text) for text in texts]
+    if original.kind == "cross-encoder" and isinstance(given[0], str):
+        given = pairs(given)
+    shuffled = Random(0).sample(given, len(given))
+    run = partial(run_singly, original, shuffled[:8])
+    run()  # warm
+    one = time_calls(run, 1) / 8
+    count = min(len(shuffled) // 2, max(BATCHES[-1], fitting(TIMING, one, 2 * BATCHES[-1])))
+    return shuffled[:count], shuffled[count:][: max(JUDGED[0], fitting(JUDGING, one, JUDGED[1]))], one
+
+
+def fitting(seconds: float, one: float, most: int) -> int:
+    """Return how many texts all models can run in some seconds, of which the library takes one for a text."""
+    return min(most, int(seconds / (IN_ALL * one)))
+
+
+def run_singly(model: Original, texts: Sequence[Any]) -> None:
+    for text in texts:
+        model.results([text], batch_size=1)
+
+
+def time_batches(
+    models: dict[str, Original], texts: Sequence[Any], size: int, one: float, device: str, bar: Progress
+) -> dict[str, dict[str, Any]]:
+    """Return for each model the milliseconds a text, the texts a second, and the speed over the first model's."""
+    some = texts if size > 1 else texts[: max(8, fitting(TIMING / (FEWEST + 1), one, len(texts)))]
+
+    def call(model: Original) -> Callable[[], Any]:
+        return partial(run_singly, model, some) if size == 1 else partial(model.results, some, batch_size=size)
+
+    bar.stage(name_of_batch(size), ROUNDS, "rounds")
+    calls = {name: call(model) for name, model in models.items()}
+    times = alternate(calls, ROUNDS, device, warm=1, seconds=TIMING, after_round=bar.advance)
+    first, *_ = models
+    return {
+        name: {
+            "milliseconds": quartiles([1000 * seconds / len(some) for seconds in each]),
+            "texts_per_second": quartiles([len(some) / seconds for seconds in each]),
+            "speedup": quartiles(ratios(times, first, name)),
+            "texts": len(some),
+            "rounds": len(each),
+        }
+        for name, each in times.items()
+    }
+
+
+def backend_of(thing: Any) -> str | None:
+    """Return the backend of the optimised encoders in an object, None without any."""
+    parts = (part for _, module in modules_of(thing) for part in module.modules())
+    return next((part.model.backend for part in parts if isinstance(part, OptimizedBody)), None)
+
+
+def describe_speed(record: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a record for people: a table of times for each size of batch, and one of what is kept."""
+    library, texts, machine = record["library"], record["texts"], record["environment"]
+    yield f"{record['checkpoint']}: {record['kind']}, beside {library['name']} {library['version']}"
+    yield f"{machine['gpu'] if 'gpu' in machine else machine['cpu']}, {count_of(machine['threads'], 'thread')}"
+    yield f"{texts['timed']} texts of {texts['tokens']:.0f} tokens on average; medians, in brackets quartiles"
+    width = max(map(len, (*record["rows"], *map(name_of_batch, BATCHES))))
+    for size in BATCHES:
+        yield ""
+        yield f"{name_of_batch(size):{width}}  ms a text  texts a second  times as fast"
+        for name, row in record["rows"].items():
+            found = row[f"batch {size}"]
+            times, rate = found["milliseconds"]["median"], found["texts_per_second"]["median"]
+            faster = "" if row["backend"] is None else with_spread(found["speedup"])
+            yield f"{name:{width}}  {times:9.2f}  {rate:14.1f}  {faster}".rstrip()
+    kept = {name: row["kept"] for name, row in record["rows"].items() if row["kept"]}
+    yield f"\nof the results for {texts['judged']} other texts is kept"
+    yield " " * width + "".join(f"  {what}" for what in next(iter(kept.values())))
+    for name, row in kept.items():
+        yield f"{name:{width}}" + "".join(f"  {value:{len(what)}.4f}" for what, value in row.items())
+
+
+def name_of_batch(size: int) -> str:
+    return "one text at a time" if size == 1 else f"batches of {size}"

@@ -1,0 +1,114 @@
+"""`bertlite evaluate --speed`: a checkpoint's own library beside each dtype, on texts of one file."""
+
+import json
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import blocks
+import pytest
+from conftest import SIZES, randomise_
+from natively import native
+
+pytest.importorskip("sentence_transformers")
+
+import bertlite
+from bertlite import BertConfig, measure_speed, prune_heads
+from bertlite.cli import main
+from bertlite.experiments import speed
+from bertlite.shipping.folder import write_model
+
+pytestmark = native
+
+
+def texts(count: int = 90) -> list[str]:
+    draw = Random(3)
+    return ["".join(draw.choice("abcdefgh ") for _ in range(draw.randrange(3, 30))) + f" {i}x" for i in range(count)]
+
+
+@pytest.fixture
+def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Save a model with a tokenizer, in the working directory, where timing takes no time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(speed, "TIMING", 0.1)
+    monkeypatch.setattr(speed, "JUDGING", 0.1)
+    monkeypatch.setattr(speed, "ROUNDS", 7)
+    tokenizer = blocks.given(tmp_path)["tokenizer"]
+
+    def save(cls: str, **fields: Any) -> None:
+        sizes = {**SIZES, "hidden_size": 96, "num_attention_heads": 3, "max_position_embeddings": 64}
+        model = randomise_(getattr(bertlite, cls)(BertConfig(**{**sizes, "type_vocab_size": 2, **fields}))).float()
+        model.save_pretrained("dense")
+        tokenizer.save_pretrained("dense")
+        write_model("model", prune_heads(model.eval(), {0: [1]}), "dense")
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields", "kind", "library", "kept"),
+    [
+        ("BertModel", {}, "encoder", "sentence-transformers", "ten nearest neighbours"),
+        ("BertForSequenceClassification", {"num_labels": 1}, "cross-encoder", "sentence-transformers", "rank"),
+        (
+            "BertForSequenceClassification",
+            {"num_labels": 3},
+            "classifier",
+            "transformers",
+            "texts with the same label",
+        ),
+        ("BertForTokenClassification", {"num_labels": 3}, "tagger", "transformers", "texts with the same"),
+    ],
+)
+def test_each_kind_is_timed_in_its_library_and_in_each_dtype(
+    cls: str, fields: dict[str, Any], kind: str, library: str, kept: str, save: Any
+) -> None:
+    save(cls, **fields)
+    found = measure_speed("model", texts())
+    assert (found["kind"], found["library"]["name"]) == (kind, library)
+    assert found["texts"]["timed"] >= 32
+    assert found["texts"]["judged"] >= 50
+    assert [*found["rows"]] == [library, "float32", "bfloat16", "int8"]
+    for name, row in found["rows"].items():
+        assert row["backend"] == (None if name == library else "native")
+        for batch in ("batch 1", "batch 32"):
+            times, rate = row[batch]["milliseconds"], row[batch]["texts_per_second"]
+            assert 0 < times["low"] <= times["median"] <= times["high"]
+            assert rate["high"] == pytest.approx(1000 / times["low"], rel=0.2)
+            assert row[batch]["speedup"]["median"] == 1 or name != library
+    measures = found["rows"]["float32"]["kept"]
+    assert any(name.startswith(kept) for name in measures)
+    assert min(measures.values()) > 0.99
+    assert min(found["rows"]["int8"]["kept"].values()) <= min(measures.values())
+    assert found["environment"]["threads"] >= 1
+
+
+def test_texts_that_are_judged_are_not_those_that_are_timed() -> None:
+    calls: list[Any] = []
+    original: Any = SimpleNamespace(kind="cross-encoder", results=lambda some, **_: calls.append(some))
+    timed, others, one = speed.split_texts(original, texts())
+    assert not {*timed} & {*others}
+    assert len(timed) == 45
+    assert len(others) == 45
+    assert {*timed, *others} == {*zip(texts(), (*texts()[1:], texts()[0]), strict=True)}, "each with the next"
+    assert len(calls) == 16
+    assert one > 0
+
+
+def test_the_command_prints_a_table_or_the_record(save: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    save("BertModel")
+    Path("texts.txt").write_text("\n".join(texts()))
+    words = ["evaluate", "model", "--texts", "texts.txt", "--speed", "--dtype", "int8"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 119
+    assert [line.split()[0] for line in lines if line][3:6] == ["one", "sentence-transformers", "int8"]
+    assert main([*words, "--json"]) == 0
+    assert [*json.loads(capsys.readouterr().out)["rows"]] == ["sentence-transformers", "int8"]
+    for wrong in (words[:4], [*words, "--dev", "texts.txt"], ["evaluate", "model"]):
+        assert main(wrong) == 2
+        assert "give labelled examples with --dev DATA, or texts to time with" in capsys.readouterr().err
+    Path("few.txt").write_text("\n".join(texts(19)))
+    assert main(["evaluate", "model", "--texts", "few.txt", "--speed"]) == 2
+    assert "there are 19 texts; 20 or more are needed" in capsys.readouterr().err
