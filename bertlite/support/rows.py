@@ -29,8 +29,10 @@ SUFFIXES = (*PLAIN, ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 OTHERS = {"txt": "text", "ndjson": "jsonl"}  # the format of a suffix that does not name it
 LONGEST = 2**27  # characters of a csv cell: a longer one means a quotation mark that is not closed
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a quoted csv cell with quotation marks inside
-WIDE_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")  # at the beginning of a file in UTF-32
-NARROW_MARKS = (b"\xff\xfe", b"\xfe\xff")  # the same in UTF-16
+MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+PACKED = {b"\x1f\x8b": "gzip", b"PK\3\4": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
+SAMPLE = 4096  # bytes at the beginning of a file, by which its encoding is guessed
+CONTROL = re.compile("[\0-\b\x0e-\x1f]")  # characters that no text has
 HALF = re.compile("[\ud800-\udfff]")  # half a character: a byte that is not UTF-8, or an escape of JSON
 
 
@@ -156,26 +158,41 @@ def read_lines(table: Table, newline: str = "\n") -> Iterator[str]:
     Raises:
         ValueError: a byte is not UTF-8, or is 0.
     """
-    with open(table.path, "rb") as file:
-        begin = file.read(4)
-    wide = "UTF-32" if begin in WIDE_MARKS else "UTF-16" if begin[:2] in NARROW_MARKS else None
     with open(table.path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file:
         for number, line in enumerate(file, 1):
             table.line = number
             if not line.isascii() and (half := HALF.search(line)):
                 byte = len(line[: half.start()].encode()) + 1
-                what = f"byte {byte} of the line, 0x{ord(half[0]) - 0xDC00:02x}, is not UTF-8"
-                raise encoding_error(table, what, wide or "LATIN1")
+                raise encoding_error(table, f"byte {byte} of the line, 0x{ord(half[0]) - 0xDC00:02x}, is not UTF-8")
             if "\0" in line:
-                side = "UTF-16BE" if begin[:1] == b"\0" else "UTF-16LE"
-                raise encoding_error(table, "the line has a byte 0, as texts in UTF-16 have", wide or side)
+                raise encoding_error(table, "the line has a byte 0, which no text in UTF-8 has")
             yield line
 
 
-def encoding_error(table: Table, what: str, encoding: str) -> ValueError:
-    """Return the error for a file that is not in UTF-8."""
+def encoding_error(table: Table, what: str) -> ValueError:
+    """Return the error for a file that is not in UTF-8, which says what to do with it."""
+    with open(table.path, "rb") as file:
+        sample = file.read(SAMPLE)
+    if packed := [name for begin, name in PACKED.items() if sample.startswith(begin)]:
+        return ValueError(f"{what}; the file is packed by {packed[0]}: give the file that it holds, unpacked")
+    encoding = encoding_of(sample)
+    if CONTROL.search(sample.decode(encoding, errors="replace")):
+        return ValueError(f"{what}; the file has other bytes than text: choose its format, or another file")
     command = f"iconv -f {encoding} -t UTF-8 {table.path} > converted"
     return ValueError(f"{what}; convert the file from its encoding, such as: {command}")
+
+
+def encoding_of(sample: bytes) -> str:
+    """Return the likeliest encoding of bytes that are not UTF-8: by their mark, else by the places of their zeros."""
+    if marked := [name for begin, name in MARKS.items() if sample.startswith(begin)]:
+        return marked[0]
+    zeros = [sample[i::4].count(0) for i in range(4)]
+    half = len(sample) / 8
+    if min(zeros[2:]) > half or min(zeros[:2]) > half:  # a character of UTF-32 has two bytes that are nearly always 0
+        return "UTF-32LE" if zeros[3] > half else "UTF-32BE"
+    if not any(zeros):
+        return "LATIN1"
+    return "UTF-16LE" if zeros[1] + zeros[3] > zeros[0] + zeros[2] else "UTF-16BE"
 
 
 def read_text(table: Table) -> Iterator[Fields]:

@@ -1,6 +1,10 @@
 """Rows of files: `embed`, experiments and budgets read the same, and refuse the same by file, row and column."""
 
+import bz2
+import gzip
 import json
+import lzma
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,7 +122,7 @@ def test_what_is_not_a_text_is_refused_by_name(tmp_path: Path, suffix: str, cont
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("format", ["csv", "tsv", "jsonl", "txt"])
-@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32", "UTF-16LE", "UTF-16BE"])
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32", "UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
 def test_other_unicode_is_refused_with_its_name(tmp_path: Path, encoding: str, format: str, reader: str) -> None:
     """With a mark at its beginning or without one; and a file that was taken for LATIN1, which has zeros."""
     path = tmp_path / f"x.{format}"
@@ -130,6 +134,26 @@ def test_other_unicode_is_refused_with_its_name(tmp_path: Path, encoding: str, f
     path.write_text(CELLS[format].encode(encoding).decode("latin1"), encoding="utf-8")
     with pytest.raises(ValueError, match=r"the line has a byte 0|is not JSON"):
         READERS[reader](path)
+
+
+@pytest.mark.parametrize("format", ["csv", "tsv", "jsonl", "txt"])
+def test_a_file_that_is_no_text_is_not_taken_for_another_encoding(tmp_path: Path, format: str) -> None:
+    path, contents = tmp_path / f"x.{format}", CELLS[format].encode() * 9
+    with zipfile.ZipFile(path.with_suffix(".zip"), "w") as file:
+        file.writestr("x", contents)
+    packed = {
+        "gzip": gzip.compress(contents),
+        "bzip2": bz2.compress(contents),
+        "xz": lzma.compress(contents),
+        "zip": path.with_suffix(".zip").read_bytes(),
+    }
+    for name, written in packed.items():
+        path.write_bytes(written)
+        with pytest.raises(ValueError, match=f"the file is packed by {name}: give the file that it holds, unpacked"):
+            READERS["embed"](path)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    with pytest.raises(ValueError, match="the file has other bytes than text: choose its format, or another file"):
+        READERS["embed"](path)
 
 
 def test_rows_come_one_by_one(tmp_path: Path) -> None:
