@@ -304,6 +304,20 @@ def test_a_command_that_must_write_says_so(capsys) -> None:
     assert "caf\\udce9 is not UTF-8" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("leaf", [name for name, each in LEAVES.items() if each.get_default("needs")])
+def test_a_file_where_a_folder_is_to_be_written_is_named_before_the_work(leaf: str, tmp_path: Path, capsys) -> None:
+    command = LEAVES[leaf]
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder.json").mkdir()
+    folder = "FOLDER" in command.get_default("needs")
+    for name, message in (*[("file", "file: name a folder")] * folder, ("folder.json", "folder: name a file")):
+        example = shlex.split(command.examples[0])
+        example[example.index("--out") + 1] = str(tmp_path / name)
+        assert main(example) == 2
+        assert capsys.readouterr().err == f"bertlite {leaf}: {tmp_path / name} is a {message} to write\n"
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bertlite.support.records import naming
+from bertlite.support.records import check_is_folder, naming
 
 LAST = "config.json"  # written last: a folder without it is not a checkpoint
 
@@ -38,8 +38,7 @@ def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
         raise ValueError(
             f"{folder} is a mount point, which cannot be replaced in one step: save to a folder inside it"
         )
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file; a checkpoint is a folder")
+    check_is_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     for place in (folder.parent, folder):
         if place.exists() and not os.access(place, os.W_OK):

@@ -107,8 +107,8 @@ def run_command(args: argparse.Namespace) -> int:
     args.out = dict(args.out)
     args.folder = args.out.get(FOLDER)
     args.record = args.out.get(RECORD) if args.record_in_out else None
-    for path in args.out.values():
-        check_writable(path)
+    for kind, path in args.out.items():
+        check_writable(kind, path)
     if args.folder:
         check_utf8(args.folder)
     if args.needs and not set(args.needs) & set(args.out) and not (args.json and RECORD in args.needs):

@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+from bertlite.support.records import check_is_folder
+
 Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
 
 FOLDER = "FOLDER"  # a kind of output: a path with any other suffix
@@ -178,8 +180,12 @@ def add_device(action: Any) -> None:
     action.add_argument("--device", default="cpu", help="cpu or cuda")
 
 
-def check_writable(path: Path) -> None:
-    """Raise OSError, before the work starts, if nothing can be written at a path."""
+def check_writable(kind: str, path: Path) -> None:
+    """Raise OSError if an output of this kind cannot be written at a path, before the work starts."""
+    if kind == FOLDER:
+        check_is_folder(path)
+    elif path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file to write")
     folder = next(each for each in path.absolute().parents if each.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):

@@ -82,6 +82,7 @@ class Run:
         }
 
     def __enter__(self) -> Self:
+        check_is_folder(self.folder)
         if self.folder.exists():
             # a killed process may have left a half-written .run.json.XXXX
             written = [path for path in self.folder.iterdir() if not path.name.startswith(f".{RUN}.")]
@@ -428,6 +429,12 @@ def lock_folder(folder: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def check_is_folder(folder: Path) -> None:
+    """Raise NotADirectoryError if a folder to write is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: name a folder to write")
 
 
 @contextmanager

@@ -1163,7 +1163,7 @@ def test_a_decoder_that_is_no_longer_tied_is_not_saved_as_if_it_were(tmp_path):
 
 def test_what_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="file is a file; a checkpoint is a folder"):
+    with pytest.raises(NotADirectoryError, match="file is a file: name a folder to write"):
         make().save_pretrained(tmp_path / "file")
     with pytest.raises(ValueError, match="/ is a mount point"):
         make().save_pretrained("/")
