@@ -182,7 +182,7 @@ def test_every_command_that_a_text_shows_can_be_parsed(capsys) -> None:
         (parts.names, "a,b c, d", ("a", "b c", "d")),
         (parts.integers, "0,2,11", (0, 2, 11)),
         (parts.numbers, "0.5,1,1e-3", (0.5, 1.0, 0.001)),
-        (parts.shapes, "1x16,8x128", ((1, 16), (8, 128))),
+        (parts.shape, "8x128", (8, 128)),
         (parts.names_of("fruit", ["fig", "plum"]), "plum,fig", ("plum", "fig")),
         (parts.paths((".json", "FOLDER")), "a.JSON,b/c", {".json": Path("a.JSON"), "FOLDER": Path("b/c")}),
         (parts.paths((".json", "FOLDER")), "runs/v1.2", {"FOLDER": Path("runs/v1.2")}),
@@ -204,8 +204,8 @@ def test_a_list_has_commas(parse, text, wanted) -> None:
             (parts.number, text, f"'{text}' is not a finite number of 0 or more")
             for text in ("nan", "inf", "-1", "1e999")
         ),
-        (parts.shapes, "8", "'8' is not a shape; write sequences x tokens, such as 8x128"),
-        (parts.shapes, "0x4", "'0x4' is not a shape"),
+        (parts.shape, "8", "'8' is not a shape; write sequences x tokens, such as 8x128"),
+        (parts.shape, "0x4", "'0x4' is not a shape"),
         (parts.count, "0", "'0' is too small; it must be 1 or more"),
         (parts.names_of("fruit", ["fig", "plum"]), "fig,leek", "there is no fruit 'leek'; have: fig, plum"),
         (parts.paths((".html", ".json")), "a.txt", "'a.txt' has none of the suffixes .html, .json"),

@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -180,6 +181,13 @@ def add_device(action: Any) -> None:
     action.add_argument("--device", default="cpu", help="cpu or cuda")
 
 
+def set_defaults(action: Parser, settings: Any) -> None:
+    """Give the options of a command the defaults of a dataclass with fields of their names."""
+    for each in fields(settings):
+        is_list = isinstance(each.default, tuple) and each.default
+        action.set_defaults(**{each.name: ",".join(each.default) if is_list else each.default})
+
+
 def check_writable(kind: str, path: Path) -> None:
     """Raise OSError if an output of this kind cannot be written at a path, before the work starts."""
     if kind == FOLDER:
@@ -246,15 +254,12 @@ def numbers(text: str) -> tuple[float, ...]:
     return tuple(map(number, names(text)))
 
 
-def shapes(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse "1x16,8x128" into ((1, 16), (8, 128))."""
-    found = []
-    for part in names(text):
-        sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", part, re.ASCII)
-        if sizes is None:
-            raise argparse.ArgumentTypeError(f"{part!r} is not a shape; write sequences x tokens, such as 8x128")
-        found.append((int(sizes[1]), int(sizes[2])))
-    return tuple(found)
+def shape(text: str) -> tuple[int, int]:
+    """Parse "8x128" into (8, 128)."""
+    sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text, re.ASCII)
+    if sizes is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape; write sequences x tokens, such as 8x128")
+    return int(sizes[1]), int(sizes[2])
 
 
 def integer(text: str) -> int:

@@ -17,14 +17,15 @@ from bertlite.cli.parts import (
     names,
     number,
     numbers,
-    shapes,
+    set_defaults,
+    shape,
 )
+from bertlite.experiments.settings import LABELS_FOR, WAYS, PruneSettings
 from bertlite.pruning.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
 WORK = "bertlite.experiments.command"
 TASKS = ("classification", "tokens", "regression", "similarity")
 METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
-WAYS = ("auto", "latency", "macs")
 SUMMARY = "make a checkpoint faster or smaller (`prune to 2x`), or compare ways to prune"
 DESCRIPTION = """\
 Make a checkpoint faster or smaller with `to`, or smaller with `vocabulary`; the other actions are experiments that
@@ -172,17 +173,17 @@ def add_to(actions: Commands) -> None:
     group = add_texts(action)
     group.add_argument("--label", metavar="NAME", help="name of the column with the label (default: none)")
     text = "use labels only for judging, or for all: also for the fit and for --distil"
-    group.add_argument("--labels-for", choices=("all", "judging"), default="all", help=text)
+    group.add_argument("--labels-for", choices=LABELS_FOR, help=text)
     text = "texts to fit to (default: 1024, or fewer that hold 16 tokens for each input of the widest matrix)"
     group.add_argument("--calibration", type=count, metavar="N", help=text)
     work = action.add_argument_group("work that the target is for")
     text = "one batch of B sequences of S tokens each (default: 8x128 without --lengths)"
-    work.add_argument("--at", type=shapes, metavar="BxS", help=text)
+    work.add_argument("--at", type=shape, metavar="BxS", help=text)
     text = "a file with a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)"
     work.add_argument("--lengths", metavar="FILE", help=text)
-    work.add_argument("--batch-size", type=count, default=32, help="number of sequences of --lengths")
+    work.add_argument("--batch-size", type=count, help="number of sequences of --lengths")
     text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference"
-    work.add_argument("--backend", default="plain", help=text)
+    work.add_argument("--backend", help=text)
     text = "dtype of the timed models: float32, bfloat16, float16 or, with a backend, int8 (default: the checkpoint's)"
     work.add_argument("--dtype", help=text)
     add_device(work)
@@ -190,7 +191,7 @@ def add_to(actions: Commands) -> None:
         "cost of a layer's size: its measured latency on this machine, or its macs; auto is latency if TARGET is a"
         " speed or a time and --backend is plain, else macs"
     )
-    action.add_argument("--allocate", choices=WAYS, default="auto", help=text)
+    action.add_argument("--allocate", choices=WAYS, help=text)
     text = "after pruning, train the remaining layers for MINUTES with the given model as teacher"
     action.add_argument("--distil", type=number, metavar="MINUTES", help=f"{text} (default: nothing is trained)")
     text = (
@@ -203,7 +204,8 @@ def add_to(actions: Commands) -> None:
     action.add_argument("--size", action="store_true", help="TARGET is a share of the file's bytes, not of the MACs")
     text = "keep only the tokens that the texts use, as `prune vocabulary` does"
     action.add_argument("--vocabulary", action="store_true", help=text)
-    action.add_argument("--seed", type=integer, default=0, help="seed for drawing texts")
+    action.add_argument("--seed", type=integer, help="seed for drawing texts")
+    set_defaults(action, PruneSettings)
 
 
 def add_vocabulary(actions: Commands) -> None:

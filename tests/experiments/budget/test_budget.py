@@ -5,7 +5,7 @@ import os
 import random
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from bertlite import (
     BertForTokenClassification,
     BertModel,
     BertTokenizer,
+    PruneSettings,
     prune_heads,
     prune_neurons,
+    prune_to,
 )
-from bertlite.cli import main, parts
+from bertlite.cli import main, parser, parts
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.experiments import finetune
 from bertlite.experiments.budget import command, distil, search, times
@@ -37,6 +39,7 @@ from bertlite.experiments.budget.target import Target, UnitCosts, read_work
 from bertlite.experiments.budget.texts import batches_of, read_texts, split
 from bertlite.experiments.budget.work import full
 from bertlite.experiments.data import DataSource, EncodedExamples, Examples
+from bertlite.experiments.settings import from_options
 from bertlite.pruning.importance import macs
 from bertlite.pruning.importance.structures import arguments_of
 from bertlite.runtime.library import missing_platform
@@ -906,6 +909,80 @@ def test_several_targets_share_one_search_and_are_as_each_alone(
     assert main(several) in DONE  # what is done is not done again
     assert f"{tmp_path / 'all' / '2x'} is done already" in capsys.readouterr().err
     assert len(calls) == 9
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_from_python_a_folder_or_a_loaded_model_gives_what_the_command_gives(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], loaded: bool
+) -> None:
+    assert prune(world, tmp_path / "command", "50%", "--at", "2x16", "--lose-at-most", "100") == 0
+    capsys.readouterr()
+    given: Any = world / "model"
+    texts: Any = world / "texts.txt"
+    settings = PruneSettings(calibration=1024, at=(2, 16), lose_at_most=100)
+    options: dict[str, Any] = {"settings": settings}
+    if loaded:
+        given, texts = BertForSequenceClassification.from_pretrained(given).train(), texts.read_text().split("\n")[:-2]
+        options["tokenizer"] = BertTokenizer.from_pretrained(world / "model")
+        before = {name: value.clone() for name, value in given.state_dict().items()}
+        with pytest.raises(ValueError, match="a loaded model has no tokenizer of its own: give tokenizer too"):
+            prune_to(given, "50%", texts, tmp_path / "python", settings=settings)
+    record = prune_to(given, "50%", texts, tmp_path / "python", **options)
+    assert capsys.readouterr() == ("", "")
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "command" / name).read_bytes(), name
+    one, other = report_of(tmp_path / "command"), report_of(tmp_path / "python")
+    assert other == {**other, **record}, "the record is the report"
+    assert one["settings"] == other["settings"]
+    assert other["checkpoint"] == (None if loaded else str(world / "model"))
+    again = prune_to(given, ["50%"], texts, tmp_path / "python", **options)
+    assert again["wall_seconds"] == other["wall_seconds"], "what is finished is not done again"
+    if loaded:
+        assert given.training
+        assert options["tokenizer"].model_max_length == BertTokenizer.from_pretrained(world / "model").model_max_length
+        assert_same(given.state_dict(), before, atol=0)
+
+
+OTHERS: dict[str, Any] = {"text": ("a",), "columns": ("a",), "labels_for": "judging", "at": (2, 3), "allocate": "macs"}
+
+
+def test_resuming_compares_every_setting_that_is_not_marked() -> None:
+    """A field that is added counts, without any list of names."""
+
+    @dataclass(frozen=True)
+    class More(PruneSettings):
+        new: int = 0
+
+    base = More(label="b")
+    for each in fields(More):
+        value = getattr(base, each.name)
+        changed = replace(base, **{each.name: OTHERS.get(each.name, not value if value in (False, True) else 7)})
+        assert (changed.determining() == base.determining()) == (each.name == "lose_at_most"), each.name
+    curves = {"text", "columns", "label", "labels_for", "max_length", "calibration", "vocabulary", "seed", "device"}
+    assert {*base.determining(curves=True)} == {*curves, "new"}
+
+
+def test_every_option_that_shapes_a_result_is_a_setting() -> None:
+    """The others name texts, whose contents count, and what is written."""
+    command = parts.subcommands(parts.subcommands(parser())["prune"])["to"]
+    names = {option.dest for option in command._actions if option.option_strings}
+    others = {"help", "texts", "dev", "out", "json", "quiet", "keep"}
+    assert names - others == {each.name for each in fields(PruneSettings)}
+    args = parser().parse_args(["prune", "to", "2x", "m", "--texts", "t", "--out", "o"])
+    assert from_options(PruneSettings, vars(args)) == PruneSettings()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"allocate": "time"}, "allocate is 'time'; give one of auto, latency, macs"),
+        ({"labels_for": "judgin"}, "labels_for is 'judgin'; give one of all, judging"),
+        ({"batch_size": 0}, "batch_size is 0; give 1 or more"),
+    ],
+)
+def test_a_setting_of_no_meaning_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PruneSettings(**given)
 
 
 def test_targets_given_twice_are_refused(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

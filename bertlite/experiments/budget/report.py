@@ -1,0 +1,150 @@
+"""The report of a pruned model: its figures, for the card and for the terminal."""
+
+from pathlib import Path
+from typing import Any
+
+from bertlite.checkpoint.saving import file_size
+from bertlite.experiments.budget.distil import CHECKS
+from bertlite.experiments.budget.search import Outcome
+from bertlite.experiments.budget.vocabulary import describe
+from bertlite.experiments.compare import show_interval
+from bertlite.experiments.files import units_kept
+from bertlite.inference.optimize import PLAIN
+from bertlite.shipping.card import Figure
+from bertlite.support.progress import short_time
+from bertlite.support.timing import with_spread
+
+LIKENESS = {  # figures of a report that compare the model with the given one
+    "agreement": "share of predictions with the same class",
+    "cosine": "cosine with the given model's vectors",
+    "rank_correlation": "rank correlation with the given model's",
+}
+SAME_TOKENS = "Predictions are compared with those of the given model with this vocabulary."
+MADE = (
+    "bertlite prune to {target} removed heads and intermediate neurons and fitted the rest to what the given model"
+    " computes on {count} texts; "
+)
+UNTRAINED = "no weight was trained."
+TRAINED = (
+    "then the layers were trained on {texts} texts, {epochs:.1f} times each in {steps} steps of {step_seconds:.2g} s,"
+    " {minutes:g} min with checks, to have the given model's {outputs} and hidden states{labels}; kept were those of"
+    " step {best_step}, the best of {checks} on the {judged}, which flatters figures on these a little."
+)
+VERDICTS = {
+    "right": "met",
+    "slow": "missed, the model is too slow",
+    "fast": "missed, the model is faster than needed, and may have lost more than needed",
+    "constant": "missed, the model predicts the same for all texts",
+    None: "not checked, the clock of this machine is too noisy to tell",
+}
+
+
+def facts_of(found: Outcome, is_constant: bool) -> dict[str, Any]:
+    """Return the sizes and the times of the pruned model, and whether it meets the target: not if it is constant."""
+    heads, neurons = units_kept(found.model.config)
+    verdict = "constant" if is_constant else found.verdict
+    return {
+        "heads_kept": heads,
+        "neurons_kept": neurons,
+        "parameters": found.model.num_parameters(),
+        "macs": found.plan.macs,
+        "bytes": file_size(found.model),
+        "expected_loss": found.plan.loss,
+        **found.times,
+        "sizes_by": found.plan.by,
+        "met": None if verdict is None else verdict == "right",
+        "verdict": VERDICTS[verdict],
+    }
+
+
+def figures_of(report: dict[str, Any]) -> list[Figure]:
+    """Return the figures for the card: measured times, and metrics on held-out texts."""
+    held = describe_held_out(report)
+    figures = [
+        Figure(f"speed at {timed_work(report)}, times the given model's", report["speedup"]["median"], dense=1.0),
+        Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
+        Figure("megabytes of the weights", report["bytes"] / 1e6, dense=report["dense_bytes"] / 1e6),
+    ]
+    if report["every_token"]:
+        name = f"the same with every token in the last layer, as transformers computes it, at {timed_work(report)}"
+        figures.append(Figure(name, report["every_token"]["speedup"]["median"], dense=1.0))
+    named = {name: text for name, text in LIKENESS.items() if name in report}
+    if "cosine" not in named:
+        name = f"divergence from the given model's predictions, in nats, {held}"
+        figures.append(Figure(name, report["kl"], dense=0.0))
+    figures += [Figure(f"{text}, {held}", report[name], dense=1.0) for name, text in named.items()]
+    if "score" in report:
+        ends = report["score_low"], report["score_high"]
+        figures.append(Figure(report["metric"], report["score"], *ends, held, report["dense_score"]))
+        ends = report["difference_low"], report["difference_high"]
+        name = f"{report['metric']} less the given model's, paired"
+        figures.append(Figure(name, report["difference"], *ends, f"{held}, p = {report['p']:.2g}", 0.0))
+    return figures
+
+
+def how_made(report: dict[str, Any]) -> list[str]:
+    """Return sentences on how the model was made, for the card."""
+    texts = report["texts"]
+    made = MADE.format(target=report["target"], count=texts["fitted to"])
+    how = [made + (describe_distillation(report) if report["distilled"] else UNTRAINED)]
+    how += [texts["note"]] if texts["note"] else []
+    return [*how, *describe(report["vocabulary"]), SAME_TOKENS] if "vocabulary" in report else how
+
+
+def describe_distillation(report: dict[str, Any]) -> str:
+    """Return what was trained, for how long and with which texts."""
+    facts = report["distilled"]
+    labels = " and for the labels" if facts["labels"] else ""
+    outputs = "vectors" if "cosine" in report else "predictions"
+    more = {"labels": labels, "outputs": outputs, "checks": CHECKS + 1, "judged": describe_held_out(report)}
+    return TRAINED.format(**{**facts, **more})
+
+
+def describe_held_out(report: dict[str, Any]) -> str:
+    """Return the number and the source of the texts judged on."""
+    texts = report["texts"]
+    return f"{texts['held out']} texts {'held out ' if texts['note'] else ''}of {texts['of']}"
+
+
+def timed_work(report: dict[str, Any]) -> str:
+    """Describe what was timed: the work, and how the models ran it."""
+    settings = report["settings"]
+    how = [] if settings["backend"] == PLAIN else [f"backend {settings['backend']}"]
+    return ", ".join([report["work"], *how, *([settings["dtype"]] if settings["dtype"] else [])])
+
+
+def print_report(report: dict[str, Any], folder: Path) -> None:
+    """Print the results."""
+    pruned, dense = report["seconds"]["median"], report["dense_seconds"]["median"]
+    print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
+    if report["distilled"]:
+        print(describe_distillation(report))
+    print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
+    print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")
+    if "vocabulary" in report:
+        print(*describe(report["vocabulary"]), SAME_TOKENS, sep="\n")
+    print(
+        f"time at {timed_work(report)}: {short_time(pruned)}, was {short_time(dense)}:"
+        f" {with_spread(report['speedup'])} x as fast"
+    )
+    if report["every_token"]:
+        slower = with_spread(report["every_token"]["speedup"])
+        print(f"the last layer computes [CLS] alone, as bertlite does; every token, as transformers does: {slower} x")
+    alike = [f"{text} {report[name]:.3f}" for name, text in LIKENESS.items() if name in report]
+    nats = [] if "cosine" in report else [f"{report['kl']:.4f} nats from the given model"]
+    print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}", end="")
+    if "score" in report:
+        interval = show_interval(report["score_low"], report["score_high"])
+        change = show_interval(report["difference_low"], report["difference_high"], "+")
+        print(
+            f"\n{report['metric']} {100 * report['score']:.1f}{interval}, was {100 * report['dense_score']:.1f}:"
+            f" {100 * report['difference']:+.1f}{change}, p = {report['p']:.2g}",
+            end="",
+        )
+    print("".join(f"\n{line}" for line in [report["texts"]["note"]] if line))
+    lost = report["lost"]
+    much = "" if lost["points"] <= lost["limit"] else f", but {lost['points']:.1f} points of {lost['of']} are lost"
+    print(f"target {report['target']}: {report['verdict']}{much}")
+    print(f"model: {folder}")
+    print(f"next: bertlite evaluate {folder} --dev FILE --against {report['checkpoint']}")
+    print(f"  or: bertlite export {folder} --out FOLDER")

@@ -1,0 +1,88 @@
+"""The settings of `bertlite prune to`: options get their defaults here, and resuming compares them.
+
+No torch, as `--help` imports this.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from os import PathLike
+from typing import Any, TypeVar
+
+Settings = TypeVar("Settings")
+LABELS_FOR = ("all", "judging")
+WAYS = ("auto", "latency", "macs")
+DETERMINES = "determines"  # in a field's metadata; without it a setting determines everything
+REST, NOTHING = "what follows gradients and curves", "nothing"
+
+
+@dataclass(frozen=True)
+class PruneSettings:
+    """The settings of `prune_to`, named as the options of `bertlite prune to`.
+
+    A field determines the result, and unfinished work with another value is not continued, unless it says otherwise.
+
+    Args:
+        text: names of the columns with the text: one, or two for pairs.
+        columns: names of all columns, for a .csv or .tsv file without a header.
+        label: name of the column with the label; None uses no labels.
+        labels_for: "all", or "judging" to measure the loss alone.
+        max_length: in tokens, to truncate texts to; by default 128, or as sentence-transformers would.
+        calibration: texts to fit to; by default 1024, or fewer with 16 tokens for each input of the widest matrix.
+        vocabulary: keep only the tokens that the texts use.
+        seed: of the texts drawn.
+        device: "cpu" or "cuda".
+        at: (sequences, tokens) of the batch that the target is for; by default (8, 128) without `lengths`.
+        lengths: a file with a length in tokens on each line, or the lengths; the batch has `batch_size` of their
+            quantiles.
+        backend: runs the timed models: a backend of `optimize_for_inference`, or "plain".
+        dtype: of the timed models; by default the checkpoint's.
+        allocate: the cost of a size, "latency" or "macs"; "auto" is latency for a speed or a time of plain models.
+        size: a share is one of the file's bytes, not of the MACs.
+        distil: minutes of training after pruning.
+        lose_at_most: points that the model may lose; by default as many as are normal.
+
+    Raises:
+        ValueError: a value is none of these.
+    """
+
+    text: tuple[str, ...] = ("text",)
+    columns: tuple[str, ...] = ()
+    label: str | None = None
+    labels_for: str = "all"
+    max_length: int | None = None
+    calibration: int | None = None
+    vocabulary: bool = False
+    seed: int = 0
+    device: str = "cpu"
+    at: tuple[int, int] | None = field(default=None, metadata={DETERMINES: REST})
+    lengths: str | PathLike[str] | Sequence[int] | None = field(default=None, metadata={DETERMINES: REST})
+    batch_size: int = field(default=32, metadata={DETERMINES: REST})
+    backend: str = field(default="plain", metadata={DETERMINES: REST})
+    dtype: str | None = field(default=None, metadata={DETERMINES: REST})
+    allocate: str = field(default="auto", metadata={DETERMINES: REST})
+    size: bool = field(default=False, metadata={DETERMINES: REST})
+    distil: float | None = field(default=None, metadata={DETERMINES: REST})
+    lose_at_most: float | None = field(default=None, metadata={DETERMINES: NOTHING})
+
+    def __post_init__(self) -> None:
+        for name, known in (("labels_for", LABELS_FOR), ("allocate", (*WAYS, "bytes"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(known)}")
+        for name in ("max_length", "calibration", "batch_size"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}; give 1 or more")
+        if self.labels_for == "judging" and self.label is None:
+            raise ValueError("--labels-for judging needs --label NAME, the column with the labels")
+
+    def determining(self, *, curves: bool = False) -> dict[str, Any]:
+        """Return the settings that determine a result, JSON-ready; or those of gradients and curves alone."""
+        left_out = (NOTHING, REST) if curves else (NOTHING,)
+        kept = [each.name for each in fields(self) if each.metadata.get(DETERMINES) not in left_out]
+        found: dict[str, Any] = json.loads(json.dumps({name: getattr(self, name) for name in kept}))
+        return found
+
+
+def from_options(cls: type[Settings], options: Mapping[str, Any]) -> Settings:
+    """Make settings of the options with the names of their fields."""
+    return cls(**{each.name: options[each.name] for each in fields(cls)})  # type: ignore[arg-type]  # a dataclass
