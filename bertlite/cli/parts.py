@@ -6,7 +6,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -181,11 +180,10 @@ def add_device(action: Any) -> None:
     action.add_argument("--device", default="cpu", help="cpu or cuda")
 
 
-def set_defaults(action: Parser, settings: Any) -> None:
-    """Give the options of a command the defaults of a dataclass with fields of their names."""
-    for each in fields(settings):
-        is_list = isinstance(each.default, tuple) and each.default
-        action.set_defaults(**{each.name: ",".join(each.default) if is_list else each.default})
+def set_defaults(action: Parser, settings: Mapping[str, Any]) -> None:
+    """Give the options of a command the defaults that its settings have; a list as it is written."""
+    lists = {name: ",".join(value) for name, value in settings.items() if isinstance(value, tuple) and value}
+    action.set_defaults(**{**settings, **lists})
 
 
 def check_writable(kind: str, path: Path) -> None:

@@ -205,7 +205,7 @@ def add_to(actions: Commands) -> None:
     text = "keep only the tokens that the texts use, as `prune vocabulary` does"
     action.add_argument("--vocabulary", action="store_true", help=text)
     action.add_argument("--seed", type=integer, help="seed for drawing texts")
-    set_defaults(action, PruneSettings)
+    set_defaults(action, vars(PruneSettings()))
 
 
 def add_vocabulary(actions: Commands) -> None:

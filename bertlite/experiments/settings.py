@@ -4,7 +4,7 @@ No torch, as `--help` imports this.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any, TypeVar
@@ -33,8 +33,7 @@ class PruneSettings:
         seed: of the texts drawn.
         device: "cpu" or "cuda".
         at: (sequences, tokens) of the batch that the target is for; by default (8, 128) without `lengths`.
-        lengths: a file with a length in tokens on each line, or the lengths; the batch has `batch_size` of their
-            quantiles.
+        lengths: a file with a length in tokens on each line; the batch has `batch_size` of their quantiles.
         backend: runs the timed models: a backend of `optimize_for_inference`, or "plain".
         dtype: of the timed models; by default the checkpoint's.
         allocate: the cost of a size, "latency" or "macs"; "auto" is latency for a speed or a time of plain models.
@@ -56,7 +55,7 @@ class PruneSettings:
     seed: int = 0
     device: str = "cpu"
     at: tuple[int, int] | None = field(default=None, metadata={DETERMINES: REST})
-    lengths: str | PathLike[str] | Sequence[int] | None = field(default=None, metadata={DETERMINES: REST})
+    lengths: str | PathLike[str] | None = field(default=None, metadata={DETERMINES: REST})
     batch_size: int = field(default=32, metadata={DETERMINES: REST})
     backend: str = field(default="plain", metadata={DETERMINES: REST})
     dtype: str | None = field(default=None, metadata={DETERMINES: REST})
@@ -79,7 +78,7 @@ class PruneSettings:
         """Return the settings that determine a result, JSON-ready; or those of gradients and curves alone."""
         left_out = (NOTHING, REST) if curves else (NOTHING,)
         kept = [each.name for each in fields(self) if each.metadata.get(DETERMINES) not in left_out]
-        found: dict[str, Any] = json.loads(json.dumps({name: getattr(self, name) for name in kept}))
+        found: dict[str, Any] = json.loads(json.dumps({name: getattr(self, name) for name in kept}, default=str))
         return found
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,17 +32,15 @@ from bertlite.experiments.budget.target import Target, check_work, read_work, sp
 from bertlite.experiments.budget.texts import (
     TEXTS,
     TOKENS_OF_INPUT,
-    Texts,
     batches_of,
     encode,
-    examples_of,
-    is_plain,
+    read_texts,
     split,
     with_tokens,
 )
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.budget.work import Work
-from bertlite.experiments.data import Examples, read_length
+from bertlite.experiments.data import DataSource, Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import PruneSettings, from_options
@@ -55,6 +53,7 @@ from bertlite.shipping.folder import REPORT, write_model
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head
 from bertlite.support.progress import Progress
 from bertlite.support.records import environment, lock_folder, map_large_blocks, peak_memory, sha256_of, write_record
+from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
 HELD_OUT = 256  # texts to judge by at most
@@ -63,6 +62,7 @@ NOT_UNSEEN = (
     " unseen texts would: give --dev FILE."
 )
 DEFAULTS = PruneSettings()
+Texts: TypeAlias = str | PathLike[str] | Sequence[str | tuple[str, str]]  # a file, or texts and pairs themselves
 
 
 def main(args: argparse.Namespace) -> int:
@@ -159,8 +159,8 @@ class Job:
     Args:
         source: folder or hub id of the given model.
         checkpoint: its name in the report; None of a loaded model.
-        settings: those given, with the length, the lengths and the backend that they come to.
-        inputs: hashes of the model and of the texts, which determine a result too.
+        settings: those given, with the length of texts and the backend that they come to.
+        inputs: hashes of the model and of the texts, and the lengths, which determine a result too.
         search: makes a Search for a target.
         judged: the batches of texts to judge by.
         distillation: the training after pruning, None without.
@@ -288,7 +288,8 @@ def read_job(
 ) -> Job:
     """Read the model and the texts."""
     config = read_config(source)
-    work = read_work(settings.at or (None if settings.lengths else (8, 128)), settings.lengths, settings.batch_size)
+    lengths = None if settings.lengths is None else fspath(settings.lengths)
+    work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
     check_work(work, config)
     every, judging = read_both(texts, dev, settings, config)
     model, tokenizer, given = read_model(source, tokenizer, every, judging, settings)
@@ -296,7 +297,7 @@ def read_job(
     timed = as_timed(model, dtype, settings.backend)  # raises if it cannot be timed
     backend = getattr(timed, "backend", PLAIN)
     length = read_length(settings.max_length, tokenizer)
-    settings = replace(settings, max_length=length, lengths=work.lengths, backend=backend)
+    settings = replace(settings, max_length=length, backend=backend)
     longest = min(length, config.max_position_embeddings)
     fit, held_out = split(every, settings.calibration or TEXTS, HELD_OUT, settings.seed, judging)
     rest, _ = split(every, len(every), HELD_OUT, settings.seed, judging)
@@ -328,6 +329,7 @@ def read_job(
         "texts": fit.sha256,
         "model": model_key(model, tokenizer, head),
         "judged": held_out.sha256,
+        "lengths": list(work.lengths),
         "trained on": trained_on,
     }
     note = None if judging else NOT_UNSEEN
@@ -407,12 +409,24 @@ def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | 
 def read_both(
     texts: Texts, dev: Texts | None, settings: PruneSettings, config: BertConfig
 ) -> tuple[Examples, Examples | None]:
-    """Read the texts to fit to, and those to judge by; plain texts have no labels, which the others may have."""
-    read = partial(examples_of, text=settings.text, columns=settings.columns, config=config)
+    """Read the texts to fit to, and those to judge by; plain texts have no labels, which the others may have.
+
+    Raises:
+        ValueError: labels are asked for of texts in memory.
+    """
+
+    def read(given: Texts, label: str | None) -> Examples:
+        if isinstance(given, str | PathLike):
+            return read_texts(DataSource(fspath(given), settings.text, label, settings.columns), config)
+        if label is not None:
+            raise ValueError("texts in memory have no labels: give a file, or leave label out")
+        return Examples("those given", tuple((each,) if isinstance(each, str) else each for each in given), ())
+
     if dev is None:
-        return read(texts, label=settings.label), None
-    label = None if is_plain(texts) or settings.labels_for == "judging" else settings.label
-    found, judging = read(texts, label=label), read(dev, label=settings.label)
+        return read(texts, settings.label), None
+    plain = not isinstance(texts, str | PathLike) or format_of(fspath(texts)) == "text"
+    found = read(texts, None if plain or settings.labels_for == "judging" else settings.label)
+    judging = read(dev, settings.label)
     task_of_head(config.num_labels).check_both(found, judging)
     return found, judging
 

@@ -142,9 +142,18 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
             end="",
         )
     print("".join(f"\n{line}" for line in [report["texts"]["note"]] if line))
-    lost = report["lost"]
-    much = "" if lost["points"] <= lost["limit"] else f", but {lost['points']:.1f} points of {lost['of']} are lost"
-    print(f"target {report['target']}: {report['verdict']}{much}")
+    print(f"target {report['target']}: {describe_verdict(report['verdict'], report['lost'])}")
     print(f"model: {folder}")
-    print(f"next: bertlite evaluate {folder} --dev FILE --against {report['checkpoint']}")
+    against = "" if report["checkpoint"] is None else f" --against {report['checkpoint']}"
+    print(f"next: bertlite evaluate {folder} --dev FILE{against}")
     print(f"  or: bertlite export {folder} --out FOLDER")
+
+
+def describe_verdict(verdict: str, lost: dict[str, Any]) -> str:
+    """Return the verdict on a target; a loss that is too large comes first."""
+    if lost["points"] <= 0:
+        return verdict
+    much = f"{lost['points']:.1f} points of {lost['of']}"
+    if lost["points"] <= lost["limit"]:
+        return f"{verdict}, {much} lost"
+    return f"too much is lost, {much}, more than {lost['limit']:g}; the target itself is {verdict}"

@@ -350,9 +350,9 @@ class Search:
             own_layer_(model, start)
             put_layer_(model, start, self.state.once(f"layer-{attempt}-{start}", dict))
             start += 1
-        advance = self.work_of("fitting", layers, start)
         if start == layers:
             return model
+        advance = self.work_of("fitting", layers, start)
 
         def keep(layer: int) -> None:
             self.state.save(f"layer-{attempt}-{layer}", layer_of(model, layer))

@@ -7,7 +7,6 @@ the weights ("30MB", or a share of the given one's).
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -84,32 +83,22 @@ class Target:
         return self.value * (dense if self.kind == "size" else 1)
 
 
-def read_work(
-    shape: tuple[int, int] | None, lengths: str | PathLike[str] | Sequence[int] | None, batch_size: int
-) -> Work:
-    """Return the batch that the budget is for: of one shape, or with lengths.
+def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: int) -> Work:
+    """Return the batch that the budget is for: of one shape, or with the lengths in a file.
 
     Args:
         shape: (sequences, tokens).
-        lengths: in tokens, or a file with one on each line; the batch has `batch_size` of their quantiles.
+        lengths: a file with a length in tokens on each line; the batch has `batch_size` of their quantiles.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: neither or both are given, or a line is not a length.
     """
-    if shape is not None and lengths is None:
-        return full(*shape)
-    if shape is not None or lengths is None:
+    if (shape is None) == (lengths is None):
         raise ValueError("the work is stated by --at or by --lengths: give one of them")
-    name, found = f"{len(lengths)} lengths", lengths
-    if isinstance(lengths, str | PathLike):
-        name, found = Path(lengths).name, read_lengths(Path(lengths))
-    chosen = quantiles(found, batch_size)
-    return Work(f"{batch_size} of {name}", chosen, max(chosen))
-
-
-def read_lengths(path: Path) -> list[int]:
-    """Read the lengths on the lines of a file."""
+    if shape is not None:
+        return full(*shape)
+    path = Path(str(lengths))
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         if not line.strip():
@@ -119,7 +108,8 @@ def read_lengths(path: Path) -> list[int]:
         found.append(int(line))
     if not found:
         raise ValueError(f"{path} has no lengths")
-    return found
+    chosen = quantiles(found, batch_size)
+    return Work(f"{batch_size} of {path.name}", chosen, max(chosen))
 
 
 def quantiles(lengths: Sequence[int], count: int) -> tuple[int, ...]:

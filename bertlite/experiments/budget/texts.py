@@ -1,10 +1,8 @@
 """Texts for a search: read from a file, with labels if it has them, and made into batches."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from os import PathLike, fspath
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,33 +18,10 @@ from bertlite.experiments.data import (
 )
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.inspection import class_of
-from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
 TEXTS, TOKENS_OF_INPUT = 1024, 16  # to fit to by default: so many, or as have so many tokens for each matrix input
 POSITIONS = 512  # of a batch at most, unless one text has more: what gradients keep takes 37 kB each in a base layer
-
-Texts: TypeAlias = str | PathLike[str] | Sequence[str | tuple[str, str]]  # a file, or texts and pairs themselves
-
-
-def is_plain(texts: Texts) -> bool:
-    """Return whether texts can have no labels: a line each of a file, or in memory."""
-    return not isinstance(texts, str | PathLike) or format_of(fspath(texts)) == "text"
-
-
-def examples_of(
-    texts: Texts, config: BertConfig, *, text: tuple[str, ...], label: str | None, columns: tuple[str, ...]
-) -> Examples:
-    """Return the texts of a file, as `read_texts`, or those given.
-
-    Raises:
-        ValueError: as `read_texts`; or labels are asked for of texts in memory.
-    """
-    if isinstance(texts, str | PathLike):
-        return read_texts(DataSource(fspath(texts), text, label, columns), config)
-    if label is not None:
-        raise ValueError("texts in memory have no labels: give a file, or leave label out")
-    return Examples("those given", tuple((each,) if isinstance(each, str) else tuple(each) for each in texts), ())
 
 
 def read_texts(source: DataSource, config: BertConfig) -> Examples:

@@ -4,7 +4,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-from bertlite.experiments.budget.command import print_report
+from bertlite.experiments.budget.report import print_report
 from scripts.make.tables.proof import claims_of, parity_records, verdict
 from scripts.make.tables.pruning import give
 from scripts.make.tables.read import cell, record, records, table
