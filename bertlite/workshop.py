@@ -4,7 +4,10 @@ They are names of `bertlite` too; no module of the library imports them.
 """
 
 from bertlite.experiments.budget.command import prune_to
+from bertlite.experiments.budget.vocabulary import prune_vocabulary_of
+from bertlite.experiments.command import finetune, prune_compare
 from bertlite.experiments.evaluate_command import evaluate
+from bertlite.experiments.experiment import prune_run
 from bertlite.experiments.settings import PruneSettings
 from bertlite.experiments.speed import measure_speed
 from bertlite.shipping.convert import convert
@@ -16,7 +19,11 @@ __all__ = [
     "convert",
     "evaluate",
     "export",
+    "finetune",
     "measure_speed",
     "pack",
+    "prune_compare",
+    "prune_run",
     "prune_to",
+    "prune_vocabulary_of",
 ]

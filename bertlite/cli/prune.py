@@ -20,7 +20,7 @@ from bertlite.cli.parts import (
     set_defaults,
     shape,
 )
-from bertlite.experiments.settings import LABELS_FOR, WAYS, PruneSettings
+from bertlite.experiments.settings import LABELS_FOR, WAYS, PruneSettings, Recipe
 from bertlite.pruning.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
 WORK = "bertlite.experiments.command"
@@ -123,8 +123,8 @@ def add_texts(action: Parser) -> Any:
 def add_training(action: Parser) -> None:
     """Add the arguments of training, except --epochs."""
     group = action.add_argument_group("training")
-    group.add_argument("--lr", type=number, default=5e-5, help="peak learning rate")
-    group.add_argument("--batch-size", type=count, default=32, help="examples in a batch")
+    group.add_argument("--lr", type=number, default=Recipe.lr, help="peak learning rate")
+    group.add_argument("--batch-size", type=count, default=Recipe.batch_size, help="examples in a batch")
     text = "size of a random sample (default: all)"
     group.add_argument("--train-examples", type=count, metavar="N", help=text)
 
@@ -247,10 +247,10 @@ def add_finetune(actions: Commands) -> None:
     )
     add_data(action)
     add_training(action)
-    action.add_argument("--epochs", type=number, default=3.0, help="passes over the data")
+    action.add_argument("--epochs", type=number, default=float(Recipe.epochs), help="passes over the data")
     text = "outputs of the head (default: the classes of the data; 1 for regression)"
     action.add_argument("--num-labels", type=count, help=text)
-    action.add_argument("--seed", type=integer, default=0, help="seed of training")
+    action.add_argument("--seed", type=integer, default=Recipe.seed, help="seed of training")
 
 
 def add_run(actions: Commands) -> None:

@@ -1,10 +1,12 @@
-"""The work of `bertlite prune`: each action reads its arguments, calls the library, and prints."""
+"""Experiments with pruned heads as functions, and the commands `bertlite prune finetune`, `run` and `compare`."""
 
 import argparse
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,17 +33,21 @@ from bertlite.experiments.data import (
     Examples,
     read_examples,
 )
-from bertlite.experiments.evaluate import TASKS, Task, metrics_of, predict
-from bertlite.experiments.experiment import Experiment, Setting, grid, sweep
+from bertlite.experiments.evaluate import Task, metrics_of, predict
+from bertlite.experiments.experiment import Experiment, Setting, grid, prune_run, task_named
 from bertlite.experiments.files import (
     class_names,
     labels,
     model_sha256,
     outputs,
+    record_of,
 )
-from bertlite.experiments.finetune import STATE, DivergedError, Recipe, finetune_, is_main_process, keep_metrics
+from bertlite.experiments.finetune import STATE, finetune_, is_main_process, keep_metrics
+from bertlite.experiments.settings import Recipe, from_options
 from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.support.records import METRICS, Record, Run, lock_folder, read_runs, write_json, write_record
+
+RECIPE = Recipe()
 
 
 def main(args: argparse.Namespace) -> int:
@@ -49,66 +55,137 @@ def main(args: argparse.Namespace) -> int:
     return ACTIONS[args.action](args)
 
 
-def finetune(args: argparse.Namespace) -> int:
-    """Train a checkpoint on a task, in a run's folder."""
-    task = TASKS[args.task]
-    if task.apart:
-        raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
-    recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed)
-    train = read_training_data(args, task)
-    changes = head_changes(train, task, args.num_labels)
-    dev = read_examples(data_source(args, args.dev, args.dev_split), words=task.words, classes=train.classes)
-    torch.manual_seed(args.seed)  # the head may be drawn
-    model = task.model_class.from_pretrained(args.checkpoint, **changes)
-    for examples in (train, dev):
-        task.check(examples, model.config)
-    task.check_both(train, dev)
-    tokenizer = task.read_tokenizer(args.checkpoint, args.max_length)
-    train = train.sample(args.train_examples, args.seed)
-    data, held_out = task.encode(train, tokenizer), task.encode(dev, tokenizer)
-    if not is_main_process(args.device):  # another process writes
-        finetune_(model, data, task, recipe, device=args.device, state=args.folder / STATE)
-        return 0
-    config = {
-        "recipe": asdict(recipe),
-        "task": args.task,
-        "max_length": tokenizer.model_max_length,
-        "checkpoint": args.checkpoint,
-    }
-    hashes, before = {"train": train.sha256, "dev": dev.sha256}, {"before": model_sha256(model)}
-    facts = {"data": hashes, "model": before, "device": args.device, "kept": (STATE, METRICS)}
-    with lock_folder(args.folder), Run("finetune", config, folder=args.folder, seed=args.seed, **facts) as run:
+def data_source(options: Mapping[str, Any], name: str) -> DataSource:
+    """Return the source of the examples --train or --dev, by its name, of a command's options."""
+    columns = (options[each] for each in ("text", "label", "columns", "classes"))
+    return DataSource(options[name], *columns, options[f"{name}_split"])
+
+
+# Fine-tuning ---------------------------------------------------------------------------------------------------------
+
+
+def main_finetune(args: argparse.Namespace) -> int:
+    """Train a checkpoint on a task, and print how good it became."""
+    data = (data_source(vars(args), name) for name in ("train", "dev"))
+    names = ("task", "num_labels", "max_length", "train_examples", "device")
+    options = {name: getattr(args, name) for name in names}
+    recipe = from_options(Recipe, vars(args))
+    record = finetune(args.checkpoint, *data, args.folder, recipe=recipe, progress=True, **options)
+    if not record["runs"]:
+        return 0  # another process writes
+    [facts] = record["runs"]
+    print(*(f"{name} {value:.4f}" for name, value in facts["results"].items() if name != "sha256"), sep="   ")
+    if note := note_on_predictions([outputs(Record(args.folder, facts))]):
+        print(f"note: {note}")
+    print(f"model: {args.folder / MODEL}")
+    print(f"next: bertlite prune to 2x {args.folder / MODEL} --texts FILE --out FOLDER")
+    if args.record:
+        write_json(args.record, record)
+    return 0
+
+
+def finetune(
+    checkpoint: str | PathLike[str],
+    train: DataSource | str | PathLike[str],
+    dev: DataSource | str | PathLike[str],
+    folder: str | PathLike[str],
+    *,
+    task: str = "classification",
+    num_labels: int | None = None,
+    max_length: int | None = None,
+    train_examples: int | None = None,
+    recipe: Recipe = RECIPE,
+    device: str = "cpu",
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Train a checkpoint on a task, in the folder of a run; `model` in it is the model.
+
+    A killed training continues where it stopped when it is called again with the same model, data and recipe.
+
+    Args:
+        checkpoint: a folder or a hub id, with its tokenizer.
+        train: the examples to learn from: a file, or a `bertlite.experiments.data.DataSource` that names its columns.
+        dev: others to evaluate on.
+        task: "classification", "tokens" or "regression".
+        num_labels: outputs of the head; by default the classes of the data, and 1 for a regression.
+        max_length: in tokens, to truncate texts to; by default 128, or as sentence-transformers would.
+        train_examples: size of a random sample; None is all.
+        progress: show the progress, and print the loss and the metrics after each epoch.
+
+    Returns:
+        The record: as "runs" the facts of the run with its folder and results; under torchrun in the first process.
+
+    Raises:
+        BlockingIOError: another process is writing to the folder.
+        DivergedError: the loss or an output is nan or infinite.
+        FileExistsError: the folder holds a finished run, or something else.
+        FileNotFoundError: there is no such checkpoint or file.
+        ValueError: the task has no head to train, examples do not fit it, or the unfinished run has other settings.
+    """
+    kind, checkpoint, folder = task_named(task), fspath(checkpoint), Path(folder).expanduser()
+    model, examples, held_out = read_training(checkpoint, train, dev, kind, num_labels, recipe.seed)
+    tokenizer = kind.read_tokenizer(checkpoint, max_length)
+    examples = examples.sample(train_examples, recipe.seed)
+    data, judged = (kind.encode(each, tokenizer) for each in (examples, held_out))
+    if not is_main_process(device):
+        finetune_(model, data, kind, recipe, device=device, state=folder / STATE)
+        return record_of("finetune", [])
+    read = {"task": task, "max_length": tokenizer.model_max_length, "checkpoint": checkpoint}
+    hashes, before = {"train": examples.sha256, "dev": held_out.sha256}, {"before": model_sha256(model)}
+    facts = {"data": hashes, "model": before, "device": device, "kept": (STATE, METRICS)}
+    config = {"recipe": asdict(recipe), **read}
+    with lock_folder(folder), Run("finetune", config, folder=folder, seed=recipe.seed, **facts) as run:
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
-        describe = partial(describe_metrics, model, held_out, task, dev.name)
-        options = {"log": run.log, "describe": describe, "device": args.device, "progress": True, "state": state}
-        finetune_(model, data, task, recipe, **options)
+        describe = partial(describe_metrics, model, judged, kind, held_out.name) if progress else None
+        options = {"log": run.log, "describe": describe, "device": device, "progress": progress, "state": state}
+        finetune_(model, data, kind, recipe, **options)
         run.results["sha256"] = model_sha256(model)
-        how = [f"It was fine-tuned on {train.name} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
-        made = {"source": args.checkpoint, "how": how, "class_names": class_names(model.config)}
-        finish_run(run, model, held_out, task, data_name=dev.name, **made)
+        how = [f"It was fine-tuned on {examples.name} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
+        made = {"source": checkpoint, "how": how, "class_names": class_names(model.config)}
+        finish_run(run, model, judged, kind, data_name=held_out.name, **made)
         shutil.rmtree(state, ignore_errors=True)
-    print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
-    if note := note_on_predictions([outputs(Record(run.folder, run.facts))]):
-        print(f"note: {note}")
-    print(f"model: {run.folder / MODEL}")
-    print(f"next: bertlite prune to 2x {run.folder / MODEL} --texts FILE --out FOLDER")
-    write_runs(args, read_runs(run.folder))
-    return 0
+    return record_of("finetune", read_runs(folder))
+
+
+def read_training(
+    checkpoint: str,
+    train: DataSource | str | PathLike[str],
+    dev: DataSource | str | PathLike[str],
+    task: Task,
+    num_labels: int | None,
+    seed: int,
+) -> tuple[Any, Examples, Examples]:
+    """Return a model with a head for the task, and the examples to learn from and to evaluate on.
+
+    Names of labels are classes, the checkpoint's if it has them all.
+
+    Args:
+        seed: of the weights of a new head.
+
+    Raises:
+        ValueError: the task has no head to train, or examples do not fit it.
+    """
+    if task.apart:
+        raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
+    named = task.labels is torch.long
+    known = class_names(read_config(Source(checkpoint))) if named else ()
+    sources = [each if isinstance(each, DataSource) else DataSource(fspath(each)) for each in (train, dev)]
+    examples = read_examples(sources[0], words=task.words, classes=known, collect=named)
+    changes = head_changes(examples, task, num_labels)
+    held_out = read_examples(sources[1], words=task.words, classes=examples.classes)
+    torch.manual_seed(seed)
+    model = task.model_class.from_pretrained(checkpoint, **changes)
+    for each in (examples, held_out):
+        task.check(each, model.config)
+    task.check_both(examples, held_out)
+    return model, examples, held_out
 
 
 def describe_metrics(model: Any, data: EncodedExamples, task: Task, name: str) -> str:
     """Return the scores of a model on examples, in words."""
     scores = metrics_of(predict(model, data, task), data.targets(), task)
     return f"{name}: {', '.join(f'{metric} {score:.4f}' for metric, score in scores.items())}"
-
-
-def read_training_data(args: argparse.Namespace, task: Task) -> Examples:
-    """Read the examples to train on; names of labels are classes, the checkpoint's if it has them all."""
-    named = task.labels is torch.long
-    known = class_names(read_config(Source(args.checkpoint))) if named else ()
-    source = data_source(args, args.train, args.train_split)
-    return read_examples(source, words=task.words, classes=known, collect=named)
 
 
 def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[str, Any]:
@@ -136,72 +213,32 @@ def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[st
     return {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
 
 
-def write_runs(args: argparse.Namespace, records: Sequence[Record]) -> None:
-    """Write the record of an action, the facts of its runs with their folders, if requested."""
-    if args.record:
-        facts = [{"folder": str(record.folder), **record.facts} for record in records]
-        write_json(args.record, {"what": f"bertlite prune {args.action}", "runs": facts})
+# Runs of many ways to prune, and their comparison --------------------------------------------------------------------
 
 
-def data_source(args: argparse.Namespace, path: str, split: str | None) -> DataSource:
-    """Return the source of examples that the arguments describe."""
-    return DataSource(path, args.text, args.label, args.columns, args.classes, split)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run every combination of criterion, share, repair, epochs and seed."""
-    cells = grid(
-        args.criteria,
-        args.fractions,
-        repairs=args.repairs,
-        epochs=args.epochs,
-        seeds=args.seeds,
-        random_seeds=args.random_seeds,
-        at_least=args.at_least,
-    )
-    setting = Setting(
-        args.checkpoint,
-        args.task,
-        data_source(args, args.train, args.train_split),
-        data_source(args, args.dev, args.dev_split),
-        max_length=args.max_length,
-        calibration=args.calibration,
-        retrain=args.train_examples,
-        recipe=Recipe(lr=args.lr, batch_size=args.batch_size),
-    )
-    experiment = Experiment(setting, args.device)
+def main_run(args: argparse.Namespace) -> int:
+    """Run every combination of criterion, share, repair, epochs and seed; return 1 if some diverged."""
+    repeated = {name: getattr(args, name) for name in ("repairs", "epochs", "seeds", "random_seeds", "at_least")}
+    cells = grid(args.criteria, args.fractions, **repeated)
+    train, dev = (data_source(vars(args), name) for name in ("train", "dev"))
+    sizes = {"max_length": args.max_length, "calibration": args.calibration, "retrain": args.train_examples}
+    recipe = Recipe(lr=args.lr, batch_size=args.batch_size)
+    experiment = Experiment(Setting(args.checkpoint, args.task, train, dev, **sizes, recipe=recipe), args.device)
     metric = experiment.task.metric(args.metric, experiment.dense.config.num_labels)
-    folders = sweep(experiment, cells, args.folder, save_model=args.save_model, progress=True)
-    if not folders:
-        raise DivergedError(f"all {len(cells)} runs diverged: give a smaller --lr")
-    records = [record for folder in folders for record in read_runs(folder)]
-    print_rows(records, summarise(records, metric=metric), metric)
-    print(f"run: {folders[0]}" if len(folders) == 1 else f"runs: {args.folder}")
-    write_runs(args, records)
-    return int(len(folders) < len(cells))
+    record = prune_run(experiment, cells, args.folder, save_model=args.save_model, progress=True)
+    runs = [run for facts in record["runs"] for run in read_runs(facts["folder"])]
+    print_rows(summarise(runs, metric=metric), metric, dense_result(runs), notes_on(runs, metric))
+    print(f"run: {runs[0].folder}" if len(runs) == 1 else f"runs: {args.folder}")
+    if args.record:
+        write_json(args.record, record)
+    return int(len(runs) < len(cells))
 
 
-def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric: str) -> None:
-    """Print a table of a metric, with what its intervals are over, and the metric of the dense model."""
-    over = " or ".join(dict.fromkeys(row["over"] for row in rows))
-    print(f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n")
-    print(markdown_table(rows, metric))
-    dense = dense_result(records)
-    if metric in dense:
-        print(f"\ndense: {100 * dense[metric]:.1f}")
-    for note in (note_on_balance(labels(records[0]), metric), note_on_predictions([*map(outputs, records)])):
-        if note is not None:
-            print(f"note: {note}")
-
-
-def compare(args: argparse.Namespace) -> int:
+def main_compare(args: argparse.Namespace) -> int:
     """Compare finished runs: print a table and tests, write rows, draw curves."""
-    records = [record for root in args.roots for record in read_runs(root, name="prune")]
-    rows = summarise(records, args.against, args.metric)
-    task = task_of(records)
-    metric = task.metric(args.metric)
-    dense = dense_result(records)
-    print_rows(records, rows, metric)
+    record = prune_compare(args.roots, against=args.against, metric=args.metric)
+    rows, metric, dense = (record[name] for name in ("rows", "headline", "dense"))
+    print_rows(rows, metric, dense, record["notes"])
     for row in rows:
         if "p" in row:
             name = ", ".join(filter(None, describe_way(row)))
@@ -211,23 +248,7 @@ def compare(args: argparse.Namespace) -> int:
                 f" p = {row['p']:.3f}"
             )
     if args.record:
-        commands = sorted({record.facts["command"] for record in records})
-        models = sorted({record.facts["model"]["dense"] for record in records})
-        write_record(
-            args.record,
-            {
-                "what": "bertlite prune",
-                "task": task.name,
-                "headline": metric,
-                "commands": commands,
-                **provenance(records),
-                "data": records[0].facts["data"],
-                "models": models,
-                "setting": records[0].config["setting"],
-                "dense": dense,
-                "rows": rows,
-            },
-        )
+        write_record(args.record, record)
     if ".json" in args.out:
         print(f"rows: {args.record}")
     if args.folder:
@@ -236,6 +257,61 @@ def compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def prune_compare(
+    folders: Sequence[str | PathLike[str]], *, against: str | None = None, metric: str | None = None
+) -> dict[str, Any]:
+    """Compare the finished runs of `prune_run` under some folders.
+
+    Args:
+        against: a criterion to test every other against, or "dense" for the dense models; by default no tests.
+        metric: of intervals and tests; by default the task's headline.
+
+    Returns:
+        The record: the "rows" of `bertlite.experiments.compare.summarise`, the "dense" model's metrics, "notes" on
+        misleading figures, and what the runs were made from.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: there are no runs, or they have several tasks, data sets or lengths.
+    """
+    runs = [run for each in folders for run in read_runs(each, name="prune")]
+    rows = summarise(runs, against, metric)
+    task = task_of(runs)
+    headline = task.metric(metric)
+    return {
+        "what": "bertlite prune",
+        "task": task.name,
+        "headline": headline,
+        "commands": sorted({run.facts["command"] for run in runs}),
+        **provenance(runs),
+        "data": runs[0].facts["data"],
+        "models": sorted({run.facts["model"]["dense"] for run in runs}),
+        "setting": runs[0].config["setting"],
+        "dense": dense_result(runs),
+        "rows": rows,
+        "notes": notes_on(runs, headline),
+    }
+
+
+def notes_on(runs: Sequence[Record], metric: str) -> list[str]:
+    """Return notes on figures that mislead."""
+    found = note_on_balance(labels(runs[0]), metric), note_on_predictions([*map(outputs, runs)])
+    return [note for note in found if note is not None]
+
+
+def print_rows(rows: Sequence[dict[str, Any]], metric: str, dense: Mapping[str, float], notes: Sequence[str]) -> None:
+    """Print a table of a metric, with what its intervals are over, and the metric of the dense model."""
+    over = " or ".join(dict.fromkeys(row["over"] for row in rows))
+    print(f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n")
+    print(markdown_table(rows, metric))
+    if metric in dense:
+        print(f"\ndense: {100 * dense[metric]:.1f}")
+    for note in notes:
+        print(f"note: {note}")
+
+
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
-    action.__name__: action for action in (finetune, run, compare)
+    "finetune": main_finetune,
+    "run": main_run,
+    "compare": main_compare,
 }

@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
         record = measure_speed(args.checkpoint, texts, **shared, progress=True)
         print(*describe_speed(record), sep="\n")
     else:
-        source = data_source(args, args.dev, args.dev_split)
+        source = data_source(vars(args), "dev")
         asked = {"task": args.task, "against": args.against, "metric": args.metric}
         record = evaluate(args.checkpoint, source, **asked, **shared)
         print(*describe_evaluation(record), sep="\n")

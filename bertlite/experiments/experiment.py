@@ -2,7 +2,7 @@
 
 data = {name: DataSource(f"{name}.tsv") for name in ("train", "dev")}
 setting = Setting(model="runs/sst2/model", task="classification", **data)
-Experiment(setting).run(Cell(criterion="michel", fraction=0.5, repair="refit"), root="runs/sst2/prune")
+prune_run(Experiment(setting), grid(["michel", "random"], [0.3, 0.5]), "runs/sst2/prune")
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from bertlite.experiments.files import (
     mask_of,
     model_key,
     model_sha256,
+    record_of,
     units_kept,
 )
 from bertlite.experiments.finetune import DivergedError, Recipe, finetune_
@@ -53,7 +55,7 @@ from bertlite.pruning.importance.allocation import Choice
 from bertlite.pruning.importance.batches import Batch, inputs_of
 from bertlite.pruning.importance.structures import HEADS
 from bertlite.support.progress import Progress
-from bertlite.support.records import Run, lock_folder, run_is_finished, sha256_of
+from bertlite.support.records import Record, Run, lock_folder, read_runs, run_is_finished, sha256_of
 
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
@@ -158,6 +160,13 @@ def grid(
     ]
 
 
+def task_named(name: str) -> Task:
+    """Return a task; raise ValueError if there is none of this name."""
+    if name not in TASKS:
+        raise ValueError(f"there is no task {name!r}; have: {', '.join(TASKS)}")
+    return TASKS[name]
+
+
 class Experiment:
     """A dense model with its data, read once for all cells.
 
@@ -166,10 +175,8 @@ class Experiment:
     """
 
     def __init__(self, setting: Setting, device: str = "cpu") -> None:
-        if setting.task not in TASKS:
-            raise ValueError(f"there is no task {setting.task!r}; have: {', '.join(TASKS)}")
         self.setting, self.device = setting, device
-        self.task: Task = TASKS[setting.task]
+        self.task = task_named(setting.task)
         self.dense = self.task.load(setting.model, device=device)
         self.task = self.task.of_checkpoint(setting.model)
         classes = class_names(self.dense.config) if self.task.labels is torch.long else ()
@@ -319,35 +326,47 @@ class Experiment:
         return found
 
 
-def sweep(
+def prune_run(
     experiment: Experiment,
     cells: Sequence[Cell],
-    root: str | Path,
+    folder: str | PathLike[str],
     *,
     save_model: bool = False,
     progress: bool = False,
-) -> list[Path]:
-    """Run every cell that is not finished; return the folders of all, in the order of the cells.
+) -> dict[str, Any]:
+    """Score, prune, repair, retrain and evaluate in many ways, each in a folder; what is finished is not done again.
 
     A cell whose training diverges is said at once and left out; its folder says that it failed.
 
+    Args:
+        cells: the ways, such as those of `grid`.
+        folder: the folders of the runs are made in it.
+        save_model: keep the pruned models.
+        progress: show how many are done.
+
+    Returns:
+        The record: as "runs" the facts of each run with its folder and results, in the order of the cells.
+
     Raises:
         ValueError: a cell cannot be run; raised before any work.
-        BlockingIOError: another sweep is writing to `root`.
+        BlockingIOError: another process is writing to the folder.
+        DivergedError: all cells diverged.
     """
     for cell in cells:
         experiment.check(cell)
-    before = sum(run_is_finished(experiment.folder(cell, root)) for cell in cells)
+    before = sum(run_is_finished(experiment.folder(cell, folder)) for cell in cells)
     with (
-        lock_folder(Path(root)),
+        lock_folder(Path(folder)),
         Progress(len(cells), "cells", what="run", done=before, shown=progress) as bar,
     ):
-        folders = []
+        runs: list[Record] = []
         for cell in cells:
-            known = run_is_finished(experiment.folder(cell, root))
+            known = run_is_finished(experiment.folder(cell, folder))
             try:
-                folders.append(experiment.run(cell, root, save_model=save_model))
+                runs += read_runs(experiment.run(cell, folder, save_model=save_model))
             except DivergedError as error:
-                warnings.warn(f"{experiment.folder(cell, root).name} failed and is left out: {error}", stacklevel=2)
+                warnings.warn(f"{experiment.folder(cell, folder).name} failed and is left out: {error}", stacklevel=2)
             bar.advance(0 if known else 1)
-    return folders
+    if not runs:
+        raise DivergedError(f"all {len(cells)} runs diverged: give a smaller --lr")
+    return record_of("run", runs)

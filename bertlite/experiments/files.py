@@ -46,6 +46,11 @@ def prediction_lines(labels: Array, **outputs: Array) -> Iterator[dict[str, Any]
         yield {"label": label[counted].tolist(), **rows}
 
 
+def record_of(action: str, runs: Sequence[Record]) -> dict[str, Any]:
+    """Return the record of `bertlite prune finetune` or `run`: the facts of its runs with their folders."""
+    return {"what": f"bertlite prune {action}", "runs": [{"folder": str(run.folder), **run.facts} for run in runs]}
+
+
 def outputs(run: Record, name: str = "outputs") -> Array:
     """Return the outputs of a run's model, (examples, classes), (examples, 1) or (examples, words, classes)."""
     return as_array([line[name] for line in run.predictions], np.nan)

@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import Task
 from bertlite.experiments.files import model_key
+from bertlite.experiments.settings import Recipe as Recipe
 from bertlite.support.progress import Progress
 from bertlite.support.records import read_json_lines, sha256_of, write_json, write_text
 
@@ -23,39 +24,6 @@ FACTS = "facts.json"  # in the folder of a state
 
 class DivergedError(ValueError):
     """A training whose loss is nan or infinite: nothing of it is kept."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The settings of training.
-
-    Args:
-        epochs: passes over the examples; a fraction is a part of one.
-        lr: peak learning rate; it rises linearly over the first `warmup` of the steps and falls linearly to 0.
-        warmup: share of the steps.
-        clip: largest norm of the gradients.
-        distil: weight of the distance to a teacher's logits in the loss, 0 to 1; the rest is the labels' loss.
-        hidden: factor of the distance to the teacher's hidden states, which is added to that to its logits.
-    """
-
-    epochs: float = 3
-    lr: float = 5e-5
-    batch_size: int = 32
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    seed: int = 0
-    distil: float = 0.0
-    hidden: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a setting that is negative or not finite, a rate of 0, or a share above 1."""
-        highest = {"warmup": 1, "distil": 1}
-        for name, value in asdict(self).items():
-            most = highest.get(name, math.inf)
-            if not 0 <= value <= most or value == math.inf or (name in ("lr", "batch_size") and not value):
-                above = "above" if name in ("lr", "batch_size") else "from"
-                raise ValueError(f"{name} is {value}; give a finite number {above} 0" + ("" if most > 1 else " to 1"))
 
 
 def finetune_(

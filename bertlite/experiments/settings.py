@@ -1,11 +1,12 @@
-"""The settings of `bertlite prune to`: options get their defaults here, and resuming compares them.
+"""Settings of pruning and training: options get their defaults here, and resuming compares them.
 
 No torch, as `--help` imports this.
 """
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -82,6 +83,40 @@ class PruneSettings:
         return found
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of training.
+
+    Args:
+        epochs: passes over the examples; a fraction is a part of one.
+        lr: peak learning rate; it rises linearly over the first `warmup` of the steps and falls linearly to 0.
+        warmup: share of the steps.
+        clip: largest norm of the gradients.
+        distil: weight of the distance to a teacher's logits in the loss, 0 to 1; the rest is the labels' loss.
+        hidden: factor of the distance to the teacher's hidden states, which is added to that to its logits.
+    """
+
+    epochs: float = 3
+    lr: float = 5e-5
+    batch_size: int = 32
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 0
+    distil: float = 0.0
+    hidden: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a setting that is negative or not finite, a rate of 0, or a share above 1."""
+        highest = {"warmup": 1, "distil": 1}
+        for name, value in asdict(self).items():
+            most = highest.get(name, math.inf)
+            if not 0 <= value <= most or value == math.inf or (name in ("lr", "batch_size") and not value):
+                above = "above" if name in ("lr", "batch_size") else "from"
+                raise ValueError(f"{name} is {value}; give a finite number {above} 0" + ("" if most > 1 else " to 1"))
+
+
 def from_options(cls: type[Settings], options: Mapping[str, Any]) -> Settings:
-    """Make settings of the options with the names of their fields."""
-    return cls(**{each.name: options[each.name] for each in fields(cls)})  # type: ignore[arg-type]  # a dataclass
+    """Make settings of the options with the names of their fields; other fields have their defaults."""
+    names = [each.name for each in fields(cls) if each.name in options]  # type: ignore[arg-type]  # a dataclass
+    return cls(**{name: options[name] for name in names})

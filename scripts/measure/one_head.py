@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     model = TASK.load(args.checkpoint)
     tokenizer = read_tokenizer(args.checkpoint, args.max_length)
-    sources = [read_examples(data_source(args, path, None)) for path in (args.train, args.dev)]
+    sources = [read_examples(data_source(vars(args), name)) for name in ("train", "dev")]
     for examples in sources:
         TASK.check(examples, model.config)
     dev = TASK.encode(sources[1].sample(args.examples, args.seed), tokenizer)

@@ -32,7 +32,7 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.evaluate import TASKS, metrics_of, predict
-from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, sweep
+from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, prune_run
 from bertlite.experiments.files import class_names, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.pruning.importance import distillation_loss
@@ -844,17 +844,17 @@ def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(experiment, 
     with monkeypatch.context() as patch:
         patch.setattr(Experiment, "pruned", lambda self, cell, log: dies(self, cell))
         with pytest.raises(KeyboardInterrupt):
-            sweep(experiment, cells, tmp_path)
+            prune_run(experiment, cells, tmp_path)
     finished = {run.folder: (run.folder / "run.json").stat().st_mtime_ns for run in read_runs(tmp_path)}
     assert len(finished) == 3
-    folders = sweep(experiment, cells, tmp_path)
+    folders = [Path(run["folder"]) for run in prune_run(experiment, cells, tmp_path)["runs"]]
     assert len(read_runs(tmp_path)) == len(read_runs(tmp_path, unfinished=True)) == len({*folders}) == 6
     assert {folder: (folder / "run.json").stat().st_mtime_ns for folder in finished} == finished
 
 
 def test_two_commands_do_not_write_to_one_folder(experiment, world, tmp_path, capsys):
     with lock_folder(tmp_path), pytest.raises(BlockingIOError, match=rf"process {os.getpid()} \(.*\) is writing to"):
-        sweep(experiment, [Cell("random", 0.5)], tmp_path)
+        prune_run(experiment, [Cell("random", 0.5)], tmp_path)
     assert not list(tmp_path.parent.glob(".*.lock"))
     with lock_folder(tmp_path / "run"):
         assert main(["prune", "finetune", *data_arguments(world), "--out", str(tmp_path / "run")]) == 2

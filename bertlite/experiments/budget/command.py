@@ -7,17 +7,14 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
@@ -32,15 +29,15 @@ from bertlite.experiments.budget.target import Target, check_work, read_work, sp
 from bertlite.experiments.budget.texts import (
     TEXTS,
     TOKENS_OF_INPUT,
+    Texts,
     batches_of,
     encode,
-    read_texts,
+    examples_of,
     split,
     with_tokens,
 )
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
-from bertlite.experiments.budget.work import Work
-from bertlite.experiments.data import DataSource, Examples, read_length
+from bertlite.experiments.data import Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import PruneSettings, from_options
@@ -50,7 +47,7 @@ from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import REPORT, write_model
-from bertlite.shipping.vectors import MEAN, VectorHead, read_head
+from bertlite.shipping.vectors import MEAN, read_head
 from bertlite.support.progress import Progress
 from bertlite.support.records import environment, lock_folder, map_large_blocks, peak_memory, sha256_of, write_record
 from bertlite.support.rows import format_of
@@ -62,7 +59,6 @@ NOT_UNSEEN = (
     " unseen texts would: give --dev FILE."
 )
 DEFAULTS = PruneSettings()
-Texts: TypeAlias = str | PathLike[str] | Sequence[str | tuple[str, str]]  # a file, or texts and pairs themselves
 
 
 def main(args: argparse.Namespace) -> int:
@@ -124,9 +120,8 @@ def prune_to(
     ways = {each: way_to_allocate(settings, target) for each, target in targets.items()}
     place = folder.with_name(f".{folder.name}.unfinished") if keep is None else Path(keep).expanduser()
     with lock_folder(folder), as_folder(checkpoint, tokenizer) as source:
-        job = read_job(source, tokenizer, texts, dev, settings)
-        if not isinstance(checkpoint, str | PathLike):
-            job = replace(job, checkpoint=None)
+        job = Job(source, tokenizer, texts, dev, settings)
+        job.named = source if isinstance(checkpoint, str | PathLike) else None
         reports = prune_all(job, targets, ways, place, progress)
         if keep is None:
             shutil.rmtree(place)
@@ -152,36 +147,82 @@ def as_folder(checkpoint: str | PathLike[str] | BertPreTrainedModel, tokenizer: 
         yield folder
 
 
-@dataclass(frozen=True)
 class Job:
-    """What the targets of a command share.
+    """What the targets of a command share: the given model, the texts, and what determines a result."""
 
-    Args:
-        source: folder or hub id of the given model.
-        checkpoint: its name in the report; None of a loaded model.
-        settings: those given, with the length of texts and the backend that they come to.
-        inputs: hashes of the model and of the texts, and the lengths, which determine a result too.
-        search: makes a Search for a target.
-        judged: the batches of texts to judge by.
-        distillation: the training after pruning, None without.
-        texts: what the report says of the texts.
-        given: what it says of the file and the vocabulary that were given.
-        head: what makes a vector of an encoder's states.
-    """
+    def __init__(
+        self, source: str, tokenizer: BertTokenizer | None, texts: Texts, dev: Texts | None, settings: PruneSettings
+    ) -> None:
+        config = families.read_config(Source(source))
+        if config.is_decoder:
+            raise ValueError(f"{source} is a decoder; `prune to` takes encoders")
+        self.source = source
+        self.named: str | None = source  # in the report; None of a loaded model
+        lengths = None if settings.lengths is None else fspath(settings.lengths)
+        self.work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
+        check_work(self.work, config)
+        every, judging = read_both(texts, dev, settings, config)
+        self.read_model(tokenizer, every, judging, settings)
+        timed = as_timed(self.model, settings.dtype, settings.backend)  # raises if it cannot be timed
+        backend, length = getattr(timed, "backend", PLAIN), read_length(settings.max_length, self.tokenizer)
+        self.settings = replace(settings, max_length=length, backend=backend)
+        longest = min(length, config.max_position_embeddings)
+        fit, held_out = split(every, settings.calibration or TEXTS, HELD_OUT, settings.seed, judging)
+        rest, _ = split(every, len(every), HELD_OUT, settings.seed, judging)
+        if settings.labels_for == "judging":
+            fit, rest = (replace(each, labels=()) for each in (fit, rest))
+        if settings.calibration is None:
+            fit = with_tokens(fit, TOKENS_OF_INPUT * config.intermediate_size, self.tokenizer, longest)
+        batches, self.judged = (batches_of(each, self.tokenizer, self.model, longest) for each in (fit, held_out))
+        warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), self.model.config)
+        self.search = partial(
+            Search,
+            self.model,
+            batches,
+            work=self.work,
+            timed=timed,
+            prepare=partial(as_timed, dtype=settings.dtype, backend=backend),
+            gradients="loss" if fit.labels else "kl",
+            seed=settings.seed,
+            device=settings.device,
+            dense_bytes=self.given["dense_bytes"],
+        )
+        self.distillation = None
+        if settings.distil is not None:
+            data, score = encode(rest, self.tokenizer, longest), Quality(self.model, self.judged)
+            options = settings.distil, score, settings.seed, settings.device
+            self.distillation = Distillation(self.model, data, bool(rest.labels), *options)
+        self.inputs = {
+            "texts": fit.sha256,
+            "model": model_key(self.model, self.tokenizer, self.head),
+            "judged": held_out.sha256,
+            "lengths": list(self.work.lengths),
+            "trained on": None if settings.distil is None else rest.sha256,
+        }
+        note = None if judging else NOT_UNSEEN
+        self.texts = {"fitted to": len(fit), "held out": len(held_out), "of": held_out.name, "note": note}
 
-    source: str
-    checkpoint: str | None
-    model: Any
-    tokenizer: BertTokenizer
-    work: Work
-    settings: PruneSettings
-    inputs: dict[str, Any]
-    search: Callable[..., Search]
-    judged: list[dict[str, Tensor]]
-    distillation: Distillation | None
-    texts: dict[str, Any]
-    given: dict[str, Any]
-    head: VectorHead
+    def read_model(
+        self, tokenizer: BertTokenizer | None, texts: Examples, dev: Examples | None, settings: PruneSettings
+    ) -> None:
+        """Read the model and its tokenizer, with fewer tokens if asked for, and facts for the report.
+
+        Raises:
+            ValueError: the model chooses between texts, which files of texts do not group.
+        """
+        cls, start = class_for(Source(self.source)), peak_memory()
+        if issubclass(cls, MultipleChoiceBody):
+            raise ValueError(
+                f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs"
+            )
+        self.model: Any = load_trained(cls, self.source, device=settings.device)
+        self.tokenizer = copy.copy(tokenizer) or BertTokenizer.from_pretrained(self.source)
+        self.head = read_head(self.source) if isinstance(self.model, BertModel) else MEAN
+        self.given: dict[str, Any] = {"dense_bytes": file_size(self.model), "start_bytes": start}
+        if settings.vocabulary:
+            pair = self.model, self.tokenizer
+            self.model, self.tokenizer, facts = with_fewer_tokens(*pair, texts, dev, 0, settings.max_length)
+            self.given["vocabulary"] = facts
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -231,7 +272,7 @@ class Job:
             "what": "bertlite prune to",
             "target": target.text,
             "work": self.work.name,
-            "checkpoint": self.checkpoint,
+            "checkpoint": self.named,
             "settings": settings,
             "texts": self.texts,
             **self.given,
@@ -283,65 +324,9 @@ def prune_all(
     return [report for report in reports.values() if report]
 
 
-def read_job(
-    source: str, tokenizer: BertTokenizer | None, texts: Texts, dev: Texts | None, settings: PruneSettings
-) -> Job:
-    """Read the model and the texts."""
-    config = read_config(source)
-    lengths = None if settings.lengths is None else fspath(settings.lengths)
-    work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
-    check_work(work, config)
-    every, judging = read_both(texts, dev, settings, config)
-    model, tokenizer, given = read_model(source, tokenizer, every, judging, settings)
-    dtype = parse_compute_dtype(settings.dtype)
-    timed = as_timed(model, dtype, settings.backend)  # raises if it cannot be timed
-    backend = getattr(timed, "backend", PLAIN)
-    length = read_length(settings.max_length, tokenizer)
-    settings = replace(settings, max_length=length, backend=backend)
-    longest = min(length, config.max_position_embeddings)
-    fit, held_out = split(every, settings.calibration or TEXTS, HELD_OUT, settings.seed, judging)
-    rest, _ = split(every, len(every), HELD_OUT, settings.seed, judging)
-    if settings.labels_for == "judging":
-        fit, rest = (replace(each, labels=()) for each in (fit, rest))
-    if settings.calibration is None:
-        fit = with_tokens(fit, TOKENS_OF_INPUT * config.intermediate_size, tokenizer, longest)
-    batches, judged = (batches_of(each, tokenizer, model, longest) for each in (fit, held_out))
-    warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), model.config)
-    head = read_head(source) if isinstance(model, BertModel) else MEAN
-    search = partial(
-        Search,
-        model,
-        batches,
-        work=work,
-        timed=timed,
-        prepare=partial(as_timed, dtype=dtype, backend=backend),
-        gradients="loss" if fit.labels else "kl",
-        seed=settings.seed,
-        device=settings.device,
-        dense_bytes=given["dense_bytes"],
-    )
-    distillation, trained_on = None, None
-    if settings.distil is not None:
-        data, trained_on, score = encode(rest, tokenizer, longest), rest.sha256, Quality(model, judged)
-        place = settings.seed, settings.device
-        distillation = Distillation(model, data, bool(rest.labels), settings.distil, score, *place)
-    inputs = {
-        "texts": fit.sha256,
-        "model": model_key(model, tokenizer, head),
-        "judged": held_out.sha256,
-        "lengths": list(work.lengths),
-        "trained on": trained_on,
-    }
-    note = None if judging else NOT_UNSEEN
-    facts = {"fitted to": len(fit), "held out": len(held_out), "of": held_out.name, "note": note}
-    return Job(
-        source, source, model, tokenizer, work, settings, inputs, search, judged, distillation, facts, given, head
-    )
-
-
-def as_timed(model: Any, dtype: torch.dtype | None, backend: str) -> Any:
+def as_timed(model: Any, dtype: str | None, backend: str) -> Any:
     """Return a model as the clock runs it: plain in its own dtype itself, else by `optimize_for_inference`."""
-    if backend == PLAIN and dtype in (None, model.dtype):
+    if backend == PLAIN and parse_compute_dtype(dtype) in (None, model.dtype):
         return model.eval()
     return optimize_for_inference(model, dtype=dtype, backend=backend)
 
@@ -356,26 +341,6 @@ def warn_of_few_texts(tokens: int, texts: int, config: BertConfig) -> None:
             f" {wanted:,} tokens or more, such as {math.ceil(wanted * texts / tokens):,} texts",
             stacklevel=2,
         )
-
-
-def read_model(
-    source: str, tokenizer: BertTokenizer | None, texts: Examples, dev: Examples | None, settings: PruneSettings
-) -> tuple[Any, BertTokenizer, dict[str, Any]]:
-    """Return the model and its tokenizer, with fewer tokens if asked for, and facts for the report.
-
-    Raises:
-        ValueError: the model chooses between texts, which files of texts do not group.
-    """
-    cls, start = class_for(Source(source)), peak_memory()
-    if issubclass(cls, MultipleChoiceBody):
-        raise ValueError(f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs")
-    model = load_trained(cls, source, device=settings.device)
-    tokenizer = copy.copy(tokenizer) or BertTokenizer.from_pretrained(source)
-    given = {"dense_bytes": file_size(model), "start_bytes": start}
-    if not settings.vocabulary:
-        return model, tokenizer, given
-    small, small_tokenizer, facts = with_fewer_tokens(model, tokenizer, texts, dev, 0, settings.max_length)
-    return small, small_tokenizer, {**given, "vocabulary": facts}
 
 
 def read_targets(texts: Sequence[str], of_size: bool, folder: Path) -> dict[Path, Target]:
@@ -409,18 +374,10 @@ def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | 
 def read_both(
     texts: Texts, dev: Texts | None, settings: PruneSettings, config: BertConfig
 ) -> tuple[Examples, Examples | None]:
-    """Read the texts to fit to, and those to judge by; plain texts have no labels, which the others may have.
-
-    Raises:
-        ValueError: labels are asked for of texts in memory.
-    """
+    """Read the texts to fit to, and those to judge by; plain texts have no labels, which the others may have."""
 
     def read(given: Texts, label: str | None) -> Examples:
-        if isinstance(given, str | PathLike):
-            return read_texts(DataSource(fspath(given), settings.text, label, settings.columns), config)
-        if label is not None:
-            raise ValueError("texts in memory have no labels: give a file, or leave label out")
-        return Examples("those given", tuple((each,) if isinstance(each, str) else each for each in given), ())
+        return examples_of(given, settings.text, label, settings.columns, config)
 
     if dev is None:
         return read(texts, settings.label), None
@@ -449,15 +406,3 @@ def way_to_allocate(settings: PruneSettings, target: Target) -> str:
             "--allocate latency needs the times of single layers, which only --backend plain runs: use macs"
         )
     return settings.allocate
-
-
-def read_config(checkpoint: str) -> BertConfig:
-    """Read the config of a checkpoint.
-
-    Raises:
-        ValueError: it is a decoder, whose layers are not fitted here.
-    """
-    config = families.read_config(Source(checkpoint))
-    if config.is_decoder:
-        raise ValueError(f"{checkpoint} is a decoder; `prune to` takes encoders")
-    return config

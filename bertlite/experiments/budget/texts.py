@@ -1,8 +1,10 @@
 """Texts for a search: read from a file, with labels if it has them, and made into batches."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from os import PathLike, fspath
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +24,23 @@ from bertlite.tokenizer import BertTokenizer
 
 TEXTS, TOKENS_OF_INPUT = 1024, 16  # to fit to by default: so many, or as have so many tokens for each matrix input
 POSITIONS = 512  # of a batch at most, unless one text has more: what gradients keep takes 37 kB each in a base layer
+
+Texts: TypeAlias = str | PathLike[str] | Sequence[str | tuple[str, str]]  # a file, or texts and pairs themselves
+
+
+def examples_of(
+    texts: Texts, text: tuple[str, ...], label: str | None, columns: tuple[str, ...], config: BertConfig
+) -> Examples:
+    """Return the texts of a file, as `read_texts`, or those in memory.
+
+    Raises:
+        ValueError: as `read_texts`; or labels are asked for of texts in memory.
+    """
+    if isinstance(texts, str | PathLike):
+        return read_texts(DataSource(fspath(texts), text, label, columns), config)
+    if label is not None:
+        raise ValueError("texts in memory have no labels: give a file, or leave label out")
+    return Examples("those given", tuple((each,) if isinstance(each, str) else each for each in texts), ())
 
 
 def read_texts(source: DataSource, config: BertConfig) -> Examples:

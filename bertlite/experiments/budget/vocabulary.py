@@ -1,6 +1,8 @@
 """Fewer tokens, and what that changes in texts that use others: `prune vocabulary`, and `prune to --vocabulary`."""
 
 import argparse
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,8 +10,8 @@ import torch
 from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size
-from bertlite.experiments.budget.texts import read_texts, split
-from bertlite.experiments.data import DataSource, Examples, read_length
+from bertlite.experiments.budget.texts import Texts, examples_of, split
+from bertlite.experiments.data import Examples, read_length
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.vocabulary import Text, prune_vocabulary
 from bertlite.shipping.card import Figure
@@ -25,29 +27,65 @@ OF_TEXTS = ("BertForSequenceClassification", "BertForNextSentencePrediction")  #
 
 def main(args: argparse.Namespace) -> int:
     """Prune the vocabulary of a checkpoint to texts."""
-    config = families.read_config(Source(args.checkpoint))
-    texts = read_texts(DataSource(args.texts, args.text, None, args.columns), config)
-    dev = read_texts(DataSource(args.dev, args.text, None, args.columns), config) if args.dev else None
-    if args.folder.exists() and any(args.folder.iterdir()):
-        raise FileExistsError(f"{args.folder} is there already: name another folder")
-    model = load_trained(class_for(Source(args.checkpoint)), args.checkpoint, device=args.device)
-    tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
-    small, fewer, facts = with_fewer_tokens(model, tokenizer, texts, dev, args.tokens or 0, args.max_length)
-    report = {
-        "what": "bertlite prune vocabulary",
-        "checkpoint": args.checkpoint,
-        "texts": {"of": texts.name, "sha256": texts.sha256},
-        "vocabulary": facts,
-        "environment": environment(args.device),
-    }
-    figures = [Figure("megabytes of the weights", facts["bytes"] / 1e6, dense=facts["dense_bytes"] / 1e6)]
-    write_model(
-        args.folder, small, args.checkpoint, tokenizer=fewer, figures=figures, how=describe(facts), report=report
-    )
+    names = ("dev", "text", "columns", "tokens", "max_length", "device")
+    options = {name: getattr(args, name) for name in names}
+    report = prune_vocabulary_of(args.checkpoint, args.texts, args.folder, **options)
     if args.record:
         write_record(args.record, report)
-    print(*describe(facts), f"model: {args.folder}", sep="\n")
+    print(*describe(report["vocabulary"]), f"model: {args.folder}", sep="\n")
     return 0
+
+
+def prune_vocabulary_of(
+    checkpoint: str | PathLike[str],
+    texts: Texts,
+    folder: str | PathLike[str],
+    *,
+    dev: Texts | None = None,
+    text: tuple[str, ...] = ("text",),
+    columns: tuple[str, ...] = (),
+    tokens: int | None = None,
+    max_length: int | None = None,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Write a checkpoint with the tokens that texts use alone, its tokenizer, a card and its report.
+
+    Args:
+        checkpoint: a folder or a hub id, with its tokenizer.
+        texts: a file, or the texts: strings, or pairs of them; they are not truncated.
+        dev: others, to measure what changes; by default a fifth of the texts, which is held out.
+        text: names of the columns with the text: one, or two for pairs.
+        columns: names of all columns, for a .csv or .tsv file without a header.
+        tokens: keep so many or more, by adding the most frequent ones; by default those that the texts need.
+        max_length: in tokens, to truncate the texts to that are compared.
+
+    Returns:
+        The record: the texts, and as "vocabulary" the tokens and bytes, and what becomes of other texts.
+
+    Raises:
+        FileExistsError: there is something in the folder.
+        FileNotFoundError: there is no such checkpoint or file.
+        ValueError: a text cannot be read, or there are too few.
+    """
+    folder, source = Path(folder).expanduser(), Source(checkpoint)
+    config = families.read_config(source)
+    every = examples_of(texts, text, None, columns, config)
+    judged = None if dev is None else examples_of(dev, text, None, columns, config)
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is there already: name another folder")
+    model = load_trained(class_for(source), checkpoint, device=device)
+    tokenizer = BertTokenizer.from_pretrained(checkpoint)
+    small, fewer, facts = with_fewer_tokens(model, tokenizer, every, judged, tokens or 0, max_length)
+    report = {
+        "what": "bertlite prune vocabulary",
+        "checkpoint": fspath(checkpoint),
+        "texts": {"of": every.name, "sha256": every.sha256},
+        "vocabulary": facts,
+        "environment": environment(device),
+    }
+    figures = [Figure("megabytes of the weights", facts["bytes"] / 1e6, dense=facts["dense_bytes"] / 1e6)]
+    write_model(folder, small, source, tokenizer=fewer, figures=figures, how=describe(facts), report=report)
+    return report
 
 
 def with_fewer_tokens(
