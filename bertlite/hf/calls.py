@@ -36,7 +36,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         """Run the encoder, whoever made it; return its output and, if they are kept, the inputs of each layer."""
         encoder = self.encoder
         if gets_context(encoder, inputs, x):
-            out = encoder(x, inputs)
+            out = encoder(x, inputs=inputs)
         else:
             options: dict[str, Any] = {"output_attentions": True} if inputs.weights is not None else {}
             if inputs.keep_states:

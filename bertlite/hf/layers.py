@@ -21,7 +21,7 @@ from transformers.models.bert import modeling_bert as stock
 from bertlite.config import kept_neurons, normalise_heads
 from bertlite.hf.cache import past_of
 from bertlite.hf.compat import CACHE, complete_config_, run_registered
-from bertlite.hf.masks import gate_of, gets_context, read_call
+from bertlite.hf.masks import gate_of, gets_context, layer_context
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.models import structure as pruning
 from bertlite.stack import modules
@@ -34,23 +34,42 @@ def with_own_weights(inputs: LayerContext) -> LayerContext:
     return replace(inputs, weights={}, encoder=encoder)
 
 
-class StockAttentionCalls:
-    """First base of attention: it computes with arguments of transformers."""
+class Part:
+    """First base of attention, of a layer and of the encoder."""
+
+    compute: Any
+    read: Any
+
+    def forward(self, hidden_states: Tensor, *args: Any, inputs: LayerContext | None = None, **options: Any) -> Any:
+        """Compute with the arguments of transformers, which `read` has, or with the context of a model of ours."""
+        if inputs is not None:
+            return self.compute(hidden_states, inputs)
+        return self.compute(hidden_states, *self.read(hidden_states, *args, **options))
+
+    forward.takes_layer_context = True  # type: ignore[attr-defined]
+
+    def run_part(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+        """Run a part of this part, whoever made it."""
+        return part(x, inputs=inputs) if gets_context(part, inputs, x) else self.call(part, x, inputs)
+
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+        """Call a part that is not ours as transformers does."""
+        raise NotImplementedError
+
+
+class EitherAttention(Part):
+    """First base of attention, with its output projection and without."""
 
     config: Any
     layer_idx: Any  # a part alone has no number
     is_causal: bool
 
-    def run(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> tuple[Any, ...]:
-        """Compute with arguments of transformers; return the context or output, and weights where there are some."""
-        causal = self.is_causal and states is None
-        return self.compute(x, read_call(self, x, mask, states, causal=causal, **options))
-
-    def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError
+    def layer_context(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> LayerContext:
+        """Return the arguments of a call of transformers as one value."""
+        return layer_context(self, x, mask, states, causal=self.is_causal and states is None, **options)
 
 
-class SelfAttention(StockAttentionCalls, modules.BertSelfAttention):
+class SelfAttention(EitherAttention, modules.BertSelfAttention):
     """Attention to oneself, or in a decoder's other attention to an encoder's output."""
 
     def __init__(self, config: Any, layer_idx: int | None, cross: bool, positions: str | None = None) -> None:
@@ -70,7 +89,7 @@ class SelfAttention(StockAttentionCalls, modules.BertSelfAttention):
         return modules.BertSelfAttention.forward(self, x, inputs)
 
 
-class Attention(StockAttentionCalls, modules.BertAttention, WithoutStock, stock.BertAttention):
+class Attention(EitherAttention, modules.BertAttention, WithoutStock, stock.BertAttention):
     """Attention and its output projection."""
 
     def __init__(self, attention: SelfAttention, config: Any, layer_idx: int | None, cross: bool) -> None:
@@ -82,15 +101,8 @@ class Attention(StockAttentionCalls, modules.BertAttention, WithoutStock, stock.
         self.is_cross_attention, self.is_causal = cross, bool(config.is_decoder) and not cross
 
     def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-        if gets_context(self.self, inputs, x):
-            context, weights = self.self(x, attention_mask=inputs)
-        else:
-            context, weights = self.call_other(self.self, x, inputs)
+        context, weights = self.run_part(self.self, x, inputs)
         return self.output(context, x), weights
-
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        """Run attention that is not ours, without its output projection, as transformers does."""
-        raise NotImplementedError
 
     def prune_heads(self, heads: Iterable[int]) -> None:
         """Remove heads of this layer, numbered as in the unpruned one; those that are gone may be named again.
@@ -113,13 +125,13 @@ class Attention(StockAttentionCalls, modules.BertAttention, WithoutStock, stock.
             config.pruned_heads = {**config.pruned_heads, layer: sorted(gone)}
 
 
-class StockLayerCalls:
-    """A layer or the encoder, whose arguments may be those of transformers."""
+class LayerOrEncoder(Part):
+    """First base of a layer and of the encoder."""
 
     config: Any
     layer_idx: Any = 0
 
-    def read_call(
+    def layer_context(
         self, x: Tensor, mask: Any, states: Tensor | None, encoder_mask: Any, **options: Any
     ) -> LayerContext:
         """Return the arguments of a call of transformers as one value.
@@ -128,7 +140,7 @@ class StockLayerCalls:
             ValueError: there is an encoder's output, and no cross-attention that attends to it.
         """
         decodes = bool(self.config.is_decoder)
-        inputs = read_call(self, x, mask, causal=decodes, **options)
+        inputs = layer_context(self, x, mask, causal=decodes, **options)
         if states is None or not decodes:
             return inputs
         if not self.config.add_cross_attention:
@@ -136,10 +148,10 @@ class StockLayerCalls:
                 "encoder_hidden_states are given to a layer without cross-attention; set add_cross_attention"
             )
         options.pop("head_mask", None)
-        return replace(inputs, encoder=read_call(self, x, encoder_mask, states, **options))
+        return replace(inputs, encoder=layer_context(self, x, encoder_mask, states, **options))
 
 
-class Layer(StockLayerCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
+class Layer(LayerOrEncoder, modules.BertLayer, WithoutStock, stock.BertLayer):
     """A layer that transformers turns checkpointing on and off for, in the way of its version."""
 
     feed_forward_chunk: Any  # of transformers' class, for code that replaces it
@@ -161,16 +173,10 @@ class Layer(StockLayerCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
         raise NotImplementedError
 
     def run_attention(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
-        if gets_context(attention, inputs, x):
-            return modules.BertLayer.run_attention(self, attention, x, inputs)
-        x, weights = self.call_other(attention, x, inputs)
+        x, weights = self.run_part(attention, x, inputs)
         if weights is not None:
             inputs.keep_weights(weights)
         return x
-
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        """Run attention that is not ours as transformers does."""
-        raise NotImplementedError
 
     @property
     def _gradient_checkpointing_func(self) -> Any:
@@ -194,7 +200,7 @@ class Layer(StockLayerCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
         return self.feed_forward_chunk(x)
 
 
-class Encoder(StockLayerCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
+class Encoder(LayerOrEncoder, modules.BertEncoder, WithoutStock, stock.BertEncoder):
     """The layers, one after the other."""
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
@@ -204,7 +210,7 @@ class Encoder(StockLayerCalls, modules.BertEncoder, WithoutStock, stock.BertEnco
 
     def run_layer(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         """Run a layer; return its output, and keep the attention weights that it gives."""
-        out = part(x, inputs) if gets_context(part, inputs, x) else self.call_other(part, x, inputs)
+        out = self.run_part(part, x, inputs)
         out, *weights = out if isinstance(out, tuple | list) else (out,)
         for each, found in zip((inputs, inputs.encoder), weights, strict=False):
             if each is not None and each.weights is not None and found is not None:
@@ -213,11 +219,7 @@ class Encoder(StockLayerCalls, modules.BertEncoder, WithoutStock, stock.BertEnco
             raise ValueError(f"layer {inputs.layer} is a {type(part).__name__} and gave no attention weights")
         return out
 
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        """Run a layer that is not ours as transformers does."""
-        raise NotImplementedError
-
-    def read_call(
+    def layer_context(
         self,
         x: Tensor,
         mask: Any,
@@ -229,13 +231,13 @@ class Encoder(StockLayerCalls, modules.BertEncoder, WithoutStock, stock.BertEnco
         **options: Any,
     ) -> LayerContext:
         """Return the arguments of a call; attention weights, if they are wanted, are those of all layers."""
-        inputs = super().read_call(x, mask, states, encoder_mask, **options)
+        inputs = super().layer_context(x, mask, states, encoder_mask, **options)
         if head_mask is not None:
             inputs = replace(inputs, gates=[gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))])
         inputs = replace(inputs, keep_states=bool(output_hidden_states))
         return with_own_weights(inputs) if options["output_attentions"] else inputs
 
-    def run(self, x: Tensor, inputs: LayerContext, returns_past: bool, return_dict: bool) -> Any:
+    def compute(self, x: Tensor, inputs: LayerContext, returns_past: bool = True, return_dict: bool = True) -> Any:
         """Run the layers on hidden states and return transformers' output, or the tuple of what it holds."""
         x, kept = modules.BertEncoder.forward(self, x, inputs)
         crossed = inputs.encoder

@@ -7,49 +7,47 @@ from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import compat
 from bertlite.hf.cache import past_of
-from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention, StockAttentionCalls, with_own_weights
-from bertlite.hf.masks import head_mask_of, mask_tensor, takes_layer_context
+from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention, with_own_weights
+from bertlite.hf.masks import head_mask_of, mask_tensor
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
 
 
-class CallsAttention:
-    """First base of what runs attention."""
-
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        """Run another's attention, of whatever kind; return the context or output, and the weights."""
-        out = part(
-            x,
-            attention_mask=mask_tensor(inputs, x),
-            head_mask=head_mask_of(inputs),
-            encoder_hidden_states=inputs.source,
-            past_key_values=past_of(inputs),
-            output_attentions=inputs.weights is not None,
-        )
-        return out[0], out[1] if len(out) > 1 else None
+def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+    """Call another's attention, of whatever kind; return the context or output, and the weights."""
+    out = part(
+        x,
+        attention_mask=mask_tensor(inputs, x),
+        head_mask=head_mask_of(inputs),
+        encoder_hidden_states=inputs.source,
+        past_key_values=past_of(inputs),
+        output_attentions=inputs.weights is not None,
+    )
+    return out[0], out[1] if len(out) > 1 else None
 
 
-class AttentionSignature(StockAttentionCalls):
-    """The signature of attention, with its output projection and without."""
+class AttentionSignature:
+    """First base of attention, with its output projection and without; it is built and called alike."""
 
-    @takes_layer_context
-    def forward(
+    layer_context: Any  # of their other bases
+    call = staticmethod(call_attention)
+
+    def read(
         self,
         hidden_states: Tensor,
-        attention_mask: Any = None,
+        attention_mask: Tensor | None = None,
         head_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         past_key_values: Any = None,
         output_attentions: bool | None = False,
         cache_position: Tensor | None = None,
     ) -> tuple[Any, ...]:
-        if isinstance(attention_mask, LayerContext):
-            return self.compute(hidden_states, attention_mask)
-        return self.run(
+        inputs = self.layer_context(
             hidden_states, attention_mask, encoder_hidden_states, head_mask=head_mask, past=past_key_values,
             output_attentions=output_attentions,
         )  # fmt: skip
+        return (inputs,)
 
 
 class BertSelfAttention(AttentionSignature, SelfAttention, WithoutStock, stock.BertSelfAttention):
@@ -64,7 +62,7 @@ class BertSelfAttention(AttentionSignature, SelfAttention, WithoutStock, stock.B
         super().__init__(config, layer_idx, is_cross_attention, position_embedding_type)
 
 
-class BertAttention(AttentionSignature, CallsAttention, Attention):
+class BertAttention(AttentionSignature, Attention):
     def __init__(
         self,
         config: Any,
@@ -79,39 +77,39 @@ class BertAttention(AttentionSignature, CallsAttention, Attention):
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
 
-class BertLayer(CallsAttention, Layer):
+class BertLayer(Layer):
+    call = staticmethod(call_attention)
+
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, layer_idx=layer_idx, is_cross_attention=cross)
 
-    @takes_layer_context
-    def forward(
+    def read(
         self,
         hidden_states: Tensor,
-        attention_mask: Any = None,
+        attention_mask: Tensor | None = None,
         head_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Any = None,
+        encoder_attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         output_attentions: bool | None = False,
         cache_position: Tensor | None = None,
     ) -> tuple[Any, ...]:
-        if isinstance(attention_mask, LayerContext):
-            inputs = attention_mask
-        else:
-            inputs = self.read_call(
-                hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
-                past=past_key_values, output_attentions=output_attentions,
-            )  # fmt: skip
+        inputs = self.layer_context(
+            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
+            past=past_key_values, output_attentions=output_attentions,
+        )  # fmt: skip
+        return (inputs,)
+
+    def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Any, ...]:
         inputs = with_own_weights(inputs)
-        x = self.run(hidden_states, inputs)
         kept = (inputs,) if inputs.encoder is None else (inputs, inputs.encoder)
-        return x, *((each.weights or {}).get(each.layer) for each in kept)
+        return super().compute(x, inputs), *((each.weights or {}).get(each.layer) for each in kept)
 
 
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
 
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         crossed = inputs.encoder
         out = part(
             x,
@@ -124,29 +122,26 @@ class BertEncoder(Encoder):
         )
         return out if isinstance(out, Tensor | tuple | list) else (out[0],)  # torch.fx gives a stand-in for a tuple
 
-    @takes_layer_context
-    def forward(
+    def read(
         self,
         hidden_states: Tensor,
-        attention_mask: Any = None,
+        attention_mask: Tensor | None = None,
         head_mask: Any = None,
         encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Any = None,
+        encoder_attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = False,
         output_hidden_states: bool | None = False,
         return_dict: bool | None = True,
         cache_position: Tensor | None = None,
-    ) -> Any:
-        if isinstance(attention_mask, LayerContext):
-            return self.run(hidden_states, attention_mask, True, True)
+    ) -> tuple[Any, ...]:
         if use_cache and self.config.is_decoder:
             crossed = encoder_hidden_states is not None
             past = past_key_values
             past_key_values = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
-        inputs = self.read_call(
+        inputs = self.layer_context(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
             past=past_key_values, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
-        return self.run(hidden_states, inputs, True, bool(return_dict))
+        return inputs, True, bool(return_dict)

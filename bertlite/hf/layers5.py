@@ -11,7 +11,7 @@ from transformers.models.bert import modeling_bert as stock
 from bertlite.hf import compat
 from bertlite.hf.cache import past_of
 from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention
-from bertlite.hf.masks import head_mask_of, mask_tensor, takes_layer_context
+from bertlite.hf.masks import head_mask_of, mask_tensor
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
@@ -39,64 +39,77 @@ def read_options(options: dict[str, Any], past: Any) -> dict[str, Any]:
 
 
 def options_for_other(inputs: LayerContext) -> dict[str, Any]:
-    """Return what another's part is handed by name, beside what transformers 5 always hands it."""
+    """Return what another's part is handed by name, after what transformers 5 always hands it."""
     gate = head_mask_of(inputs)
     options: dict[str, Any] = {} if gate is None else {"head_mask": gate}
     return options if inputs.weights is None else {**options, "output_attentions": True}
 
 
-class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
+class SelfOrCrossAttention(SelfAttention, WithoutStock):
+    crosses = False
+
     def __init__(self, config: Any, is_causal: bool = False, layer_idx: int | None = None) -> None:
-        super().__init__(config, layer_idx, False)
+        super().__init__(config, layer_idx, self.crosses)
         self.is_causal = is_causal
 
-    @takes_layer_context
-    def forward(
+
+class BertSelfAttention(SelfOrCrossAttention, stock.BertSelfAttention):
+    def read(
         self,
         hidden_states: Tensor,
-        attention_mask: Any = None,
+        attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         *,
         encoder_hidden_states: None = None,  # handed to both kinds of attention
         **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        if isinstance(attention_mask, LayerContext):
-            return self.compute(hidden_states, attention_mask)
-        return self.run(hidden_states, attention_mask, **read_options(options, past_key_values))
+    ) -> tuple[Any, ...]:
+        return (self.layer_context(hidden_states, attention_mask, **read_options(options, past_key_values)),)
 
 
-class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossAttention", object)):  # type: ignore[misc]
-    def __init__(self, config: Any, is_causal: bool = False, layer_idx: int | None = None) -> None:
-        super().__init__(config, layer_idx, True)
-        self.is_causal = is_causal
+class BertCrossAttention(SelfOrCrossAttention, getattr(stock, "BertCrossAttention", object)):  # type: ignore[misc]
+    crosses = True
 
-    @takes_layer_context
-    def forward(
+    def read(
         self,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
-        attention_mask: Any = None,
+        attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        if isinstance(attention_mask, LayerContext):
-            return self.compute(hidden_states, attention_mask)
+    ) -> tuple[Any, ...]:
         if encoder_hidden_states is None:
             raise ValueError("cross-attention needs encoder_hidden_states, and they are None")
-        return self.run(
-            hidden_states, attention_mask, encoder_hidden_states,
-            **{**read_options(options, past_key_values), "head_mask": None},  # cross-attention has none
-        )  # fmt: skip
+        options = {**read_options(options, past_key_values), "head_mask": None}  # cross-attention has none
+        return (self.layer_context(hidden_states, attention_mask, encoder_hidden_states, **options),)
 
 
-class BertAttention(Attention):
+class LayerSignature:
+    """First base of attention with its output projection, and of a layer, which are called alike."""
+
+    layer_context: Any  # of their other bases
+
+    def read(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **options: Any,
+    ) -> tuple[Any, ...]:
+        options = read_options(options, past_key_values)
+        given = attention_mask, encoder_hidden_states, encoder_attention_mask
+        return (self.layer_context(hidden_states, *given, **options),)
+
+
+class BertAttention(LayerSignature, Attention):
     def __init__(
         self, config: Any, is_causal: bool = False, layer_idx: int | None = None, is_cross_attention: bool = False
     ) -> None:
         attention = (BertCrossAttention if is_cross_attention else BertSelfAttention)(config, is_causal, layer_idx)
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         return part(
             x,
             encoder_hidden_states=inputs.source,
@@ -105,57 +118,29 @@ class BertAttention(Attention):
             **options_for_other(inputs),
         )
 
-    @takes_layer_context
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Any = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Any = None,
-        past_key_values: Any = None,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        if isinstance(attention_mask, LayerContext):
-            return self.compute(hidden_states, attention_mask)
-        crosses = self.is_cross_attention
-        mask = encoder_attention_mask if crosses else attention_mask
-        states = encoder_hidden_states if crosses else None
-        return self.run(hidden_states, mask, states, **read_options(options, past_key_values))
+    def layer_context(
+        self, x: Tensor, mask: Any, states: Any = None, encoder_mask: Any = None, **options: Any
+    ) -> LayerContext:
+        if self.is_cross_attention:
+            return super().layer_context(x, encoder_mask, states, **options)
+        return super().layer_context(x, mask, **options)
 
 
-class BertLayer(Layer):
+class BertLayer(LayerSignature, Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, config.is_decoder and not cross, layer_idx, cross)
 
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         mask, options = mask_tensor(inputs, x), {compat.CACHE: past_of(inputs), **options_for_other(inputs)}
         if inputs.source is None:
             return part(x, mask, **options)
         return part(x, None, inputs.source, mask, **options)
 
-    @takes_layer_context
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Any = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Any = None,
-        past_key_values: Any = None,
-        **options: Any,
-    ) -> Tensor:
-        if isinstance(attention_mask, LayerContext):
-            return self.run(hidden_states, attention_mask)
-        inputs = self.read_call(
-            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask,
-            **read_options(options, past_key_values),
-        )  # fmt: skip
-        return self.run(hidden_states, inputs)
-
 
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
 
-    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         crossed = inputs.encoder
         return part(
             x,
@@ -166,13 +151,12 @@ class BertEncoder(Encoder):
             **options_for_other(inputs),
         )
 
-    @takes_layer_context
-    def forward(
+    def read(
         self,
         hidden_states: Tensor,
-        attention_mask: Any = None,
+        attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Any = None,
+        encoder_attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = None,
         *,
@@ -182,11 +166,9 @@ class BertEncoder(Encoder):
         return_dict: bool | None = True,
         **others: Any,
     ) -> Any:
-        if isinstance(attention_mask, LayerContext):
-            return self.run(hidden_states, attention_mask, bool(use_cache), True)
         past = read_options(others, past_key_values)["past"]
-        inputs = self.read_call(
+        inputs = self.layer_context(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
             past=past, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
-        return self.run(hidden_states, inputs, bool(use_cache), return_dict is None or return_dict)
+        return inputs, bool(use_cache), return_dict is None or return_dict

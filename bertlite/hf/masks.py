@@ -1,8 +1,9 @@
 """Translate between transformers' calls of a part and bertlite's: arguments and masks.
 
 Parts are called as transformers calls them, with an `attention_mask` that is added to the scores.  A model that runs
-its own parts hands them `LayerContext` in the mask's place.  A part that is not ours, and a `forward` that somebody
-has put in the place of ours, is given the tensor that transformers 4 would give it; the tensor remembers the inputs.
+its own parts hands them a `LayerContext` instead, by the name `inputs`.  A part that is not ours, and a `forward` that
+somebody has put in the place of ours, is given the tensor that transformers 4 would give it; the tensor remembers the
+context.
 
 Shapes:  B sequences · S queries · K keys · N heads
 """
@@ -21,12 +22,6 @@ from bertlite.stack.inputs import Mask, causal_mask, to_mask
 from bertlite.stack.layouts import Padded
 
 OURS = ("auto", "packed", "varlen")  # names that transformers does not know
-
-
-def takes_layer_context(function: Any) -> Any:
-    """Mark a `forward` that takes `LayerContext` in the place of a mask."""
-    function.takes_layer_context = True
-    return function
 
 
 def is_ours(module: nn.Module) -> bool:
@@ -91,7 +86,7 @@ def gate_of(head_mask: Tensor | None, config: Any, layer: int | None) -> Tensor 
     return head_mask.transpose(1, 2)
 
 
-def read_call(
+def layer_context(
     part: Any,
     x: Tensor,
     mask: Any,

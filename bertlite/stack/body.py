@@ -158,7 +158,7 @@ class BertBody(Body, Generic[Out]):
 
     def run_encoder(self, x: Tensor, inputs: LayerContext) -> Any:
         """Run the encoder; return its output and, if they are kept, the inputs of each layer."""
-        return self.encoder(x, inputs)
+        return self.encoder(x, inputs=inputs)
 
     def layer_context(self, args: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
         """Return the inputs of the layers, except the embeddings x."""

@@ -164,7 +164,7 @@ class BertAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
-        context, weights = self.self(hidden_states, inputs)
+        context, weights = self.self(hidden_states, inputs=inputs)
         return self.output(context, hidden_states), weights
 
 
@@ -218,15 +218,15 @@ class BertLayer(nn.Module):
 
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> Tensor:  # (…, D) -> (…, D)
         if self.checkpointing is not None and self.recomputes:
-            return self.checkpointing(self.run, hidden_states, inputs)
-        return self.run(hidden_states, inputs)
+            return self.checkpointing(self.compute, hidden_states, inputs)
+        return self.compute(hidden_states, inputs)
 
     @property
     def recomputes(self) -> bool:
         """True if a forward now would be run again in the backward pass."""
         return self.checkpointing is not None and torch.is_grad_enabled()
 
-    def run(self, x: Tensor, inputs: LayerContext) -> Tensor:
+    def compute(self, x: Tensor, inputs: LayerContext) -> Tensor:
         x = self.run_attention(self.attention, x, inputs)
         if inputs.encoder is not None:
             x = self.run_attention(self.crossattention, x, inputs.encoder)
@@ -236,7 +236,7 @@ class BertLayer(nn.Module):
         return torch.cat([self.feed_forward(part) for part in x.split(size, -2)], -2)
 
     def run_attention(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
-        x, weights = attention(x, inputs)
+        x, weights = attention(x, inputs=inputs)
         if weights is not None:
             inputs.keep_weights(weights)
         return x
@@ -277,7 +277,7 @@ class BertEncoder(nn.Module):
         return (inputs.first(x) if inputs.first_only and last < 0 else x), states
 
     def run_layer(self, layer: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
-        out: Tensor = layer(x, inputs)
+        out: Tensor = layer(x, inputs=inputs)
         return out
 
 

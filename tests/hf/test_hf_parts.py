@@ -229,6 +229,16 @@ def test_hooks_see_what_they_see_in_the_installed_transformers(backend: str, cha
         assert seen[1]["encoder.layer.1.attention.self"][1].shape == (B, N, S, S)
 
 
+@pytest.mark.parametrize("form", [hf, v4], ids=["hf", "v4"])
+@BOTH
+def test_a_hook_that_returns_hidden_states_alone_changes_nothing_else(form: Any, backend: str) -> None:
+    model = randomise_(form.BertModel(config_of(backend=backend))).to(F64).eval()
+    wanted = model(**inputs_of(), output_attentions=True)
+    for part in (model.encoder, model.encoder.layer[1], model.encoder.layer[2].attention):
+        part.register_forward_pre_hook(lambda part, args: args[0])
+    assert_same(dict(model(**inputs_of(), output_attentions=True)), dict(wanted), atol=0)
+
+
 # Parts that are another's
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bertlite.config import kept_neurons
 from bertlite.experiments.budget.work import Work
 from bertlite.models.structure import layers_of, with_fields, with_pruned
 from bertlite.pruning.importance.allocation import BySize
 from bertlite.pruning.importance.structures import arguments_of
+from bertlite.stack.attention import LayerContext
 from bertlite.support.progress import Progress
 from bertlite.support.records import quartiles
 from bertlite.support.timing import alternate
@@ -74,7 +76,7 @@ def measure_table(model: Any, work: Work, neurons: list[int], device: str, progr
 def time_sublayers(
     model: Any,
     layer: int,
-    call: tuple[Any, ...],
+    call: tuple[Tensor, LayerContext],
     *,
     neurons: Sequence[int],
     device: str = "cpu",
@@ -104,7 +106,7 @@ def time_sublayers(
     timed = {"heads": spaced(range(all_heads + 1)), "neurons": spaced(neurons)}
     for kept in timed["heads"]:
         attention = smaller(heads=range(kept, all_heads)).attention
-        runs[f"heads {kept}"] = partial(attention, states, inputs)
+        runs[f"heads {kept}"] = partial(attention, states, inputs=inputs)
     for kept in timed["neurons"]:
         runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
     found = alternate(runs, ROUNDS, device, after_round=after_round)

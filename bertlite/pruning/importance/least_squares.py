@@ -35,6 +35,7 @@ from bertlite.pruning.importance.structures import (
     arguments_of,
     run,
 )
+from bertlite.stack.attention import LayerContext
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "refit")
@@ -181,17 +182,16 @@ class Track:
     """The states of one batch on their way through the layers of one model."""
 
     x: Tensor  # the input of the next attention or feed-forward network
-    arguments: tuple[Any, ...]  # the other arguments of the layers
+    inputs: LayerContext
 
     @classmethod
     def start(cls, model: BertLike, batch: Batch) -> "Track":
         """Return the states and the arguments of the first layer."""
-        x, *others = arguments_of(model, 0, partial(run, model, batch, **options_of(model)))
-        return cls(x, tuple(others))
+        return cls(*arguments_of(model, 0, partial(run, model, batch, **options_of(model))))
 
     def units(self, structure: Structure, block: BertLayer) -> Tensor:
         """Return the outputs of a layer's heads or neurons, the inputs of their projection."""
-        return structure.compute(block, self.x, *self.arguments)
+        return structure.compute(block, self.x, self.inputs)
 
     def total(self, structure: Structure, block: BertLayer, units: Tensor) -> Tensor:
         """Return the input of the LayerNorm."""
@@ -201,8 +201,8 @@ class Track:
     def step(self, structure: Structure, block: BertLayer, total: Tensor) -> None:
         """Continue from the input of the LayerNorm."""
         self.x = structure.output(block).LayerNorm(total)
-        if structure is HEADS and getattr(self.arguments[0], "encoder", None) is not None:
-            self.x = block.run_attention(block.crossattention, self.x, self.arguments[0].encoder)
+        if structure is HEADS and self.inputs.encoder is not None:
+            self.x = block.run_attention(block.crossattention, self.x, self.inputs.encoder)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bertlite.config import BertConfig, kept_heads, kept_neurons
 from bertlite.models.structure import BertLike, layers_of, prune_heads_, prune_neurons_
 from bertlite.pruning.importance.batches import Batch, input_shape, inputs_of, real_tokens
+from bertlite.stack.attention import LayerContext
 from bertlite.stack.modules import BertLayer, BertOutput, BertSelfOutput
 
 
@@ -29,7 +30,7 @@ class Structure:
     run_gated: Callable[[BertLike, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
     output: Callable[[BertLayer], BertOutput | BertSelfOutput]  # the module that projects them to the layer's output
     readers: Callable[[BertLayer], tuple[nn.Linear, ...]]  # the matrices that compute them from the layer's states
-    compute: Callable[..., Tensor]  # layer, states, the layer's other arguments -> inputs of that projection
+    compute: Callable[..., Tensor]  # layer, states, the layer's context -> inputs of that projection
     prune_: Callable[[Any, dict[int, list[int]]], object]
 
     def dense(self, layer: BertLayer) -> nn.Linear:
@@ -110,17 +111,18 @@ class Reached(Exception):  # noqa: N818  # no error
     """Ends a forward where a layer is called; holds its arguments."""
 
 
-def arguments_of(model: BertLike, layer: int, run: Callable[[], Any]) -> tuple[Any, ...]:
+def arguments_of(model: BertLike, layer: int, run: Callable[[], Any]) -> tuple[Tensor, LayerContext]:
     """Run a model until a layer is called; without a hook, since the last layer does more work if it has one."""
 
-    def stop(*args: Any) -> Any:
-        raise Reached(*args)
+    def stop(hidden_states: Tensor, inputs: LayerContext) -> Any:
+        raise Reached(hidden_states, inputs)
 
     try:
         with own_forward(list(layers_of(model))[layer], stop):
             run()
     except Reached as reached:
-        return reached.args
+        x, inputs = reached.args
+        return x, inputs
     raise AssertionError(f"layer {layer} was not called")
 
 
@@ -170,7 +172,7 @@ HEADS = Structure(
     run_gated=run_with_head_gates,
     output=lambda layer: layer.attention.output,
     readers=lambda layer: (layer.attention.self.query, layer.attention.self.key, layer.attention.self.value),
-    compute=lambda layer, x, *arguments: layer.attention.self(x, *arguments)[0],
+    compute=lambda layer, x, inputs: layer.attention.self(x, inputs=inputs)[0],
     prune_=prune_heads_,
 )
 NEURONS = Structure(
@@ -180,7 +182,7 @@ NEURONS = Structure(
     run_gated=run_with_neuron_gates,
     output=lambda layer: layer.output,
     readers=lambda layer: (layer.intermediate.dense,),
-    compute=lambda layer, x, *arguments: layer.intermediate(x),
+    compute=lambda layer, x, inputs: layer.intermediate(x),
     prune_=prune_neurons_,
 )
 STRUCTURES = (HEADS, NEURONS)  # in the order in which a layer runs them
