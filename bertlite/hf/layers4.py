@@ -100,7 +100,9 @@ class BertLayer(Layer):
         )  # fmt: skip
         return (inputs,)
 
-    def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Any, ...]:
+    def compute(  # type: ignore[override]  # the layers of 4 return tuples
+        self, x: Tensor, inputs: LayerContext
+    ) -> tuple[Any, ...]:
         inputs = with_own_weights(inputs)
         kept = (inputs,) if inputs.encoder is None else (inputs, inputs.encoder)
         return super().compute(x, inputs), *((each.weights or {}).get(each.layer) for each in kept)

@@ -119,12 +119,14 @@ class Report:
     def line(self) -> str:
         if self.not_checked:
             return f"  --   {self.name:<58} not checked: {self.not_checked}"
+        if not self.rows:
+            return f"DIFFER {self.name:<58} nothing was compared"
         worst = self.worst
         verdict = "  ok  " if self.ok else "DIFFER"
         return f"{verdict} {self.name:<58} {worst.error:9.2e} of {worst.allowed:8.2e} allowed, {worst.tensor}"
 
     def __repr__(self) -> str:
-        if self.not_checked or self.ok:
+        if self.not_checked or self.ok or not self.rows:
             return self.line()
         width = max(len(row.tensor) for row in self.rows)
         bad = [row for row in self.rows if not row.ok]

@@ -49,7 +49,7 @@ def test_a_check_leaves_the_logging_of_transformers_as_it_was(tiny):
         logging.set_verbosity_warning()
         logging.enable_progress_bar()
         report = check(CASES[0], checkpoint=tiny)
-        assert report.ok, report
+        assert report.ok, f"\n{report}"
         assert logging.get_verbosity() == logging.WARNING
         assert logging.is_progress_bar_enabled()
     finally:
@@ -107,7 +107,7 @@ def test_a_sequence_of_padding_alone_must_give_numbers(tiny):
 
 def test_a_kernel_that_torch_lacks_is_not_checked(tiny):
     report = check(Case("BertModel", "sdpa", "full", "float32", mode="cudnn"), "cpu", tiny)
-    assert not report.ok, report
+    assert not report.ok, f"\n{report}"
     assert not report.failed
     assert "has no cudnn kernel for it here" in report.not_checked
 
@@ -252,7 +252,7 @@ def test_our_model_is_left_as_it_was(tiny):
     case = Case("BertModel", "sdpa", "padded", "float64")
     assert check(case, "cpu", tiny, tamper=wrong_eps).failed
     report = check(case, "cpu", tiny)
-    assert report.ok, report
+    assert report.ok, f"\n{report}"
 
 
 # The parts
@@ -276,8 +276,9 @@ def test_where_theirs_does_not_round_ours_may_by_one_step():
     step = torch.finfo(torch.bfloat16).eps * 2
     assert as_well(truth.bfloat16(), truth.bfloat16(), truth) == (0.0, step, 0.0)
     one_step_off = torch.tensor([1.0 + step / 2, -2.0 - step]).bfloat16()
-    assert Row("x", *as_well(one_step_off, truth.bfloat16(), truth)).ok
-    assert not Row("x", *as_well(2 * one_step_off - truth.bfloat16(), truth.bfloat16(), truth)).ok
+    two_steps_off = 2 * one_step_off - truth.bfloat16()
+    rows = [Row("x", *as_well(ours, truth.bfloat16(), truth)) for ours in (one_step_off, two_steps_off)]
+    assert [row.ok for row in rows] == [True, False], rows
 
 
 def test_a_loss_is_held_to_the_error_of_its_logits():
@@ -298,14 +299,15 @@ def test_a_gradient_that_is_0_is_held_to_the_largest_one():
         ours = {**theirs, names[0]: torch.full((4,), off).half()}
         assert compare(ours, theirs, truth, lambda name: as_well)[0].ok is fine
     truth[names[0]] = torch.full((4,), 1e-4, dtype=torch.float64)  # one that is small is no 0
-    assert not compare({**theirs, names[0]: torch.full((4,), 1e-3).half()}, theirs, truth, lambda name: as_well)[0].ok
+    ours = {**theirs, names[0]: torch.full((4,), 1e-3).half()}
+    assert compare(ours, theirs, truth, lambda name: as_well)[0].ok is False
 
 
 @pytest.mark.parametrize("rule", [exactly, closely, relatively, as_well])
 def test_nothing_is_close_to_nan_or_to_another_shape(rule):
     ok = torch.tensor([0.0])
     for ours in (torch.tensor([float("nan")]), torch.zeros(2)):
-        assert not Row("x", *rule(ours, ok, ok.double())).ok
+        assert Row("x", *rule(ours, ok, ok.double())).ok is False
 
 
 def test_a_tensor_on_one_side_only_is_refused():
@@ -315,7 +317,8 @@ def test_a_tensor_on_one_side_only_is_refused():
 
 def test_a_report_of_nothing_is_not_ok():
     empty = Report("empty")
-    assert not empty.ok, empty.name
+    assert not empty.ok, f"\n{empty}"
+    assert repr(empty) == str(empty) == f"DIFFER {'empty':<58} nothing was compared"
     assert Report("empty").failed
     assert not Report("asked too much", not_checked="why").failed
 
@@ -336,7 +339,7 @@ def test_trace_sees_modules_in_the_order_they_finish():
 def test_says_what_the_reference_cannot_vouch_for(case, tiny):
     if reference.honours("relative positions"):
         report = check(case, "cpu", tiny)
-        assert report.ok, report
+        assert report.ok, f"\n{report}"
     else:
         assert "does not honour relative positions" in check(case, "cpu", tiny).not_checked
 
