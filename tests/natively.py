@@ -144,6 +144,8 @@ def in_unsigned_8_bits(x: Tensor) -> Tensor:
 def in_integers(model: BertPreTrainedModel) -> BertPreTrainedModel:
     """Return a copy that rounds to 8-bit integers what the kernels round, and else computes as the model does."""
     rounded = copy.deepcopy(model)
+    words = rounded.base_model.embeddings.word_embeddings.weight
+    words.data = in_8_bits(words.data)
     for layer in rounded.base_model.encoder.layer:
         for name, part in list(layer.named_modules()):
             if isinstance(part, nn.Linear):

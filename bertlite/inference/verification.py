@@ -243,17 +243,22 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: torch.dtype) ->
 
     Args:
         encoders: those in it, which a list may hold.
-        dtype: int8 is that of the matrices in their layers; the rest is float32 then.
+        dtype: int8 is that of the matrices in their layers and of word embeddings; the rest is float32 then.
     """
     random, step = torch.Generator(device_of(encoders)).manual_seed(1), step_of(encoders, dtype)
-    floats, integers = Noise(random, step), IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
+    floats, rows = Noise(random, step), RowNoise(random, step)
+    integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
     inside = {id(part) for each in encoders for part in encoder_of(each).modules()}
+    words = {id(each.get_input_embeddings().weight) for each in encoders if dtype == torch.int8}
     for part in {part for each in (model, *encoders) for part in each.modules()}:  # by no hooks, which a model may see
         if isinstance(part, nn.Linear):
-            noise = integers if dtype == torch.int8 and id(part) in inside else floats
+            outside = rows if id(part.weight) in words else floats  # a tied decoder multiplies by word embeddings
+            noise = integers if dtype == torch.int8 and id(part) in inside else outside
             vars(part)["forward"] = partial(noise.run_linear, part, part.forward)
         elif isinstance(part, nn.LayerNorm):
             vars(part)["forward"] = partial(floats.run_norm, part.forward)
+        elif isinstance(part, nn.Embedding) and id(part.weight) in words:
+            vars(part)["forward"] = partial(rows.run_embedding, part.forward)
     return step
 
 
@@ -302,14 +307,12 @@ class Noise:
         return self.step * out
 
 
-class IntegerNoise(Noise):
-    """Noise of 8-bit integers: off by what rounding to whole steps errs by, 1/√12 of a step in the mean square."""
+class RowNoise(Noise):
+    """Noise of rows of 8-bit integers: the error of rounding to whole steps, 1/√12 of a step in the mean square."""
 
-    def input_error(self, x: Tensor) -> Tensor:
-        if not x.numel():
-            return x
-        low, high = x.aminmax(dim=-1, keepdim=True)
-        return (high.clamp(min=0) - low.clamp(max=0)) / 255 / sqrt(12)
+    def run_embedding(self, forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+        out = forward(ids)
+        return self.shake(out, out.abs().amax(-1, keepdim=True) / 127 / sqrt(12))
 
     def output_error(self, part: nn.Module, x: Tensor, out: Tensor) -> Tensor:
         assert isinstance(part, nn.Linear)
@@ -317,3 +320,13 @@ class IntegerNoise(Noise):
             return self.step * out
         steps = torch.linalg.vector_norm(part.weight, torch.inf, dim=1) / 127
         return (x.norm(dim=-1, keepdim=True) * steps / sqrt(12)).hypot(self.step * out)
+
+
+class IntegerNoise(RowNoise):
+    """Noise of matmuls of 8-bit integers, whose inputs are rounded too."""
+
+    def input_error(self, x: Tensor) -> Tensor:
+        if not x.numel():
+            return x
+        low, high = x.aminmax(dim=-1, keepdim=True)
+        return (high.clamp(min=0) - low.clamp(max=0)) / 255 / sqrt(12)

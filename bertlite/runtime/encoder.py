@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .packed import PackedFile, aligned
+from .packed import ROW_SCALES, PackedFile, aligned
 from .shapes import BYTES, GROUP, LayerShape, Shape, round_up
 from .structs import ACTIVATIONS, Batch, Ids, Kernels, Linear, Matrix, Model
 
@@ -148,9 +148,11 @@ class Encoder:
         counts = {name: 0 if table is None else len(table) for name, table in tables.items()}
         has_positions = tables["position"] is not None
         positions = tables["position"] if about["absolute"] else None
+        scales = self.tensors.get(f"{self.prefix}embeddings.{ROW_SCALES}")
         return Ids(
             ids=ids.ctypes.data, segments=None if segments is None else segments.ctypes.data, ends=ends.ctypes.data,
             rows=len(ends) - 1, length=len(ids), words=tables["word"].ctypes.data, word_count=counts["word"],
+            word_scales=None if scales is None else scales.ctypes.data,
             segment_table=tables["token_type"].ctypes.data, segment_count=counts["token_type"],
             position_table=None if positions is None else positions.ctypes.data,
             position_count=about["positions"] if has_positions else NO_LIMIT, norm_weight=norm[0], norm_bias=norm[1],

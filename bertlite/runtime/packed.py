@@ -21,7 +21,8 @@ from .shapes import ALIGNMENT, GROUP, MATRICES, Shape, round_up
 from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
-FORMATS = (5, 6)  # the formats that can be read; 5 has no checksum
+FORMATS = (5, 6, 7)  # the formats that can be read; 5 has no checksum, and before 7 all embeddings are floats
+WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends of names; scales of 8-bit integers
 LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
 DTYPES = {  # bfloat16 as its bits
     "F64": np.float64,
@@ -98,8 +99,8 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     found = (about.get("format"), about.get("byteorder"))
     if found[0] not in FORMATS or found[1] != sys.byteorder:
         raise ValueError(
-            f"{path} has format {found[0]!r} from a {found[1]}-endian machine; this bertlite reads format"
-            f" {' and '.join(map(str, FORMATS))}, {sys.byteorder}-endian: {WAY_OUT}"
+            f"{path} has format {found[0]!r} from a {found[1]}-endian machine; this bertlite reads formats"
+            f" {', '.join(map(str, FORMATS))}, {sys.byteorder}-endian: {WAY_OUT}"
         )
     return about
 

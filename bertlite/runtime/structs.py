@@ -56,6 +56,7 @@ class Ids(Sized):
         *((name, c_long) for name in ("rows", "length", "takes_padding", "skips_padding", "padding", "keeps_order")),
         *((name, c_void_p) for name in ("words", "segment_table", "position_table", "norm_weight", "norm_bias")),
         *((name, c_long) for name in ("word_count", "segment_count", "position_count", "padding_has_position")),
+        ("word_scales", c_void_p),
     )
 
 

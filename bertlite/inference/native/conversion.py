@@ -9,7 +9,7 @@ from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import take_forward_
-from bertlite.inference.native.weights import NativeWeights
+from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.structs import Kernels
 from bertlite.stack.disentangled import normalised
@@ -22,6 +22,9 @@ def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels
     encoder = copied.base_model.encoder
     vectors = None if encoder.rel_embeddings is None else normalised(encoder, encoder.rel_embeddings.weight)
     weights = NativeWeights.of(list(copied._layers()), copied.config, dtype_name(dtype), kernels, vectors)
+    if dtype == torch.int8:
+        words = copied.base_model.embeddings.word_embeddings.weight
+        words.copy_(from_int8_rows(*int8_rows(words)))
     return run_natively_(copied, weights, kernels)
 
 

@@ -28,12 +28,22 @@ from bertlite.inference.native.conversion import run_natively_
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import NativeBertModel
-from bertlite.inference.native.weights import NativeWeights, stack_shape
+from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows, stack_shape
 from bertlite.inference.support import missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
 from bertlite.runtime.library import load_kernels
-from bertlite.runtime.packed import FILE, FORMATS, LAYERS, WAY_OUT, PackedFile, checksum, read_packed
+from bertlite.runtime.packed import (
+    FILE,
+    FORMATS,
+    LAYERS,
+    ROW_SCALES,
+    WAY_OUT,
+    WORDS,
+    PackedFile,
+    checksum,
+    read_packed,
+)
 from bertlite.runtime.shapes import BLOCKS, Shape
 from bertlite.runtime.structs import NUMBERS, Blocks
 from bertlite.support.records import to_json
@@ -80,6 +90,8 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
         **describe(model),
     }
     tensors = {LAYERS: encoder.weights.data, **plain_tensors(model)}
+    if shape.numbers == "int8":
+        pack_rows_(tensors)
     with replacing(folder, superseded=REPLACED) as new:
         write_packed(new / FILE, tensors, about)
 
@@ -126,6 +138,22 @@ def plain_tensors(model: BertPreTrainedModel) -> State:
     return state
 
 
+def pack_rows_(state: State) -> None:
+    """Turn word embeddings into 8-bit integers with scales, unless they are others, as from a file before format 7."""
+    for name in [name for name in state if name.endswith(WORDS)]:
+        rows, scales = int8_rows(state[name])
+        if torch.equal(from_int8_rows(rows, scales), state[name]):
+            state |= {name: rows, name.replace(WORDS, ROW_SCALES): scales}
+
+
+def unpack_rows_(state: State) -> None:
+    """Turn word embeddings back into floats, where they are 8-bit integers with scales that fit them."""
+    for name in [name for name in state if name.endswith(ROW_SCALES)]:
+        words = name.replace(ROW_SCALES, WORDS)
+        if words in state and state[name].shape == state[words].shape[:1]:
+            state[words] = from_int8_rows(state[words], state.pop(name))
+
+
 def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
     """Return a model that `save_native` wrote, the dtype of its layers, and skip_padding.
 
@@ -149,6 +177,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
         raise ValueError(f"{path} has options {about['options']!r}: {error}") from None
     state = {name: as_tensor(x, file.dtypes[name]) for name, x in file.tensors.items()}
     floats = torch.float32 if numbers == "int8" else getattr(torch, numbers)
+    unpack_rows_(state)
     check_rest_(state, path, model, floats)
     assign_tensors_(model, state)
     set_config(model, config)

@@ -151,6 +151,24 @@ class NativeWeights:
         }
 
 
+def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows of embeddings as 8-bit integers, (V, D), and the scale of each row, (V,), float32.
+
+    A scale has 17 bits, so that its product with an integer is exact on every processor, and rows that are such
+    products give the same integers and scales again.
+    """
+    floats = weight.detach().float()
+    scales = floats.abs().amax(1) / 127
+    scales = (scales.view(torch.int32) + 127 & -128).view(torch.float32)
+    scales.masked_fill_(scales == 0, 1)
+    return (floats / scales[:, None]).round().to(torch.int8), scales
+
+
+def from_int8_rows(rows: Tensor, scales: Tensor) -> Tensor:
+    """Return rows of embeddings as floats, (V, D)."""
+    return rows.float() * scales[:, None]
+
+
 def bias_of(part: nn.Linear) -> Tensor:
     return part.weight.new_zeros(part.out_features) if part.bias is None else part.bias
 

@@ -23,6 +23,7 @@ struct Ids {
     const void *words, *segment_table, *position_table, *norm_weight, *norm_bias;  // in the dtype of the batch
     long word_count, segment_count, position_count;
     long padding_has_position;  // whether padding's is behind those that are counted
+    const float* word_scales;   // (word_count,): rows of words are 8-bit integers, to be multiplied by these; or null
 };
 }
 
@@ -146,8 +147,13 @@ template <class T>
 void embed(const Ids& ids, const TokenPlaces& places, long token, long width, const float* norm, float epsilon,
            float* to) {
     const auto row = [=](const void* table, long index) { return static_cast<const T*>(table) + index * width; };
-    const long at = places.at(token);
-    read_row(row(ids.words, ids.ids[at]), width, to);
+    const long at = places.at(token), word = ids.ids[at];
+    if (ids.word_scales) {
+        const auto* from = static_cast<const int8_t*>(ids.words) + word * width;
+        for (long i = 0; i < width; i++) to[i] = from[i] * ids.word_scales[word];  // exact: see `int8_rows`
+    } else {
+        read_row(row(ids.words, word), width, to);
+    }
     read_row(row(ids.segment_table, ids.segments ? ids.segments[at] : 0), width, to, true);
     const long position = places.position(token), place = position < 0 ? ids.position_count : position;
     if (ids.position_table && place < ids.position_count + ids.padding_has_position)

@@ -178,8 +178,8 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"config": [], "options": 3}, r"options is 3\n  config is \[\]"),
         ({"options": {"colour": 3}}, "has options {'colour': 3}: .*unexpected keyword argument"),
         ({"blocks": [24, 1]}, r"blocks is \[24, 1\]; have: \[8, 1\], \[8, 4\]"),
-        ({"format": 4}, "has format 4 from a little-endian machine; this bertlite reads format 5"),
-        ({"byteorder": "big"}, "of a big-endian machine"),
+        ({"format": 4}, "has format 4 from a little-endian machine; this bertlite reads formats 5, 6, 7"),
+        ({"byteorder": "big"}, "from a big-endian machine"),
     ],
 )
 def test_another_description_is_refused(changes, message, saved, tmp_path):
@@ -237,6 +237,28 @@ def test_a_file_of_the_format_before_checksums_loads(saved, tmp_path):
     older = {name: value for name, value in about.items() if name not in ("shape", "embeddings", "pooler")}
     write_safetensors(folder / FILE, dict(read_weights(saved / FILE)), native=json.dumps(older))
     assert torch.equal(InferenceModel.load(folder)(IDS).logits, InferenceModel.load(saved)(IDS).logits)
+
+
+def test_word_embeddings_are_8_bit_integers_in_an_int8_folder_and_floats_in_older_ones(tmp_path):
+    quick = optimize_for_inference(pruned(BertForMaskedLM), dtype=torch.int8, backend="native")
+    quick.save(tmp_path / "new")
+    name = "bert.embeddings.word_embeddings.weight"
+    state, words = read_weights(tmp_path / "new" / FILE), quick.model.bert.embeddings.word_embeddings.weight
+    scales = state[name.replace("weight", "scales")]
+    assert (state[name].dtype, scales.shape) == (torch.int8, (61,))
+    assert torch.equal(words, state[name] * scales[:, None])
+    assert torch.equal(words.double(), state[name].double() * scales[:, None].double()), "products are rounded"
+
+    def as_before(state: State) -> None:
+        del state[name.replace("weight", "scales")]
+        state[name] = torch.randn(61, 96, generator=torch.Generator().manual_seed(0))
+
+    older = shutil.copytree(tmp_path / "new", tmp_path / "older")
+    change(older, as_before, format=6)
+    again = InferenceModel.load(older)
+    again.save(tmp_path / "again")
+    assert torch.equal(InferenceModel.load(tmp_path / "again")(IDS).logits, again(IDS).logits)
+    assert not torch.equal(again(IDS).logits, quick(IDS).logits)
 
 
 def test_a_folder_holds_what_was_saved_last(tmp_path):
