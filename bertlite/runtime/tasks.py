@@ -20,7 +20,7 @@ from .library import load_kernels
 from .packed import FILE, PackedFile, read_packed
 from .structs import Kernels
 from .tagging import spans_of
-from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches
+from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches, check_text, check_texts
 
 ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
 AFTER = "after.safetensors"  # weights of the steps after pooling
@@ -53,9 +53,8 @@ class PackedModel:
         self.kind: str = about["kind"]
         self.labels: list[str] = about.get("labels", [])
         self.threads, self.batch_tokens = available_processors() if threads is None else threads, batch_tokens
-        for name in ("threads", "batch_tokens"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be an integer, 1 or more")
+        check_count("threads", self.threads)
+        check_count("batch_tokens", self.batch_tokens)
         settings = {**about["texts"], "prompts": tuple(map(tuple, about["texts"]["prompts"].items()))}
         self.texts = Texts(self.folder / TOKENIZER, TextSettings(**settings))
         self.about, file = about, read_packed(self.folder / FILE)
@@ -63,6 +62,8 @@ class PackedModel:
         self.encoder = Encoder(file, kernels)
         self.head = self.encoder.head if self.kind != "encoder" else None
         self.after = after_pooling(self.folder, about.get("after", []), kernels)
+        one_token = np.zeros((1, self.encoder.model.hidden_size), dtype=np.float32)
+        self.dimension = len(self.pool(one_token)) if self.kind == "encoder" else 0  # D
 
     def encode(
         self,
@@ -79,24 +80,29 @@ class PackedModel:
             progress: called after every batch with the number of texts done and the number of all texts.
 
         Raises:
-            TypeError: this folder is no encoder, or a text is not a string.
-            ValueError: there is no such prompt.
+            TypeError: this folder is no encoder, or a text or the prompt is not a string.
+            ValueError: there is no such prompt, or a text holds half of a surrogate pair.
         """
         self.require("encode")
         if isinstance(texts, str):
             vector: Floats = self.encode([texts], prompt=prompt, prompt_name=prompt_name)[0]
             return vector
-        pooling = self.about["pooling"]
+        texts = check_texts(texts)
         before = self.texts.settings.prompt(prompt_name) if prompt is None else prompt
-        skipped = 0 if pooling["include_prompt"] or not before else self.texts.prompt_length(before)
-        vectors: list[Floats] = [EMPTY] * len(texts)
+        check_text("prompt", before)
+        skipped = 0 if self.about["pooling"]["include_prompt"] or not before else self.texts.prompt_length(before)
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         for rows, batch, states in self.run(texts, before, progress, first_only=False):
             for row, tokens in zip(rows, split_rows(states.tokens, batch.lengths), strict=True):
-                x = np.concatenate([POOLINGS[mode](tokens[skipped:]) for mode in pooling["modes"]])
-                for step in self.after:
-                    x = step(x)
-                vectors[row] = x
-        return np.stack(vectors) if vectors else np.empty((0, 0), dtype=np.float32)
+                vectors[row] = self.pool(tokens[skipped:])
+        return vectors
+
+    def pool(self, tokens: Floats) -> Floats:
+        """Return the vector of a text, (D,), of the states of its tokens."""
+        x = np.concatenate([POOLINGS[mode](tokens) for mode in self.about["pooling"]["modes"]])
+        for step in self.after:
+            x = step(x)
+        return x
 
     def predict(self, texts: Sequence[str | Pair], *, progress: Progress = lambda done, total: None) -> Floats:
         """Return the scores of texts, or of pairs of texts: (B, L), or (B,) for a cross-encoder with one label.
@@ -105,10 +111,10 @@ class PackedModel:
 
         Raises:
             TypeError: this folder gives no scores, or a text is neither a string nor a pair.
+            ValueError: a text holds half of a surrogate pair.
         """
         self.require("predict")
-        if isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2):
-            raise TypeError(f"texts is {texts!r:.80}; give a list of texts, or of pairs of texts")
+        texts = check_texts(texts, pairs=True)
         scores = np.empty((len(texts), len(self.labels)), dtype=np.float32)
         for rows, _, states in self.run(texts, "", progress, first_only=True):
             pooled = states.pooled
@@ -122,13 +128,17 @@ class PackedModel:
         """Return the texts by their score with a query, the best first: {"corpus_id": index, "score": score}.
 
         Raises:
-            TypeError: this folder is no cross-encoder.
-            ValueError: it has several labels, so there is no one score to rank by.
+            TypeError: this folder is no cross-encoder, or a text is not a string.
+            ValueError: it has several labels, so there is no one score to rank by; or a text holds half of a surrogate
+                pair; or `top_k` is not a number from 1 on.
         """
         self.require("rank")
         if len(self.labels) != 1:
             raise ValueError(f"ranking needs one score; this folder has labels {', '.join(self.labels)}")
-        scores = self.predict([(query, text) for text in texts]) if len(texts) else EMPTY
+        check_text("query", query)
+        if top_k is not None:
+            check_count("top_k", top_k)
+        scores = self.predict([(query, text) for text in check_texts(texts)])
         order = np.argsort(-scores, kind="stable")[:top_k]
         return [{"corpus_id": int(i), "score": float(scores[i])} for i in order]
 
@@ -142,10 +152,10 @@ class PackedModel:
 
         Raises:
             TypeError: this folder tags no words, or a text is not a string.
+            ValueError: a text holds half of a surrogate pair.
         """
         self.require("tag")
-        if isinstance(texts, str):
-            raise TypeError(f"texts is {texts!r:.80}; give a list of texts")
+        texts = check_texts(texts)
         found: list[Spans] = [[] for _ in texts]
         for rows, batch, states in self.run(texts, "", progress, first_only=False):
             assert self.head is not None
@@ -176,7 +186,10 @@ class PackedModel:
             raise TypeError(f"{self.folder} is a {self.kind}, which has no {call}(); have: {known}")
 
 
-EMPTY: Floats = np.empty(0, dtype=np.float32)
+def check_count(name: str, value: Any) -> None:
+    """Raise ValueError unless this is an integer of 1 or more."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be an integer, 1 or more")
 
 
 def split_rows(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:

@@ -1,6 +1,6 @@
 """Turn texts into token ids, as the library of the folder would, with only tokenizers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +38,10 @@ class TextSettings:
     def prompt(self, name: str | None = None) -> str:
         """Return the prompt with a name, or the default one; raise ValueError if no prompt has that name."""
         name = self.default_prompt if name is None else name
-        found = dict(self.prompts)
-        if name is not None and name not in found:
-            raise ValueError(f"there is no prompt {name!r}; have: {', '.join(map(repr, found)) or 'none'}")
-        return "" if name is None else found[name]
+        known = [each for each, _ in self.prompts]
+        if name is not None and name not in known:
+            raise ValueError(f"there is no prompt {name!r}; have: {', '.join(map(repr, known)) or 'none'}")
+        return "" if name is None else dict(self.prompts)[name]
 
 
 class TokenBatch:
@@ -70,20 +70,8 @@ class Texts:
         self.tokenizer.enable_truncation(settings.max_length, direction=settings.truncation_side)
 
     def encode(self, texts: Several[str | Pair], prompt: str = "") -> list[Encoding]:
-        """Return the encodings of texts, or of pairs of texts.
-
-        Raises:
-            TypeError: one is neither; the message names it.
-        """
-        prepared = [self.prepare(i, text, prompt) for i, text in enumerate(texts)]
-        return self.tokenizer.encode_batch(prepared)
-
-    def prepare(self, index: int, text: Any, prompt: str) -> str | Pair:
-        if isinstance(text, str):
-            return prompt + text
-        if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(part, str) for part in text):
-            return text[0], text[1]
-        raise TypeError(f"text {index} is {text!r:.80}; give a string, or a pair of them")
+        """Return the encodings of texts, or of pairs of texts, that `check_texts` returned."""
+        return self.tokenizer.encode_batch([prompt + text if isinstance(text, str) else text for text in texts])
 
     def prompt_length(self, prompt: str) -> int:
         """Return the number of tokens that a prompt takes before a text, special ones before it included."""
@@ -91,6 +79,40 @@ class Texts:
 
     def batch(self, encodings: Several[Encoding]) -> TokenBatch:
         return TokenBatch(encodings, self.settings.segments)
+
+
+def check_texts(texts: Any, *, pairs: bool = False) -> list[Any]:
+    """Return texts, or also pairs of texts, as a list of strings and tuples.
+
+    Raises:
+        TypeError: they are no list, or one is no text; the message names it.
+        ValueError: one holds half of a surrogate pair.
+    """
+    listed = isinstance(texts, Iterable) and not isinstance(texts, str | bytes | Mapping | Set)
+    if not listed or (pairs and isinstance(texts, tuple) and is_pair(texts)):
+        raise TypeError(f"texts is {texts!r:.80}; give a list of texts{', or of pairs of texts' if pairs else ''}")
+    checked = [tuple(text) if pairs and is_pair(text) else text for text in texts]
+    for i, text in enumerate(checked):
+        for part in text if pairs and is_pair(text) else [text]:
+            check_text(f"text {i}", part, " or a pair of strings" if pairs else "")
+    return checked
+
+
+def is_pair(x: Any) -> bool:
+    return isinstance(x, tuple | list) and len(x) == 2 and all(isinstance(part, str) for part in x)
+
+
+def check_text(name: str, text: Any, alternative: str = "") -> None:
+    """Raise TypeError unless this is a string, ValueError if it holds half of a surrogate pair."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is {text!r:.80}; give a string{alternative}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} is {text!r:.80}: character {error.start} is half of a surrogate pair; decode the text with"
+            " errors='replace'"
+        ) from None
 
 
 def batches(lengths: Several[int], tokens: int) -> Iterator[list[int]]:

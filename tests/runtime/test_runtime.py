@@ -15,7 +15,7 @@ from conftest import DISENTANGLED
 from natively import DTYPES, native
 
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads
-from bertlite.runtime import load
+from bertlite.runtime import PackedModel, load
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels
 from bertlite.runtime.packed import FILE, read_packed
@@ -105,6 +105,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory, minilm_folder: Path) -> An
     return make
 
 
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory, minilm_folder: Path) -> PackedModel:
+    folder = tmp_path_factory.mktemp("packed") / "packed"
+    assert pack(minilm_folder, folder, dtype="int8", texts=TEXTS)["bytes"] < 28e6
+    return load(folder)
+
+
 def test_a_classifier_gives_the_probabilities_of_a_pipeline(folders: Any, tmp_path: Path) -> None:
     folder = folders("BertForSequenceClassification", num_labels=3, id2label={0: "no", 1: "may be", 2: "yes"})
     record = pack(folder, tmp_path / "packed", dtype="int8", texts=TEXTS)
@@ -116,8 +123,11 @@ def test_a_classifier_gives_the_probabilities_of_a_pipeline(folders: Any, tmp_pa
     assert np.array_equal(packed.predict(TEXTS)[:1], packed.predict(TEXTS[:1]))
     with pytest.raises(TypeError, match=r"is a classifier, which has no encode\(\); have: predict"):
         packed.encode(TEXTS)
-    with pytest.raises(TypeError, match="give a list of texts"):
+    with pytest.raises(TypeError, match="give a list of texts, or of pairs of texts"):
         packed.predict("a text")
+    with pytest.raises(TypeError, match="text 0 is 3; give a string or a pair of strings"):
+        packed.predict([3])
+    assert packed.predict([]).shape == (0, 3)
 
 
 def test_a_reranker_gives_the_scores_of_a_cross_encoder(folders: Any, tmp_path: Path) -> None:
@@ -130,6 +140,11 @@ def test_a_reranker_gives_the_scores_of_a_cross_encoder(folders: Any, tmp_path: 
     ranked = packed.rank("a dog", TEXTS)
     assert [each["corpus_id"] for each in ranked] == np.argsort(-scores).tolist()
     assert packed.rank("a dog", TEXTS, top_k=1) == ranked[:1]
+    assert packed.rank("a dog", []) == []
+    with pytest.raises(TypeError, match="texts is 'abc'; give a list of texts"):
+        packed.rank("a dog", "abc")
+    with pytest.raises(ValueError, match="top_k is -1; it must be an integer, 1 or more"):
+        packed.rank("a dog", TEXTS, top_k=-1)
 
 
 def test_a_tagger_gives_the_spans_of_a_pipeline(folders: Any, tmp_path: Path) -> None:
@@ -168,8 +183,30 @@ def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Pa
     assert np.array_equal(load(tmp_path / "packed", batch_tokens=20).encode(texts[::-1])[::-1], vectors)
     with pytest.raises(ValueError, match="there is no prompt 'querry'; have: 'document', 'plain', 'query'"):
         packed.encode(texts, prompt_name="querry")
-    with pytest.raises(TypeError, match="text 1 is 3; give a string"):
-        packed.encode(["a", 3])
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (3, {}, "texts is 3; give a list of texts"),
+        (None, {}, "texts is None; give a list of texts"),
+        ({"a": "b"}, {}, "texts is {'a': 'b'}; give a list of texts"),
+        (["a", 3], {}, "text 1 is 3; give a string"),
+        ([("a", "b")], {}, r"text 0 is \('a', 'b'\); give a string"),
+        (["a"] * 4096 + [b"b"], {}, "text 4096 is b'b'; give a string"),
+        ("\ud800", {}, r"text 0 is '\\ud800': character 0 is half of a surrogate pair; decode"),
+        (["a"], {"prompt": 3}, "prompt is 3; give a string"),
+        (["a"], {"prompt_name": ["query"]}, r"there is no prompt \['query'\]"),
+    ],
+)
+def test_what_is_no_text_is_named(texts: Any, options: Any, message: str, encoder: PackedModel) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        encoder.encode(texts, **options)
+
+
+def test_vectors_of_no_texts_have_a_dimension(encoder: PackedModel) -> None:
+    assert encoder.encode([]).shape == (0, 384)
+    assert np.array_equal(encoder.encode(text for text in TEXTS), encoder.encode(TEXTS))
 
 
 def test_what_the_runtime_lacks_is_refused_before_anything_is_written(folders: Any, tmp_path: Path) -> None:
