@@ -20,6 +20,8 @@ from bertlite.checkpoint.families import FAMILIES, Origin
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.inference.holders import SAVING, copy_module, copy_with, modules_of, refuse_saving_
+from bertlite.inference.native.encoder import NativeEncoder
+from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.readers import BODIES, mark_labels, reader_of, reads_labels, role_of, warn_of
 from bertlite.inference.runtime import InferenceModel, check_no_gradients, raise_missing
 from bertlite.inference.support import DROPOUT, HOMES, is_of_home, kind_of, own_code, refuse_optimised
@@ -35,6 +37,7 @@ VALUES = (bool, int, float, str, list, tuple, set, type(None), FunctionType, Bui
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "auto", "packed", "varlen")
 INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_seqlens")
 FOR_HEADS = ("first_token_only", "return_encoded")  # as heads of bertlite.hf ask, and skip_padding
+FLOATS = (torch.float32, torch.bfloat16)  # of linear layers that the kernels run
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
 UNREAD = ("use_cache", "cache_position")  # by an encoder of transformers too
 READ = (  # of the keywords that a body of transformers passes on, those that an attention reads
@@ -76,6 +79,10 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
         made[id(body)] = OptimizedBody(body, quick, config, reader, reads_states, skip_padding)
         if reader is not None and skip_padding is None and made[id(body)].attention not in ("eager", *PACKING):
             warn_of(name, reader, stacklevel=3)
+    encoders = [each.model.base_model.encoder for each in made.values() if isinstance(each, OptimizedBody)]
+    kernels = next((each.kernels for each in encoders if isinstance(each, NativeEncoder)), None)
+    for linear in () if kernels is None else pooled_linears(thing):
+        made[id(linear)] = NativeLinear(linear, linear.weight.dtype, kernels)
     copied = copy_with(thing, made)
     finish_(copied)
     if verify:
@@ -103,6 +110,14 @@ def verify_modules(thing: object, made: dict[int, Any], *, whole: bool) -> None:
             verify_copy(original, made[id(module)], pairs, [each.model for each in quick])
         for theirs, ours in [] if whole else pairs:
             verify_copy(theirs, ours, [(theirs, ours)], [ours.model])
+
+
+def pooled_linears(thing: object) -> Iterator[nn.Linear]:
+    """Yield the linear layers of each Dense, which torch multiplies in an order that the number of texts decides."""
+    for _, module in modules_of(thing):
+        for part in module.modules():
+            if type(part).__name__ == "Dense" and role_of(part, set()) == "each":
+                yield from (x for x in part.children() if type(x) is nn.Linear and x.weight.dtype in FLOATS)
 
 
 def finish_(copied: object) -> None:

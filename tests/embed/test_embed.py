@@ -28,6 +28,7 @@ from bertlite.embed import job as job_module
 from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import find_folder
 from bertlite.embed.job import Job, Rows, run, write_shard
+from bertlite.hf.registry import registered
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.native import choice
 from bertlite.runtime.library import missing_platform
@@ -128,10 +129,21 @@ def test_a_vector_is_that_of_the_text_alone(pooling, checkpoint) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> None:
-    """Bit for bit with the native kernels, whatever other texts there are, in any order, with any threads."""
+    """Bit for bit with the native kernels, whatever other texts there are, in any order, with any threads.
+
+    So too with linear layers after the pooling, which torch multiplies in an order that the number of texts decides.
+    """
     if reason := missing_platform():
         pytest.skip(reason)
-    folder = write_checkpoint(tmp_path, pruned={0: [1], 2: range(5)}, hidden_size=80, num_attention_heads=5)
+    plain = write_checkpoint(tmp_path / "plain", {0: [1], 2: range(5)}, hidden_size=80, num_attention_heads=5)
+    with registered():
+        whole = library.SentenceTransformer(str(plain), device="cpu")
+    for i, residual in enumerate((False, True)):
+        whole.add_module(
+            str(2 + i),
+            library.sentence_transformer.modules.Dense(80, 80, activation_function=None, use_residual=residual),
+        )
+    whole.save(str(folder := tmp_path / "model"))
     texts = [*texts_of(60), "", "abc " * 50]
     for pooling in ("cls", "mean"):
         embedder = Embedder(folder, backend="native", dtype=dtype, pooling=pooling, normalize=True)
