@@ -42,6 +42,7 @@ ROOMS = (  # of the package, held so far
     "checkpoint",
     "cli",
     "config.py",
+    "inference",
     "inspection.py",
     "models",
     "pruning",

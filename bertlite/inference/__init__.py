@@ -2,10 +2,10 @@
 
 native/       the kernels, and the copy of a model whose layers they run
 runtime       InferenceModel, which only runs that copy
-support       checks of what a model is made of
+support       checks of a model's parts
 verification  the comparison of the copy with the original
 optimize      optimize_for_inference
-bodies        the same for encoders inside the objects of other libraries
+bodies        the same for encoders inside objects of other libraries
 holders       those objects: searched and copied
 """
 

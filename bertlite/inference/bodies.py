@@ -36,15 +36,15 @@ Optimise = Callable[[BertModel], InferenceModel]
 VALUES = (bool, int, float, str, list, tuple, set, type(None), FunctionType, BuiltinFunctionType)
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "auto", "packed", "varlen")
 INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_seqlens")
-FOR_HEADS = ("first_token_only", "return_encoded")  # as heads of bertlite.hf ask, and skip_padding
-FLOATS = (torch.float32, torch.bfloat16)  # of linear layers that the kernels run
+FOR_HEADS = ("first_token_only", "return_encoded")  # heads of bertlite.hf ask for these, and skip_padding
+FLOATS = (torch.float32, torch.bfloat16)  # dtypes of linear layers that the kernels run
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
-UNREAD = ("use_cache", "cache_position")  # by an encoder of transformers too
-READ = (  # of the keywords that a body of transformers passes on, those that an attention reads
+UNREAD = ("use_cache", "cache_position")  # an encoder of transformers does not read them either
+READ = (  # keywords that a body of transformers passes on and an attention reads
     *("is_causal", "position_bias", "dropout", "scaling", "sliding_window", "softcap"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
 )
-INERT = (  # of modules; the last one keeps the name of attention that the model was made with
+INERT = (  # attributes without effect; the last one keeps the attention that the model was made with
     *("training", "gradient_checkpointing", "layer_idx", "n_layers", "name_or_path", "loss_type"),
     "attn_implementation",
 )
@@ -55,11 +55,11 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
 
     Args:
         optimise: makes the optimised model of a BertModel.
-        verify: compare outputs of the copy with those of the original.
-        skip_padding: of `optimize_for_inference`.
+        verify: compare outputs of the copy and the original.
+        skip_padding: as for `optimize_for_inference`.
 
     Raises:
-        TypeError: the object holds no such encoder, or one with a part that would not be run; it names the part.
+        TypeError: the object holds no such encoder, or a part of one would not be run; the message names the part.
         ValueError: an encoder is a decoder, or in training mode.
         RuntimeError: the copy was verified and differs.
     """
@@ -94,8 +94,8 @@ def verify_modules(thing: object, made: dict[int, Any], *, whole: bool) -> None:
     """Compare each module that holds encoders with its copy.
 
     Args:
-        made: the copies, by the ids of what they are copies of.
-        whole: run all that a module computes; else its encoders alone, as where padding is left out though it is read.
+        made: {id of an original: its copy}.
+        whole: run the whole module; otherwise only its encoders, as when padding is left out although it is read.
     """
     verified: set[int] = set()
     for _, module in modules_of(thing):
@@ -121,7 +121,7 @@ def pooled_linears(thing: object) -> Iterator[nn.Linear]:
 
 
 def finish_(copied: object) -> None:
-    """Let poolings leave padding out, heads mark labels there, and no holder of an optimised encoder begin to save."""
+    """Let poolings leave padding out, heads mark its labels, and holders of an optimised encoder refuse to save."""
     for part in {id(part): part for _, module in modules_of(copied) for part in module.modules()}.values():
         if pools_flat(part):
             part.register_forward_pre_hook(leave_out_padding)
@@ -133,7 +133,7 @@ def finish_(copied: object) -> None:
 
 
 def check_around(thing: object) -> None:
-    """Raise TypeError or ValueError, which name the module, for what would not be run as it is around the bodies."""
+    """Raise TypeError or ValueError, with the module's name, if a part around the bodies would not be run as it is."""
     for prefix, module in modules_of(thing):
         for name, part in module.named_modules(prefix=prefix):
             where = name or type(part).__name__
@@ -147,7 +147,7 @@ def check_around(thing: object) -> None:
 
 
 def find_bodies(thing: object) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each body once, with its name: of a module, or of an object that holds modules, as a pipeline does."""
+    """Yield each body once, with its name, in a module or in an object that holds modules, such as a pipeline."""
     found: set[int] = set()
     for prefix, module in modules_of(thing):
         for name, part in module.named_modules(prefix=prefix):
@@ -164,7 +164,7 @@ def is_body(part: nn.Module) -> bool:
 
 
 def check_body(name: str, body: nn.Module) -> None:
-    """Raise TypeError or ValueError, which name the module, if an optimised copy would not run all that is there."""
+    """Raise TypeError or ValueError, with the module's name, if an optimised copy would not run a part of it."""
     config: Any = body.config
     if is_causal(config):
         raise ValueError(f"{name} is a decoder, which the kernels do not run: leave it as it is")
@@ -184,7 +184,7 @@ def check_body(name: str, body: nn.Module) -> None:
         adapted = hasattr(part, "base_layer") or getattr(part, "_hf_peft_config_loaded", False)
         if adapted or not kind.__module__.startswith(HOMES) or (isinstance(part, nn.Linear) and kind is not nn.Linear):
             raise TypeError(
-                f"{where} is a {kind_of(part)}, which would not be run: merge adapters first, and start from the model"
+                f"{where} is a {kind_of(part)}, which would not be run: merge adapters first, and start from a model"
                 " that is neither quantised nor compiled"
             )
         if change := own_code(part):
@@ -194,7 +194,7 @@ def check_body(name: str, body: nn.Module) -> None:
 
 
 def is_causal(config: Any) -> bool:
-    """Return whether a config is that of a decoder."""
+    """Return whether a config describes a decoder."""
     return any(getattr(config, field, False) for field in ("is_decoder", "add_cross_attention", "is_causal"))
 
 
@@ -204,7 +204,7 @@ def made_anew(body: Any) -> dict[str, nn.Module]:
 
 
 def config_as_built(body: Any) -> Any:
-    """Return a copy of a body's config that describes the layers that are there, and in what chunks they run."""
+    """Return a copy of a body's config that describes its layers as they are, and the chunks that they run in."""
     config, count = copy.deepcopy(body.config), len(body_layers(body))
     config.chunk_size_feed_forward = chunk_of(body)
     if count != config.num_hidden_layers:
@@ -216,7 +216,7 @@ def config_as_built(body: Any) -> Any:
 
 
 def chunk_of(body: Any) -> int:
-    """Return the number of tokens of which a body takes multiples alone, or 0."""
+    """Return the number of which the tokens of a body must be a multiple, or 0."""
     return max(vars(part).get("chunk_size_feed_forward", 0) for part in body.modules())
 
 
@@ -227,7 +227,7 @@ def body_layers(body: Any) -> nn.ModuleList:
 
 
 def mismatch(part: nn.Module, made: nn.Module | None) -> str | None:
-    """Return how a module differs from the one that its config makes, by which it is converted; None if it does not.
+    """Return how a module differs from the one that its config makes, or None: a conversion goes by the config.
 
     It may differ in its class, a value or a buffer.
     """
@@ -252,7 +252,7 @@ def mismatch(part: nn.Module, made: nn.Module | None) -> str | None:
 
 @torch.no_grad()
 def as_bert(name: str, body: Any) -> BertModel:
-    """Return a bertlite model with a body's own tensors, in eval mode; the layers that are there count."""
+    """Return a bertlite model with a body's own tensors, in eval mode; its layers are the body's."""
     if isinstance(body, BertModel):
         return body
     origin = Origin.of(f"the config of {name}", config_as_built(body).to_dict())
@@ -263,7 +263,7 @@ def as_bert(name: str, body: Any) -> BertModel:
     wanted = model.state_dict()
     state = origin.as_bert(state, wanted)
     fit = fit_tensors_(state, wanted, model, config)
-    title = f"{name}, a {kind_of(body)}, is not the BERT of its config, in which to set what a line says to pass:"
+    title = f"{name}, a {kind_of(body)}, is not the BERT of its config; set there the fields that a line says to pass:"
     raise_faults(title, [*fit.faults, *sorted(fit.absent)])
     assign_tensors_(model, {key: state[key].detach() for key in wanted})
     return model.requires_grad_(False).eval()
@@ -272,18 +272,18 @@ def as_bert(name: str, body: Any) -> BertModel:
 def pools_flat(part: Any) -> bool:
     """Return whether a module is a Pooling of sentence-transformers that takes tokens without padding, from 5.7 on.
 
-    One that leaves prompts out is not, as 5.7 pools them then.
+    A Pooling that leaves prompts out is none, since 5.7 then pools them.
     """
     is_theirs = type(part).__name__ == "Pooling" and role_of(part, set()) == "pools"
     return is_theirs and hasattr(part, "_forward_flattened") and bool(part.include_prompt)
 
 
 def leave_out_padding(pooling: nn.Module, args: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any]]:
-    """Give a Pooling its tokens without padding, or torch would sum them in an order that the longest text decides."""
+    """Give a Pooling its tokens without padding: with it, the longest text would decide the order of torch's sums."""
     (features,) = args
     mask = features.get("attention_mask")
     if mask is None or "cu_seq_lens_q" in features or mask.shape != features["token_embeddings"].shape[:2]:
-        return (features,)  # there is no padding that is known, or it was left out before
+        return (features,)  # there is no known padding, or it was left out before
     real = mask.bool()
     ends = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
     padded = features["token_embeddings"]
@@ -300,9 +300,9 @@ def put_padding_back(pooling: nn.Module, args: object, features: dict[str, Any])
 
 
 class OptimizedBody(nn.Module):
-    """An optimised encoder in the place of a module of transformers: called like it, it returns what that returns.
+    """An optimised encoder that replaces a module of transformers, with the same arguments and results.
 
-    It keeps that module's device and dtype.  To change them, to train and to save it are errors that say how to go on.
+    It keeps that module's device and dtype.  Changing them, training and saving raise an error with the way out.
     """
 
     model: InferenceModel
@@ -319,10 +319,10 @@ class OptimizedBody(nn.Module):
     ) -> None:
         super().__init__()
         self.leaves_padding_out, self.reads_states, self.skip_padding = reader is None, reads_states, skip_padding
-        self.has_sdpa = getattr(body, "_supports_sdpa", True)  # without, "eager" is nobody's choice
+        self.has_sdpa = getattr(body, "_supports_sdpa", True)  # without it, "eager" was not chosen by the user
         self._config, self.main_input_name = config, getattr(body, "main_input_name", "input_ids")
         self.anchor = nn.Parameter(torch.empty(0, dtype=body.dtype, device=body.device), requires_grad=False)
-        vars(self).update(model=model)  # no child, whose weights others would count, move and save
+        vars(self).update(model=model)  # no child: its weights must not be counted, moved or saved
         parameters = inspect.signature(body.forward).parameters
         self.passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         self.arguments = tuple(name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD)
@@ -335,10 +335,10 @@ class OptimizedBody(nn.Module):
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, *rest: Any, **given: Any
     ) -> Any:
-        """Run the encoder; arguments and results are those of the module whose place it took.
+        """Run the encoder; arguments and results are as for the module that it replaces.
 
         Raises:
-            TypeError: there are more arguments than that module takes, or one that an encoder has no use for.
+            TypeError: there are more arguments than that module takes, or one that an encoder does not use.
             RuntimeError: its parameter or an input requires a gradient, and gradients are on.
         """
         check_no_gradients(self.anchor, input_ids, attention_mask, *rest, *given.values())
@@ -380,11 +380,11 @@ class OptimizedBody(nn.Module):
         return next(filter(None, names), None) if self.has_sdpa else None
 
     def skips_padding(self, asked: bool | None, mask: Any, states: bool) -> bool:
-        """Return whether padding is left out of a forward where `BertBody.why_padded` permits it.
+        """Return whether padding is left out of a forward if `BertBody.why_padded` permits it.
 
         Args:
-            asked: by a head of bertlite.hf.
-            mask: marked by `mark_labels` if labels count there.
+            asked: the choice of a head of bertlite.hf.
+            mask: marked by `mark_labels` if labels of padding count.
             states: hidden states are returned.
         """
         if self.skip_padding is not None or self.attention in PACKING:
@@ -394,12 +394,12 @@ class OptimizedBody(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The copy's own config, which a forward obeys as the original obeys its own."""
+        """The copy's own config; a forward reads it, as the original reads its own."""
         return self._config
 
     @cached_property
     def embeddings(self) -> SimpleNamespace:
-        """The word embeddings alone, in the module's dtype, for heads that multiply by them."""
+        """The word embeddings, in the module's dtype, for heads that multiply by them."""
         words = self.model.base_model.embeddings.word_embeddings.weight
         return SimpleNamespace(word_embeddings=nn.Embedding.from_pretrained(words.to(self.dtype)))
 
@@ -432,7 +432,7 @@ class OptimizedBody(nn.Module):
         after = fn(self.anchor.detach().clone())
         if (after.device, after.dtype) != (self.device, self.dtype):
             raise RuntimeError(
-                f"an optimised encoder stays on {self.device} in {self.dtype}, and was asked for {after.dtype} on"
+                f"an optimised encoder stays on {self.device} in {self.dtype}, and cannot be {after.dtype} on"
                 f" {after.device}: move the original, and optimise that"
             )
         return self

@@ -1,4 +1,4 @@
-"""Objects that hold modules: searched for them, and copied with other modules in their place.
+"""Objects that hold modules: searched for modules, and copied with other modules instead.
 
 A holder is a module, a list, tuple or dict, or an object with attributes: a pipeline, a component of Haystack.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bertlite.inference.runtime import raise_missing
 
-DEPTH = 4  # of objects in one another: a component of Haystack holds a backend, which holds a model
+DEPTH = 4  # levels of objects to search: a component of Haystack holds a backend, which holds a model
 LEAVES = (type, FunctionType, BuiltinFunctionType, ModuleType, Tensor, str, bytes, int, float, type(None))
 TORCHS = frozenset(vars(nn.Module()))  # attributes of every module
 SAVING = ("save_pretrained", "push_to_hub", "save_to_hub", "save")
@@ -21,12 +21,12 @@ SAVING = ("save_pretrained", "push_to_hub", "save_to_hub", "save")
 def modules_of(
     thing: object, name: str = "", depth: int = DEPTH, seen: dict[int, int] | None = None
 ) -> list[tuple[str, nn.Module]]:
-    """Return the modules that an object is or holds, by name: in attributes, lists, tuples, dicts, and objects there.
+    """Return the modules that an object is or holds, by name: in attributes, lists, tuples, dicts and their objects.
 
-    Of a module its children are not named, but what it keeps in lists, tuples and dicts of its own.
+    For a module, its children are left out; modules in its own lists, tuples and dicts are returned.
 
     Args:
-        seen: {id of an object that was searched: the depth to which it was}.
+        seen: {id of a searched object: depth of the search}.
     """
     seen = {} if seen is None else seen
     if depth < 0 or isinstance(thing, LEAVES) or seen.get(id(thing), -1) >= depth:
@@ -50,7 +50,7 @@ def lists_of(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def parts_of(thing: Any) -> Mapping[Any, Any]:
-    """Return what an object holds: the items of a list, tuple or dict, else its attributes, those in slots too."""
+    """Return the items of a list, tuple or dict, or the attributes of another object, slots included."""
     if isinstance(thing, list | tuple | dict):
         pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
         return {key: part for key, part in pairs if not isinstance(part, LEAVES)}
@@ -64,10 +64,10 @@ def as_names(slots: Any) -> tuple[str, ...]:
 
 
 def copy_with(thing: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
-    """Return a copy of an object, of what it holds and of their modules; all else is shared.
+    """Return a copy of an object, of the objects in it and of their modules; everything else is shared.
 
     Args:
-        memo: copies that are made, by the ids of what they are copies of: with optimised bodies in place of bodies.
+        memo: {id of an original: its copy}, with optimised bodies as copies of bodies.
     """
     if id(thing) in memo:
         return memo[id(thing)]
@@ -89,7 +89,7 @@ def copy_with(thing: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
 
 
 def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Return a deep copy by attributes, also of modules that describe how they are saved, as those of flair do."""
+    """Return a deep copy by attributes, even if the module defines how it is saved, as flair's modules do."""
     shells = [
         (part, type(part).__new__(type(part)))
         for part in module.modules()
@@ -104,7 +104,7 @@ def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def refuse_saving_(copied: object, names: tuple[str, ...]) -> None:
-    """Replace the methods that would write files before they find that there is no state_dict."""
+    """Replace methods that would write files before they notice that there is no state_dict."""
     for name in names:
         if callable(getattr(type(copied), name, None)):
             object.__setattr__(copied, name, refuse_saving)

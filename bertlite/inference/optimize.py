@@ -16,7 +16,7 @@ from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel
 
 Thing = TypeVar("Thing")
-PLAIN = "plain"  # the backend that is the model itself
+PLAIN = "plain"  # the backend that copies the model
 BACKENDS = ("auto", "native", PLAIN)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
@@ -56,45 +56,44 @@ def optimize_for_inference(
 ) -> Any:
     """Return a copy of a model that runs faster, and only runs.
 
-    Of a model of transformers or bertlite.hf, and of what holds one, such as a SentenceTransformer, a CrossEncoder or
-    a pipeline, the copy is of the same kind, and its libraries go on using it: each encoder in it that is a BERT, or
-    of one of BERT's families, is replaced, and heads, pooling and all else stay.
+    A model of transformers or bertlite.hf, or an object that holds one (a SentenceTransformer, a CrossEncoder, a
+    pipeline), gives a copy of the same kind, and its library can use the copy as before.  Each encoder in it that is a
+    BERT, or of one of BERT's families, is replaced; heads, pooling and everything else stay.
 
-    The copy shares nothing with `model`: delete that one to free its memory, and optimise again after any change to
-    its weights.
+    The copy shares nothing with `model`: delete `model` to free its memory, and optimise again after any change of its
+    weights.
 
     Args:
         model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU; or an object of torch that holds
             such encoders, in eval mode.
-        dtype: to compute in, a dtype of torch or its name: float32 or bfloat16, on a GPU also float16, on the CPU also
-            int8; by default the model's own.  With int8 the matrices of the layers are 8-bit integers, their inputs
-            are quantised at every call by the smallest and largest number of each token, attention is bfloat16 and all
-            else float32.
+        dtype: the dtype to compute in, of torch or its name: float32 or bfloat16, on a GPU also float16, on the CPU
+            also int8; by default the model's own.  With int8 the matrices of the layers are 8-bit integers.  Their
+            inputs are quantised at every call, by the smallest and largest number of each token.  Attention is
+            bfloat16 and everything else float32.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "auto" on the CPU is
-            "native" too, if the kernels can run the model and are faster, which is measured on a kind of processor
-            without a record; int8 is always theirs.  Else it is "plain", with one warning that says why, as what to
-            install; on a GPU without.  "plain" is a copy of the model, in any float dtype.
-        verify: compare the outputs of the whole model, or of what holds encoders, with those of the copy, for two
-            random sequences of up to 72 tokens, one of them padded.  The allowed difference, of rounding in this
-            dtype, is measured on the model itself.  If it takes other inputs, its encoders are compared.
-        reproducible: give the same bits on every processor, in float32 or int8, by the native kernels.  int8 is then
-            slower where bfloat16 has instructions, since attention is float32; float32 is slower on AMX alone.  A
-            saved copy stays reproducible.
+            "native" too, if the kernels can run the model and are faster.  On a processor without a record the speed
+            is measured; int8 is always "native".  Otherwise "auto" is "plain", with one warning that gives the reason
+            and the way out (on a GPU without a warning).  "plain" is a copy of the model, in any float dtype.
+        verify: compare the outputs of the model, or the object that holds it, and of the copy for two random sequences
+            of up to 72 tokens, one of them padded.  The allowed difference is rounding in this dtype, measured on the
+            model itself.  If the object takes other inputs, its encoders are compared.
+        reproducible: give the same bits on every processor, in float32 or int8, with the native kernels.  int8 is then
+            slower on processors with bfloat16 instructions, since attention is float32; float32 is slower only on AMX.
+            A saved copy stays reproducible.
         skip_padding: leave padding out, which gives zeros at padded positions (True), or compute it, as the model
-            does (False).  By default it is left out where nothing is known to read it: of an encoder by itself, and
-            of heads that read first tokens or score tokens.  The softmax of question answering reads it, as does a
-            label there.  It is also computed for classes, heads and objects that `inference.readers` does not know,
-            with one warning.  attn_implementation "eager" always computes it, and
-            "packed" leaves it out.
+            does (False).  By default it is left out if no part reads it: for an encoder by itself, and for heads that
+            read first tokens or score tokens.  The softmax of question answering reads it, and so does a label of
+            padding.  It is also computed, with one warning, for classes, heads and objects that `inference.readers`
+            does not know.  attn_implementation "eager" always computes it, and "packed" leaves it out.
 
     Raises:
         ValueError: the backend does not exist, or not for this model, device and dtype; or it is not reproducible; or
             the model's outputs are not finite.
-        RuntimeError: "native" or int8 was asked for and the kernels cannot be compiled; or the copy was verified and
+        RuntimeError: "native" or int8 was requested and the kernels cannot be compiled; or the copy was verified and
             differs.
         TypeError: `model` is no such model and holds none, was optimised already, or has modules that a copy would not
             reproduce: linear layers that are not plain nn.Linear, layers of other classes, hooks within the encoder,
-            values and buffers that are not those of its config.
+            or values and buffers that differ from its config's.
     """
     dtype = parse_compute_dtype(dtype)
     check_backend(backend)
@@ -136,7 +135,7 @@ def check_backend(backend: str) -> None:
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ValueError if nothing is computed in a dtype, or not on this device."""
+    """Raise ValueError if a dtype cannot be computed in, or not on this device."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype} is not among {', '.join(map(str, DTYPES))}; give one of them")
     if dtype == torch.int8 and device.type != "cpu":
@@ -146,7 +145,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def parse_compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the dtype of a name: one of a checkpoint's, or int8; None is the model's own.
+    """Return the dtype with a name: one of a checkpoint's, or int8; None is the model's own.
 
     Raises:
         ValueError: there is no such dtype.

@@ -1,7 +1,7 @@
-"""Readers of padding: what stands around an encoder in objects of other libraries, and whether padding reaches it.
+"""Readers of padding: the parts around an encoder in objects of other libraries, and whether they read padding.
 
-An optimised encoder may leave padding out, and gives zeros there, only if nothing around it reads them.  What is known
-not to is in one table, by exact class.  For anything else padding is computed, as it is in the original.
+An optimised encoder may leave padding out, and give zeros there, only if nothing around it reads them.  One table has
+the parts that are known not to, by exact class.  For any other part padding is computed, as in the original.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from bertlite.stack.body import has_hooks
 
 Role = Literal["holds", "each", "pools", "ends"]
 # "holds": computes nothing of its own.  "each": computes each position by itself, if its parts do.  "pools": makes one
-# result of a text and reads no padding, but what is around it may take the positions from within.  "ends": none may.
+# result of a text and reads no padding, but an object around it may take the positions from within.  "ends": none may.
 BODIES = (
     *("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet"),
     "DebertaV2",
@@ -37,9 +37,9 @@ KNOWN: dict[tuple[str, str], Role] = {
         for library in ("transformers", "bertlite")
         for family in BODIES
         for head, role in HEADS.items()
-        if (family, head) != ("Electra", "ForMultipleChoice")  # whose summary may be a mean of all positions
+        if (family, head) != ("Electra", "ForMultipleChoice")  # its summary may be a mean of all positions
     },
-    ("bertlite", "BertForQuestionAnswering"): "each",  # which asks for padding
+    ("bertlite", "BertForQuestionAnswering"): "each",  # it asks for padding itself
     **{
         ("transformers", f"{task}Pipeline"): "ends"
         for task in ("TextClassification", "ZeroShotClassification", "TokenClassification", "FillMask")
@@ -52,7 +52,7 @@ KNOWN: dict[tuple[str, str], Role] = {
         ("sentence_transformers", name): "each"
         for name in (
             *("Dense", "Normalize", "Dropout", "LayerNorm", "WeightedLayerPooling", "WordWeights"),
-            "SparseAutoEncoder",  # which reads the pooled vector alone
+            "SparseAutoEncoder",  # it reads only the pooled vector
         )
     },
     ("sentence_transformers", "Pooling"): "pools",
@@ -61,7 +61,7 @@ KNOWN: dict[tuple[str, str], Role] = {
     ("gliner", "Transformer"): "each",
     **{("gliner", name): "holds" for name in ("Encoder", "BiEncoder")},
     **{
-        ("gliner", f"{way}Encoder{what}Model"): "ends"  # which takes the words and the labels out of the positions
+        ("gliner", f"{way}Encoder{what}Model"): "ends"  # it takes the words and the labels out of the positions
         for way in ("Uni", "Bi")
         for what in ("Span", "Token")
     },
@@ -76,10 +76,10 @@ HOMES = ("transformers.", "bertlite.", "sentence_transformers.")
 
 
 def reader_of(thing: object, body: nn.Module, states: bool = False) -> str | None:
-    """Return what may read the padding that an encoder computes inside an object, by its class; None if nothing does.
+    """Return the class that may read the padding that an encoder computes inside an object; None if none does.
 
     Args:
-        states: all hidden states are asked for, which heads hand on.
+        states: all hidden states are requested; heads return them.
     """
     found = list(ways(thing, body))
     return next((reader for way in found if (reader := reader_on(way, states))), None) if found else kind_of(thing)
@@ -88,7 +88,7 @@ def reader_of(thing: object, body: nn.Module, states: bool = False) -> str | Non
 def warn_of(name: str, reader: str, stacklevel: int) -> None:
     """Warn, at a level above this function's caller, that padding is computed for a reader."""
     warnings.warn(
-        f"{name} computes padding, since a {reader} may read it: batches of texts of different lengths take longer; if"
+        f"{name} computes padding, since a {reader} may read it: batches of texts of different lengths take longer. If"
         " it reads none, optimize_for_inference(…, skip_padding=True) leaves padding out",
         RuntimeWarning,
         stacklevel=stacklevel + 1,
@@ -123,13 +123,13 @@ def reader_on(way: tuple[Any, ...], states: bool) -> str | None:
             if role is None:
                 return kind_of(part)
             pooled |= role == "pools" and not states
-            hidden |= pooled and library_of(part) == "sentence_transformers"  # whose encoder few call by itself
+            hidden |= pooled and library_of(part) == "sentence_transformers"  # few call its encoder by itself
         inner = holder
     return None
 
 
 def parts_after(holder: Any, inner: Any) -> list[Any]:
-    """Return the modules that get what `inner` gives before the one that holds them all returns."""
+    """Return the modules that get the output of `inner` before their common holder returns."""
     if not isinstance(holder, nn.Sequential):
         return []
     parts = list(holder)
@@ -140,7 +140,7 @@ def role_of(part: Any, body: set[int]) -> Role | None:
     """Return the role of a part; None if it is not known, has code of its own, or parts of other classes.
 
     Args:
-        body: the modules of the encoder, by id, which are checked elsewhere.
+        body: the ids of the encoder's modules, which are checked elsewhere.
     """
     role = KNOWN.get((library_of(part), type(part).__qualname__))
     if role is None or not isinstance(part, nn.Module):
@@ -155,7 +155,7 @@ def library_of(part: Any) -> str:
 
 
 def is_pointwise(part: nn.Module) -> bool:
-    """Return whether a part of a head computes each position by itself, or is its library's own."""
+    """Return whether a part of a head computes each position by itself, or is a class of its library."""
     kind = type(part)
     return kind.__module__.startswith(HOMES) or (
         kind.__module__.startswith("torch.nn.modules.") and kind.__name__ in POINTWISE
@@ -163,7 +163,7 @@ def is_pointwise(part: nn.Module) -> bool:
 
 
 def mark_labels(head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Mark the mask of a batch in which labels of padding count, as the loss of transformers' head reads it there."""
+    """Mark the mask of a batch in which labels of padding count: transformers' loss reads padding there."""
     if len(args) <= 2 and kwargs.get("labels") is None:
         return None
     bound = inspect.signature(head.forward).bind_partial(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The model that `optimize_for_inference` returns: it runs, and raises for all else."""
+"""The model that `optimize_for_inference` returns: it runs, and raises for everything else."""
 
 import os
 from collections.abc import Callable
@@ -26,16 +26,16 @@ class Forks:
         cls.count += 1
 
 
-if hasattr(os, "register_at_fork"):  # which Windows lacks, like forks
+if hasattr(os, "register_at_fork"):  # Windows has no forks
     os.register_at_fork(after_in_child=Forks.add)
 
 
 class InferenceModel(nn.Module):
     """A model that only runs, made by `optimize_for_inference`.
 
-    It is called like the model it was made from and returns the same types, without gradients, whatever its backend.
-    It pickles.  In a process forked from the one that made it, its first run sets torch to one thread, as torch's
-    operators would wait for threads that a fork does not copy.
+    It is called like the model it was made from and returns the same types, without gradients, with every backend.
+    It pickles.  In a forked process its first run sets torch to one thread: torch's operators would wait for threads
+    that a fork does not copy.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class InferenceModel(nn.Module):
 
     @property
     def base_model(self) -> BertModel:
-        """Return the BertModel inside, which code that prunes or measures recognises as packed."""
+        """Return the BertModel inside; code that prunes or measures recognises it as packed."""
         return self.model.base_model
 
     @property
@@ -132,7 +132,7 @@ class InferenceModel(nn.Module):
 
 
 def check_no_gradients(*inputs: object) -> None:
-    """Raise RuntimeError if gradients are on, and an input requires one, which would be lost."""
+    """Raise RuntimeError if gradients are on and an input requires one: it would be lost."""
     if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
         raise_missing("gradients: train the original, or run this under torch.no_grad()")
 

@@ -1,4 +1,4 @@
-"""Checks of a model before it is optimised: of its modules, and of what the native kernels can run."""
+"""Check a model before it is optimised: its modules, and whether the native kernels can run them."""
 
 from collections.abc import Iterator
 from types import MethodType
@@ -24,9 +24,9 @@ from bertlite.stack.modules import (
     BertSelfOutput,
 )
 
-HOMES = ("torch.nn.", "transformers.", "bertlite.")  # of the classes that compute what they say
+HOMES = ("torch.nn.", "transformers.", "bertlite.")  # classes from here compute as their names say
 RECORDING = "transformers.utils.output_capturing"  # hooks that keep hidden states
-INERT_HOOKS = ("make_inputs_require_grads", "make_inputs_require_grad")  # of gradient checkpointing, on embeddings
+INERT_HOOKS = ("make_inputs_require_grads", "make_inputs_require_grad")  # on embeddings, for gradient checkpointing
 DROPOUT = (nn.Dropout, nn.Identity)
 LAYER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # the classes of a layer's modules; linear ones have no choice
     "": (BertLayer,),
@@ -45,7 +45,7 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
     """Raise TypeError if a conversion would not reproduce a module of the model, and name the module.
 
     Linear layers, and the modules of a layer of BERT, must have exactly their classes, without hooks or methods of
-    their own; embeddings and pooler may have hooks, which see what they saw.  LayerNorm and activations may be
+    their own.  Embeddings and pooler may have hooks, which see the same values.  LayerNorm and activations may be
     anything: backends that replace them check them.
     """
     body = model.base_model
@@ -59,7 +59,7 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
         if isinstance(part, nn.Linear) or name.endswith((".dense", ".query", ".key", ".value")):
             if type(part) is not nn.Linear:
                 raise TypeError(
-                    f"{name} is a {kind_of(part)}, not a plain nn.Linear: merge adapters first, and start from the"
+                    f"{name} is a {kind_of(part)}, not a plain nn.Linear: merge adapters first, and start from a"
                     " model that is not quantised"
                 )
             change = own_code(part)
@@ -78,15 +78,15 @@ def check_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) -
     """Raise TypeError unless a module's class is exactly one of these."""
     if type(part) not in kinds:
         raise TypeError(
-            f"{name} is a {kind_of(part)}, not a plain {kinds[0].__name__}, the only one that an optimised model runs:"
+            f"{name} is a {kind_of(part)}, not a plain {kinds[0].__name__}, as an optimised model needs:"
             " optimise the model before it is compiled, wrapped or changed, or run the model itself"
         )
 
 
 def own_code(part: nn.Module) -> str | None:
-    """Return the code that a module runs beside its class: hooks, or a method of its own; None if none.
+    """Return the code that a module runs in addition to its class: hooks, or a method of its own; None if none.
 
-    Hooks of transformers and PEFT that change no output are none: they stay where a feature was used once.
+    Hooks of transformers and PEFT that change no output do not count: they stay after a feature was used once.
     """
     hooks = [hook for hook in part._forward_hooks.values() if not is_inert(hook)]
     hooks += [*part._forward_pre_hooks.values(), *part._backward_pre_hooks.values(), *part._backward_hooks.values()]
@@ -96,7 +96,7 @@ def own_code(part: nn.Module) -> str | None:
 
 
 def is_inert(hook: Any) -> bool:
-    """Return whether a forward hook is one of another library's that changes no output."""
+    """Return whether a forward hook comes from another library and changes no output."""
     module, name = getattr(hook, "__module__", ""), getattr(hook, "__name__", "")
     return module == RECORDING or (module.startswith(("transformers.", "peft.")) and name in INERT_HOOKS)
 
@@ -107,9 +107,9 @@ def is_of_home(function: Any) -> bool:
 
 
 def own_method(part: nn.Module) -> str | None:
-    """Return the method that a module has in place of its class's; None if none.
+    """Return the method that replaces the class's in a module; None if none does.
 
-    The class's own, bound to the module, is none: transformers 5.0 leaves it there after it has recorded a call.
+    The class's own, bound to the module, does not count: transformers 5.0 leaves it there after recording a call.
     """
     cls = type(part)
     own = [name for name, value in vars(part).items() if callable(value) and callable(getattr(cls, name, None))]
@@ -128,7 +128,7 @@ def kind_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-# What the native kernels can run
+# Support by the native kernels
 
 
 def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | None:
@@ -150,7 +150,7 @@ def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | 
 
 
 def differences(model: BertPreTrainedModel) -> Iterator[str]:
-    """Yield the features of the encoder's modules that the kernels, which go by the config, would ignore."""
+    """Yield the features of the encoder's modules that the kernels would ignore, since they follow the config."""
     encoder = model.base_model.encoder
     if type(encoder) is not BertEncoder:
         yield f"encoder is a {kind_of(encoder)}, not a plain BertEncoder"
@@ -201,7 +201,7 @@ def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:
 
 
 def matrix_shapes(layer: BertLayer, hidden_size: int) -> dict[str, tuple[int, int]]:
-    """Return the shapes that the matrices of a layer have if its counts of heads and neurons are true."""
+    """Return the shapes of a layer's matrices by its counts of heads and neurons."""
     own, neurons = layer.attention.self, layer.intermediate.dense.weight.shape[0]
     width = own.num_attention_heads * own.attention_head_size
     heads = {f"attention.self.{name}": (width, hidden_size) for name in ("query", "key", "value")}

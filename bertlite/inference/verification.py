@@ -1,8 +1,8 @@
-"""A check of every conversion: on random tokens the copy and the original have equal outputs.
+"""Check every conversion: on random tokens the copy and the original have equal outputs.
 
-The allowed difference depends on the model, since large weights amplify rounding errors, and is measured: the original
-runs again with rounding noise of the dtype added to the inputs and outputs of its linear layers and the outputs of its
-norms.  The copy may differ by the effect of this noise, times a factor.
+Large weights amplify rounding errors, so the allowed difference is measured on the model.  The original runs again,
+with rounding noise of the dtype added to inputs and outputs of linear layers and to outputs of norms.  The copy may
+differ by the effect of this noise, times a factor.
 
 Shapes:  B sequences · S positions
 """
@@ -24,14 +24,14 @@ from bertlite.inference.runtime import InferenceModel
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.stack.inputs import values_readable
 
-LENGTHS = (72, 11)  # of the sequences: one is padded, and one longer than most windows of local attention
-# How many times the noise outputs may differ by.  The noise of floats is a whole step of the dtype, four times the
-# mean error of rounding to it; that of 8-bit integers is this error itself.  MiniLM's tokens are off by 0.1 to 1.0
-# times the noise, and without one of its layers by 7.7 times that of int8, 8.0 times that of bfloat16, or more; those
-# of random models of any size of weights by up to 1.4 times.
+LENGTHS = (72, 11)  # the sequences' lengths: one is padded, and one longer than most windows of local attention
+# Outputs may differ by the noise times this.  For floats the noise is a whole step of the dtype, four times the mean
+# error of rounding to it; for 8-bit integers it is this error itself.  MiniLM's tokens are off by 0.1 to 1.0 times the
+# noise.  Without one of its layers they are off by 7.7 times in int8, 8.0 times in bfloat16, or more.  Tokens of
+# random models, with weights of any size, are off by up to 1.4 times.
 ALLOWED = {torch.float64: 64.0, torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5}
-STEPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of float32 in matmuls, by torch's setting
-LARGEST = 1e30  # numbers above it, and infinite ones, mark what a head leaves out
+STEPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # {torch's setting: step of float32 in matmuls}
+LARGEST = 1e30  # a head marks outputs that it leaves out with larger or infinite numbers
 ENCODED = "last_hidden_state"
 Outputs = dict[str, Tensor]
 Call = Callable[[Any], Any]
@@ -47,15 +47,15 @@ def verify_model(model: BertPreTrainedModel, quick: InferenceModel) -> None:
 def verify(
     original: nn.Module, converted: nn.Module, encoders: Sequence[tuple[Any, Any]], models: Sequence[InferenceModel]
 ) -> None:
-    """Run a model, or what holds some, and its copy on random tokens; if that takes other inputs, the encoders in it.
+    """Run a model, or an object with models, and its copy on random tokens; its encoders if it takes other inputs.
 
     Args:
         original: a copy that shares the original's parameters; it gets noise.
-        encoders: each encoder in it, and the one in its place in `converted`.
+        encoders: each encoder in it, and its replacement in `converted`.
         models: the optimised models of these.
 
     Raises:
-        RuntimeError: outputs, or those of an encoder, differ by more than rounding.
+        RuntimeError: outputs, of the whole or of an encoder, differ by more than rounding.
         ValueError: the original's own outputs are not finite.
         TypeError: an encoder takes other inputs.
     """
@@ -71,7 +71,7 @@ def verify(
 
         try:
             plain = run(original)
-        except Exception as error:  # of whatever kind: it takes other inputs
+        except Exception as error:  # any kind: it takes other inputs
             reason = error
             continue
         if any(name.startswith(ENCODED) for name in plain):
@@ -110,7 +110,7 @@ def as_floats(x: Tensor, model: Any) -> Tensor:
 
 
 def run_watched(call: Call, module: nn.Module, encoders: Sequence[nn.Module]) -> Outputs:
-    """Return the float tensors that a module gives, and the token vectors of the encoders in it."""
+    """Return the float tensors that a module returns, and the token vectors of the encoders in it."""
     found: Outputs = {}
     names = [f"{ENCODED} of encoder {i}" for i in range(len(encoders))] if len(encoders) > 1 else [ENCODED]
     before = [vars(part).get("forward") for part in encoders]
@@ -126,7 +126,7 @@ def run_watched(call: Call, module: nn.Module, encoders: Sequence[nn.Module]) ->
 
 
 def keep_vectors(found: Outputs, name: str, forward: Call, *args: Any, **options: Any) -> Any:
-    """Run the forward of an encoder, and keep its token vectors by a name."""
+    """Run the forward of an encoder, and keep its token vectors under a name."""
     out: Any = forward(*args, **options)
     x, layout = out[0], getattr(out, "layout", None)
     found[name] = x if layout is None else layout.unpack(x)
@@ -152,19 +152,19 @@ def check_alike(
     dtype: torch.dtype,
     name: str,
 ) -> None:
-    """Raise RuntimeError if outputs differ by more than rounding, ValueError if those of the original are not finite.
+    """Raise RuntimeError if outputs differ by more than rounding, ValueError if the original's are not finite.
 
     Args:
         run: returns the outputs of either.
-        plain: those of the original.
+        plain: the original's outputs.
         original, encoders: get noise.
         mask: 0 for padding, whose outputs count if both compute them.
-        name: of the copy.
+        name: the copy's name.
     """
     step = add_noise_(original, encoders, dtype)
     noisy, ours = run(original), run(converted)
     other = [key for key in plain if key.startswith(ENCODED) and plain[key].shape != ours[key].shape]
-    plain = {key: x for key, x in plain.items() if key not in other}  # a head may ask for first tokens alone
+    plain = {key: x for key, x in plain.items() if key not in other}  # a head may ask for only first tokens
     real = mask.flatten(0, -2).bool()
     both = [(plain[key], ours[key]) for key in plain if key.startswith(ENCODED) and plain[key].shape[:2] == real.shape]
     computed = any(bool(x[~real].any()) and bool(y[~real].any()) for x, y in both)
@@ -185,14 +185,14 @@ def check_alike(
         if not rms(off) <= allowed:
             raise RuntimeError(
                 f"{name} in {dtype} does not compute this model: for random tokens {key} differs by up"
-                f" to {float(off.abs().max()):.2g} and by {rms(off):.2g} in the mean square, of"
-                f" {allowed:.2g} that rounding explains, where its own is {sizes[key]:.2g}; use another backend or"
+                f" to {float(off.abs().max()):.2g}, and its root mean square {sizes[key]:.2g} by {rms(off):.2g}, where"
+                f" rounding explains {allowed:.2g}; use another backend or"
                 " dtype, or the model itself (verify=False leaves out this check)"
             )
 
 
 def error_of(ours: Tensor, x: Tensor) -> Tensor:
-    """Return how far outputs are off; numbers above LARGEST are equal to one another."""
+    """Return the differences of outputs; numbers above LARGEST count as equal."""
     if ours.shape != x.shape:
         raise RuntimeError(
             f"the copy does not compute this model: it returns {tuple(ours.shape)}, not {tuple(x.shape)}"
@@ -227,7 +227,7 @@ def random_inputs(configs: Sequence[BertConfig], device: torch.device) -> dict[s
 
 
 def real_outputs(out: Outputs, counts: Tensor) -> Outputs:
-    """Return outputs in float64, those of tokens, (B, S, …), without the positions that do not count."""
+    """Return outputs in float64; outputs of tokens, (B, S, …), without the positions that do not count."""
     return {name: (x[counts] if x.shape[:2] == counts.shape else x).double() for name, x in out.items()}
 
 
@@ -242,15 +242,15 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: torch.dtype) ->
     """Let a model compute with rounding noise of a dtype; return the step of its floats.
 
     Args:
-        encoders: those in it, which a list may hold.
-        dtype: int8 is that of the matrices in their layers and of word embeddings; the rest is float32 then.
+        encoders: the encoders in it, also in lists.
+        dtype: int8 is only for word embeddings and the matrices in their layers; the rest is then float32.
     """
     random, step = torch.Generator(device_of(encoders)).manual_seed(1), step_of(encoders, dtype)
     floats, rows = Noise(random, step), RowNoise(random, step)
     integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
     inside = {id(part) for each in encoders for part in encoder_of(each).modules()}
     words = {id(each.get_input_embeddings().weight) for each in encoders if dtype == torch.int8}
-    for part in {part for each in (model, *encoders) for part in each.modules()}:  # by no hooks, which a model may see
+    for part in {part for each in (model, *encoders) for part in each.modules()}:  # no hooks: a model may see them
         if isinstance(part, nn.Linear):
             outside = rows if id(part.weight) in words else floats  # a tied decoder multiplies by word embeddings
             noise = integers if dtype == torch.int8 and id(part) in inside else outside
@@ -272,12 +272,12 @@ def device_of(encoders: Sequence[nn.Module]) -> torch.device:
 
 
 def step_of(encoders: Sequence[nn.Module], dtype: torch.dtype) -> float:
-    """Return the step between numbers near 1: of the dtype, the encoders' own or that of matmuls, the largest."""
+    """Return the step between numbers near 1: the largest of the dtype's, the encoders' own and the matmuls'."""
     own = (torch.finfo(x.dtype).eps for each in encoders for x in each.parameters() if x.is_floating_point())
     floats = torch.float32 if dtype == torch.int8 else dtype
     try:
         precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch's newer settings, which differ by library
+    except RuntimeError:  # torch's newer settings differ by library
         precision = "medium"
     return max(torch.finfo(floats).eps, *own, STEPS[precision])
 

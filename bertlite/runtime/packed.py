@@ -70,7 +70,7 @@ def read_packed(path: Path) -> PackedFile:
         if about["format"] > FORMATS[0]:
             found = checksum(header, chain([layers], iter(lambda: file.read(CHUNK), b"")))
             if f"{found:08x}" != metadata.get("crc32"):
-                raise ValueError(f"{path} is damaged: its bytes have changed after it was written; {WAY_OUT}")
+                raise ValueError(f"{path} is damaged: its bytes are not as written; {WAY_OUT}")
     return PackedFile(about, layers, tensors, {name: entry["dtype"] for name, entry in entries.items()})
 
 

@@ -210,9 +210,7 @@ def read_runtime_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or values.get("format") != FORMAT or values.get("kind") not in CALLS:
         raise ValueError(f"{path} does not have format {FORMAT}, which this bertlite reads: pack the model again")
     if values.pop("crc32", None) != checksum_of(values, path.with_name(TOKENIZER)):
-        raise ValueError(
-            f"{path} or {TOKENIZER} is damaged: its bytes have changed after it was written; pack it again"
-        )
+        raise ValueError(f"{path} or {TOKENIZER} is damaged: its bytes are not as written; pack the model again")
     return values
 
 

@@ -78,9 +78,7 @@ class BertTokenizer:
 
     def _set_up(self, content: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """Make the tokenizer of the content of a tokenizer.json, and of the arguments of `__init__`."""
-        self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars = map(
-            given.get, NORMALIZER
-        )  # BERT's parts
+        self.do_lower_case, self.strip_accents, self.tokenize_chinese_chars = map(given.get, NORMALIZER)  # BERT's
         for name in SIDES:
             setattr(self, name, look_up(name, given[name], encoding.DIRECTIONS))
         self.model_max_length = given["model_max_length"]

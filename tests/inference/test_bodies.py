@@ -201,7 +201,9 @@ def test_an_adapter_around_a_model_is_refused_by_name() -> None:
 def test_a_body_that_is_not_the_BERT_of_its_config_is_refused() -> None:
     model = model_of("Bert")
     del model.bert.encoder.layer[1].output.dense.bias
-    with pytest.raises(ValueError, match="is not the BERT of its config, in which to set what a line says to pass"):
+    with pytest.raises(
+        ValueError, match="is not the BERT of its config; set there the fields that a line says to pass"
+    ):
         optimize_for_inference(model, backend="plain")
 
 

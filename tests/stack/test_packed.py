@@ -702,7 +702,9 @@ def test_what_packed_cannot_do_is_refused(model: BertModel) -> None:
         model(**{**inputs, "attention_mask": torch.full((B, S), 0.5)})
     with pytest.raises(ValueError, match="'packed' does not support decoders"):
         make(is_decoder=True, attn_implementation="packed")(**inputs, use_cache=False)
-    with pytest.raises(ValueError, match="padding between the tokens of a sequence shifts relative positions"):
+    with pytest.raises(
+        ValueError, match="packed attention cannot use relative positions when padding lies between tokens"
+    ):
         make(position_embedding_type="relative_key", attn_implementation="packed")(**inputs_of("scattered"))
 
 

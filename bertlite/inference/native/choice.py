@@ -1,6 +1,6 @@
-"""Whether the kernels can run a model, and are faster than it on this processor: by a record, or else measured once.
+"""Decide whether the kernels can run a model, and are faster on this processor: by a record, or measured once.
 
-What is measured is one layer of a small model, in milliseconds; the times are kept in a file beside the kernels.
+One layer of a small model is measured, in milliseconds; the times are kept in a file next to the kernels.
 """
 
 import warnings
@@ -26,7 +26,7 @@ from bertlite.runtime.self_test import shortest_seconds
 from bertlite.runtime.structs import Kernels
 from bertlite.support.records import cpu_name
 
-RECORDED = frozenset({"avx512_bf16"})  # the best sets of processors for which scripts/results/speed.json shows it
+RECORDED = frozenset({"avx512_bf16"})  # processors with these best sets are in scripts/results/speed.json
 TOKENS = 64
 
 
@@ -47,9 +47,9 @@ def require_kernels(model: BertPreTrainedModel, dtype: torch.dtype, reproducible
 
 
 def kernels_if_faster(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels | None:
-    """Return the kernels if they run this model, and faster than torch's operators; else None, with one warning.
+    """Return the kernels if they run this model faster than torch's operators; otherwise None, with one warning.
 
-    A compiler that failed in this process is run again only with other settings.  On a GPU nothing is warned of.
+    A compiler that failed in this process is run again only with other settings.  On a GPU there is no warning.
     """
     if model.device.type != "cpu":
         return None
@@ -62,7 +62,7 @@ def kernels_if_faster(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels
         else:
             if kernels_are_faster(kernels, dtype):
                 return kernels
-            reason = f"they are slower on this processor in {dtype}; backend='native' takes them nevertheless"
+            reason = f"they are slower on this processor in {dtype}; backend='native' uses them nevertheless"
     warn_once(f"optimize_for_inference returns a copy of the plain model, without the native kernels: {reason}")
     return None
 
@@ -83,7 +83,7 @@ def kernels_are_faster(kernels: Kernels, dtype: torch.dtype) -> bool:
 
 @cache
 def seconds_of_layer(kernels: Kernels, dtype: torch.dtype, threads: int) -> dict[str, float]:
-    """Return the times of one layer by the kernels and by the plain model.
+    """Return the times of one layer in the kernels and in the plain model.
 
     They are measured once for each processor, torch, dtype and number of threads, and for each version of the kernels.
     """
@@ -99,7 +99,7 @@ def seconds_of_layer(kernels: Kernels, dtype: torch.dtype, threads: int) -> dict
 
 @torch.no_grad()
 def measure(kernels: Kernels, dtype: torch.dtype) -> dict[str, float]:
-    """Return the shortest times of one layer by the kernels and by the plain model, which take turns."""
+    """Return the shortest times of one layer in the kernels and in the plain model, which take turns."""
     config = BertConfig(
         vocab_size=TOKENS, hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_hidden_layers=1,
         max_position_embeddings=TOKENS,

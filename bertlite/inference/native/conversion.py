@@ -1,4 +1,4 @@
-"""A copy of a model whose layers are run by the native kernels."""
+"""Copy a model so that the native kernels run its layers."""
 
 import copy
 
@@ -17,7 +17,7 @@ from bertlite.stack.disentangled import normalised
 
 @torch.no_grad()
 def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels) -> BertPreTrainedModel:
-    """Return a copy of the model whose layers are run by the native kernels; the rest is in a float dtype."""
+    """Return a copy of the model whose layers the native kernels run; the rest is in a float dtype."""
     copied = copy_sharing_matrices(model)
     encoder = copied.base_model.encoder
     vectors = None if encoder.rel_embeddings is None else normalised(encoder, encoder.rel_embeddings.weight)
@@ -36,7 +36,7 @@ def plain_copy(model: BertPreTrainedModel, dtype: torch.dtype) -> BertPreTrained
 
 
 def copy_sharing_matrices(model: BertPreTrainedModel) -> BertPreTrainedModel:
-    """Return a copy whose linear layers hold the model's own weights, since they will be packed and let go.
+    """Return a copy whose linear layers share the model's weights, since they will be packed and dropped.
 
     A matrix that is also an embedding is copied: the embedding stays.
     """
@@ -52,7 +52,7 @@ def copy_sharing_matrices(model: BertPreTrainedModel) -> BertPreTrainedModel:
 
 
 def run_natively_(model: BertPreTrainedModel, weights: NativeWeights, kernels: Kernels) -> BertPreTrainedModel:
-    """Replace the encoder of a model, its linear layers and what else the kernels can run."""
+    """Replace the encoder of a model, its linear layers and other parts that the kernels can run."""
     numbers = weights.shape.numbers
     floats = torch.float32 if numbers == "int8" else getattr(torch, numbers)
     model.base_model.encoder = NativeEncoder(weights, kernels)

@@ -21,7 +21,7 @@ EVEN = -1e38  # added to any score, it is itself
 
 
 class NativeEncoder(BertEncoder):
-    """All layers at once, in place of BertEncoder.
+    """All layers at once, instead of BertEncoder.
 
     Shapes:  B sequences · S positions · T tokens · D hidden · N heads;  … is (B, S) or, packed, (T,)
     """
@@ -43,15 +43,15 @@ class NativeEncoder(BertEncoder):
         self.weights = NativeWeights(shape, data.tensor()).in_blocks(self.kernels.blocks(shape.numbers))
 
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
-        """Run the layers; arguments and results are those of BertEncoder."""
+        """Run the layers; arguments and results are as for BertEncoder."""
         if not values_readable(hidden_states):
-            raise RuntimeError("native kernels cannot be traced, exported or mapped; use the model that was optimised")
+            raise RuntimeError("native kernels cannot be traced, exported or mapped; use the original model")
         floats, width = (torch.float32, torch.bfloat16), self.weights.shape.hidden_size
         if hidden_states.dtype not in floats or hidden_states.shape[-1] != width or not hidden_states.is_cpu:
             found = f"{hidden_states.shape[-1]} of {hidden_states.dtype} on {hidden_states.device}"
             raise RuntimeError(
                 f"the native kernels take {width} numbers of float32 or bfloat16 on the CPU, not {found}: change the"
-                " model that was optimised, and optimise that"
+                " original model, and optimise that"
             )
         layers, x, first = self.weights.shape.layers, hidden_states.contiguous(), inputs.first_only
         lengths = sequence_lengths(x, inputs)
@@ -74,7 +74,7 @@ class NativeEncoder(BertEncoder):
         )
         if states is not None:
             batch.states = states.data_ptr()
-        held: list[object] = []  # what the batch points at
+        held: list[object] = []  # keeps alive the tensors that the batch points at
         held += add_mask(batch, inputs.mask)
         if inputs.gates is not None:
             held += add_gates(batch, cast(Sequence[Tensor], inputs.gates), x)
@@ -93,7 +93,7 @@ class NativeEncoder(BertEncoder):
 
 
 def sequence_lengths(x: Tensor, inputs: LayerContext) -> list[int]:
-    """Return how many tokens each sequence has that has any."""
+    """Return the number of tokens of each sequence that has any."""
     if isinstance(inputs.layout, Packed):
         return [length for length in inputs.layout.lengths if length]
     return [x.shape[1]] * x.shape[0]
@@ -108,7 +108,7 @@ def attention_weights(x: Tensor, inputs: LayerContext, heads: list[int]) -> list
 
 
 def add_mask(batch: Batch, mask: Mask) -> list[object]:
-    """Set the mask of a batch: what each query may attend to; return the tensors that the batch then points at."""
+    """Set the mask of a batch, the keys for each query; return the tensors that the batch then points at."""
     held: list[object] = []
     if mask.allowed is not None or mask.bias is not None:
         bias = torch.zeros((), dtype=torch.float32, device="cpu")
@@ -130,12 +130,12 @@ def add_mask(batch: Batch, mask: Mask) -> list[object]:
 
 
 def broadcast_strides(x: Tensor) -> list[int]:
-    """Return the strides of the first three dimensions, 0 for one that stands for any size."""
+    """Return the strides of the first three dimensions, 0 for a broadcast one."""
     return [0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
 
 def add_gates(batch: Batch, gates: Sequence[Tensor], x: Tensor) -> list[object]:
-    """Set the gates of a batch: what heads are multiplied by; return what the batch then points at."""
+    """Set the gates of a batch, factors for heads; return the tensors that the batch then points at."""
     each_token = gates[0].shape[:-2].numel() > 1
     rows = x.shape[:-1] if each_token else gates[0].shape[:-2]
     laid = [gate[..., 0].expand(*rows, -1).float().contiguous() for gate in gates]  # (…, N) or (1, N)

@@ -78,7 +78,7 @@ class NativeLinear(nn.Module):
 class TensorBytes:
     """The bytes of a temporary tensor, which pickle can send to another process.
 
-    For a tensor, multiprocessing sends a file descriptor, which is closed when the tensor is freed and may belong to
+    For a tensor, multiprocessing sends a file descriptor, which is closed when the tensor is freed.  It may belong to
     another tensor before the other process opens it.
     """
 

@@ -1,4 +1,4 @@
-"""NativeBertModel: the BertModel of a native copy, a plain forward of which is one call of the kernels.
+"""NativeBertModel: the BertModel of a native copy, whose plain forward is one call of the kernels.
 
 Shapes:  B sequences · S positions · T tokens · D hidden;  … is (B, S) or, packed, (T,)
 """
@@ -22,9 +22,9 @@ from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
 INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}
-# arguments of a forward that is left to BertBody, unless they ask for nothing
+# a forward with one of these arguments is left to BertBody, unless the argument asks for nothing
 RARE = INPUTS | {"use_cache", "output_attentions", "output_hidden_states"}
-NO_LIMIT = 2**62  # of positions, where there is no table of them
+NO_LIMIT = 2**62  # positions, if there is no table of them
 PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
 
 
@@ -33,7 +33,7 @@ class NativeEmbeddings(BertEmbeddings):
 
     kernels: Kernels
     floats: torch.dtype
-    width: int  # of a row
+    width: int  # numbers in a row
 
     def forward(
         self,
@@ -54,7 +54,7 @@ class NativeEmbeddings(BertEmbeddings):
         laid = [None if ids is None else ids.expand(shape).long().contiguous() for ids in beside]
         given = self.ids(words, shape[:-1].numel(), shape[-1])
         given.ids, given.segments, given.positions = map(address, laid)
-        given.skips_padding = self.skips_padding and position_ids is not None  # padding is at -1; without, from 0 on
+        given.skips_padding = self.skips_padding and position_ids is not None  # padding is at -1
         out = words.new_empty(*shape, words.shape[1])
         batch = Batch(output=out.data_ptr(), is_bfloat16=out.dtype == torch.bfloat16, ids=ctypes.pointer(given))
         no_layers = Model(hidden_size=words.shape[1], epsilon=self.LayerNorm.eps)
@@ -63,7 +63,7 @@ class NativeEmbeddings(BertEmbeddings):
         return out if self.projection is None else self.projection(out)
 
     def ids(self, words: Tensor, rows: int, length: int) -> Ids:
-        """Return a struct with the tables of embeddings; the words' may be another than the model's."""
+        """Return a struct with the tables of embeddings; the table of words may differ from the model's."""
         segments, positions, norm = self.token_type_embeddings, self.position_embeddings, self.LayerNorm
         padded = self.padding_row is not None
         count = NO_LIMIT if positions is None else len(positions.weight) - padded
@@ -75,7 +75,7 @@ class NativeEmbeddings(BertEmbeddings):
         )  # fmt: skip
 
     def is_intact(self) -> bool:
-        """Return whether the kernels can take the place of its modules: plain ones, whose tensors are as they were."""
+        """Return whether the kernels can replace its modules: they are plain, and their tensors have not changed."""
         floats, width = self.floats, self.width
         for part in self._modules.values():
             if part is None or part is self.projection:
@@ -89,7 +89,7 @@ class NativeEmbeddings(BertEmbeddings):
 
 
 class NativeBertModel(BertModel):
-    """BertModel with the layers, and where it can the rest, in one call of the kernels."""
+    """BertModel with the layers, and the rest if possible, in one call of the kernels."""
 
     embeddings: NativeEmbeddings
     encoder: NativeEncoder
@@ -108,7 +108,7 @@ class NativeBertModel(BertModel):
         skip_padding: bool | None = None,
         **others: Any,
     ) -> Any:
-        """Run BERT; arguments and results are those of BertBody."""
+        """Run BERT; arguments and results are as for BertBody."""
         given = (input_ids, attention_mask, token_type_ids, position_ids)
         out = None
         if others.keys() <= RARE and not self.asks_for_more(others) and self.is_plain(*given[:2]):
@@ -156,14 +156,14 @@ class NativeBertModel(BertModel):
         encoded: bool,
         skips: bool | None,
     ) -> BertModelOutput | None:
-        """Return the outputs; None for inputs that are wrong or rare, which are left to BertBody."""
+        """Return the outputs; None if inputs are wrong or rare: then BertBody runs."""
         beside = [x for x in (mask, segments, positions) if x is not None]
         packed, shape = ends is not None, input_ids.shape
         fits = all(x.shape == shape and is_laid(x, torch.int64) for x in (input_ids, *beside))
         if not fits or len(shape) != (1 if packed else 2):
             return None
         if positions is not None and self.embeddings.position_embeddings is None:
-            return None  # they are checked, and not read
+            return None  # BertBody checks it
         if positions is not None and (first := first_position(self.config)):
             positions = positions - first
         if packed and (mask is not None or encoded or ends.dim() != 1 or not is_laid(ends, torch.int32)):
@@ -198,7 +198,7 @@ class NativeBertModel(BertModel):
 
 
 def is_laid(x: Any, dtype: torch.dtype) -> bool:
-    """Return whether the kernels can read a tensor where it is."""
+    """Return whether the kernels can read a tensor in place."""
     return type(x) is Tensor and x.dtype == dtype and x.is_cpu and x.is_contiguous()
 
 
@@ -207,7 +207,7 @@ def address(x: Tensor | None) -> int | None:
 
 
 def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dtype) -> None:
-    """Let the kernels compute the embeddings and the pooler too, where these are plain modules."""
+    """Let the kernels compute the embeddings and the pooler too, if these are plain modules."""
     body, embeddings, pooler = model.base_model, model.base_model.embeddings, model.base_model.pooler
     config, is_known = model.config, type(embeddings) is BertEmbeddings and type(body) is BertModel
     width = embeds_size(config)
@@ -216,7 +216,7 @@ def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dt
     if is_known and fault is None and not (embeddings.norms_last or renormed):
         embeddings.__class__, body.__class__ = NativeEmbeddings, NativeBertModel
         vars(embeddings).update(kernels=kernels, floats=floats, width=width)
-        for parameter in embeddings.parameters():  # a table may have come transposed
+        for parameter in embeddings.parameters():  # a table may be transposed
             parameter.data = parameter.data.contiguous()
     act = "tanh" if type(getattr(pooler, "activation", None)) is nn.Tanh else config.pooler_act
     if type(pooler) is BertPooler and act in ACTIVATIONS and type(pooler.activation) in (nn.Tanh, Activation):

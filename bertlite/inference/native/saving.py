@@ -1,8 +1,8 @@
 """Save a model with packed weights, and load it again without packing.
 
-All is in one safetensors file: the packed weights, one tensor of bytes; embeddings, pooler and head, by their names in
-a checkpoint, which are mapped; and in the metadata, as JSON, the config and what else describes them.  A processor
-whose kernels have other blocks packs a copy.  All sizes follow from the config; tensors that do not fit are refused.
+Everything is in one safetensors file.  The packed weights are one tensor of bytes.  Embeddings, pooler and head are
+mapped, with their names in a checkpoint.  The metadata hold the config and the rest of the description, as JSON.  If a
+processor's kernels have other blocks, a copy is packed.  All sizes follow from the config; other sizes are refused.
 """
 
 import json
@@ -51,7 +51,7 @@ from bertlite.support.records import to_json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-REPLACED = re.compile(rf"{SUPERSEDED.pattern}|config\.json")  # by a save: a checkpoint that was there goes whole
+REPLACED = re.compile(rf"{SUPERSEDED.pattern}|config\.json")  # files that a save removes: a checkpoint goes whole
 
 
 def save_native(model: BertPreTrainedModel, folder: Path) -> None:
@@ -76,7 +76,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     assert isinstance(encoder, NativeEncoder)
     shape = encoder.weights.shape
     if shape != stack_shape(model.config, shape.numbers, shape.blocks):
-        raise ValueError(f"this {name} cannot be saved: its layers are not those that its config describes")
+        raise ValueError(f"this {name} cannot be saved: its config describes other layers")
     about = {
         "format": FORMATS[-1],
         "byteorder": sys.byteorder,
@@ -97,7 +97,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
 
 
 def describe(model: BertPreTrainedModel) -> dict[str, Any]:
-    """Return how a native copy computes, for a reader that has no modules."""
+    """Return a description of a native copy's arithmetic, for a reader without modules."""
     body, config = model.base_model, model.config
     embeddings, encoder = body.embeddings, cast(NativeEncoder, body.encoder)
     pooler = {} if body.pooler is None else {"pooler": cast(NativeLinear, body.pooler.dense).activation}
@@ -159,8 +159,8 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
 
     Raises:
         FileNotFoundError: the folder lacks the file.
-        ValueError: it was written in another format, or by a machine of another byte order, or a tensor is not one of
-            the model that the config describes, or not finite.
+        ValueError: it has another format or byte order, a tensor does not belong to the model that the config
+            describes, or a tensor is not finite.
         NativeKernelsError: the kernels are not available on this machine.
     """
     path = folder / FILE
@@ -169,7 +169,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
     numbers: str = about["numbers"]
     config = BertConfig.from_values(path, about["config"])
     without_layers = replace(config, num_hidden_layers=0, pruned_heads={}, pruned_neurons={})
-    if config.position_embedding_type == "disentangled":  # whose table of distances is packed with the layers
+    if config.position_embedding_type == "disentangled":  # its table of distances is packed with the layers
         without_layers = replace(without_layers, position_embedding_type="absolute")
     try:
         model = make_skeleton(CLASSES[about["class"]], without_layers, about["options"])
@@ -190,16 +190,16 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
     described = json.loads(to_json(describe(model))) if about["format"] > FORMATS[0] else {}
     wrong = [f"{name} is {about.get(name)!r}, not {x!r}" for name, x in described.items() if about.get(name) != x]
     raise_faults(f"{path} does not fit its config: {WAY_OUT}", wrong)
-    return model, numbers, about.get("skip_padding")  # which older files lack
+    return model, numbers, about.get("skip_padding")  # older files lack it
 
 
 def as_tensor(array: "NDArray[Any]", dtype: str) -> Tensor:
-    """Return an array of a file as a tensor of its dtype."""
+    """Return an array of a file as a tensor with its dtype."""
     return torch.from_numpy(array).view(SAFETENSORS_DTYPES[dtype])
 
 
 def check_about(path: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Return what a file says of its model; ValueError unless it describes one of bertlite's."""
+    """Return a file's description of its model; raise ValueError unless it describes one of bertlite's."""
     faults = [
         f"{name} is {about.get(name)!r}; have: {', '.join(map(str, known))}"
         for name, known in (("class", CLASSES), ("numbers", NUMBERS), ("blocks", [[*each] for each in BLOCKS]))
@@ -211,7 +211,7 @@ def check_about(path: Path, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_rest_(state: State, path: Path, model: BertPreTrainedModel, floats: torch.dtype) -> None:
-    """Add a tied decoder to the tensors of a model without layers; ValueError unless they fit and are finite."""
+    """Add a tied decoder to the tensors of a model without layers; raise ValueError unless they fit and are finite."""
     wanted = model.state_dict()
     if model.config.tie_word_embeddings and DECODER in wanted:
         words = f"{model.base_model_prefix}.embeddings.word_embeddings.weight"
@@ -224,7 +224,7 @@ def check_rest_(state: State, path: Path, model: BertPreTrainedModel, floats: to
 
 
 def packed_weights(file: PackedFile, path: Path, shape: Shape) -> NativeWeights:
-    """Return packed weights; ValueError where they are not those of a stack of this shape, or not finite."""
+    """Return packed weights; raise ValueError if they do not fit a stack of this shape, or are not finite."""
     dtype, data = file.dtypes.get(LAYERS), torch.from_numpy(file.layers)
     if dtype != "U8":
         raise ValueError(f"{path} holds {dtype or 'nothing'} as layers, not their packed bytes: {WAY_OUT}")

@@ -66,7 +66,7 @@ class NativeWeights:
         kernels: Kernels,
         vectors: Tensor | None = None,
     ) -> "NativeWeights":
-        """Pack the weights of a stack, in whose modules `missing_for_native` finds no fault.
+        """Pack the weights of a stack; `missing_for_native` must have found no fault in its modules.
 
         Args:
             vectors: the encoder's table of distances, normalised, if positions are "disentangled".
@@ -80,7 +80,7 @@ class NativeWeights:
         ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
         for start, count in weights.at.values():
-            data[start + count : start + round_up(count, ALIGNMENT)] = 0  # so that equal weights are equal files
+            data[start + count : start + round_up(count, ALIGNMENT)] = 0  # equal weights give equal files
         for i, layer in enumerate(layers):
             weights.pack_layer(i, layer, kernels)
             if vectors is not None:
@@ -88,7 +88,7 @@ class NativeWeights:
         return weights
 
     def in_blocks(self, blocks: Blocks) -> "NativeWeights":
-        """Return these weights in such blocks: themselves, or a copy."""
+        """Return these weights in blocks of this kind: themselves, or a copy."""
         if blocks == self.shape.blocks:
             return self
         shape, data = in_blocks(self.shape, self.data.numpy(), blocks)
@@ -116,7 +116,7 @@ class NativeWeights:
             self.part(i, "distance_bias").copy_(bias.flatten())
 
     def pack_tables(self, i: int, layer: BertLayer, vectors: Tensor, kernels: Kernels) -> None:
-        """Pack what each head makes of the table of distances, the largest distance first."""
+        """Pack each head's projection of the table of distances, the largest distance first."""
         shape = self.shape
         for kind, table in project_table(layer.attention.self, vectors).items():  # (N, head dim, R)
             rows = pad(table.flip(2).mT, (0, shape.padded_head - shape.head_size, 0, shape.table_rows - len(vectors)))
@@ -174,12 +174,12 @@ def bias_of(part: nn.Linear) -> Tensor:
 
 
 def aligned_tensor(size: int) -> Tensor:
-    """Return so many bytes of memory, aligned to a cache line."""
+    """Return `size` bytes of memory, aligned to a cache line."""
     return torch.from_numpy(aligned(size))
 
 
 def ask_for_huge_pages(start: int, size: int) -> None:
-    """Ask Linux for huge pages for so many bytes from an address, now and later: a small batch reads them faster."""
+    """Ask Linux for huge pages for `size` bytes from an address, now and later: small batches then run faster."""
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     if sys.platform == "linux" and first < start + size:
         for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):

@@ -58,9 +58,8 @@ def prune_layerwise_(
 ) -> Model:
     """Prune a model to these sizes and fit it to the dense model; return it.
 
-    All matrices of a layer are fitted by least squares, with the outputs of the pruned and fitted layers below as
-    inputs: first the matrices that compute heads or neurons, to the dense model's outputs, then the output projection,
-    as in `repair`.
+    All matrices of a layer are fitted by least squares to the dense model's outputs, on inputs from the pruned and
+    fitted layers below: first those that compute heads or neurons, then the output projection, as in `repair`.
 
     Args:
         model: with the heads and neurons of `dense`; changed in place.

@@ -281,7 +281,7 @@ def test_the_model_is_left_alone():
 
 def test_a_trace_is_refused():
     quick, ids = natively(make_native(), torch.float32), make_batch()["input_ids"]
-    tracing = "native kernels cannot be traced, exported or mapped; use the model that was optimised"
+    tracing = "native kernels cannot be traced, exported or mapped; use the original model"
     with pytest.raises(RuntimeError, match=tracing):
         torch.jit.trace(lambda ids: quick(ids).last_hidden_state, (ids,))
     with pytest.raises(RuntimeError, match=tracing):
