@@ -261,8 +261,8 @@ def patch(
             positions must be tokens in both, or padding in both.
         site: "head", a head's context, which the output projection reads; "attention" or "feed_forward", the output of
             a sublayer; or "residual", the hidden states: level 0 is the embeddings, level i the output of layer i - 1.
-        direction: "denoise" puts clean values into the corrupted run and finds what is sufficient; "noise" puts
-            corrupted values into the clean run and finds what is necessary.
+        direction: "denoise" puts clean values into the corrupted run and finds sufficient units; "noise" puts
+            corrupted values into the clean run and finds necessary ones.
         positions: patch each of these alone, such as range(length); None patches all together.
         metric: "logit_difference", the clean label's logit minus the corrupted label's, with predictions as labels
             unless both batches have labels; "kl", KL(clean ‖ this prediction) in nats; "cosine", of mean

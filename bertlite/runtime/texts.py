@@ -89,16 +89,16 @@ def check_texts(texts: Any, *, pairs: bool = False) -> list[Any]:
         ValueError: one holds half of a surrogate pair.
     """
     listed = isinstance(texts, Iterable) and not isinstance(texts, str | bytes | Mapping | Set)
-    if not listed or (pairs and isinstance(texts, tuple) and is_pair(texts)):
+    if not listed or (pairs and isinstance(texts, tuple) and is_text_pair(texts)):
         raise TypeError(f"texts is {texts!r:.80}; give a list of texts{', or of pairs of texts' if pairs else ''}")
-    checked = [tuple(text) if pairs and is_pair(text) else text for text in texts]
+    checked = [tuple(text) if pairs and is_text_pair(text) else text for text in texts]
     for i, text in enumerate(checked):
-        for part in text if pairs and is_pair(text) else [text]:
+        for part in text if pairs and is_text_pair(text) else [text]:
             check_text(f"text {i}", part, " or a pair of strings" if pairs else "")
     return checked
 
 
-def is_pair(x: Any) -> bool:
+def is_text_pair(x: Any) -> bool:
     return isinstance(x, tuple | list) and len(x) == 2 and all(isinstance(part, str) for part in x)
 
 

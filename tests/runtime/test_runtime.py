@@ -279,7 +279,7 @@ def test_files_of_another_format_are_refused(minilm_folder: Path, tmp_path: Path
         load(minilm_folder)
     for text in ("{", "[]", '{"format": 9, "kind": "encoder"}', '{"format": 1, "kind": "painter"}'):
         (tmp_path / "runtime.json").write_text(text)
-        with pytest.raises(ValueError, match=r"runtime\.json is not"):
+        with pytest.raises(ValueError, match=r"runtime\.json (is not|does not have)"):
             load(tmp_path)
 
 
