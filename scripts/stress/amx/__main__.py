@@ -51,12 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--junitxml={report}",
             *(options or TESTS),
         ]
-        variables = {
-            "LD_PRELOAD": compile_emulator(Path(folder)),
-            "AMX_SITES": ",".join(places(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")),
-            "AMX_COUNTS": str(counts),
-        }
-        status = subprocess.run(command, env={**os.environ, **variables}).returncode
+        variables = {**os.environ, **emulated(Path(folder)), "AMX_COUNTS": str(counts)}
+        status = subprocess.run(command, env=variables).returncode
         executed = dict(zip(names, struct.unpack(f"{len(names)}q", counts.read_bytes()), strict=True))
         suite = next(ElementTree.parse(report).iter("testsuite"))
     tests = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
@@ -68,10 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status or int(not executed["TDPBF16PS"])
 
 
-def compile_emulator(folder: Path) -> str:
+def emulated(folder: Path) -> dict[str, str]:
+    """Compile the emulator into a folder; return the environment variables by which a process runs with AMX."""
     library = str(folder / "libamx.so")
     subprocess.run(["gcc", *FLAGS, str(EMULATOR), "-o", library], check=True)
-    return library
+    torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    return {"LD_PRELOAD": library, "AMX_SITES": ",".join(places(torch_library))}
 
 
 def places(library: Path) -> list[str]:

@@ -133,17 +133,17 @@ def test_tiles_are_nearer_to_the_truth_than_float32():
     """Of trained weights and real inputs the error is at most torch's, and at most half of it in the median."""
     model = BertModel.from_pretrained(demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed"))
     linears = [part for part in model.encoder.modules() if isinstance(part, nn.Linear)]
-    inputs = {}
-    hooks = [each.register_forward_hook(lambda part, args, _: inputs.update({part: args[0][0]})) for each in linears]
-    model(torch.tensor([[101, 1037, 2158, 2003, 2652, 1996, 6108, 1012, 102]]))
+    inputs = {each: [] for each in linears}
+    hooks = [each.register_forward_hook(lambda part, args, _: inputs[part].append(args[0][0, :3])) for each in linears]
+    for word in range(2000, 18000, 1000):  # one text may be lucky in the sum that its largest neuron decides
+        model(torch.tensor([[101, word, word + 9, 1012, 102]]))
     for hook in hooks:
         hook.remove()
     shares = []
     for linear in linears:
-        truth = nn.functional.linear(inputs[linear].double(), linear.weight.double(), linear.bias.double())
-        shares.append(
-            rms_distance(by_parts(linear, inputs[linear]), truth) / rms_distance(linear(inputs[linear]), truth)
-        )
+        x = torch.cat(inputs[linear])
+        truth = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double())
+        shares.append(rms_distance(by_parts(linear, x), truth) / rms_distance(linear(x), truth))
     assert max(shares) < 1
     assert statistics.median(shares) < 0.5
 
