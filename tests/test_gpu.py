@@ -145,6 +145,27 @@ def test_an_optimised_model_says_where_it_is(model):
         optimize_for_inference(model.float().cuda(), backend="native")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_graphs_give_what_the_model_gives_and_wait_once(dtype, there):
+    """Sizes of one bucket share a graph; another stream and outputs of earlier calls are left alone."""
+    model = make(hidden_size=64, attn_implementation="auto").float().cuda().to(dtype)
+    quick = optimize_for_inference(model, backend="graphs")
+    real, allowed = there["attention_mask"].bool(), 2e-2 if dtype == torch.bfloat16 else 1e-5
+    wanted = model(**there).last_hidden_state[real]
+    first = quick(**there).last_hidden_state
+    with torch.cuda.stream(torch.cuda.Stream()):
+        other = quick(**{name: x.flip(0) for name, x in there.items()}).last_hidden_state
+    torch.cuda.synchronize()
+    assert_same(first[real], wanted, atol=allowed)
+    assert_same(other.flip(0)[real], wanted, atol=allowed)
+    assert len(quick.base_model.graphs.made) == 1
+    assert waits(lambda: quick(**there)) <= 1
+    del there["attention_mask"]
+    quick(**there)
+    assert waits(lambda: quick(**there)) == 0
+
+
 def test_weights_are_loaded_onto_the_gpu(tmp_path):
     make().save_pretrained(tmp_path)
     model = BertModel.from_pretrained(tmp_path, device="cuda")

@@ -7,6 +7,7 @@ import torch
 
 from bertlite.checkpoint.checks import DTYPES as WEIGHTS
 from bertlite.inference.bodies import optimize_bodies
+from bertlite.inference.graphs import use_graphs_
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.inference.readers import reader_of, warn_of
@@ -17,7 +18,8 @@ from bertlite.models.base import BertPreTrainedModel
 
 Thing = TypeVar("Thing")
 PLAIN = "plain"  # the backend that copies the model
-BACKENDS = ("auto", "native", PLAIN)
+GRAPHS = "graphs"  # the backend that replays CUDA graphs
+BACKENDS = ("auto", "native", GRAPHS, PLAIN)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
@@ -70,10 +72,11 @@ def optimize_for_inference(
             also int8; by default the model's own.  With int8 the matrices of the layers are 8-bit integers.  Their
             inputs are quantised at every call, by the smallest and largest number of each token.  Attention is
             bfloat16 and everything else float32.
-        backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "auto" on the CPU is
-            "native" too, if the kernels can run the model and are faster.  On a processor without a record the speed
-            is measured; int8 is always "native".  Otherwise "auto" is "plain", with one warning that gives the reason
-            and the way out (on a GPU without a warning).  "plain" is a copy of the model, in any float dtype.
+        backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "graphs" launches all
+            kernels of a GPU at once, from CUDA graphs that are recorded for sizes of batches as these come.  "auto" on
+            the CPU is "native", if the kernels can run the model and are faster.  On a processor without a record the
+            speed is measured; int8 is always "native".  Otherwise "auto" is "plain", with one warning that gives the
+            reason and the way out (on a GPU without a warning).  "plain" is a copy of the model, in any float dtype.
         verify: compare the outputs of the model, or the object that holds it, and of the copy for two random sequences
             of up to 72 tokens, one of them padded.  The allowed difference is rounding in this dtype, measured on the
             model itself.  If the object takes other inputs, its encoders are compared.
@@ -105,7 +108,7 @@ def optimize_for_inference(
     dtype = dtype or model.dtype
     for part in model.modules():
         refuse_optimised(type(model).__name__, part)
-    if reproducible and (backend == PLAIN or dtype not in (torch.float32, torch.int8)):
+    if reproducible and (backend in (GRAPHS, PLAIN) or dtype not in (torch.float32, torch.int8)):
         raise ValueError(f"{dtype} of backend {backend!r} is not reproducible: use float32 or int8 with 'native'")
     if backend == PLAIN:
         if dtype == torch.int8:
@@ -115,14 +118,31 @@ def optimize_for_inference(
         return InferenceModel(plain_copy(model, dtype), PLAIN, dtype, skip_padding)
     check_unaltered(model)
     check_dtype(dtype, model.device)
+    if backend == GRAPHS:
+        copied = plain_copy(model, dtype)
+        use_graphs_(copied)
+        return finished(model, copied, GRAPHS, dtype, skip_padding, verify)
     required = backend == "native" or dtype == torch.int8 or reproducible
     kernels = require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype)
-    copied = plain_copy(model, dtype) if kernels is None else native_copy(model, dtype, kernels)
+    if kernels is None:
+        return finished(model, plain_copy(model, dtype), PLAIN, dtype, skip_padding, verify)
+    return finished(model, native_copy(model, dtype, kernels), "native", dtype, skip_padding, verify)
+
+
+def finished(
+    model: BertPreTrainedModel,
+    copied: BertPreTrainedModel,
+    backend: str,
+    dtype: torch.dtype,
+    skip_padding: bool | None,
+    verify: bool,
+) -> InferenceModel:
+    """Return the optimised copy of a model; it computes padding that its head reads, and is compared if asked for."""
     reader = reader_of(model, model.base_model)
-    if kernels is not None and skip_padding is None and reader is not None:
+    if backend != PLAIN and skip_padding is None and reader is not None:
         skip_padding = False
-        warn_of(type(model).__name__, reader, stacklevel=2)
-    quick = InferenceModel(copied, PLAIN if kernels is None else "native", dtype, skip_padding)
+        warn_of(type(model).__name__, reader, stacklevel=3)
+    quick = InferenceModel(copied, backend, dtype, skip_padding)
     if verify:
         verify_model(model, quick)
     return quick

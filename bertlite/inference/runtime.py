@@ -58,7 +58,7 @@ class InferenceModel(nn.Module):
         if self.forks != Forks.count:
             torch.set_num_threads(1)
             self.forks = Forks.count
-        if self.backend == "native" and torch.compiler.is_compiling():
+        if self.backend in ("native", "graphs") and torch.compiler.is_compiling():
             return torch.compiler.disable(self.model.__call__)(*args, **kwargs)
         return self.model(*args, **kwargs)
 

@@ -21,6 +21,7 @@ from scripts.measure.speed.batches import ragged, works
 from scripts.measure.speed.bench import MODELS, suffix
 
 SHAPES = ("bert-base", "bert-large")
+SHORT = ("1 x 16", "8 x 128", "32 x 49 SST-2")  # batches that a GPU computes faster than Python launches them
 BUSY = 8192  # positions of a batch that keeps a GPU busy
 PARITY, SPEED, LIMITS = "parity-cuda", "speed-cuda", "limits-cuda"
 MEMORY = ("checkpointing-cuda-base", "checkpointing-cuda-large")
@@ -42,6 +43,7 @@ GOALS = {
     "parity": Goal("tensors that fail their claim of parity", 0, at_least=False),
     "packed": Goal("packed, times transformers sdpa", 0.9, by_fill=True),
     "full": Goal("full batches, times transformers compiled", 1.0),
+    "graphs": Goal("graphs, times transformers compiled with reduce-overhead", 2.0),
     "peak": Goal("share of the measured peak of bfloat16 matmuls", 0.55),
     "training": Goal("packed training, times transformers sdpa", 0.8, by_fill=True),
     "memory": Goal("checkpointing's peak over transformers'", 1.0, at_least=False),
@@ -89,10 +91,15 @@ def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterato
         for work in works("cuda"):
             positions, what = len(work.lengths) * work.width, f"{work.name}, {model}"
             seconds = sections.get(f"forward {work.name}{suffix(model, None)}", {}).get("seconds", {})
-            sdpa, packed, stock, compiled = (
+            sdpa, packed, graphs, stock, compiled, reduced = (
                 seconds.get(f"{name} bfloat16", {})
-                for name in ("bertlite sdpa", "bertlite packed", "transformers sdpa", "transformers compiled")
+                for name in (
+                    *("bertlite sdpa", "bertlite packed", "bertlite graphs"),
+                    *("transformers sdpa", "transformers compiled", "transformers reduce-overhead"),
+                )
             )
+            if model == "bert-base" and work.name in SHORT:
+                yield "graphs", SPEED, what, over(reduced, graphs), 1
             if positions >= BUSY and work.filled < 1:
                 yield "packed", SPEED, what, over(stock, packed), work.filled
             elif positions >= BUSY:

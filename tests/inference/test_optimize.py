@@ -80,7 +80,7 @@ def test_a_model_that_the_kernels_cannot_run_is_left_as_it_is(changes, reason):
 def test_requests_that_cannot_be_met(model):
     elsewhere = copy.deepcopy(model).to("meta")
     for dtype, backend, message in (
-        (torch.float32, "fast", "backend 'fast' is unknown; have: auto, native, plain"),
+        (torch.float32, "fast", "backend 'fast' is unknown; have: auto, native, graphs, plain"),
         (None, "auto", r"dtype torch.float64 is not among torch.float32"),
         (torch.float16, "auto", "float16 is for GPUs and the model is on the CPU; use dtype=torch.bfloat16 or"),
         (torch.float16, "native", "float16 is for GPUs"),

@@ -24,7 +24,8 @@ def planted(worse: float) -> dict[str, dict[str, Any]]:
         for work in works("cuda"):
             least = 2 * len(work.lengths) * macs(config, work.width) / PEAK / 0.55
             times = {"bertlite sdpa": least * worse, "transformers compiled": least, "transformers sdpa": 1.0}
-            times["bertlite packed"] = work.filled / 0.9 * worse
+            times |= {"bertlite packed": work.filled / 0.9 * worse, "bertlite graphs": worse}
+            times["transformers reduce-overhead"] = 2.0
             seconds = {f"{name} bfloat16": {"median": took} for name, took in times.items()}
             sections[f"forward {work.name}{suffix(model, None)}"] = {"seconds": seconds}
         ratios = {"transformers sdpa / bertlite packed": {"median": 0.8 / 0.48 / worse}}
@@ -52,7 +53,7 @@ def test_every_goal_is_met_at_its_bound_and_missed_beyond(worse: float, verdict:
     rows = [row for each in found.values() for row in each]
     assert {row["verdict"] for row in rows} == {verdict}
     assert {row["figure"] for row in rows} == {goal.figure for goal in GOALS.values()}
-    assert [len(found[name]) for name in RECORDS] == [1, 18, 6, 6, 3]
+    assert [len(found[name]) for name in RECORDS] == [1, 21, 6, 6, 3]
     texts = {row["of"]: row["goal"] for row in found[SPEED] if row["figure"] == GOALS["packed"].figure}
     assert texts["512 x 128 SST-2, bert-large"] == "at least 4.93", "0.9 over a fill of 0.183"
 

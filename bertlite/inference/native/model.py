@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bertlite.config import embeds_size
 from bertlite.inference.native.encoder import NativeEncoder
-from bertlite.inference.support import norm_fault
+from bertlite.inference.support import asks_for_more, norm_fault
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.structs import ACTIVATIONS, Batch, Ids, Kernels, Model
 from bertlite.stack.attention import PACKING
@@ -21,9 +21,6 @@ from bertlite.stack.layouts import Padded
 from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
-INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}
-# a forward with one of these arguments is left to BertBody, unless the argument asks for nothing
-RARE = INPUTS | {"use_cache", "output_attentions", "output_hidden_states"}
 NO_LIMIT = 2**62  # positions, if there is no table of them
 PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
 
@@ -111,7 +108,7 @@ class NativeBertModel(BertModel):
         """Run BERT; arguments and results are as for BertBody."""
         given = (input_ids, attention_mask, token_type_ids, position_ids)
         out = None
-        if others.keys() <= RARE and not self.asks_for_more(others) and self.is_plain(*given[:2]):
+        if not asks_for_more(self.config, others) and self.is_plain(*given[:2]):
             out = self.run_at_once(*given, cu_seqlens, first_token_only, return_encoded, skip_padding)
         if out is None:
             out = super().forward(
@@ -120,15 +117,6 @@ class NativeBertModel(BertModel):
             )  # fmt: skip
         as_dict = return_encoded or (self.config.return_dict if return_dict is None else return_dict)
         return output_or_tuple(out, as_dict)
-
-    def asks_for_more(self, others: dict[str, Any]) -> bool:
-        """Return whether a forward has inputs or returns outputs that one call of the kernels does not support."""
-        config = self.config
-        if config.output_attentions and others.get("output_attentions") is None:
-            return True
-        if config.output_hidden_states and others.get("output_hidden_states") is None:
-            return True
-        return any(x is not None and (x is not False or name in INPUTS) for name, x in others.items())
 
     def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether the kernels compute what the modules would, and no hook sees these."""

@@ -74,12 +74,14 @@ def forward_of(model: Callable[..., Any]) -> Forward:
     return forward
 
 
-def transformers_engine(attention: str, compiled: bool = False) -> Callable[[Path, str, str], Forward]:
-    """Return the builder of an engine of transformers."""
+def transformers_engine(
+    attention: str, compiled: bool = False, mode: str | None = None
+) -> Callable[[Path, str, str], Forward]:
+    """Return the builder of an engine of transformers; `mode` is of torch.compile."""
 
     def build(folder: Path, dtype: str, device: str) -> Forward:
         model = reference.load(folder, "BertModel", {}, getattr(torch, dtype), attention, device)
-        return forward_of(torch.compile(model) if compiled else model)
+        return forward_of(torch.compile(model, mode=mode) if compiled else model)
 
     return build
 
@@ -192,10 +194,18 @@ ENGINES = (
     Engine("transformers sdpa", transformers_engine("sdpa"), FLOATS, ("transformers",)),  # the baseline
     Engine("transformers eager", transformers_engine("eager"), ("float32",), ("transformers",)),
     Engine("transformers compiled", transformers_engine("sdpa", compiled=True), FLOATS, ("transformers",)),
+    Engine(
+        "transformers reduce-overhead",
+        transformers_engine("sdpa", compiled=True, mode="reduce-overhead"),
+        FLOATS,
+        ("transformers",),
+        ("cuda",),
+    ),
     Engine("onnxruntime", onnxruntime_engine, ("float32", "int8"), ("transformers", "onnx", "onnxruntime"), ("cpu",)),
     Engine("OpenVINO", openvino_engine, FLOATS, ("transformers", "openvino"), ("cpu",)),
     Engine("OpenVINO", openvino_engine, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),
     Engine("bertlite sdpa", bertlite_engine("sdpa"), FLOATS),
     Engine("bertlite packed", bertlite_engine("packed"), FLOATS),
     Engine("bertlite native", bertlite_engine("auto", "native"), ALL, devices=("cpu",)),
+    Engine("bertlite graphs", bertlite_engine("auto", "graphs"), FLOATS, devices=("cuda",)),
 )

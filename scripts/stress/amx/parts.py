@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "scripts.stress.amx.parts", *(sys.argv[1:] if argv is None else argv)]
             return subprocess.run(command, env={**os.environ, **emulated(Path(folder))}).returncode
-    found = {Path(each).name: measure(each) for each in args.checkpoints}
+    found = dict(map(measure, args.checkpoints))
     for name, kinds in found.items():
         for kind, ways in kinds.items():
             print(name, kind, *(f"{way} {x['median']:.2f} ({x['largest']:.2f})" for way, x in ways.items()), sep="  ")
@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @torch.inference_mode()
-def measure(checkpoint: str) -> dict[str, Any]:
-    """Return {kind of layer: {way: {median, largest}}}, of errors as shares of torch's."""
+def measure(checkpoint: str) -> tuple[str, dict[str, Any]]:
+    """Return the shape of a checkpoint and {kind of layer: {way: {median, largest}}}, shares of torch's errors."""
     model = BertModel.from_pretrained(checkpoint).float()
     tokenizer = BertTokenizer.from_pretrained(checkpoint)
     linears = {name: part for name, part in model.encoder.named_modules() if isinstance(part, nn.Linear)}
@@ -71,10 +71,11 @@ def measure(checkpoint: str) -> dict[str, Any]:
             ours = NativeLinear(part, torch.float32, kernels)(x)
             share = rms_distance(ours, truth) / rms_distance(nn.functional.linear(x, part.weight, part.bias), truth)
             shares.setdefault(kind, {}).setdefault(way, []).append(share)
-    return {
+    found = {
         kind: {way: {"median": statistics.median(x), "largest": max(x)} for way, x in ways.items()}
         for kind, ways in shares.items()
     }
+    return f"{model.config.num_hidden_layers} layers of {model.config.hidden_size}", found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,295 @@
+"""CUDA graphs: the kernels of a forward are recorded once, and then all launched by one call.
+
+A GPU computes a short text faster than Python launches the kernels.  A graph has fixed shapes, so inputs are copied to
+a bucket that is at most an eighth larger in tokens.  Padding is left out as by "packed", or computed if something
+reads it.
+
+Shapes:  B sequences · S positions · T tokens · D hidden
+"""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite.inference.support import asks_for_more
+from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.runtime.shapes import round_up
+from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements
+from bertlite.stack.body import has_hooks_within, output_or_tuple
+from bertlite.stack.inputs import values_readable
+from bertlite.stack.layouts import Packed, Padded
+from bertlite.stack.outputs import BertModelOutput, EncoderOutput
+
+BUCKETS, BYTES = 64, 2 * 2**30  # limits for the graphs of one model
+MOST_TOKENS = 16_000  # with more, launches take less time than the kernels
+WARM_UPS = 2  # forwards before a graph is recorded, which allocate and choose kernels
+
+
+class Bucket(NamedTuple):
+    """The shapes of a graph; its inputs are as large or smaller.
+
+    Args:
+        tokens: T without padding; None computes padding.
+        longest: the longest sequence, in tokens.
+    """
+
+    rows: int
+    length: int
+    tokens: int | None
+    longest: int
+
+
+def bucket_of(rows: int, length: int, tokens: int | None, longest: int, limit: int) -> Bucket:
+    """Return the bucket for inputs of these sizes: at most an eighth more tokens, or rows if padding is computed.
+
+    Args:
+        limit: the most positions that the model has, which no length exceeds.
+    """
+    if tokens is None:
+        length = min(round_up(length, 16), limit)
+        return Bucket(round_up_by_eighths(rows, 1), length, None, length)
+    longest = min(max(power_of_2(longest), 16), limit)
+    return Bucket(power_of_2(rows), min(round_up(length, 32), limit), round_up_by_eighths(tokens, 16), longest)
+
+
+def round_up_by_eighths(n: int, step: int) -> int:
+    """Round up to a multiple of an eighth of the largest power of two below, and of `step`."""
+    return round_up(n, max(step, power_of_2(n) // 16))
+
+
+def power_of_2(n: int) -> int:
+    return 1 << (max(n, 1) - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Slots(Packed):
+    """The layout of a bucket: sequences end where a tensor says, and some may be empty."""
+
+    ends: Tensor | None = None  # (B + 1,) int32
+
+    @property
+    def nonempty_ends(self) -> Tensor:
+        assert self.ends is not None
+        return self.ends
+
+
+class BucketGraph:
+    """One bucket's inputs, the outputs that a replay leaves there, and the replay."""
+
+    def __init__(self, model: "GraphedBertModel", bucket: Bucket) -> None:
+        shape = bucket.rows, bucket.length
+        self.ids, self.segments, self.mask = (
+            torch.zeros(shape, dtype=torch.long, device=model.device) for _ in range(3)
+        )
+        self.mask[:, 0] = 1  # while it is recorded
+        self.model, self.bucket = model, bucket
+        self.replay, self.out, self.bytes = record_forward(self.run)
+
+    def run(self) -> Tensor:
+        """Return the last hidden states of the inputs, (B, S, D)."""
+        model, tokens = self.model, self.bucket.tokens
+        if tokens is None or model.packed_backend is None:
+            out = BertModel.forward(model, self.ids, self.mask, self.segments, skip_padding=False, return_dict=True)
+            states: Tensor = out.last_hidden_state
+            return states
+        real = self.mask.ne(0)
+        slots = torch.where(real, real.flatten().cumsum(0).view_as(real) - 1, tokens).flatten()
+        ends = F.pad(real.sum(1).cumsum(0), (1, 0)).int()
+        packed = [
+            x.new_zeros(tokens + 1).scatter(0, slots, x.flatten())[:-1]
+            for x in (self.ids, self.segments, position_rows(self.ids, model.config))
+        ]
+        inputs = LayerContext(model.packed_backend, Slots((self.bucket.longest,), ends, (tokens,), ends=ends))
+        x, _ = model.encoder(model.embeddings(*packed), inputs=inputs)
+        return F.pad(x, (0, 0, 0, 1)).index_select(0, slots).view(*self.mask.shape, -1)
+
+    def __call__(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None) -> Tensor:
+        """Return the last hidden states, (B, S, D), in memory of their own."""
+        rows, length = ids.shape
+        self.mask.zero_()
+        for kept, given, default in ((self.ids, ids, 0), (self.mask, mask, 1), (self.segments, segments, 0)):
+            inside = kept[:rows, :length]
+            if given is None:
+                inside.fill_(default)
+            else:
+                inside.copy_(given)
+        self.replay()
+        return self.out[:rows, :length].clone()
+
+
+def position_rows(ids: Tensor, config: Any) -> Tensor:
+    """Return the position of each token, (B, S): from 0, or as in RoBERTa over tokens alone, -1 for padding."""
+    if not config.positions_skip_padding:
+        return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    real = ids.ne(-1 if config.pad_token_id is None else config.pad_token_id)
+    return (real.cumsum(-1) - 1).masked_fill(~real, -1)
+
+
+def record_forward(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor, int]:
+    """Record a forward; return the function that runs it again, its output and the bytes that it keeps."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.synchronize()
+    reserved = torch.cuda.memory_reserved()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        out = run()
+    return graph.replay, out, torch.cuda.memory_reserved() - reserved
+
+
+class Graphs:
+    """The graphs of one model, by bucket; the one unused for longest goes first."""
+
+    def __init__(self) -> None:
+        self.made: OrderedDict[Bucket, BucketGraph] = OrderedDict()
+        self.lock = RLock()  # a graph has one place for its inputs
+        self.done: Any = None  # the event after the last replay: on another stream the next one waits for it
+
+    def __reduce__(self) -> tuple[type["Graphs"], tuple[()]]:
+        return Graphs, ()  # a copy of a model records its own
+
+    def run(
+        self, model: "GraphedBertModel", bucket: Bucket, ids: Tensor, mask: Tensor | None, segments: Tensor | None
+    ) -> Tensor | None:
+        """Return the last hidden states, (B, S, D); None, with a warning, if there is no memory for the graph."""
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            stream = torch.cuda.current_stream() if model.device.type == "cuda" else None
+            if stream is not None and self.done is not None:
+                stream.wait_event(self.done)
+            try:
+                graph = self.made.get(bucket) or BucketGraph(model, bucket)
+            except torch.OutOfMemoryError:
+                self.drop(len(self.made))
+                text = (
+                    "there was no memory for a CUDA graph: this batch runs without one, and earlier graphs are dropped"
+                )
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                return None
+            self.made[bucket] = graph
+            self.made.move_to_end(bucket)
+            while len(self.made) > BUCKETS or (
+                len(self.made) > 1 and sum(x.bytes for x in self.made.values()) > BYTES
+            ):
+                self.drop(1)
+            states = graph(ids, mask, segments)
+            if stream is not None:
+                self.done = stream.record_event()
+            return states
+
+    def drop(self, count: int) -> None:
+        """Free so many graphs, those unused for longest, when the GPU has run them."""
+        if self.done is not None:
+            self.done.synchronize()
+        for _ in range(count):
+            self.made.popitem(last=False)
+
+
+class GraphedBertModel(BertModel):
+    """BertModel whose plain forward replays a graph; other forwards run as BertModel's."""
+
+    graphs: Graphs
+    packed_backend: Backend | None  # leaves padding out under graphs; None: padding is computed
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        first_token_only: bool = False,
+        return_dict: bool | None = None,
+        return_encoded: bool = False,
+        skip_padding: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """Run BERT; arguments and results are as for BertBody."""
+        ids, mask, segments = input_ids, attention_mask, token_type_ids
+        states = None
+        plain = position_ids is None and not asks_for_more(self.config, others) and self.is_plain(ids, mask, segments)
+        if ids is not None and plain:
+            states = self.replay(ids, mask, segments, skip_padding, first_token_only or not return_encoded)
+        if states is None:
+            return super().forward(
+                ids, mask, segments, position_ids, first_token_only=first_token_only, return_dict=return_dict,
+                return_encoded=return_encoded, skip_padding=skip_padding, **others,
+            )  # fmt: skip
+        rows, length = states.shape[:2]
+        states = states[:, :1] if first_token_only else states
+        parts = {"last_hidden_state": states, "pooler_output": None if self.pooler is None else self.pooler(states)}
+        if return_encoded:
+            return EncoderOutput(**parts, layout=Padded(rows, length, length, states.device))
+        return output_or_tuple(
+            BertModelOutput(**parts), self.config.return_dict if return_dict is None else return_dict
+        )
+
+    def is_plain(self, ids: Any, mask: Any, segments: Any) -> bool:
+        """Return whether a graph computes what the modules would, and no hook sees these."""
+        if not (isinstance(ids, Tensor) and ids.dim() == 2 and ids.numel() and values_readable(ids)):
+            return False
+        if ids.shape[1] > self.config.max_position_embeddings:
+            return False  # BertModel's error names it
+        beside = [x for x in (mask, segments) if x is not None]
+        fits = all(x.shape == ids.shape and not x.is_floating_point() and x.device == ids.device for x in beside)
+        name = self.attention_name()
+        return (
+            fits
+            and ids.device == self.device
+            and (name in ("auto", "sdpa") or name in PACKING)
+            and not torch.is_autocast_enabled(ids.device.type)
+            and not has_hooks_within(self)
+        )
+
+    def replay(
+        self, ids: Tensor, mask: Tensor | None, segments: Tensor | None, skips: bool | None, wants_rows: bool
+    ) -> Tensor | None:
+        """Return the last hidden states, (B, S, D), of a graph; None if there is none for so many tokens."""
+        rows, length = ids.shape
+        told = self.encoder.skip_padding
+        skips = (skips if told is None else told) is not False or self.attention_name() in PACKING
+        tokens: int | None = rows * length
+        longest = length
+        if not skips or not wants_rows or self.packed_backend is None:
+            tokens = None
+        elif mask is not None:  # the only wait for the GPU
+            begins, *lengths = torch.cat([mask[:, 0].ne(0).all()[None], mask.ne(0).sum(1)]).tolist()
+            tokens, longest = (sum(lengths), max(lengths)) if begins else (None, length)
+        if (rows * length if tokens is None else tokens) > MOST_TOKENS:
+            return None
+        bucket = bucket_of(rows, length, tokens, longest, self.config.max_position_embeddings)
+        return self.graphs.run(self, bucket, ids, mask, segments)
+
+
+def use_graphs_(model: BertPreTrainedModel) -> None:
+    """Let graphs run the body of a model that only runs.
+
+    Raises:
+        ValueError: graphs cannot run the model; the message names the reason.
+    """
+    body, config = model.base_model, model.config
+    if model.device.type != "cuda":
+        raise ValueError(f"CUDA graphs are for a GPU and the model is on {model.device}: use backend='auto'")
+    if type(body) is not BertModel or config.is_decoder:
+        raise ValueError(f"CUDA graphs run encoders, not {type(body).__name__}: use backend='plain'")
+    if config.position_embedding_type != "absolute":
+        raise ValueError(
+            f"CUDA graphs run absolute positions, not {config.position_embedding_type!r}: use backend='plain'"
+        )
+    needs = Requirements(
+        device=model.device.type, dtype=model.dtype, head_dim=config.hidden_size // config.num_attention_heads
+    )
+    varlen = BACKENDS["varlen"]
+    body.__class__ = GraphedBertModel
+    backend = None if varlen.missing is None or varlen.missing(needs) else varlen
+    vars(body).update(graphs=Graphs(), packed_backend=backend)
+    body.encoder.leaves_padding_out = backend is not None

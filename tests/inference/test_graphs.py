@@ -1,0 +1,223 @@
+"""bertlite/inference/graphs.py: buckets and their results; a CPU runs a forward where a GPU would replay a graph."""
+
+import copy
+import threading
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same, make, make_batch
+from torch import Tensor
+
+from bertlite import (
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    optimize_for_inference,
+    prune_heads,
+)
+from bertlite.inference import graphs
+from bertlite.inference.graphs import Bucket, GraphedBertModel, bucket_of, use_graphs_
+from bertlite.parity.command import demo_checkpoint
+from bertlite.stack.attention import Backend
+
+
+def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
+    """Compute attention of the sequences of a bucket; tokens that belong to none are nan, as on a GPU they may be."""
+    assert bias is None
+    assert not dropout
+    assert not first
+    out, ends = torch.full_like(q, torch.nan), layout.nonempty_ends.tolist()
+    for start, end in pairwise(ends):
+        assert end - start <= layout.keys
+        part = slice(start, end)
+        scores = torch.einsum("snh,knh->nsk", q[part], k[part]) * q.shape[-1] ** -0.5
+        out[part] = torch.einsum("nsk,knh->snh", scores.softmax(-1), v[part])
+    return out
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
+    """Let graphs be forwards that run again into the same memory; return the buckets that are recorded."""
+    found: list[Bucket] = []
+
+    def record(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor, int]:
+        found.append(run.__self__.bucket)  # type: ignore[attr-defined]
+        out = run()
+
+        def replay() -> None:
+            out.copy_(run())
+
+        return replay, out, out.nbytes
+
+    monkeypatch.setattr(graphs, "record_forward", record)
+    return found
+
+
+def use_(model: Any, packs: bool = True) -> Any:
+    """Let graphs run a model on the CPU."""
+    body = model.base_model
+    body.__class__ = GraphedBertModel
+    backend = Backend("by ends", by_ends, packs=True) if packs else None
+    vars(body).update(graphs=graphs.Graphs(), packed_backend=backend)
+    body.encoder.leaves_padding_out = packs
+    return model
+
+
+def graphed(model: Any, packs: bool = True) -> Any:
+    """Return a copy of a model that graphs run."""
+    return use_(copy.deepcopy(model).eval(), packs)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 31, 32, 33])
+@pytest.mark.parametrize("length", [1, 16, 17, 128, 441])
+def test_a_bucket_holds_its_inputs_and_wastes_little(rows: int, length: int) -> None:
+    for tokens in {rows, rows * length // 2 + 1, rows * length}:
+        found = bucket_of(rows, length, tokens, length, 512)
+        assert found.rows >= rows
+        assert found.length >= length
+        assert found.longest >= length
+        assert tokens <= found.tokens <= max(1.126 * tokens, tokens + 15)
+    padded = bucket_of(rows, length, None, length, 512)
+    assert rows <= padded.rows <= max(1.126 * rows, 1)
+    assert length <= padded.length < length + 16
+    assert bucket_of(1, 500, 500, 500, 500) == (1, 500, 512, 500)
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification, BertForTokenClassification])
+@pytest.mark.parametrize("packs", [True, False])
+@torch.no_grad()
+def test_a_graph_gives_what_the_model_gives(cls: Any, packs: bool, recorded: list[Bucket]) -> None:
+    model = prune_heads(make(cls), {0: range(4), 1: [2]})
+    quick = graphed(model, packs)
+    for batch in (make_batch(3, 11, lengths=(11, 7, 1)), make_batch(1, 5), make_batch(2, 11, 3, (4, 11))):
+        wanted, found = model(**batch), quick(**batch)
+        real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+        for name, x in wanted.items():
+            of_tokens = x.shape[:2] == real.shape
+            assert_same(found[name][real] if of_tokens else found[name], x[real] if of_tokens else x)
+    assert len(recorded) == 3
+    assert (recorded[0].tokens is not None) == (packs and cls is not BertForTokenClassification)
+
+
+@torch.no_grad()
+def test_outputs_share_no_memory_and_sizes_of_one_bucket_share_a_graph(recorded: list[Bucket]) -> None:
+    model = make()
+    quick = graphed(model)
+    batches = [make_batch(2, 11, seed, (11, length)) for seed, length in enumerate((7, 6, 11))]
+    found = [quick(**batch).last_hidden_state for batch in batches]
+    for batch, states in zip(batches, found, strict=True):
+        real = batch["attention_mask"].bool()
+        assert_same(states[real], model(**batch).last_hidden_state[real])
+        assert not states[~real].any()
+    assert len(recorded) == 1
+    without_mask = {name: x for name, x in batches[0].items() if name != "attention_mask"}
+    assert_same(quick(**without_mask).last_hidden_state, model(**without_mask).last_hidden_state)
+
+
+@torch.no_grad()
+def test_positions_that_skip_padding(recorded: list[Bucket]) -> None:
+    model = make(positions_skip_padding=True, pad_token_id=1)
+    batch = make_batch(2, 11, lengths=(11, 6))
+    batch["input_ids"] = batch["input_ids"].clamp(min=2).masked_fill(batch["attention_mask"] == 0, 1)
+    real = batch["attention_mask"].bool()
+    found = graphed(model)(**batch).last_hidden_state
+    assert_same(found[real], model(**batch).last_hidden_state[real])
+    assert recorded
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"output_attentions": True},
+        {"output_hidden_states": True},
+        {"position_ids": torch.arange(11).flip(0)},
+        {"head_mask": torch.tensor([1.0, 0, 1, 0], dtype=torch.float64)},
+        {"attention_mask": torch.ones(2, 1, 11, 11, dtype=torch.bool)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+@torch.no_grad()
+def test_rare_inputs_run_without_a_graph(change: dict[str, Any], recorded: list[Bucket]) -> None:
+    model, batch = make(attn_implementation="auto"), {**make_batch(), **change}
+    assert_same(dict(graphed(model, False)(**batch)), dict(model(**batch)))
+    assert not recorded
+
+
+@torch.no_grad()
+def test_left_padding_is_computed(recorded: list[Bucket]) -> None:
+    model, batch = make(), make_batch(2, 11, lengths=(11, 6))
+    batch["attention_mask"] = batch["attention_mask"].flip(1)
+    assert_same(dict(graphed(model)(**batch)), dict(model(**batch)))
+    assert [each.tokens for each in recorded] == [None]
+
+
+@torch.no_grad()
+def test_the_graph_unused_for_longest_goes(recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "BUCKETS", 2)
+    quick = graphed(make(max_position_embeddings=128))
+    for length in (5, 40, 5, 70, 5, 40):
+        quick(**make_batch(1, length))
+    assert [each.length for each in recorded] == [32, 64, 96, 64]
+    monkeypatch.setattr(graphs, "BYTES", 1)
+    quick(**make_batch(1, 70))
+    assert [each.length for each in quick.graphs.made] == [96]
+
+
+@torch.no_grad()
+def test_threads_wait_for_each_other(recorded: list[Bucket]) -> None:
+    model = make()
+    quick, batches = graphed(model), [make_batch(2, 11, seed) for seed in range(8)]
+    found: dict[int, Tensor] = {}
+
+    def run(i: int) -> None:
+        with torch.no_grad():
+            found[i] = quick(**batches[i]).last_hidden_state
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, batch in enumerate(batches):
+        real = batch["attention_mask"].bool()
+        assert_same(found[i][real], model(**batch).last_hidden_state[real])
+    assert len(recorded) == 1
+
+
+@torch.no_grad()
+def test_without_memory_a_batch_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: Any) -> Any:
+        raise torch.OutOfMemoryError("none")
+
+    monkeypatch.setattr(graphs, "record_forward", fail)
+    model, batch = make(), make_batch()
+    with pytest.warns(RuntimeWarning, match="no memory for a CUDA graph"):
+        found = graphed(model, packs=False)(**batch)
+    assert_same(dict(found), dict(model(**batch)))
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_an_encoder_inside_sentence_transformers(
+    packs: bool, recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    monkeypatch.setattr("bertlite.inference.optimize.use_graphs_", partial(use_, packs=packs))
+    quick = optimize_for_inference(model, backend="graphs")
+    texts = ["a", "Time flies like an arrow.", "a book of the weather " * 9]
+    assert_same(torch.tensor(quick.encode(texts)), torch.tensor(model.encode(texts)), atol=1e-6)
+    assert recorded
+
+
+def test_what_graphs_cannot_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="for a GPU and the model is on cpu: use backend='auto'"):
+        optimize_for_inference(make().float(), backend="graphs")
+    there = make(position_embedding_type="relative_key").to("meta")
+    there.base_model.__class__ = type("OnGpu", (BertModel,), {"device": torch.device("cuda")})
+    with pytest.raises(ValueError, match="run encoders, not OnGpu: use backend='plain'"):
+        use_graphs_(there)
