@@ -57,8 +57,8 @@ def main(args: argparse.Namespace) -> int:
 
 def data_source(options: Mapping[str, Any], name: str) -> DataSource:
     """Return the source of the examples --train or --dev, by its name, of a command's options."""
-    columns = (options[each] for each in ("text", "label", "columns", "classes"))
-    return DataSource(options[name], *columns, options[f"{name}_split"])
+    read = {each: options[each] for each in ("text", "label", "columns", "classes")}
+    return DataSource(options[name], split=options[f"{name}_split"], **read)
 
 
 # Fine-tuning ---------------------------------------------------------------------------------------------------------
@@ -66,11 +66,11 @@ def data_source(options: Mapping[str, Any], name: str) -> DataSource:
 
 def main_finetune(args: argparse.Namespace) -> int:
     """Train a checkpoint on a task, and print how good it became."""
-    data = (data_source(vars(args), name) for name in ("train", "dev"))
+    train, dev = (data_source(vars(args), name) for name in ("train", "dev"))
     names = ("task", "num_labels", "max_length", "train_examples", "device")
     options = {name: getattr(args, name) for name in names}
     recipe = from_options(Recipe, vars(args))
-    record = finetune(args.checkpoint, *data, args.folder, recipe=recipe, progress=True, **options)
+    record = finetune(args.checkpoint, train, dev, args.folder, recipe=recipe, progress=True, **options)
     if not record["runs"]:
         return 0  # another process writes
     [facts] = record["runs"]
@@ -132,17 +132,17 @@ def finetune(
         return record_of("finetune", [])
     read = {"task": task, "max_length": tokenizer.model_max_length, "checkpoint": checkpoint}
     hashes, before = {"train": examples.sha256, "dev": held_out.sha256}, {"before": model_sha256(model)}
-    facts = {"data": hashes, "model": before, "device": device, "kept": (STATE, METRICS)}
+    facts: dict[str, Any] = {"data": hashes, "model": before, "device": device, "kept": (STATE, METRICS)}
     config = {"recipe": asdict(recipe), **read}
     with lock_folder(folder), Run("finetune", config, folder=folder, seed=recipe.seed, **facts) as run:
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
         describe = partial(describe_metrics, model, judged, kind, held_out.name) if progress else None
-        options = {"log": run.log, "describe": describe, "device": device, "progress": progress, "state": state}
-        finetune_(model, data, kind, recipe, **options)
+        shown: dict[str, Any] = {"log": run.log, "describe": describe, "progress": progress}
+        finetune_(model, data, kind, recipe, device=device, state=state, **shown)
         run.results["sha256"] = model_sha256(model)
         how = [f"It was fine-tuned on {examples.name} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
-        made = {"source": checkpoint, "how": how, "class_names": class_names(model.config)}
+        made: dict[str, Any] = {"source": checkpoint, "how": how, "class_names": class_names(model.config)}
         finish_run(run, model, judged, kind, data_name=held_out.name, **made)
         shutil.rmtree(state, ignore_errors=True)
     return record_of("finetune", read_runs(folder))
@@ -274,7 +274,7 @@ def prune_compare(
         FileNotFoundError: there is no such folder.
         ValueError: there are no runs, or they have several tasks, data sets or lengths.
     """
-    runs = [run for each in folders for run in read_runs(each, name="prune")]
+    runs = [run for each in folders for run in read_runs(fspath(each), name="prune")]
     rows = summarise(runs, against, metric)
     task = task_of(runs)
     headline = task.metric(metric)

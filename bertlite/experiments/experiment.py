@@ -352,20 +352,21 @@ def prune_run(
         BlockingIOError: another process is writing to the folder.
         DivergedError: all cells diverged.
     """
+    root = Path(folder).expanduser()
     for cell in cells:
         experiment.check(cell)
-    before = sum(run_is_finished(experiment.folder(cell, folder)) for cell in cells)
+    before = sum(run_is_finished(experiment.folder(cell, root)) for cell in cells)
     with (
-        lock_folder(Path(folder)),
+        lock_folder(root),
         Progress(len(cells), "cells", what="run", done=before, shown=progress) as bar,
     ):
         runs: list[Record] = []
         for cell in cells:
-            known = run_is_finished(experiment.folder(cell, folder))
+            known = run_is_finished(experiment.folder(cell, root))
             try:
-                runs += read_runs(experiment.run(cell, folder, save_model=save_model))
+                runs += read_runs(experiment.run(cell, root, save_model=save_model))
             except DivergedError as error:
-                warnings.warn(f"{experiment.folder(cell, folder).name} failed and is left out: {error}", stacklevel=2)
+                warnings.warn(f"{experiment.folder(cell, root).name} failed and is left out: {error}", stacklevel=2)
             bar.advance(0 if known else 1)
     if not runs:
         raise DivergedError(f"all {len(cells)} runs diverged: give a smaller --lr")

@@ -1155,6 +1155,40 @@ def dense_of(world):
     return bertlite.BertForSequenceClassification.from_pretrained(world / "model")
 
 
+def test_from_python_all_is_as_by_the_commands(world, tmp_path, capsys):
+    """The same records and weights; and nothing is printed."""
+
+    def command(*words):
+        assert main(["prune", *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    data = [*data_arguments(world)[1:]]
+    one, other = tmp_path / "command", tmp_path / "python"
+    ways = ["--criteria", "michel", "--fractions", "0.5", "--calibration", "11"]
+    wanted = [
+        command("finetune", str(world / "model"), *data, "--epochs", "1", "--out", str(one / "dense")),
+        command("run", str(one / "dense/model"), *data, *ways, "--out", str(one / "runs")),
+        command("compare", str(one / "runs"), "--against", "dense"),
+    ]
+    files = [world / f"{name}.tsv" for name in ("train", "dev")]
+    sources = [DataSource(str(path)) for path in files]
+    found = [bertlite.finetune(world / "model", *files, other / "dense", recipe=Recipe(epochs=1))]
+    setting = Setting(str(other / "dense/model"), "classification", *sources, calibration=11)
+    found.append(bertlite.prune_run(Experiment(setting), grid(["michel"], [0.5]), other / "runs"))
+    found.append(bertlite.prune_compare([other / "runs"], against="dense"))
+    assert capsys.readouterr().out == ""
+    for name in ("data", "model", "results"):
+        assert [run[name] for each in found[:2] for run in each["runs"]] == [
+            run[name] for each in wanted[:2] for run in each["runs"]
+        ]
+    assert found[2]["rows"] == wanted[2]["rows"]
+    assert [{*each} for each in found] == [{*each} for each in wanted]
+    first, second = (folder / "dense/model/model.safetensors" for folder in (one, other))
+    assert first.read_bytes() == second.read_bytes()
+    with pytest.raises(ValueError, match="there is no task 'sorting'; have: classification"):
+        bertlite.finetune(world / "model", *files, other / "no", task="sorting")
+
+
 def test_the_plan_of_the_figures_is_made_of_commands(tmp_path):
     """`scripts/make/pruning_figures` with a python that only prints what it is given."""
     from bertlite.cli import parser

@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -175,7 +175,7 @@ class Job:
             fit = with_tokens(fit, TOKENS_OF_INPUT * config.intermediate_size, self.tokenizer, longest)
         batches, self.judged = (batches_of(each, self.tokenizer, self.model, longest) for each in (fit, held_out))
         warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), self.model.config)
-        self.search = partial(
+        self.search: Callable[..., Search] = partial(
             Search,
             self.model,
             batches,

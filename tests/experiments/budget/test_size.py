@@ -9,7 +9,14 @@ import pytest
 import torch
 from conftest import make
 
-from bertlite import BertForMaskedLM, BertForSequenceClassification, BertTokenizer, prune_heads, prune_neurons
+from bertlite import (
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertTokenizer,
+    prune_heads,
+    prune_neurons,
+    prune_vocabulary_of,
+)
 from bertlite.cli import main
 from bertlite.experiments.budget import search
 from bertlite.experiments.budget.target import Target, UnitCosts
@@ -67,6 +74,20 @@ def test_a_vocabulary_is_pruned_by_a_command(cls: Any, world: Path, tmp_path: Pa
     transformers = pytest.importorskip("transformers")
     stock = transformers.AutoTokenizer.from_pretrained(out)
     assert stock("the rare film")["input_ids"] == tokenizers[1].encode("the rare film")
+
+
+def test_from_python_a_vocabulary_is_pruned_as_by_the_command(world: Path, tmp_path: Path, capsys: Any) -> None:
+    wanted = prune(world, tmp_path / "command", "vocabulary", "--dev", str(world / "dev.txt"))
+    capsys.readouterr()
+    texts, dev = ((world / f"{name}.txt").read_text(encoding="utf-8").splitlines() for name in ("texts", "dev"))
+    found = prune_vocabulary_of(world / "BertForSequenceClassification", texts, tmp_path / "python", dev=dev)
+    assert capsys.readouterr().out == ""
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "command" / name).read_bytes(), name
+    assert {*found} < {*wanted}
+    assert (found["texts"]["sha256"], found["texts"]["of"]) == (wanted["texts"]["sha256"], "those given")
+    names = ("tokens", "changed", "kl", "bytes")
+    assert [found["vocabulary"][name] for name in names] == [wanted["vocabulary"][name] for name in names]
 
 
 def test_without_dev_texts_are_held_out_and_more_tokens_change_fewer(world: Path, tmp_path: Path, capsys: Any) -> None:
