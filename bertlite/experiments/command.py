@@ -27,21 +27,10 @@ from bertlite.experiments.compare import (
     summarise,
     task_of,
 )
-from bertlite.experiments.data import (
-    DataSource,
-    EncodedExamples,
-    Examples,
-    read_examples,
-)
+from bertlite.experiments.data import DataSource, EncodedExamples, Examples, read_examples
 from bertlite.experiments.evaluate import Task, metrics_of, predict
 from bertlite.experiments.experiment import Experiment, Setting, grid, prune_run, task_named
-from bertlite.experiments.files import (
-    class_names,
-    labels,
-    model_sha256,
-    outputs,
-    record_of,
-)
+from bertlite.experiments.files import class_names, labels, model_sha256, outputs, record_of
 from bertlite.experiments.finetune import STATE, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.settings import Recipe, from_options
 from bertlite.experiments.ship import MODEL, finish_run
@@ -130,10 +119,10 @@ def finetune(
     if not is_main_process(device):
         finetune_(model, data, kind, recipe, device=device, state=folder / STATE)
         return record_of("finetune", [])
-    read = {"task": task, "max_length": tokenizer.model_max_length, "checkpoint": checkpoint}
+    length = tokenizer.model_max_length
+    config = {"recipe": asdict(recipe), "task": task, "max_length": length, "checkpoint": checkpoint}
     hashes, before = {"train": examples.sha256, "dev": held_out.sha256}, {"before": model_sha256(model)}
     facts: dict[str, Any] = {"data": hashes, "model": before, "device": device, "kept": (STATE, METRICS)}
-    config = {"recipe": asdict(recipe), **read}
     with lock_folder(folder), Run("finetune", config, folder=folder, seed=recipe.seed, **facts) as run:
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
@@ -142,8 +131,7 @@ def finetune(
         finetune_(model, data, kind, recipe, device=device, state=state, **shown)
         run.results["sha256"] = model_sha256(model)
         how = [f"It was fine-tuned on {examples.name} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
-        made: dict[str, Any] = {"source": checkpoint, "how": how, "class_names": class_names(model.config)}
-        finish_run(run, model, judged, kind, data_name=held_out.name, **made)
+        finish_run(run, model, judged, kind, data_name=held_out.name, source=checkpoint, how=how)
         shutil.rmtree(state, ignore_errors=True)
     return record_of("finetune", read_runs(folder))
 

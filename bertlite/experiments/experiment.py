@@ -20,12 +20,7 @@ import torch
 from torch import Tensor
 
 from bertlite import prune_heads
-from bertlite.experiments.data import (
-    DataSource,
-    EncodedExamples,
-    batch_indices,
-    read_examples,
-)
+from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples
 from bertlite.experiments.evaluate import TASKS, Task, predict
 from bertlite.experiments.files import (
     MASKS,

@@ -66,7 +66,10 @@ class PruneSettings:
     lose_at_most: float | None = field(default=None, metadata={DETERMINES: NOTHING})
 
     def __post_init__(self) -> None:
-        for name, known in (("labels_for", LABELS_FOR), ("allocate", (*WAYS, "bytes"))):
+        for name in ("text", "columns"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give a tuple of names of columns")
+        for name, known in (("labels_for", LABELS_FOR), ("allocate", WAYS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(known)}")
         for name in ("max_length", "calibration", "batch_size"):

@@ -231,8 +231,7 @@ class Job:
 
     def determining(self, target: Target, allocate: str) -> dict[str, Any]:
         """Return all that determines the result for a target."""
-        settings = replace(self.settings, allocate=allocate)
-        return {**settings.determining(), **self.inputs, "target": target.text}
+        return {**self.settings.determining(), **self.inputs, "allocate": allocate, "target": target.text}
 
     def limit(self, lost: dict[str, Any]) -> dict[str, Any]:
         """Return the most that a model should lose, and whether it loses too much for the exit status.

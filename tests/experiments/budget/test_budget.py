@@ -982,6 +982,7 @@ def test_every_option_that_shapes_a_result_is_a_setting() -> None:
         ({"allocate": "time"}, "allocate is 'time'; give one of auto, latency, macs"),
         ({"labels_for": "judgin"}, "labels_for is 'judgin'; give one of all, judging"),
         ({"batch_size": 0}, "batch_size is 0; give 1 or more"),
+        ({"text": "review"}, "text is 'review'; give a tuple of names of columns"),
     ],
 )
 def test_a_setting_of_no_meaning_is_refused(given: dict[str, Any], message: str) -> None:
