@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bertlite.cli import main as bertlite
+from bertlite import PruneSettings, prune_to
 from bertlite.cli.parts import FOLDER, RECORD, number, paths
 from bertlite.embed import Embedder
 from bertlite.experiments.compare import comparison
@@ -47,10 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [row for source in SOURCES for row in random.Random(0).sample([*source(args.data, "train")], EACH)]
     texts = {" ".join(first.split()): None for first, *_ in rows}
     (folder / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
-    words = ["prune", "to", *TARGETS, args.checkpoint, f"--texts={folder / 'texts.txt'}", "--max-length=64"]
-    words.append(f"--keep={folder / 'curves'}")
-    bertlite([*words, f"--out={folder / 'pruned'}"])
-    bertlite([*words, f"--out={folder / 'distilled'}", f"--distil={args.minutes}"])
+    for stage, minutes in (("pruned", None), ("distilled", args.minutes)):
+        settings, inputs = PruneSettings(max_length=64, distil=minutes), (TARGETS, folder / "texts.txt")
+        prune_to(args.checkpoint, *inputs, folder / stage, settings=settings, keep=folder / "curves", progress=True)
     dense = judged(args.checkpoint, args.data)
     found = [{"target": None, **{name: {"score": score(each)} for name, each in dense.items()}}]
     for place in (folder / stage / target for target in TARGETS for stage in ("pruned", "distilled")):

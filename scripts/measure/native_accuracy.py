@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite import optimize_for_inference
+from bertlite import finetune, optimize_for_inference
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.cli import main as bertlite
 from bertlite.cli.parts import FOLDER, RECORD, names_of, paths
 from bertlite.experiments.data import DataSource, read_examples
 from bertlite.experiments.evaluate import TASKS, Task, labelled, predict
 from bertlite.experiments.evaluate_command import kept_results
+from bertlite.experiments.settings import Recipe
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.shipping.original import same_labels, spearman
@@ -42,7 +42,7 @@ MAX_LENGTH = 128
 SIMILARITY = "similarity"
 NEWS, ARTICLES = "agnews", 1000
 CHOSEN = ("sst2", "trec", "sick", *tasks.TAGGED, SIMILARITY, "stsb")
-RECIPE = {"epochs": 2, "lr": 1e-4, "train-examples": 1000}
+RECIPE: dict[str, Any] = {"epochs": 2, "lr": 1e-4, "train-examples": 1000}
 TAGGED = {"train-examples": 2000}  # of tagged words, most of which are outside entities
 
 
@@ -84,11 +84,11 @@ def prepared(name: str, data: Path, folder: Path, demo: str) -> tuple[Task, str,
     kind = "tokens" if name in tasks.TAGGED else "regression" if made.outputs == 1 else "classification"
     texts, model = ("a", "b") if made.pairs else ("a",), folder / name / "model"
     if not model.exists():
-        recipe = RECIPE | (TAGGED if kind == "tokens" else {})
-        given = {**files, **recipe, "text": ",".join(texts), "task": kind, "out": folder / name}
-        words = [word for option, value in given.items() for word in (f"--{option}", str(value))]
-        if bertlite(["prune", "finetune", demo, *words]):
-            sys.exit(f"MiniLM cannot be fine-tuned on {name}")
+        examples = (TAGGED if kind == "tokens" else RECIPE)["train-examples"]
+        recipe = Recipe(epochs=RECIPE["epochs"], lr=RECIPE["lr"])
+        train, dev = (DataSource(str(files[part]), texts) for part in ("train", "dev"))
+        options: dict[str, Any] = {"task": kind, "train_examples": examples, "recipe": recipe}
+        finetune(demo, train, dev, folder / name, progress=True, **options)
     return TASKS[kind], str(model), DataSource(str(files["dev"]), texts)
 
 
