@@ -120,7 +120,7 @@ def evaluate(
     name, kind = fspath(checkpoint), task_of_checkpoint(fspath(checkpoint), task)
     kind.metric(metric)  # before any work
     source = data if isinstance(data, DataSource) else DataSource(fspath(data))
-    where = {"max_length": max_length, "device": device}
+    where: dict[str, Any] = {"max_length": max_length, "device": device}
     dev, ours, optimised = predict_examples(name, kind, source, dtype=dtype, backend=backend, **where)
     metric = kind.metric(metric, ours.outputs.shape[-1])
     record: dict[str, Any] = {

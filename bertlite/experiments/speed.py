@@ -14,11 +14,9 @@ import torch
 
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
-from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.holders import modules_of
-from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept
 from bertlite.support.progress import Progress, count_of
 from bertlite.support.records import environment, quartiles, version_of
@@ -77,7 +75,7 @@ def measure_speed(
     labels = [str(config.id2label[i]) for i in sorted(config.id2label)]
     original = Original.load(fspath(checkpoint), kind, longest, labels, device)
     models = {original.library: original}
-    for name in DTYPES[torch.device(device).type] if dtype is None else (dtype_name(parse_compute_dtype(dtype)),):
+    for name in DTYPES[torch.device(device).type] if dtype is None else (str(dtype).removeprefix("torch."),):
         quick = optimize_for_inference(original.model, dtype=name, backend=backend or "auto")
         models[name] = replace(original, model=quick)
     timed, others, one = split_texts(original, texts)

@@ -85,6 +85,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "embed": speed.embed,
     "batches": speed.batches,
     "nativeaccuracy": speed.native_accuracy,
+    "neighbours": speed.neighbours,
     "criteria": library.criteria,
     "commands": library.commands,
     "oneshot": partial(pruning.pruning, "sst2"),
