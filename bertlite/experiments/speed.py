@@ -59,12 +59,13 @@ def measure_speed(
         The record: for the library and each dtype the milliseconds a text and the texts a second, one by one and in
         batches of 32, with quartiles over rounds; the speed as a multiple of the library's, a ratio in each round;
         and "kept", of the library's results for other texts: cosines and nearest neighbours of vectors, the rank
-        correlation of scores, or the share of texts with the same label or labels.
+        correlation of scores, or the share of texts with the same label or labels.  "left_out" has the dtypes that
+        cannot run here, with the reason.
 
     Raises:
         ModuleNotFoundError: the library is not installed.
-        RuntimeError: int8 is measured, and its kernels cannot be compiled.
-        ValueError: there are too few texts, or the checkpoint has no results for texts.
+        RuntimeError, TypeError: the dtype, or each of them, cannot run, as `optimize_for_inference` says.
+        ValueError: the same; or there are too few texts, or the checkpoint has no results for texts.
     """
     if len(texts) < FEWEST_TEXTS:
         raise ValueError(f"there are {len(texts)} texts; {FEWEST_TEXTS} or more are needed, better a thousand")
@@ -74,10 +75,7 @@ def measure_speed(
     longest = min(filter(None, (max_length, longest_text(tokenizer, config))))
     labels = [str(config.id2label[i]) for i in sorted(config.id2label)]
     original = Original.load(fspath(checkpoint), kind, longest, labels, device)
-    models = {original.library: original}
-    for name in DTYPES[torch.device(device).type] if dtype is None else (str(dtype).removeprefix("torch."),):
-        quick = optimize_for_inference(original.model, dtype=name, backend=backend or "auto")
-        models[name] = replace(original, model=quick)
+    models, left_out = optimised(original, dtype, backend, device)
     timed, others, one = split_texts(original, texts)
     with Progress(None, "", what="evaluate", shown=progress) as bar:
         batches = {size: time_batches(models, timed, size, one, device, bar) for size in BATCHES}
@@ -98,8 +96,30 @@ def measure_speed(
         "library": {"name": original.library, "version": version_of(original.library)},
         "texts": {"timed": len(timed), "judged": len(others), "tokens": sum(lengths) / len(lengths)},
         "rows": rows,
+        "left_out": left_out,
         "environment": environment(device),
     }
+
+
+def optimised(
+    original: Original, dtype: torch.dtype | str | None, backend: str | None, device: str
+) -> tuple[dict[str, Original], dict[str, str]]:
+    """Return the models to compare by name, the library's first, and of each dtype that cannot run the reason.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: the named dtype, or none, can run.
+    """
+    models, left_out = {original.library: original}, dict[str, str]()
+    names = DTYPES[torch.device(device).type] if dtype is None else (str(dtype).removeprefix("torch."),)
+    for name in names:
+        try:
+            quick = optimize_for_inference(original.model, dtype=name, backend=backend or "auto")
+            models[name] = replace(original, model=quick)
+        except (RuntimeError, TypeError, ValueError) as error:
+            left_out[name] = str(error)
+            if len(left_out) == len(names):
+                raise
+    return models, left_out
 
 
 def split_texts(original: Original, texts: Sequence[Any]) -> tuple[list[Any], list[Any], float]:
@@ -171,6 +191,7 @@ def describe_speed(record: dict[str, Any]) -> Iterator[str]:
             times, rate = found["milliseconds"]["median"], found["texts_per_second"]["median"]
             faster = "" if row["backend"] is None else with_spread(found["speedup"])
             yield f"{name:{width}}  {times:9.2f}  {rate:14.1f}  {faster}".rstrip()
+    yield from (f"{name} is left out: {reason}" for name, reason in record["left_out"].items())
     kept = {name: row["kept"] for name, row in record["rows"].items() if row["kept"]}
     yield f"\nof the results for {texts['judged']} other texts is kept"
     yield " " * width + "".join(f"  {what}" for what in next(iter(kept.values())))

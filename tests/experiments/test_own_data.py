@@ -98,6 +98,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     checkpoint = blocks.given(folder)["checkpoint"]
     with pytest.MonkeyPatch.context() as patch, blocks.hub(checkpoint, folder), chdir(folder):
         patch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+        patch.setattr("bertlite.experiments.speed.TIMING", 0.1)
         for command in COMMANDS:
             words = shlex.split(command)
             if words[0] == "export" and not all(map(find_spec, PACKAGES)):

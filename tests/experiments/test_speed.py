@@ -14,7 +14,7 @@ from natively import native
 pytest.importorskip("sentence_transformers")
 
 import bertlite
-from bertlite import BertConfig, measure_speed, prune_heads
+from bertlite import BertConfig, measure_speed, optimize_for_inference, prune_heads
 from bertlite.cli import main
 from bertlite.experiments import speed
 from bertlite.shipping.folder import write_model
@@ -94,6 +94,22 @@ def test_texts_that_are_judged_are_not_those_that_are_timed() -> None:
     assert {*timed, *others} == {*zip(texts(), (*texts()[1:], texts()[0]), strict=True)}, "each with the next"
     assert len(calls) == 16
     assert one > 0
+
+
+def test_a_dtype_that_cannot_run_is_left_out_with_the_reason(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_int8(model: Any, *, dtype: str, **options: Any) -> Any:
+        if dtype == "int8":
+            raise RuntimeError("there is no compiler")
+        return optimize_for_inference(model, dtype=dtype, **options)
+
+    save("BertModel")
+    monkeypatch.setattr(speed, "optimize_for_inference", without_int8)
+    found = measure_speed("model", texts())
+    assert [*found["rows"]] == ["sentence-transformers", "float32", "bfloat16"]
+    assert found["left_out"] == {"int8": "there is no compiler"}
+    assert "int8 is left out: there is no compiler" in [*speed.describe_speed(found)]
+    with pytest.raises(RuntimeError, match="there is no compiler"):
+        measure_speed("model", texts(), dtype="int8")
 
 
 def test_the_command_prints_a_table_or_the_record(save: Any, capsys: pytest.CaptureFixture[str]) -> None:
