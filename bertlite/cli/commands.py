@@ -138,7 +138,7 @@ sentence-transformers, and every dtype of optimize_for_inference, and reports ho
     text = "compare with this checkpoint, which has the same task and runs as it is (default: none)"
     action.add_argument("--against", metavar="CHECKPOINT", help=text)
     add_metric(action)
-    text = "run by optimize_for_inference in this dtype, such as int8, and count the results kept (default: as it is)"
+    text = "run CHECKPOINT by optimize_for_inference in this dtype, such as int8, and compare (default: as it is)"
     action.add_argument("--dtype", metavar="NAME", help=text)
     action.add_argument("--backend", metavar="NAME", help="a backend of optimize_for_inference (default: auto)")
     group = action.add_argument_group("speed, in place of --dev")

@@ -131,8 +131,10 @@ def what_is_kept(kind: str, found: Any, wanted: Any) -> dict[str, float]:
     Neighbours are those with the largest cosine, and are counted from 50 texts on, among the first 2,000.
     """
     if kind == "tagger":
-        same = [a == b for a, b in zip(spans(found), spans(wanted), strict=True)]
-        return {"texts with the same labels": float(np.mean(same))}
+        each = [(set(a), set(b)) for a, b in zip(spans(found), spans(wanted), strict=True)]
+        both, all_spans = sum(len(a & b) for a, b in each), sum(len(a) + len(b) for a, b in each)
+        same = {"texts with the same labels": float(np.mean([a == b for a, b in each]))}
+        return same | ({"spans in both, as F1": 2 * both / all_spans} if all_spans else {})
     if kind == "classifier":
         return {"texts with the same label": same_labels(found, wanted)}
     if kind == "cross-encoder":

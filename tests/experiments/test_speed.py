@@ -7,17 +7,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import blocks
+import numpy as np
 import pytest
+import torch
 from conftest import SIZES, randomise_
 from natively import native
 
 pytest.importorskip("sentence_transformers")
 
 import bertlite
-from bertlite import BertConfig, measure_speed, optimize_for_inference, prune_heads
+from bertlite import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizer,
+    measure_speed,
+    optimize_for_inference,
+    prune_heads,
+)
 from bertlite.cli import main
 from bertlite.experiments import speed
 from bertlite.shipping.folder import write_model
+from bertlite.shipping.original import Original, what_is_kept
 
 pytestmark = native
 
@@ -82,6 +92,30 @@ def test_each_kind_is_timed_in_its_library_and_in_each_dtype(
     assert min(measures.values()) > 0.99
     assert min(found["rows"]["int8"]["kept"].values()) <= min(measures.values())
     assert found["environment"]["threads"] >= 1
+
+
+def test_a_classifier_of_pairs_gets_pairs(save: Any) -> None:
+    save("BertForSequenceClassification", num_labels=3)
+    pairs = [*zip(texts(), texts()[::-1], strict=True)]
+    original = Original.load("model", "classifier", 64, [f"LABEL_{i}" for i in range(3)])
+    found = original.results(pairs, batch_size=7)
+    model = BertForSequenceClassification.from_pretrained("model").eval()
+    tokenizer = BertTokenizer.from_pretrained("model")
+    for row, (one, other) in zip(found, pairs[:9], strict=False):
+        with torch.no_grad():
+            wanted = model(**tokenizer(one, other, return_tensors="pt")).logits[0].softmax(-1)
+        np.testing.assert_allclose(row, wanted, atol=1e-5)
+    assert measure_speed("model", pairs, dtype="float32")["rows"]["float32"]["kept"] == {
+        "texts with the same label": 1
+    }
+
+
+def test_spans_of_a_tagger_are_compared() -> None:
+    rows = [[{"entity_group": label, "start": at, "end": at + 2}] for at, label in ((0, "A"), (3, "B"))]
+    assert what_is_kept("tagger", rows, rows) == {"texts with the same labels": 1, "spans in both, as F1": 1}
+    found = what_is_kept("tagger", rows, [rows[0], [*rows[1], *rows[0]]])
+    assert found == {"texts with the same labels": 0.5, "spans in both, as F1": 0.8}
+    assert what_is_kept("tagger", [[]], [[]]) == {"texts with the same labels": 1}
 
 
 def test_texts_that_are_judged_are_not_those_that_are_timed() -> None:
