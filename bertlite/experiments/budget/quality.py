@@ -99,28 +99,18 @@ def forward(model: Any, batch: Mapping[str, Tensor], head: VectorHead = MEAN) ->
 
 @dataclass(frozen=True)
 class Both:
-    """What a model and the dense one computed: the divergence, the share of equal labels, outputs, and true labels.
+    """A model and the dense one: the divergence, the share of equal labels, outputs, and true labels.
 
     Args:
-        classes: those that the model predicts, and those that the dense one does; empty for other heads.
-        count: of predicted labels.
+        is_constant: the model predicts the same always; the dense one does not, or there are enough labels to tell.
     """
 
     kl: float
     agreement: float | None
+    is_constant: bool
     mine: Any
     theirs: Any
     truth: Any
-    classes: tuple[set[int], set[int]]
-    count: int
-
-    @property
-    def is_constant(self) -> bool:
-        """True if the model predicts the same always, and the dense one does not, or there are enough to tell."""
-        mine, theirs = self.classes
-        if not mine:
-            return self.mine is not None and not np.ptp(self.mine, axis=0).any()
-        return len(mine) == 1 and (len(theirs) > 1 or self.count >= ENOUGH)
 
 
 @torch.inference_mode()
@@ -133,7 +123,7 @@ def run_both(
     """Run a model beside the dense one; what they do not have is None."""
     divergences: list[Tensor] = []
     outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's, labels if it has any
-    differ, labels_in_all, classes = 0.0, 0, (set[int](), set[int]())
+    differ, labels_in_all, classes = 0.0, 0, (set[int](), set[int]())  # classes: the model's, the dense model's
     for batch in batches:
         (q, mine), (p, theirs) = forward(model, batch, head), dense(batch)
         divergences.append(divergence(p, q).double().cpu())
@@ -149,7 +139,11 @@ def run_both(
     found: list[Any] = [torch.cat(each).numpy() for each in zip(*outputs, strict=True)]
     mine, given, truth = (found + [None] * 3)[:3]
     agreement = 1 - differ / labels_in_all if labels_in_all else None
-    return Both(float(torch.cat(divergences).mean()), agreement, mine, given, truth, classes, labels_in_all)
+    if classes[0]:
+        is_constant = len(classes[0]) == 1 and (len(classes[1]) > 1 or labels_in_all >= ENOUGH)
+    else:
+        is_constant = mine is not None and not np.ptp(mine, axis=0).any()
+    return Both(float(torch.cat(divergences).mean()), agreement, is_constant, mine, given, truth)
 
 
 def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
