@@ -19,7 +19,8 @@ from bertlite.support.extras import public_homes
 
 PACKAGE = Path(bertlite.__file__).parent
 LIBRARY = (  # a room imports from the rows above its own; inside a room modules import each other, without a cycle
-    ("runtime", "support"),
+    ("runtime",),
+    ("support",),
     ("config",),
     ("stack",),
     ("checkpoint",),

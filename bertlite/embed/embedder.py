@@ -23,7 +23,7 @@ from bertlite.inference import optimize_for_inference
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse_compute_dtype
 from bertlite.models.base import BertModel
-from bertlite.support.batching import token_budget_batches
+from bertlite.runtime.texts import batches
 from bertlite.support.extras import import_optional
 from bertlite.support.progress import count_of
 from bertlite.support.records import sha256_of
@@ -190,12 +190,11 @@ class Embedder:
         if wrong is not None:
             raise ValueError(f"text {wrong} is {texts[wrong]!r:.80}; it must be a string")
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        most = min(self.longest, self.max_tokens)
-        costs = [min(1 + len(text) // CHARACTERS_PER_TOKEN, most) for text in texts]
-        batches = list(token_budget_batches(costs, self.max_tokens, packed=True)) if costs else []
-        random.Random(0).shuffle(batches)  # so that the rate so far predicts the time left
-        for rows in batches:
-            vectors[list(rows)] = self.encode_batch([texts[row] for row in rows])
+        costs = [min(1 + len(text) // CHARACTERS_PER_TOKEN, self.longest) for text in texts]
+        groups = list(batches(costs, self.max_tokens))
+        random.Random(0).shuffle(groups)  # so that the rate so far predicts the time left
+        for rows in groups:
+            vectors[rows] = self.encode_batch([texts[row] for row in rows])
             progress(rows)
         return vectors
 

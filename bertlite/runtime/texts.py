@@ -115,18 +115,23 @@ def check_text(name: str, text: Any, alternative: str = "") -> None:
         ) from None
 
 
-def batches(lengths: Several[int], tokens: int) -> Iterator[list[int]]:
+def batches(lengths: Several[int], tokens: int, padded: bool = False) -> Iterator[list[int]]:
     """Yield the indices of texts in batches of at most `tokens` tokens, the longest text first.
 
-    A text with more tokens is a batch of its own.
+    So memory runs out in the first batch or never.  Texts of equal length keep their order.  One with more tokens is a
+    batch of its own.
+
+    Args:
+        padded: each text of a batch takes as many tokens as its longest.
     """
     batch: list[int] = []
     used = 0
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):  # stable
-        if batch and used + lengths[i] > tokens:
+        needed = lengths[batch[0]] if batch and padded else lengths[i]
+        if batch and used + needed > tokens:
             yield batch
-            batch, used = [], 0
+            batch, used, needed = [], 0, lengths[i]
         batch.append(i)
-        used += lengths[i]
+        used += needed
     if batch:
         yield batch

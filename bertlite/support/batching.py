@@ -7,6 +7,8 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor
 
+from bertlite.runtime.texts import batches
+
 T = TypeVar("T")
 
 
@@ -74,14 +76,4 @@ def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: boo
             raise ValueError(f"sequence {i} has length {n}; it must be 1 or more")
         if n > budget:
             raise ValueError(f"sequence {i} has {n} tokens, above max_tokens {budget}: truncate it, or allow more")
-    batches: list[list[int]] = []
-    longest = used = 0  # in the last batch: the length of its longest sequence, and its tokens without padding
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):  # stable
-        n = sizes[i]
-        cost = used + n if packed else (len(batches[-1]) + 1) * longest if batches else n
-        if not batches or cost > budget:
-            batches.append([])
-            longest, used = n, 0
-        batches[-1].append(i)
-        used += n
-    return Batches(map(tuple, batches))
+    return Batches(map(tuple, batches(sizes, budget, padded=not packed)))
