@@ -22,6 +22,7 @@ from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.inference.holders import SAVING, copy_module, copy_with, modules_of, refuse_saving_
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
+from bertlite.inference.pooling import pool_in_order_
 from bertlite.inference.readers import BODIES, mark_labels, reader_of, reads_labels, role_of, warn_of
 from bertlite.inference.runtime import InferenceModel, check_no_gradients, raise_missing
 from bertlite.inference.support import DROPOUT, HOMES, is_of_home, kind_of, own_code, refuse_optimised
@@ -121,11 +122,9 @@ def pooled_linears(thing: object) -> Iterator[nn.Linear]:
 
 
 def finish_(copied: object) -> None:
-    """Let poolings leave padding out, heads mark its labels, and holders of an optimised encoder refuse to save."""
+    """Let poolings add in order, heads mark labels of padding, and holders of an optimised encoder refuse to save."""
     for part in {id(part): part for _, module in modules_of(copied) for part in module.modules()}.values():
-        if pools_flat(part):
-            part.register_forward_pre_hook(leave_out_padding)
-            part.register_forward_hook(put_padding_back)
+        pool_in_order_(part)
         if reads_labels(part):
             part.register_forward_pre_hook(mark_labels, with_kwargs=True)
         if not isinstance(part, OptimizedBody) and any(isinstance(each, OptimizedBody) for each in part.modules()):
@@ -267,36 +266,6 @@ def as_bert(name: str, body: Any) -> BertModel:
     raise_faults(title, [*fit.faults, *sorted(fit.absent)])
     assign_tensors_(model, {key: state[key].detach() for key in wanted})
     return model.requires_grad_(False).eval()
-
-
-def pools_flat(part: Any) -> bool:
-    """Return whether a module is a Pooling of sentence-transformers that takes tokens without padding, from 5.7 on.
-
-    A Pooling that leaves prompts out is none, since 5.7 then pools them.
-    """
-    is_theirs = type(part).__name__ == "Pooling" and role_of(part, set()) == "pools"
-    return is_theirs and hasattr(part, "_forward_flattened") and bool(part.include_prompt)
-
-
-def leave_out_padding(pooling: nn.Module, args: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any]]:
-    """Give a Pooling its tokens without padding: with it, the longest text would decide the order of torch's sums."""
-    (features,) = args
-    mask = features.get("attention_mask")
-    if mask is None or "cu_seq_lens_q" in features or mask.shape != features["token_embeddings"].shape[:2]:
-        return (features,)  # there is no known padding, or it was left out before
-    real = mask.bool()
-    ends = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
-    padded = features["token_embeddings"]
-    return ({**features, "padded": padded, "token_embeddings": padded[real][None], "cu_seq_lens_q": ends},)
-
-
-def put_padding_back(pooling: nn.Module, args: object, features: dict[str, Any]) -> dict[str, Any]:
-    """Return a Pooling's features with the tokens as they came."""
-    if "padded" not in features:
-        return features
-    del features["cu_seq_lens_q"]
-    features["token_embeddings"] = features.pop("padded")
-    return features
 
 
 class OptimizedBody(nn.Module):

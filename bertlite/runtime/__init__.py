@@ -5,6 +5,7 @@
 
 tasks      the calls of a folder: encode, predict, rank, tag
 texts      texts to token ids
+pooling    the states of tokens to a vector
 tagging    labelled spans from the scores of tokens
 encoder    the model: token ids in, states out
 packed     the file of packed weights

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from .encoder import Encoder, Floats, PackedLinear, States
 from .library import load_kernels
 from .packed import FILE, PackedFile, read_packed
+from .pooling import normalize, pool
 from .structs import Kernels
 from .tagging import spans_of
 from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches, check_text, check_texts
@@ -63,7 +64,7 @@ class PackedModel:
         self.head = self.encoder.head if self.kind != "encoder" else None
         self.after = after_pooling(self.folder, about.get("after", []), kernels)
         one_token = np.zeros((1, self.encoder.model.hidden_size), dtype=np.float32)
-        self.dimension = len(self.pool(one_token)) if self.kind == "encoder" else 0  # D
+        self.dimension = len(self.vector(one_token)) if self.kind == "encoder" else 0  # D
 
     def encode(
         self,
@@ -94,12 +95,12 @@ class PackedModel:
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         for rows, batch, states in self.run(texts, before, progress, first_only=False):
             for row, tokens in zip(rows, split_rows(states.tokens, batch.lengths), strict=True):
-                vectors[row] = self.pool(tokens[skipped:])
+                vectors[row] = self.vector(tokens, skipped)
         return vectors
 
-    def pool(self, tokens: Floats) -> Floats:
-        """Return the vector of a text, (D,), of the states of its tokens."""
-        x = np.concatenate([POOLINGS[mode](tokens) for mode in self.about["pooling"]["modes"]])
+    def vector(self, tokens: Floats, skip: int = 0) -> Floats:
+        """Return the vector of a text, (D,), of the states of its tokens, without those of a prompt."""
+        x = pool(tokens, self.about["pooling"]["modes"], skip)
         for step in self.after:
             x = step(x)
         return x
@@ -229,38 +230,7 @@ def available_processors() -> int:
     return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
 
 
-# The steps from tokens to a vector
-
-
-def mean_of_tokens(tokens: Floats) -> Floats:  # (T, D) -> (D,)
-    """Return the mean; numbers are added token by token, so that no processor has another order."""
-    return tokens.sum(0) / np.float32(len(tokens))
-
-
-def mean_sqrt(tokens: Floats) -> Floats:
-    return tokens.sum(0) / np.sqrt(np.float32(len(tokens)))
-
-
-def weighted_mean(tokens: Floats) -> Floats:
-    """Return the mean in which token i counts i + 1 times."""
-    weights = np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return (tokens * weights[:, None]).sum(0) / weights.sum()
-
-
-POOLINGS: dict[str, Callable[[Floats], Floats]] = {  # {sentence-transformers' name: function}
-    "cls": lambda tokens: tokens[0],
-    "lasttoken": lambda tokens: tokens[-1],
-    "max": lambda tokens: tokens.max(0),
-    "mean": mean_of_tokens,
-    "mean_sqrt_len_tokens": mean_sqrt,
-    "weightedmean": weighted_mean,
-}
-
-
-def normalize(x: Floats) -> Floats:
-    """Return a vector of length 1; squares are added in float64, one after another."""
-    length = math.sqrt(float(np.cumsum(x.astype(np.float64) ** 2)[-1]))
-    return x / np.float32(max(length, 1e-12))
+# The steps after pooling
 
 
 def apply_row(layer: PackedLinear, x: Floats) -> Floats:

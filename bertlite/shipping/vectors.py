@@ -1,9 +1,9 @@
 """A vector for each text, as sentence-transformers makes it of an encoder's states, and how two are compared.
 
-Letters:  B texts · S positions · T tokens, without padding · D hidden
+Letters:  B texts · S positions · D hidden
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from bertlite.checkpoint.files import WEIGHT_FILES, Source, locate
 from bertlite.checkpoint.reading import read_weights
 from bertlite.config import read_json_object
+from bertlite.inference.pooling import pool_states
+from bertlite.runtime.pooling import POOLINGS
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import (
     POOLING,
@@ -28,7 +30,6 @@ from bertlite.tokenizer.sentences import (
 
 LIBRARY = "sentence_transformers."  # in which its modules are; those of others may have the same names
 ACTIVATIONS = "torch.nn.modules."
-POOLINGS = ("cls", "mean", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean")
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of sentence-transformers
     "cosine": F.cosine_similarity,
     "dot": lambda a, b: (a * b).sum(1),
@@ -57,8 +58,7 @@ class VectorHead:
 
     def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return a vector for each text, float32 or float64: (B, S, D) states, (B, S) mask -> (B, D')."""
-        real = mask.bool()
-        x = pool(states[real], real.sum(1).tolist(), self.pooling, self.skip)
+        x = pool_states(states, mask, self.pooling, self.skip)
         for module in self.modules:
             x = module.to(x.device, x.dtype)(x)
         return x
@@ -69,33 +69,6 @@ class VectorHead:
 
 
 MEAN = VectorHead()
-
-
-def pool(states: Tensor, lengths: Sequence[int], pooling: Sequence[str], skip: int = 0) -> Tensor:
-    """Return one vector for each sequence, (B, D), or of several poolings (B, k·D).
-
-    Args:
-        states: (T, D), the tokens of one sequence after another.
-        lengths: of the sequences, in tokens.
-        pooling: names of POOLINGS.
-        skip: tokens at the beginning that do not count, unless there are no others; the last token always does.
-    """
-    x = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
-    counts = torch.tensor(lengths, dtype=torch.long, device=x.device)
-    starts, skips = counts.cumsum(0) - counts, torch.where(counts > skip, skip, 0)
-    places = torch.arange(len(x), device=x.device) - starts.repeat_interleave(counts)
-    sizes, kept = counts - skips, places >= skips.repeat_interleave(counts)
-
-    def pooled(name: str) -> Tensor:
-        if name in ("cls", "lasttoken"):
-            return x[starts + skips if name == "cls" else starts + counts - 1]
-        if name in ("mean", "max"):
-            return torch.segment_reduce(x[kept], name, lengths=sizes)
-        weights = (places + 1 if name == "weightedmean" else torch.ones_like(places))[kept, None].to(x.dtype)
-        total, weight = (torch.segment_reduce(y, "sum", lengths=sizes) for y in (x[kept] * weights, weights))
-        return total / (weight.sqrt() if name == "mean_sqrt_len_tokens" else weight)
-
-    return torch.cat([pooled(name) for name in pooling], 1)
 
 
 # Reading -------------------------------------------------------------------------------------------------------------

@@ -15,10 +15,12 @@ from conftest import DISENTANGLED
 from natively import DTYPES, native
 
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads
+from bertlite.embed import Embedder
 from bertlite.runtime import PackedModel, load
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels
 from bertlite.runtime.packed import FILE, read_packed
+from bertlite.runtime.pooling import POOLINGS
 from bertlite.runtime.tasks import available_processors
 from bertlite.shipping.pack import pack
 from tests.clients.checks.common import minilm
@@ -207,6 +209,20 @@ def test_what_is_no_text_is_named(texts: Any, options: Any, message: str, encode
 def test_vectors_of_no_texts_have_a_dimension(encoder: PackedModel) -> None:
     assert encoder.encode([]).shape == (0, 384)
     assert np.array_equal(encoder.encode(text for text in TEXTS), encoder.encode(TEXTS))
+
+
+@pytest.mark.parametrize("pools_prompt", [True, False])
+def test_poolings_have_the_bits_of_embed(pools_prompt: bool, minilm_folder: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    modules = library.sentence_transformer.modules
+    pooling = modules.Pooling(384, tuple(POOLINGS), include_prompt=pools_prompt)
+    prompts = {"prompts": {"query": "find this: "}, "default_prompt_name": "query"}
+    body = modules.Transformer(str(minilm_folder))
+    library.SentenceTransformer(modules=[body, pooling], device="cpu", **prompts).save(str(tmp_path / "model"))
+    pack(tmp_path / "model", tmp_path / "packed")
+    texts = [*TEXTS, "", *(f"number {i} " * (i % 7) for i in range(40))]
+    wanted = Embedder(tmp_path / "model", backend="native").encode(texts)
+    assert np.array_equal(load(tmp_path / "packed").encode(texts), wanted)
 
 
 def test_what_the_runtime_lacks_is_refused_before_anything_is_written(folders: Any, tmp_path: Path) -> None:

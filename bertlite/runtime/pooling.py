@@ -1,0 +1,59 @@
+"""Vectors of texts from the states of their tokens.
+
+Numbers are added token by token, so that neither a processor nor the other texts of a batch bring another order.
+
+Shapes:  T tokens of one text · D numbers
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]  # of floats
+
+
+def pool(tokens: Array, modes: Sequence[str], skip: int = 0) -> Array:
+    """Return one vector of a text, (T, D) -> (D,), or of several poolings (k·D,).
+
+    Args:
+        modes: names of POOLINGS.
+        skip: tokens at the beginning that do not count, those of a prompt, unless there are no others.
+    """
+    skip = skip if len(tokens) > skip else 0
+    return np.concatenate([POOLINGS[mode](tokens, skip) for mode in modes])
+
+
+def mean_of_tokens(tokens: Array, skip: int) -> Array:
+    total: Array = tokens[skip:].sum(0)
+    return total / np.float32(len(tokens) - skip)
+
+
+def mean_sqrt(tokens: Array, skip: int) -> Array:
+    total: Array = tokens[skip:].sum(0)
+    return total / np.sqrt(tokens.dtype.type(len(tokens) - skip))
+
+
+def weighted_mean(tokens: Array, skip: int) -> Array:
+    """Return the mean in which token i of the text, from 0, counts i + 1 times."""
+    weights = np.arange(skip + 1, len(tokens) + 1, dtype=np.float32)
+    total: Array = (tokens[skip:] * weights[:, None]).sum(0)
+    return total / weights.sum()
+
+
+POOLINGS: dict[str, Callable[[Array, int], Array]] = {  # by sentence-transformers' names
+    "cls": lambda tokens, skip: tokens[skip],
+    "lasttoken": lambda tokens, skip: tokens[-1],
+    "max": lambda tokens, skip: tokens[skip:].max(0),
+    "mean": mean_of_tokens,
+    "mean_sqrt_len_tokens": mean_sqrt,
+    "weightedmean": weighted_mean,
+}
+
+
+def normalize(x: Array) -> Array:
+    """Return a vector of length 1; squares are added in float64, one after another."""
+    length = math.sqrt(float(np.cumsum(x.astype(np.float64) ** 2)[-1]))
+    return x / np.float32(max(length, 1e-12))
