@@ -13,8 +13,10 @@ from bertlite.cli.parts import (
     integers,
     names,
     names_of,
+    set_defaults,
 )
 from bertlite.cli.prune import add_data, add_header, add_metric
+from bertlite.embed.settings import EmbedSettings
 
 
 def add_inspect(commands: Commands) -> None:
@@ -187,16 +189,19 @@ killed, give the same command again to write the missing files.  Under torchrun 
     action.add_argument("--prompt", metavar="TEXT", help=text)
     text = "put the checkpoint's prompt of this name before each text (default: its default prompt)"
     action.add_argument("--prompt-name", metavar="NAME", help=text)
+    text = "give the same bits on every processor, in float32 or int8"
+    action.add_argument("--reproducible", action="store_true", help=text)
     text = "float32, bfloat16, float16 or, on the CPU, int8 (default: %(default)s)"
-    action.add_argument("--dtype", default="float32", help=text)
+    action.add_argument("--dtype", help=text)
     text = "a backend of optimize_for_inference; auto takes the native kernels if possible"
-    action.add_argument("--backend", default="auto", help=text)
+    action.add_argument("--backend", help=text)
     add_device(action)
     text = "truncate longer texts (default: the checkpoint's)"
     action.add_argument("--max-length", type=count, metavar="TOKENS", help=text)
-    action.add_argument("--max-tokens", type=count, default=4096, help="tokens in a batch, if each has 4 characters")
+    action.add_argument("--max-tokens", type=count, help="tokens in a batch, if each has 4 characters")
     text = "rows in each file (default: 10,000, or fewer if these have 1,000,000 characters)"
     action.add_argument("--shard-rows", type=count, help=text)
+    set_defaults(action, vars(EmbedSettings()))
 
 
 def add_convert(commands: Commands) -> None:
@@ -277,7 +282,7 @@ def add_env(commands: Commands) -> None:
     command(
         commands,
         "env",
-        "bertlite.cli.env",
+        "bertlite.support.env",
         summary="print the versions, the processor and the kernels, for bug reports",
         examples=("--json",),
         record="the same",

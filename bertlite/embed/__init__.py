@@ -1,5 +1,20 @@
-"""Texts to vectors: `Embedder`, and the jobs of `bertlite embed`, which embed files of any size."""
+"""Texts to vectors: `Embedder`, and `embed`, the job of `bertlite embed`, which embeds files of any size."""
 
-from bertlite.embed.embedder import Embedder
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Embedder"]
+from bertlite.embed.settings import EmbedSettings
+
+if TYPE_CHECKING:
+    from bertlite.embed.command import embed
+    from bertlite.embed.embedder import Embedder
+else:  # imported when asked for, as `--help` imports the settings without torch
+
+    def __getattr__(name: str) -> Any:
+        homes = {"Embedder": "bertlite.embed.embedder", "embed": "bertlite.embed.command"}
+        if name not in homes:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+
+__all__ = ["EmbedSettings", "Embedder", "embed"]

@@ -1,50 +1,99 @@
-"""`bertlite embed`: a job from its arguments."""
+"""Embed files of any size: `embed`, and `bertlite embed`, its command."""
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from os import PathLike
 from pathlib import Path
 
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.job import Job, Rows, run
+from bertlite.embed.job import Job, Manifest, Rows, run
+from bertlite.embed.settings import EmbedSettings, VectorSettings
 from bertlite.support.progress import count_of
 from bertlite.support.records import write_json
 
+USUAL = EmbedSettings()
+
 
 def main(args: argparse.Namespace) -> int:
+    """Embed files, and print how much was written."""
     rank, world, device = read_placement(os.environ, args.device)
-    job = Job(
-        Embedder(
-            args.checkpoint,
-            pooling=args.pooling,
-            normalize=args.normalize,
-            prompt=args.prompt,
-            prompt_name=args.prompt_name,
-            dtype=args.dtype,
-            device=device,
-            backend=args.backend,
-            max_length=args.max_length,
-            max_tokens=args.max_tokens,
-        ),
-        Rows(tuple(map(Path, args.input)), args.format, args.column, args.id, args.columns),
+    given = {each.name: getattr(args, each.name) for each in fields(EmbedSettings)}
+    manifest = embed(
+        args.checkpoint,
+        args.input,
         args.folder,
-        shard_rows=args.shard_rows,
-        keep_text=args.keep_text,
+        EmbedSettings(**{**given, "device": device}),
+        format=args.format,
+        column=args.column,
+        id=args.id,
+        columns=args.columns,
         rank=rank,
         world=world,
+        progress=True,
     )
-    manifest = run(job)
     if args.record:
         write_json(args.record, manifest)
     if rank == 0:
         done = manifest["embedded"]
         state = "complete" if manifest["complete"] else "not complete: other processes are still at work"
-        print(
-            f"{job.out}: {count_of(manifest['input']['rows'], 'row')}, {manifest['dimension']} numbers each, {state}"
-        )
+        rows = count_of(manifest["input"]["rows"], "row")
+        print(f"{args.folder}: {rows}, {manifest['dimension']} numbers each, {state}")
         shards, characters = count_of(done["shards"], "shard"), count_of(done["characters"], "character")
         print(f"this time: {shards}, {characters}, {done['characters_per_second']:.0f}/s")
     return 0
+
+
+def embed(
+    model: str | PathLike[str],
+    files: str | PathLike[str] | Sequence[str | PathLike[str]],
+    folder: str | PathLike[str],
+    settings: EmbedSettings = USUAL,
+    *,
+    format: str | None = None,
+    column: str = "text",
+    id: str | None = None,
+    columns: Sequence[str] = (),
+    rank: int = 0,
+    world: int = 1,
+    progress: bool = False,
+) -> Manifest:
+    """Write one vector for every row of files into Parquet files; called again after a kill, write the missing ones.
+
+    Args:
+        model: a hub id or a folder, of whatever sentence-transformers loads.
+        files: text (one row a line), csv, tsv, jsonl or Parquet.
+        folder: to write; it may hold files of the same job.
+        format: of the files: text, csv, tsv, jsonl or parquet; by default by their suffixes.
+        column: the name of the column with the text.
+        id: the name of the column with the id; by default rows are numbered.
+        columns: names of all columns, for csv and tsv files without a header.
+        rank, world: the index of this process and the number of processes, which share the work.
+        progress: show a bar.
+
+    Returns:
+        The record: the model, the settings, the hash of the input, the dimension of the vectors, whether the folder is
+        complete, and under "embedded" what this call did.
+
+    Raises:
+        FileNotFoundError: there is no such model or file.
+        NotADirectoryError: the folder is a file.
+        ValueError: the folder belongs to another job or has a damaged file; a row cannot be read; a setting or the
+            rank cannot be.
+    """
+    named = {each.name: getattr(settings, each.name) for each in fields(VectorSettings)}
+    paths = [files] if isinstance(files, str | PathLike) else files
+    job = Job(
+        Embedder(model, **named),
+        Rows(tuple(map(Path, paths)), format, column, id, tuple(columns)),
+        Path(folder).expanduser(),
+        settings.shard_rows,
+        settings.keep_text,
+        rank,
+        world,
+    )
+    return run(job, progress)
 
 
 def read_placement(environment: Mapping[str, str], device: str) -> tuple[int, int, str]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from hashlib import sha256
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,9 +19,11 @@ from bertlite.checkpoint.families import FAMILIES
 from bertlite.checkpoint.files import ADAPTER, CONFIG_FILES, Folder, Repository, Source, first_existing, locate
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import read_json_object
+from bertlite.embed.settings import VectorSettings, compared
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse_compute_dtype
+from bertlite.inference.pooling import in_order, normalize_rows
 from bertlite.models.base import BertModel
 from bertlite.runtime.texts import batches
 from bertlite.support.extras import import_optional
@@ -43,12 +45,21 @@ SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", M
 log = logging.getLogger("bertlite")
 
 
-@dataclass
-class Embedder:
+class Loaded(NamedTuple):
+    """A SentenceTransformer that runs optimised, and what it was before: its hashes, and each module in words."""
+
+    encoder: Any
+    sha256: str
+    files: dict[str, str]
+    modules: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Embedder(VectorSettings):
     """Texts to vectors: a SentenceTransformer on the kernels, loaded where a process first uses it.
 
-    Until then it is a small value, which can be pickled.  Called with a batch of columns, it adds a column of vectors;
-    called with texts, it returns their vectors.  So it can be passed directly to
+    It is a frozen value, which can be pickled, and small until then.  Called with a batch of columns, it adds a column
+    of vectors; called with texts, it returns their vectors.  So it can be passed directly to
 
         datasets:  dataset.map(embedder, batched=True)
         Ray Data:  dataset.map_batches(Embedder, fn_constructor_args=(model,), compute=ActorPoolStrategy(size=2))
@@ -64,6 +75,7 @@ class Embedder:
         truncate_dim: keep only so many numbers of each vector; by default as the model states, else all.
         dtype: that the encoder computes in; the vectors are float32.  "int8", only on the CPU, rounds the layers'
             matrices and their inputs to 8 bits.
+        reproducible: give the same bits on every processor, in float32 or int8; as `optimize_for_inference`.
         device: "cpu", "cuda" or "cuda:1".
         backend: of `optimize_for_inference`.  With "auto" an encoder that is no BERT runs as it is, with a warning in
             the log; with "native" and with int8 that is an error.
@@ -73,31 +85,18 @@ class Embedder:
         options: for SentenceTransformer, such as `revision` and `token`.
 
     Raises:
-        ValueError: there is no such dtype, backend or device; when the model is loaded: no such prompt or pooling, or
-            a tokenizer of another model.
+        ValueError: there is no such dtype, backend or device; when the model is loaded: no such prompt or pooling, a
+            tokenizer of another model, or a module that is not reproducible.
     """
 
     model: str | PathLike[str]
     _: KW_ONLY
-    pooling: str | None = None
-    normalize: bool = False
-    prompt: str | None = None
-    prompt_name: str | None = None
-    truncate_dim: int | None = None
-    dtype: torch.dtype | str = "float32"
-    device: str = "cpu"
-    backend: str = "auto"
-    max_length: int | None = None
-    max_tokens: int = 4096
     text: str = "text"
     vector: str = "vector"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "truncate_dim"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be 1 or more")
+        super().__post_init__()
         device = torch.device(self.device)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {self.device!r}: this torch ({torch.__version__}) sees no CUDA device")
@@ -109,9 +108,14 @@ class Embedder:
     def compute_dtype(self) -> torch.dtype:
         return parse_compute_dtype(self.dtype) or torch.float32
 
-    @cached_property
+    @property
     def encoder(self) -> Any:
-        """The SentenceTransformer, which is loaded once in a process.
+        """The SentenceTransformer, with the kernels beneath it."""
+        return self.loaded.encoder
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """The model, which is loaded once in a process.
 
         Raises:
             FileNotFoundError: there is no such model.
@@ -131,22 +135,31 @@ class Embedder:
             )
         if self.pooling is not None:
             replace_pooling_(loaded, self.pooling)
-        self.files = hashes_of(place)
-        self.sha256, self.modules = fingerprint(loaded), {str(i): repr(part) for i, part in enumerate(loaded)}
+        modules = {str(i): repr(part) for i, part in enumerate(loaded)}
+        before = fingerprint(loaded), hashes_of(place), modules
         encoder = self.optimise(loaded.eval())
         check_fit_(encoder, self.max_length)
-        return encoder
+        return Loaded(encoder, *before)
 
-    def optimise(self, loaded: Any) -> Any:
+    def optimise(self, model: Any) -> Any:
         """Return a SentenceTransformer with the kernels beneath it; itself if it holds no encoder that they run."""
         try:
-            return optimize_for_inference(loaded, dtype=self.compute_dtype, backend=self.backend)
+            quick = optimize_for_inference(
+                model, dtype=self.compute_dtype, backend=self.backend, reproducible=self.reproducible
+            )
         except TypeError as error:
-            if self.backend == "native" or self.compute_dtype == torch.int8:
+            if self.backend == "native" or self.compute_dtype == torch.int8 or self.reproducible:
                 raise
             if self.backend == "auto":
                 log.warning("embedding runs the model as it is: %s", error)
-            return loaded.to(self.compute_dtype)
+            return model.to(self.compute_dtype)
+        others = [type(part).__name__ for part in list(quick)[1:] if not in_order(part)]
+        if self.reproducible and others:
+            raise ValueError(
+                f"{' and '.join(others)} of {self.model} is computed by torch, whose bits depend on the processor: use"
+                " `bertlite pack --reproducible`, and embed with bertlite.runtime"
+            )
+        return quick
 
     @cached_property
     def dimension(self) -> int:
@@ -161,13 +174,12 @@ class Embedder:
     def settings(self) -> dict[str, Any]:
         """All that the vectors depend on beside the weights and the tokenizer; JSON-ready."""
         return {
+            **compared(VectorSettings, self),
             "dtype": dtype_name(self.compute_dtype),
-            "normalize": self.normalize,
             "max_length": self.longest,
-            "prompt": self.prompt,
             "prompt_name": self.prompt_name or self.encoder.default_prompt_name,
             "prompts": self.encoder.prompts,
-            "modules": self.modules,
+            "modules": self.loaded.modules,
         }
 
     def encode(
@@ -207,16 +219,17 @@ class Embedder:
         import numpy as np
 
         try:
-            return self.encoder.encode(
+            vectors: NDArray[float32] = self.encoder.encode(
                 texts,
                 batch_size=len(texts),
                 prompt=self.prompt,
                 prompt_name=self.prompt_name,
-                normalize_embeddings=self.normalize,
+                normalize_embeddings=self.normalize and not self.reproducible,
                 truncate_dim=self.truncate_dim,
                 show_progress_bar=False,
                 device=self.device,
             )
+            return normalize_rows(vectors) if self.normalize and self.reproducible else vectors
         except (RuntimeError, MemoryError) as error:
             known = isinstance(error, MEMORY_ERRORS) or "can't allocate memory" in str(error)  # torch's on the CPU
             if not known and (len(texts) == 1 or NO_PRIMITIVE not in str(error)):

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
+from bertlite.embed.settings import EmbedSettings, compared
 from bertlite.support.progress import Progress
-from bertlite.support.records import naming, sha256, write_json
+from bertlite.support.records import check_is_folder, naming, sha256, write_json
 from bertlite.support.rows import ID, TEXT, Table, format_of, import_pyarrow, read_rows
 
 if TYPE_CHECKING:
@@ -106,9 +107,7 @@ class Job:
     """Rows to embed, with an embedder, into a folder.
 
     Args:
-        shard_rows: rows in a file; by default SHARD_ROWS, or fewer that have SHARD_CHARACTERS together.  A kill loses
-            the work on at most one file, in each process.
-        keep_text: write the texts too.
+        shard_rows, keep_text: of `EmbedSettings`.
         rank, world: the index of this process and the number of processes, which share the shards.
     """
 
@@ -121,8 +120,6 @@ class Job:
     world: int = 1
 
     def __post_init__(self) -> None:
-        if self.shard_rows is not None and self.shard_rows < 1:
-            raise ValueError(f"shard_rows is {self.shard_rows}; it must be 1 or more")
         if not 0 <= self.rank < self.world:
             raise ValueError(f"rank is {self.rank}; of {self.world} processes it must be 0 to {self.world - 1}")
 
@@ -162,8 +159,8 @@ class InputSummary:
     sha256: str
 
 
-def run(job: Job) -> Manifest:
-    """Embed the shards that are missing, with a progress bar, and return the manifest.
+def run(job: Job, progress: bool = False) -> Manifest:
+    """Embed the shards that are missing, and return the manifest.
 
     Raises:
         ValueError: the folder belongs to another job or has a damaged or foreign file, or a row cannot be read.
@@ -181,10 +178,10 @@ def run(job: Job) -> Manifest:
         shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
     }
     began, characters = time.monotonic(), sum(found.sizes[shard] for shard in todo)
-    with Progress(characters, "characters", what="embed", shown=job.rank == 0) as progress:
+    with Progress(characters, "characters", what="embed", shown=progress and job.rank == 0) as bar:
         for shard, rows in job.shards() if todo else ():
             if shard in todo:
-                write_shard(job, paths[shard], list(rows), found.id_type, metadata, progress)
+                write_shard(job, paths[shard], list(rows), found.id_type, metadata, bar)
     rate = characters / max(time.monotonic() - began, 1e-9)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
         for leftover in job.out.glob(".*.tmp*"):  # of processes that were killed
@@ -226,19 +223,16 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
         ValueError: the existing one belongs to another job.
     """
     embedder, path, old = job.embedder, job.out / MANIFEST, job.out / OLD_MANIFEST
-    settings = embedder.settings
+    loaded = embedder.loaded
     wanted: Manifest = {
         "what": "bertlite embed",
-        "model": {"name": str(embedder.model), "sha256": embedder.sha256, "files": embedder.files},
-        "settings": {
-            **settings,
-            "shard_rows": job.shard_rows,
-            "keep_text": job.keep_text,
-        },
+        "model": {"name": str(embedder.model), "sha256": loaded.sha256, "files": loaded.files},
+        "settings": {**embedder.settings, "shard_rows": job.shard_rows, "keep_text": job.keep_text},
         "input": {"rows": sum(found.counts), "sha256": found.sha256},
         "dimension": embedder.dimension,
         "complete": False,
     }
+    check_is_folder(job.out)
     job.out.mkdir(parents=True, exist_ok=True)
     there = read_manifest(old) if old.exists() else manifest_of_shards(job.out)
     if there is None:
@@ -254,7 +248,9 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
             temporary.unlink(missing_ok=True)
     if "files" not in there["model"]:  # of an older job
         del wanted["model"]["files"]
-    if differing := list(differing_values(identity(there), identity(wanted))):
+    usual = compared(EmbedSettings, EmbedSettings())  # for settings that an older job did not have
+    known = {**there, "settings": {**usual, **there["settings"]}}
+    if differing := list(differing_values(identity(known), identity(wanted))):
         raise ValueError(
             f"{job.out} holds another job's vectors, which must not be mixed with these:\n  "
             + "\n  ".join(differing)

@@ -22,7 +22,7 @@ from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.inference.holders import SAVING, copy_module, copy_with, modules_of, refuse_saving_
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
-from bertlite.inference.pooling import pool_in_order_
+from bertlite.inference.pooling import compute_in_order_
 from bertlite.inference.readers import BODIES, mark_labels, reader_of, reads_labels, role_of, warn_of
 from bertlite.inference.runtime import InferenceModel, check_no_gradients, raise_missing
 from bertlite.inference.support import DROPOUT, HOMES, is_of_home, kind_of, own_code, refuse_optimised
@@ -85,7 +85,7 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
     if kernels is not None:
         made |= {id(each): NativeLinear(each, each.weight.dtype, kernels) for each in pooled_linears(thing)}
     copied = copy_with(thing, made)
-    finish_(copied)
+    finish_(copied, reproducible=kernels is not None and kernels.reproducible)
     if verify:
         verify_modules(thing, made, whole=not skip_padding)
     return copied
@@ -121,10 +121,10 @@ def pooled_linears(thing: object) -> Iterator[nn.Linear]:
                 yield from (x for x in part.children() if type(x) is nn.Linear and x.weight.dtype in FLOATS)
 
 
-def finish_(copied: object) -> None:
+def finish_(copied: object, reproducible: bool) -> None:
     """Let poolings add in order, heads mark labels of padding, and holders of an optimised encoder refuse to save."""
     for part in {id(part): part for _, module in modules_of(copied) for part in module.modules()}.values():
-        pool_in_order_(part)
+        compute_in_order_(part, reproducible)
         if reads_labels(part):
             part.register_forward_pre_hook(mark_labels, with_kwargs=True)
         if not isinstance(part, OptimizedBody) and any(isinstance(each, OptimizedBody) for each in part.modules()):

@@ -1,4 +1,4 @@
-"""The pooling of `bertlite.runtime` for states of torch, also in the place of sentence-transformers'.
+"""Pooling and normalisation as `bertlite.runtime` computes them, also in the place of sentence-transformers'.
 
 Shapes:  B texts · S positions · D hidden · k poolings
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bertlite.inference.readers import role_of
-from bertlite.runtime.pooling import POOLINGS, pool
+from bertlite.runtime.pooling import POOLINGS, Array, normalize, pool
 
 
 def pool_states(states: Tensor, mask: Tensor, pooling: Sequence[str], skip: int = 0) -> Tensor:
@@ -26,12 +26,34 @@ def pool_states(states: Tensor, mask: Tensor, pooling: Sequence[str], skip: int 
     return torch.from_numpy(np.stack([pool(tokens[real], pooling, skip) for tokens, real in texts])).to(x.device)
 
 
-def pool_in_order_(part: Any) -> None:
-    """Let a Pooling of sentence-transformers add tokens one by one, not in an order that the longest text decides."""
-    modes = getattr(part, "pooling_mode", "")
+def normalize_rows(vectors: Array) -> Array:
+    """Return vectors of length 1, each with the same bits on every processor."""
+    return np.stack([normalize(x) for x in vectors])
+
+
+def compute_in_order_(part: Any, reproducible: bool) -> None:
+    """Let a Pooling of sentence-transformers add tokens one by one, not in an order that the longest text decides.
+
+    Args:
+        reproducible: let a Normalize too add numbers one by one, not in an order that the processor decides.
+    """
+    modes, kind = getattr(part, "pooling_mode", ""), type(part).__name__
     names = (modes,) if isinstance(modes, str) else tuple(modes)
-    if type(part).__name__ == "Pooling" and {*names} <= {*POOLINGS} and role_of(part, set()) == "pools":
+    if kind == "Pooling" and {*names} <= {*POOLINGS} and role_of(part, set()) == "pools":
         part.forward = partial(pool_features, part, names)
+    if kind == "Normalize" and reproducible and role_of(part, set()) == "each":
+        part.forward = normalize_features
+
+
+def in_order(part: Any) -> bool:
+    """Return whether a module is one of those that `compute_in_order_` changed."""
+    return "forward" in vars(part)
+
+
+def normalize_features(features: dict[str, Any]) -> dict[str, Any]:
+    """Return the features of a batch with vectors of length 1."""
+    x = features["sentence_embedding"]
+    return {**features, "sentence_embedding": torch.from_numpy(normalize_rows(x.float().numpy())).to(x.dtype)}
 
 
 def pool_features(part: Any, names: tuple[str, ...], features: dict[str, Any]) -> dict[str, Any]:

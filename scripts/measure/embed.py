@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     record = {
         **summary("texts to vectors", times, ratio_pairs(list(times))),
         "environment": where,
-        "model": {"sha256": embedder.sha256},
+        "model": {"sha256": embedder.loaded.sha256},
         "data": {"sha256": sha256_of(args.text), "texts": len(texts), "tokens": sum(lengths), "longest": max(lengths)},
         "errors": {name: each.error for name, each in found.items()},
         "cosines": {name: each.cosine for name, each in found.items()},

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,20 +19,23 @@ import numpy as np
 import pytest
 import torch
 from conftest import SIZES, randomise_
-from natively import assert_near
+from natively import assert_near, kernels_or_skip
 
 import bertlite
 from bertlite import BertConfig, BertModel, BertTokenizer
 from bertlite.cli import main
-from bertlite.embed import Embedder
+from bertlite.embed import Embedder, EmbedSettings, embed
 from bertlite.embed import job as job_module
 from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import find_folder
 from bertlite.embed.job import Job, Rows, run, write_shard
+from bertlite.embed.settings import ROUNDING, SHOWN_BY
 from bertlite.hf.registry import registered
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.native import choice
+from bertlite.runtime import PackedModel
 from bertlite.runtime.library import missing_platform
+from bertlite.shipping.pack import pack
 from bertlite.support.extras import install_hint
 from bertlite.support.progress import Progress
 from scripts.measure import embed as measure_embed
@@ -148,10 +152,12 @@ def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> No
     for pooling in ("cls", "mean"):
         embedder = Embedder(folder, backend="native", dtype=dtype, pooling=pooling, normalize=True)
         alone = np.stack([embedder.encode(text) for text in texts])
-        for threads, embedder.max_tokens, count in ((1, 4096, 62), (2, 48, 62), (3, 200, 17)):
+        for threads, max_tokens, count in ((1, 4096, 62), (2, 48, 62), (3, 200, 17)):
             set_threads(threads)
             chosen = random.Random(threads).sample(range(len(texts)), count)
-            got = embedder.encode([texts[i] for i in chosen])
+            again = replace(embedder, max_tokens=max_tokens)
+            vars(again)["loaded"] = embedder.loaded
+            got = again.encode([texts[i] for i in chosen])
             assert (got == alone[chosen]).all(), [texts[i] for i in chosen if (got[chosen.index(i)] != alone[i]).any()]
 
 
@@ -178,6 +184,27 @@ def test_the_vectors_are_those_of_sentence_transformers(tmp_path) -> None:
     assert embedder.settings["modules"]["3"].startswith("Dense(")
     with pytest.raises(ValueError, match=r"'qery' not found .*'query', .*'passage'"):
         Embedder(tmp_path / "model", prompt_name="qery").encode("a")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, tmp_path: Path) -> None:
+    """All of them, the norm too, whose sum torch orders by the processor's instructions."""
+    kernels_or_skip(reproducible=True)
+    texts, folder = [*texts_of(40), *TEXTS], shutil.copytree(minilm(), tmp_path / "model")
+    pack(folder, tmp_path / "packed", dtype=dtype, reproducible=True)
+    wanted, options = PackedModel(tmp_path / "packed").encode(texts), {"dtype": dtype, "reproducible": True}
+    assert (Embedder(folder, **options).encode(texts) == wanted).all()
+    (folder / "modules.json").write_text(json.dumps(json.loads((folder / "modules.json").read_text())[:2]))
+    unit = Embedder(folder, normalize=True, **options)
+    assert (unit.encode(texts) == wanted).all()
+    assert unit.settings["reproducible"]
+    st = library.SentenceTransformer(str(folder), device="cpu")
+    st.add_module("2", library.models.Dense(384, 5))
+    st.save(str(tmp_path / "dense"))
+    with pytest.raises(ValueError, match=r"^Dense of .* depend on the processor: use `bertlite pack --reproducible`"):
+        Embedder(tmp_path / "dense", **options).encode("a")
+    with pytest.raises(ValueError, match="bfloat16 of backend 'auto' is not reproducible: use float32 or int8"):
+        Embedder(folder, dtype="bfloat16", reproducible=True).encode("a")
 
 
 def test_an_encoder_that_is_no_BERT_runs_as_it_is(tmp_path, caplog) -> None:
@@ -374,7 +401,7 @@ def test_a_job_writes_every_row_once(checkpoint, embedder, lines, tmp_path, caps
     np.testing.assert_allclose(np.array(list(got.values())), wanted, atol=1e-6)
     manifest = json.loads(record.read_text())
     assert manifest["shards"] == {f"part-{i:05d}-of-00006.parquet": 10 if i < 5 else 3 for i in range(6)}
-    assert (manifest["model"]["sha256"], manifest["settings"]["dtype"]) == (embedder.sha256, "float32")
+    assert (manifest["model"]["sha256"], manifest["settings"]["dtype"]) == (embedder.loaded.sha256, "float32")
     assert manifest["input"]["rows"] == 53
     assert "'mean'" in manifest["settings"]["modules"]["1"]
     assert sorted(path.name for path in out.iterdir()) == [*manifest["shards"]]
@@ -436,11 +463,12 @@ def test_a_second_run_does_only_what_is_missing(embedder, lines, tmp_path) -> No
 
 
 def test_a_folder_of_a_former_version_goes_on(embedder, lines, tmp_path) -> None:
-    """Its manifest lies beside the shards, which do not hold it, and names no files."""
+    """Its manifest lies beside the shards, which do not hold it, and names no files and fewer settings."""
     job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10)
     manifest = run(job)
     wanted = read(job.out)
     manifest = {name: value for name, value in manifest.items() if name not in ("embedded", "shards")}
+    del manifest["settings"]["reproducible"]
     manifest["complete"], manifest["model"] = False, {"name": "x", "sha256": manifest["model"]["sha256"]}
     (job.out / "_manifest.json").write_text(json.dumps(manifest))
     for path in sorted(job.out.glob("*.parquet")):
@@ -497,6 +525,47 @@ def test_processes_share_the_shards(embedder, lines, tmp_path) -> None:
     assert read(tmp_path / "shared") == read(tmp_path / "whole")
     assert read_placement({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "cuda") == (5, 8, "cuda:1")
     assert read_placement({}, "cpu") == (0, 1, "cpu")
+
+
+OTHERS: dict[str, Any] = {  # of each setting another value
+    "pooling": "cls",
+    "normalize": True,
+    "prompt": "a ",
+    "prompt_name": "query",
+    "truncate_dim": 9,
+    "dtype": "bfloat16",
+    "reproducible": True,
+    "device": "cpu:0",
+    "backend": "native",
+    "max_length": 30,
+    "max_tokens": 99,
+    "shard_rows": 10,
+    "keep_text": True,
+}
+
+
+def test_work_with_another_setting_does_not_go_on(checkpoint: Path, lines: Path, tmp_path: Path) -> None:
+    """Unless the setting says that vectors do not depend on it, but for rounding."""
+    assert [*OTHERS] == [each.name for each in fields(EmbedSettings)], "give each setting another value here"
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    stated = {"prompts": {"query": "b ", "document": ""}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(stated))
+    record = embed(folder, lines, tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert record["settings"].items() >= {"normalize": False, "dtype": "float32", "reproducible": False}.items()
+    for each in fields(EmbedSettings):
+        changed = EmbedSettings(**{each.name: OTHERS[each.name]})
+        if each.metadata.get(SHOWN_BY) == ROUNDING:
+            assert embed(folder, lines, tmp_path / "out", changed)["embedded"]["shards"] == 0, each.name
+        else:
+            with pytest.raises(ValueError, match="holds another job's vectors"):
+                embed(folder, lines, tmp_path / "out", changed)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file is a file: name a folder to write"):
+        embed(folder, lines, tmp_path / "file")
+    with pytest.raises(ValueError, match="shard_rows is 0; it must be 1 or more"):
+        EmbedSettings(shard_rows=0)
 
 
 def test_other_settings_another_input_and_another_model_are_refused(checkpoint, lines, tmp_path, capsys) -> None:
