@@ -1,8 +1,12 @@
-"""Run `bertlite attention`."""
+"""Draw maps of attention: `attention`, and `bertlite attention`, its command."""
 
 import argparse
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
 from bertlite.attention_view.pages import page
@@ -13,43 +17,78 @@ from bertlite.tokenizer import BertTokenizer
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compute the maps of one or two checkpoints and write the outputs of --out and --json."""
-    first, second = short_names(args.checkpoint, args.against)
-    tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
-    maps = load_maps(args, args.checkpoint, first, tokenizer)
-    against = None
-    if args.against:
-        try:
-            tokenizer = BertTokenizer.from_pretrained(args.against)
-        except FileNotFoundError:
-            find_checkpoint(Source(args.against))  # raises if there is no model either
-            warnings.warn(f"{args.against} has no tokenizer: the text is read with {args.checkpoint}'s", stacklevel=1)
-        against = load_maps(args, args.against, second, tokenizer)
-        check_comparable(maps, against)
-    if html := args.out.get(".html"):
-        write_bytes(html, page(maps, against))
-    if args.record:
-        write_json(args.record, make_record(maps, against))
-    summary = (
-        describe_maps(maps)
-        if against is None
-        else f"{first}: {describe_maps(maps)}; {second}: {describe_maps(against)}"
+    """Draw the maps of one or two checkpoints, and print how many heads are drawn."""
+    record = attention(
+        args.checkpoint,
+        args.text,
+        args.pair,
+        against=args.against,
+        layers=args.layers,
+        heads=args.heads,
+        html=args.out.get(".html"),
     )
+    if args.record:
+        write_json(args.record, record)
+    summary = count_heads(record["weights"])
+    if args.against:
+        other = record["against"]
+        summary = f"{record['model']}: {summary}; {other['model']}: {count_heads(other['weights'])}"
     written = ", ".join(map(str, args.out.values())) or "the record"
-    print(f"{written}: {len(maps.tokens)} tokens; {summary}")
+    print(f"{written}: {len(record['tokens'])} tokens; {summary}")
     return 0
 
 
-def load_maps(args: argparse.Namespace, checkpoint: str, name: str, tokenizer: BertTokenizer) -> AttentionMaps:
-    """Compute the maps of one checkpoint for the text of the command line."""
-    model = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
-    return attention_maps(model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads, name=name)
+def attention(
+    checkpoint: str | PathLike[str],
+    text: str,
+    pair: str | None = None,
+    *,
+    against: str | PathLike[str] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    html: str | PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Compute the attention weights that each head of a checkpoint gives to the tokens of a text, and draw them.
+
+    Args:
+        pair: a second text, after the first one's [SEP].
+        against: a checkpoint to compare with, which has the same layers, heads and tokenizer, or no tokenizer.
+        layers, heads: numbered as in the unpruned model; by default all.
+        html: the page to write; by default none.
+
+    Returns:
+        The record: the tokens, and under "weights" {layer: {head: rows}}, None for a pruned head; with `against` its
+        weights too.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: there is no such layer or head, or the text is too long, or the checkpoints cannot be compared.
+    """
+    first, second = short_names(fspath(checkpoint), None if against is None else fspath(against))
+    tokenizer = BertTokenizer.from_pretrained(checkpoint)
+    maps, other = load_maps(checkpoint, tokenizer)(text, pair, layers=layers, heads=heads, name=first), None
+    if against is not None:
+        try:
+            tokenizer = BertTokenizer.from_pretrained(against)
+        except FileNotFoundError:
+            find_checkpoint(Source(against))  # raises if there is no model either
+            warnings.warn(f"{against} has no tokenizer: the text is read with {checkpoint}'s", stacklevel=1)
+        other = load_maps(against, tokenizer)(text, pair, layers=layers, heads=heads, name=second)
+        check_comparable(maps, other)
+    if html is not None:
+        write_bytes(html, page(maps, other))
+    return make_record(maps, other)
 
 
-def describe_maps(maps: AttentionMaps) -> str:
-    """Describe how many heads are drawn and how many are pruned."""
-    gone = len(maps.layers) * len(maps.heads) - len(maps.weights)
-    return f"heads drawn: {len(maps.weights)}, pruned: {gone}"
+def load_maps(checkpoint: str | PathLike[str], tokenizer: BertTokenizer) -> Callable[..., AttentionMaps]:
+    """Return `attention_maps` of a checkpoint."""
+    return partial(attention_maps, BertModel.from_pretrained(checkpoint, add_pooling_layer=False), tokenizer)
+
+
+def count_heads(weights: Mapping[str, Mapping[str, object]]) -> str:
+    """Return in words how many heads are drawn and how many are pruned."""
+    rows = [each for heads in weights.values() for each in heads.values()]
+    return f"heads drawn: {len(rows) - rows.count(None)}, pruned: {rows.count(None)}"
 
 
 def short_names(checkpoint: str, against: str | None) -> tuple[str, str]:

@@ -11,6 +11,18 @@ command     `bertlite parity`: checkpoints, table and record
 
 from bertlite.parity.cases import CASES, Case
 from bertlite.parity.check import check, check_all
+from bertlite.parity.command import ParitySettings, parity
 from bertlite.parity.compare import Report, compare, first_divergence, trace
 
-__all__ = ["CASES", "Case", "Report", "check", "check_all", "compare", "first_divergence", "trace"]
+__all__ = [
+    "CASES",
+    "Case",
+    "ParitySettings",
+    "Report",
+    "check",
+    "check_all",
+    "compare",
+    "first_divergence",
+    "parity",
+    "trace",
+]

