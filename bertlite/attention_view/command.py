@@ -76,7 +76,7 @@ def attention(
         other = load_maps(against, tokenizer)(text, pair, layers=layers, heads=heads, name=second)
         check_comparable(maps, other)
     if html is not None:
-        write_bytes(html, page(maps, other))
+        write_bytes(fspath(html), page(maps, other))
     return make_record(maps, other)
 
 

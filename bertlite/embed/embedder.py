@@ -156,8 +156,8 @@ class Embedder(VectorSettings):
         others = [type(part).__name__ for part in list(quick)[1:] if not in_order(part)]
         if self.reproducible and others:
             raise ValueError(
-                f"{' and '.join(others)} of {self.model} is computed by torch, whose bits depend on the processor: use"
-                " `bertlite pack --reproducible`, and embed with bertlite.runtime"
+                f"{' and '.join(others)} of {self.model} is computed by torch, whose bits depend on the processor:"
+                f" embed with bertlite.runtime, after `bertlite pack {self.model} --reproducible --out packed`"
             )
         return quick
 

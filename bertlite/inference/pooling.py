@@ -19,7 +19,7 @@ def pool_states(states: Tensor, mask: Tensor, pooling: Sequence[str], skip: int 
     """Return a vector for each text, float32 or float64: (B, S, D) states, (B, S) mask -> (B, k·D).
 
     Args:
-        pooling, skip: of `bertlite.runtime.pooling.pool`.
+        pooling, skip: passed to `bertlite.runtime.pooling.pool`.
     """
     x = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
     texts = zip(x.cpu().numpy(), mask.bool().cpu().numpy(), strict=True)
@@ -57,10 +57,14 @@ def normalize_features(features: dict[str, Any]) -> dict[str, Any]:
 
 
 def pool_features(part: Any, names: tuple[str, ...], features: dict[str, Any]) -> dict[str, Any]:
-    """Return the features of a batch with vectors; those on a GPU, and those that weigh tokens, pool as before."""
+    """Return the features of a batch with vectors; on a GPU and for weighted tokens, sentence-transformers' own."""
     states, mask = features["token_embeddings"], features.get("attention_mask")
-    theirs = states.is_cuda or mask is None or mask.shape != states.shape[:2]
-    if theirs or not features.keys().isdisjoint(("cls_token_embeddings", "token_weights_sum")):
+    if (
+        states.is_cuda
+        or mask is None
+        or mask.shape != states.shape[:2]
+        or not features.keys().isdisjoint(("cls_token_embeddings", "token_weights_sum"))
+    ):
         found: dict[str, Any] = type(part).forward(part, features)
         return found
     skip = 0 if part.include_prompt else int(features.get("prompt_length", 0))

@@ -1,6 +1,6 @@
 """Vectors of texts from the states of their tokens.
 
-Numbers are added token by token, so that neither a processor nor the other texts of a batch bring another order.
+Numbers are added token by token, in the same order on every processor and in every batch.
 
 Shapes:  T tokens of one text · D numbers
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]  # of floats
+Array = NDArray[Any]  # float32 or float64
 
 
 def pool(tokens: Array, modes: Sequence[str], skip: int = 0) -> Array:
@@ -20,7 +20,7 @@ def pool(tokens: Array, modes: Sequence[str], skip: int = 0) -> Array:
 
     Args:
         modes: names of POOLINGS.
-        skip: tokens at the beginning that do not count, those of a prompt, unless there are no others.
+        skip: leave out so many tokens at the beginning, such as a prompt's, unless a text has no more.
     """
     skip = skip if len(tokens) > skip else 0
     return np.concatenate([POOLINGS[mode](tokens, skip) for mode in modes])
@@ -43,7 +43,7 @@ def weighted_mean(tokens: Array, skip: int) -> Array:
     return total / weights.sum()
 
 
-POOLINGS: dict[str, Callable[[Array, int], Array]] = {  # by sentence-transformers' names
+POOLINGS: dict[str, Callable[[Array, int], Array]] = {  # {sentence-transformers' name: function}
     "cls": lambda tokens, skip: tokens[skip],
     "lasttoken": lambda tokens, skip: tokens[-1],
     "max": lambda tokens, skip: tokens[skip:].max(0),

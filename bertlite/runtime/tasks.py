@@ -99,7 +99,7 @@ class PackedModel:
         return vectors
 
     def vector(self, tokens: Floats, skip: int = 0) -> Floats:
-        """Return the vector of a text, (D,), of the states of its tokens, without those of a prompt."""
+        """Return the vector of a text, (D,), from the states of its tokens without `skip` at the beginning."""
         x = pool(tokens, self.about["pooling"]["modes"], skip)
         for step in self.after:
             x = step(x)
