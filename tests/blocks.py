@@ -30,10 +30,16 @@ LIBRARIES = {  # what a block needs that may be missing
     '"onnx")': "onnxscript",
     "onnxruntime": "onnxruntime",
     "openvino": "openvino",
+    "from gliner": "gliner",
 }
 
 
-PRUNED: dict[str, Any] = {"fast": BertForSequenceClassification, "encoder": BertModel}  # folders that pages speak of
+PRUNED: dict[str, Any] = {"fast": BertForSequenceClassification}  # folders that pages speak of
+DENSE: dict[str, Any] = {
+    "encoder": (BertModel, {}),
+    "classifier": (BertForSequenceClassification, {}),
+    "reranker": (BertForSequenceClassification, {"num_labels": 1}),
+}
 
 
 def blocks(page: Path) -> list[str]:
@@ -45,8 +51,16 @@ def run(page: Path, folder: Path) -> dict[str, Any]:
     """Run the blocks of a page, in order, in one namespace that has what the pages speak of; return the namespace."""
     names = given(folder)
     with hub(names["checkpoint"], folder), chdir(folder), pytest.MonkeyPatch.context() as patch:
+        text = page.read_text(encoding="utf-8")
+        for name, (cls, changes) in DENSE.items():
+            if f'"{name}"' in text:
+                write_model(name, cls.from_pretrained("checkpoint", **changes), "checkpoint")
+        if '"guard"' in text:
+            write_guard("guard")
+        if '"gliner"' in text:
+            write_gliner("gliner")
         for name, cls in PRUNED.items():
-            if f'"{name}"' in page.read_text(encoding="utf-8"):
+            if f'"{name}"' in text:
                 model = prune_heads(cls.from_pretrained("checkpoint"), {0: [1, 5], 3: range(12)})
                 write_model(name, model, "checkpoint")
                 if find_spec("transformers"):  # where it puts code that is trusted
@@ -57,6 +71,23 @@ def run(page: Path, folder: Path) -> dict[str, Any]:
                     pytest.importorskip(library)
             exec(compile(code, f"{page.name}, block {i}", "exec"), names)
     return names
+
+
+def write_guard(folder: str) -> None:
+    """Write a small DeBERTa that classifies, as transformers writes it."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {**SIZES, "vocab_size": 100, "num_attention_heads": 4, "relative_attention": True, "position_buckets": 8}
+    words = {"pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm", "share_att_key": True, "legacy": False}
+    config = transformers.DebertaV2Config(**sizes, **words, max_relative_positions=-1, position_biased_input=False)
+    transformers.DebertaV2ForSequenceClassification(config).save_pretrained(folder)
+    BertTokenizer.from_pretrained("checkpoint").save_pretrained(folder)
+
+
+def write_gliner(folder: str) -> None:
+    """Write a small GLiNER, as the library writes it."""
+    gliner = pytest.importorskip("gliner")
+    config = gliner.GLiNERConfig(model_name="checkpoint", hidden_size=64, max_width=3, span_mode="markerV0")
+    gliner.GLiNER.from_config(config).save_pretrained(folder)
 
 
 def hub_cache(checkpoint: Path, folder: Path) -> Path:

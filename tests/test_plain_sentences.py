@@ -21,6 +21,7 @@ PAGES = [
             "quickstart",
             "clients",
             "runtime",
+            "recipes",
             "embed",
             "serving",
             "families",

@@ -77,6 +77,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "underbrief": partial(speed.under, "speed-under", only="bertlite"),
     "under": partial(speed.under, "speed-under"),
     "underavxtwo": partial(speed.under, "speed-under-avx2"),
+    "recipes": speed.recipes,
     "roof": speed.roof,
     "idle": speed.idle,
     "attention": speed.attention,

@@ -124,7 +124,7 @@ def over_base(found: Record, forward: Sections, engines: Sequence[str]) -> str:
         [engine, *(rounded(section["ratios"], f"{BASE} / {engine}") for section in forward.values())]
         for engine in engines
     ]
-    what = f"Times faster than {BASE}, bert-base's shape."
+    what = f"Times faster than {BASE}, bert-base's shape; 1 x 16: one text of 16 tokens."
     lines = [line for line in body if any(line[1:])]
     return table(["", *heads_of(forward)], lines, note(what, forward, found, spread=ROUNDED))
 
@@ -166,6 +166,20 @@ def peers(*names: str) -> str:
     head = ["model", "batch", *DTYPES, *(f"{each} over OpenVINO" for each in DTYPES)]
     what = f"Times faster than {BASE}, and than OpenVINO in that dtype.{''.join(sorted(others))}"
     return table(head, body, note(what, shown, *found, spread=ROUNDED))
+
+
+def recipes() -> str:
+    """Table of the speed of a reranker and of a DeBERTa, on texts of real lengths."""
+    under, deberta = record("speed-under"), record("speed-deberta")
+    rerank = under["sections"]["under rerank MiniLM 1 thread"]["ratios"]
+    guard = deberta["sections"]["forward 32 x 49 SST-2 deberta-v3 2 threads"]["ratios"]
+    slow = "transformers eager float32"
+    body = [
+        ["reranker, MiniLM, 1 thread", *(cell(rerank, f"torch float32 / bertlite {dtype}") for dtype in DTYPES)],
+        ["classifier, deberta-v3, 2 threads", *(cell(guard, f"{slow} / bertlite native {dtype}") for dtype in DTYPES)],
+    ]
+    what = "Times faster than sentence-transformers and transformers in float32, batches of 32."
+    return table(["", *DTYPES], body, f"{what} {SPREAD} {measured_on(under, deberta)}.")
 
 
 def roof() -> str:
