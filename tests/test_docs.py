@@ -93,9 +93,26 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
 
 def test_every_notebook_and_every_command_has_its_line() -> None:
     listed = (DOCS / "notebooks.md").read_text(encoding="utf-8")
-    assert [path.name for path in (ROOT / "notebooks").glob("*.ipynb") if f"`{path.name}`" not in listed] == []
+    assert [
+        path.name for path in (ROOT / "notebooks").glob("*.ipynb") if f"[`{path.name}`](../{path.name})" not in listed
+    ] == []
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert [name for name in subcommands(parser()) if f"`bertlite {name}" not in page] == []
+
+
+def test_every_link_has_a_text_and_every_page_of_the_reference_a_sentence() -> None:
+    """GitHub shows neither a link without a text nor the names that Sphinx makes of a directive."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert "[](" not in text, page
+        if page.parent.name == "api":
+            assert re.match(r"# .*\n\n\S.*`\w+`", text), page
+
+
+def test_a_search_finds_the_words_that_people_type() -> None:
+    found = "\n".join(page.read_text(encoding="utf-8") for page in PAGES).lower()
+    words = ("quantization", "latency", "throughput", "modernbert", "cite", "reranker", "prompt guard", "gliner")
+    assert [word for word in words if word not in found] == []
 
 
 def test_pictures_can_be_read_in_a_column_of_text() -> None:
