@@ -42,7 +42,7 @@ def test_is_stored_with_outputs_of_this_code_and_nothing_of_a_machine(path: Path
 
 @each_notebook
 def test_promises_asks_and_answers(path: Path) -> None:
-    """Its title is a question, then it says what the reader will be able to do, and has an exercise with its answer.
+    """Its title is a question, it promises what the reader will learn, has an exercise, and names the next notebook.
 
     What it concludes is computed: a cell that only prints words checks them, and so do answers and the last cell.
     """
@@ -50,6 +50,9 @@ def test_promises_asks_and_answers(path: Path) -> None:
     sources = [cell.source for cell in code_cells(read(path))]
     claims = [source for source in sources if any(map(says_without_a_number, ast.walk(ast.parse(source))))]
     assert [source for source in (*claims, sources[-1]) if "assert " not in source] == []
+    assert cells[-1].source.startswith("**Next:** [")
+    for link in re.findall(r"\]\(([^)]+)\)", cells[-1].source):
+        assert (path.parent / link).exists(), link
     title, promise = cells[0].source.split("\n\n")[:2]
     assert re.fullmatch(r"# .+\?", title)
     assert promise.startswith("At the end of this notebook you can ")
