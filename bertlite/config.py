@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 from torch import nn
 
 from bertlite.support.activations import ACTIVATIONS, ONLY_HERE
-from bertlite.support.records import to_json, write_text
+from bertlite.support.files import to_json, write_text
 
 RELATIVE = ("relative_key", "relative_key_query")
 POSITIONS = ("absolute", *RELATIVE, "bucketed", "disentangled")

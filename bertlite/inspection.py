@@ -33,8 +33,8 @@ from bertlite.config import RELATIVE, BertConfig, differs_from_bert, kept_heads,
 from bertlite.models import heads
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.support.activations import ONLY_HERE
+from bertlite.support.files import write_json
 from bertlite.support.progress import count_of
-from bertlite.support.records import write_json
 from bertlite.support.screen import printable
 
 SAME, DIFFERS, FAILS = "same", "differs", "fails"  # outcomes, from good to bad

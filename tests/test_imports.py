@@ -91,7 +91,7 @@ def test_the_scan_sees_every_kind_of_import() -> None:
         "import bertlite.models.base\n"
         "from bertlite import config, BertModel\n"
         "from bertlite.models import heads\n"
-        "from . import records\n"
+        "from . import runs\n"
         "from .stack.inputs import read_mask\n"
         "if TYPE_CHECKING:\n    import bertlite.hf\n"
         "class A:\n    from bertlite.stack.outputs import register\n    def f(self):\n        import bertlite.cli\n"
@@ -99,7 +99,7 @@ def test_the_scan_sees_every_kind_of_import() -> None:
         "command('bertlite.parity.command', 'bertlite', 'bertlite.nothing')\n"
     )
     names = ("models.base", "config", "models.heads", "hf", "stack.outputs", "cli", "models.structure")
-    near = ("support.records", "support.stack.inputs")  # of relative imports
+    near = ("support.runs", "support.stack.inputs")  # of relative imports
     wanted = {"bertlite", "bertlite.parity.command", *(f"bertlite.{name}" for name in (*names, *near))}
     assert imports(source, "bertlite.support.batching") == wanted
     relative = "from . import check\nfrom .. import models\nfrom ..config import BertConfig"
@@ -144,9 +144,9 @@ def test_the_runtime_needs_nothing_else_of_bertlite_and_no_torch() -> None:
 
 
 def test_files_need_no_model() -> None:
-    support = {f"bertlite.support.{name}" for name in ("records", "screen")}
+    support = {f"bertlite.support.{name}" for name in ("files", "screen")}
     light = {*support, "bertlite.checkpoint.faults", "bertlite.checkpoint.folders"}
-    for module in ("support.records", "checkpoint.faults", "checkpoint.files", "checkpoint.folders"):
+    for module in ("support.files", "checkpoint.faults", "checkpoint.files", "checkpoint.folders"):
         assert needed_by(f"bertlite.{module}") <= light, module
 
 
@@ -159,7 +159,7 @@ def test_a_tokenizer_needs_no_model() -> None:
         "bertlite.support.activations",
     }
     allowed = {
-        "bertlite.support.records",
+        "bertlite.support.files",
         "bertlite.support.screen",
         *files,
         *families,

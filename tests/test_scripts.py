@@ -15,7 +15,7 @@ from conftest import SIZES
 
 import bertlite
 from bertlite import BertConfig, BertModel, cli
-from bertlite.support.records import git_state
+from bertlite.support.environment import git_state
 from scripts.make import speed_history
 from scripts.measure import batches, checkpointing, gpu_checks
 from scripts.stress import release
@@ -110,7 +110,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_an_archive_names_its_commit(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bertlite.support.records.ROOT", tmp_path)
+    monkeypatch.setattr("bertlite.support.environment.ROOT", tmp_path)
     with pytest.raises(SystemExit):
         gpu_checks.parse(["c", "--out", str(tmp_path)])
     assert "name it by --commit" in capsys.readouterr().err

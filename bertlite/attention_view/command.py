@@ -12,7 +12,7 @@ from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_co
 from bertlite.attention_view.pages import page
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.models.base import BertModel
-from bertlite.support.records import write_bytes, write_json
+from bertlite.support.files import write_bytes, write_json
 from bertlite.tokenizer import BertTokenizer
 
 

@@ -23,7 +23,7 @@ from bertlite.attention_view.maps import (
     moved_share,
     target_shares,
 )
-from bertlite.support.records import to_json
+from bertlite.support.files import to_json
 
 FOLDER = Path(__file__).parent / "web"
 SCRIPTS = ("data.js", "sentence.js", "heads.js", "start.js")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bertlite.support.records import check_is_folder, naming
+from bertlite.support.files import check_is_folder, naming
 
 LAST = "config.json"  # written last: a folder without it is not a checkpoint
 

@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 
 from bertlite.support.extras import install_hint
-from bertlite.support.records import write_json, write_text
+from bertlite.support.files import write_json, write_text
 
 AUTO_CLASSES = {  # {auto class of transformers 4.57 and 5: the class of bertlite.hf that it loads}
     "AutoModel": "BertModel",

@@ -16,7 +16,7 @@ from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, LoadableModel, fill_shared_names_
 from bertlite.checkpoint.reading import ALIGNMENT, SAFETENSORS_DTYPES, State, is_plain_tensor
 from bertlite.checkpoint.skeleton import make_skeleton
-from bertlite.support.records import naming, to_json
+from bertlite.support.files import naming, to_json
 
 SUPERSEDED = re.compile(  # files of an earlier save, of a model or of an optimised one, that a save removes
     r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?|native\.json|(native|layers|rest)\.safetensors"

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from bertlite.support.records import check_is_folder
+from bertlite.support.files import check_is_folder
 
 Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import Job, Manifest, Rows, run
 from bertlite.embed.settings import EmbedSettings, VectorSettings
+from bertlite.support.files import write_json
 from bertlite.support.progress import count_of
-from bertlite.support.records import write_json
 
 USUAL = EmbedSettings()
 

@@ -27,8 +27,8 @@ from bertlite.inference.pooling import in_order, normalize_rows
 from bertlite.models.base import BertModel
 from bertlite.runtime.texts import batches
 from bertlite.support.extras import import_optional
+from bertlite.support.files import sha256_of
 from bertlite.support.progress import count_of
-from bertlite.support.records import sha256_of
 from bertlite.tokenizer.sentences import LEGACY_ENCODERS, MODULES, TRANSFORMER_CONFIGS, last_name, read_modules
 
 if TYPE_CHECKING:

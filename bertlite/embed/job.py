@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.settings import EmbedSettings, compared
+from bertlite.support.files import check_is_folder, naming, sha256, write_json
 from bertlite.support.progress import Progress
-from bertlite.support.records import check_is_folder, naming, sha256, write_json
 from bertlite.support.rows import ID, TEXT, Table, format_of, import_pyarrow, read_rows
 
 if TYPE_CHECKING:

@@ -34,7 +34,9 @@ from bertlite.experiments.files import class_names, labels, model_sha256, output
 from bertlite.experiments.finetune import STATE, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.settings import Recipe, from_options
 from bertlite.experiments.ship import MODEL, finish_run
-from bertlite.support.records import METRICS, Record, Run, lock_folder, read_runs, write_json, write_record
+from bertlite.support.environment import write_record
+from bertlite.support.files import lock_folder, write_json
+from bertlite.support.runs import METRICS, Record, Run, read_runs
 
 RECIPE = Recipe()
 

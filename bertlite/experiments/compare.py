@@ -12,7 +12,8 @@ from bertlite.experiments.experiment import REPAIRS, Setting
 from bertlite.experiments.files import DENSE, labels, outputs
 from bertlite.experiments.finetune import Recipe
 from bertlite.experiments.statistics import Array, Interval, crossed_estimate, mcnemar
-from bertlite.support.records import Record, commit_of
+from bertlite.support.environment import commit_of
+from bertlite.support.runs import Record
 
 Key = TypeVar("Key", bound=Hashable)
 Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting

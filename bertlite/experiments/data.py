@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bertlite.support.extras import import_optional
-from bertlite.support.records import sha256_of
+from bertlite.support.files import sha256_of
 from bertlite.support.rows import LABEL, LABELS, PLAIN, SUFFIXES, TEXT, WORDS, Table, read_rows
 from bertlite.tokenizer import BatchEncoding, BertTokenizer
 from bertlite.tokenizer.sentences import SentenceSettings

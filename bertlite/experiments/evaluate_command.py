@@ -25,7 +25,8 @@ from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
 from bertlite.shipping.carried import class_for
 from bertlite.shipping.original import same_labels, what_is_kept
-from bertlite.support.records import environment, write_json
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from bertlite.tokenizer import BertTokenizer
 
 TASK_OF = {"BertForTokenClassification": "tokens", "BertModel": "similarity", "BertForMaskedLM": "masked"}

@@ -49,8 +49,9 @@ from bertlite.pruning.importance import (
 from bertlite.pruning.importance.allocation import Choice
 from bertlite.pruning.importance.batches import Batch, inputs_of
 from bertlite.pruning.importance.structures import HEADS
+from bertlite.support.files import lock_folder, sha256_of
 from bertlite.support.progress import Progress
-from bertlite.support.records import Record, Run, lock_folder, read_runs, run_is_finished, sha256_of
+from bertlite.support.runs import Record, Run, read_runs, run_is_finished
 
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores

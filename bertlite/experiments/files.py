@@ -12,7 +12,8 @@ from bertlite import kept_heads, kept_neurons
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
 from bertlite.shipping.vectors import VectorHead
-from bertlite.support.records import Record, sha256_of
+from bertlite.support.files import sha256_of
+from bertlite.support.runs import Record
 from bertlite.tokenizer import BertTokenizer
 
 MASKS, SCORES = "masks.json", "scores.json"

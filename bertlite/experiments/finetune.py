@@ -15,8 +15,8 @@ from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import Task
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import Recipe as Recipe
+from bertlite.support.files import read_json_lines, sha256_of, write_json, write_text
 from bertlite.support.progress import Progress
-from bertlite.support.records import read_json_lines, sha256_of, write_json, write_text
 
 STATE = "training"  # in the folder of a run that is not finished
 FACTS = "facts.json"  # in the folder of a state

@@ -12,7 +12,7 @@ from bertlite.experiments.finetune import DivergedError
 from bertlite.experiments.statistics import Array
 from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
-from bertlite.support.records import Run
+from bertlite.support.runs import Run
 
 MODEL = "model"  # the folder of a run's model
 IN_REPORT = ("command", "config", "seed", "data", "model", "environment", "started")  # facts of a run

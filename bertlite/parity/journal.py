@@ -13,7 +13,7 @@ from typing import Any
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
 from bertlite.parity.compare import Report, Row
-from bertlite.support.records import read_json_lines
+from bertlite.support.files import read_json_lines
 
 ENDED = Row("nothing: the process ended", 1.0, 0.0)
 

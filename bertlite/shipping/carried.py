@@ -12,7 +12,7 @@ from bertlite.checkpoint.reading import read_tensors
 from bertlite.config import BertConfig
 from bertlite.inspection import bertlite_faults, class_of
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.support.records import to_json
+from bertlite.support.files import to_json
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import (
     LEGACY_ENCODERS,

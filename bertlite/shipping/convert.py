@@ -19,7 +19,7 @@ from bertlite.parity.check import check_all
 from bertlite.shipping.card import is_pruned, needs_code
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
-from bertlite.support.records import write_json
+from bertlite.support.files import write_json
 
 ALLOWED = 1e-10  # difference in float64
 

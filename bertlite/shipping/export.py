@@ -23,8 +23,8 @@ from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import distance, largest, rms_distance
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for, load_trained
 from bertlite.shipping.onnx import FILE, Graph, load_onnx, require_packages, write_onnx
+from bertlite.support.files import sha256_of, write_json
 from bertlite.support.progress import Progress
-from bertlite.support.records import sha256_of, write_json
 
 RECORD = "export.json"
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers

@@ -26,7 +26,7 @@ from bertlite.shipping.card import (
     read_origin,
 )
 from bertlite.shipping.carried import carry_modules, carry_tokenizer
-from bertlite.support.records import write_json
+from bertlite.support.files import write_json
 from bertlite.tokenizer import BertTokenizer
 
 REPORT = "report.json"

@@ -30,7 +30,7 @@ from bertlite.runtime.tasks import ABOUT, AFTER, FORMAT, TOKENIZER, checksum_of
 from bertlite.shipping.carried import carry_tokenizer, class_for
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
-from bertlite.support.records import to_json, write_json
+from bertlite.support.files import to_json, write_json
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import read_pooling

@@ -1,6 +1,9 @@
 """Tools that the other rooms share; nothing here knows of BERT.
 
-records        files written atomically; records of runs
+files          files written atomically, hashes, the lock of a folder
+environment    the commit, the versions and the machine of a record
+runs           folders of experiments
+memory         the memory of this process
 progress       bars of long work
 timing         candidates timed in turn
 rows           rows of csv, tsv, jsonl, Parquet and text files, read strictly

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from bertlite.runtime.library import NativeKernelsError, missing_platform, usable_sets
-from bertlite.support.records import environment, write_json
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 
 
 def main(args: argparse.Namespace) -> int:

@@ -5,13 +5,12 @@ On a shared machine a ratio, taken round by round, is a result; a single time is
 
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-
-from bertlite.support.records import quartiles
 
 Timings = dict[str, list[float]]  # candidate: seconds of each round
 FEWEST = 7  # rounds for a median and quartiles
@@ -150,3 +149,9 @@ def wait_for(device: str) -> None:
     """Wait until a GPU has finished all launched work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """Return the median of two or more values, and the quartiles "low" and "high"."""
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"low": low, "median": median, "high": high}

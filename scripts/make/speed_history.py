@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertlite.experiments.plots import pyplot
-from bertlite.support.records import RESULTS, ROOT, commit_of
+from bertlite.support.environment import RESULTS, ROOT, commit_of
 
 BASE = "transformers sdpa float32"
 WORKS = ("forward 1 x 16", "forward 8 x 128", "forward 32 x 128")  # bert-base's shape; the oldest records have them

@@ -16,7 +16,7 @@ import torch
 
 from bertlite import BertTokenizer
 from bertlite.parity.command import DEMO, demo_checkpoint
-from bertlite.support.records import environment, version_of, write_record
+from bertlite.support.environment import environment, version_of, write_record
 from scripts.measure.embed import VERSIONS, build
 from scripts.measure.speed.batches import lengths_like
 

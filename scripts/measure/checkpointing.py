@@ -21,7 +21,7 @@ from torch import Tensor
 import bertlite
 from bertlite.cli.parts import numbers
 from bertlite.parity import reference
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 from bertlite.support.timing import FEWEST, alternate, check_rounds, peak_bytes, summary, with_spread
 
 Step = Callable[[], None]

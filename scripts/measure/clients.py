@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from bertlite.cli.parts import names
-from bertlite.support.records import environment, version_of, write_record
+from bertlite.support.environment import environment, version_of, write_record
 
 if TYPE_CHECKING:  # it imports transformers, which --help need not wait for
     from tests.clients.checks.common import Check, Observed, Side

@@ -24,7 +24,7 @@ from bertlite.embed import Embedder
 from bertlite.experiments.compare import comparison
 from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.statistics import Array, clustered_estimate
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 from scripts.measure.budgets import tasks
 
 SOURCES, EACH = (tasks.agnews, tasks.TASKS["subj"].rows, tasks.clinc150), 1600  # of the texts to fit to

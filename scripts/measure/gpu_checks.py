@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from bertlite.support.records import git_state
+from bertlite.support.environment import git_state
 from scripts.measure import gpu_goals
 
 ROOT = Path(__file__).resolve().parents[2]

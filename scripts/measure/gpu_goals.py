@@ -15,7 +15,8 @@ import torch
 from bertlite import BertConfig, BertModel
 from bertlite.parity import reference
 from bertlite.pruning.importance import macs
-from bertlite.support.records import environment, write_json, write_record
+from bertlite.support.environment import environment, write_record
+from bertlite.support.files import write_json
 from bertlite.support.timing import FEWEST, alternate, summary
 from scripts.measure.speed.batches import ragged, works
 from scripts.measure.speed.bench import MODELS, suffix

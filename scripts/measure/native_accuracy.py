@@ -34,7 +34,8 @@ from bertlite.experiments.settings import Recipe
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.shipping.original import same_labels, spearman
-from bertlite.support.records import environment, sha256_of, write_record
+from bertlite.support.environment import environment, write_record
+from bertlite.support.files import sha256_of
 from scripts.measure.budgets import tasks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)

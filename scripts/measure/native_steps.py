@@ -29,7 +29,7 @@ from bertlite.runtime.library import (
     usable_sets,
 )
 from bertlite.runtime.structs import Kernels
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 from bertlite.support.timing import alternate, check_rounds, summary, with_spread
 
 AS_IT_IS = "as it is"

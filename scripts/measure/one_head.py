@@ -24,8 +24,8 @@ from bertlite.experiments.command import data_source
 from bertlite.experiments.data import EncodedExamples, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, predict
 from bertlite.experiments.files import model_sha256
+from bertlite.support.environment import environment, write_record
 from bertlite.support.progress import Progress
-from bertlite.support.records import environment, write_record
 
 TASK = TASKS["classification"]
 

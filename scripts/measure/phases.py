@@ -28,7 +28,7 @@ from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
 from bertlite.runtime.library import compile_kernels, usable_sets
 from bertlite.runtime.structs import Kernels
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 from scripts.measure.speed.batches import ragged, works
 from scripts.measure.speed.roof import operations, weights
 

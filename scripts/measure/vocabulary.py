@@ -23,7 +23,7 @@ from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.data import DataSource, encode_examples
 from bertlite.experiments.evaluate import TASKS, metrics_of, predict
 from bertlite.experiments.files import model_sha256
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 
 TASK = TASKS["classification"]
 

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from bertlite import BertModel, BertTokenizer
 from bertlite.cli.parts import names_of
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 from scripts.make import hostile
 
 REFUSALS = (ValueError, FileNotFoundError)

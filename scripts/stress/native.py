@@ -25,7 +25,7 @@ from torch import Tensor
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
 from bertlite.cli.parts import names_of
 from bertlite.runtime.library import SOURCES, find_compiler, usable_sets
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 
 HARNESS = Path(__file__).with_name("native_harness.cpp")
 SANITIZERS = {

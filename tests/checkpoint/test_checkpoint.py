@@ -46,7 +46,7 @@ from bertlite.cli import main
 from bertlite.inference import InferenceModel
 from bertlite.inspection import inspect
 from bertlite.shipping.folder import write_model
-from bertlite.support.records import Run, read_runs
+from bertlite.support.runs import Run, read_runs
 
 CLASSES = ("BertModel", *(cls.__name__ for cls in HEADED))
 JSON: dict[str, Any] = {**SIZES, "model_type": "bert"}

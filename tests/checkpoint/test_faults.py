@@ -25,7 +25,7 @@ from conftest import SIZES, assert_same, make, randomise_
 from bertlite import BertConfig, BertModel, BertTokenizer, prune_heads
 from bertlite.embed import Embedder
 from bertlite.embed.job import Job, Rows, run
-from bertlite.support.records import Run, read_runs
+from bertlite.support.runs import Run, read_runs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 

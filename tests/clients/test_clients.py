@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bertlite.support.records import version_of
+from bertlite.support.environment import version_of
 from scripts.measure import clients
 from tests.clients.checks.adapters import CLS
 from tests.clients.checks.common import CHECKS, OURS, Check, MissingError, tiny

@@ -36,7 +36,9 @@ from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, pru
 from bertlite.experiments.files import class_names, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.pruning.importance import distillation_loss
-from bertlite.support.records import Run, commit_of, lock_folder, read_runs
+from bertlite.support.environment import commit_of
+from bertlite.support.files import lock_folder
+from bertlite.support.runs import Run, read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [*SPECIAL, "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]

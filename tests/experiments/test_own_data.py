@@ -22,7 +22,7 @@ from bertlite import BertForSequenceClassification, BertForTokenClassification
 from bertlite.cli import main
 from bertlite.experiments.files import class_names
 from bertlite.shipping.onnx import PACKAGES
-from bertlite.support.records import read_runs
+from bertlite.support.runs import read_runs
 
 pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
 PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "docs" / "own_data.md"

@@ -10,7 +10,7 @@ from bertlite.cli import main
 from bertlite.experiments.evaluate import TASKS, interval_over_examples
 from bertlite.experiments.ship import metric_figures
 from bertlite.experiments.statistics import wilson
-from bertlite.support.records import read_runs
+from bertlite.support.runs import read_runs
 from tests.shipping.worlds import read, save
 
 

@@ -16,7 +16,8 @@ from bertlite.experiments.budget.work import Work, full
 from bertlite.parity import reference
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.runtime.library import usable_sets
-from bertlite.support.records import environment, write_json
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from scripts.make.tables import read
 from scripts.make.tables import speed as tables
 from scripts.measure.phases import attention_rate

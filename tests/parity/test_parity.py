@@ -21,7 +21,7 @@ from bertlite.parity.check import AttentionWatch, models_for, rule_for
 from bertlite.parity.command import ParitySettings, demo_checkpoint, parity
 from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, closely, exactly, relatively
 from bertlite.parity.families import KINDS, cases_of
-from bertlite.support.records import git_state
+from bertlite.support.environment import git_state
 
 # 0.02 leaves every head looking everywhere alike
 SIZES = {**conftest.SIZES, "type_vocab_size": 2, "initializer_range": 0.2}

@@ -48,8 +48,10 @@ from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.shipping.vectors import MEAN, read_head
+from bertlite.support.environment import environment, write_record
+from bertlite.support.files import lock_folder, sha256_of
+from bertlite.support.memory import map_large_blocks, peak_memory
 from bertlite.support.progress import Progress
-from bertlite.support.records import environment, lock_folder, map_large_blocks, peak_memory, sha256_of, write_record
 from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 

@@ -35,9 +35,11 @@ from bertlite.pruning.importance.layerwise import (
     prune_layerwise_,
 )
 from bertlite.pruning.importance.selection import Elimination
+from bertlite.support.environment import cpu_name
+from bertlite.support.files import sha256_of, write_json
+from bertlite.support.memory import release_memory
 from bertlite.support.progress import Progress, short_time
-from bertlite.support.records import cpu_name, quartiles, release_memory, sha256_of, write_json
-from bertlite.support.timing import Timings, alternate, ratios
+from bertlite.support.timing import Timings, alternate, quartiles, ratios
 
 Batches = Sequence[Mapping[str, Tensor]]
 CLOCK_ROUNDS, CLOCK_SECONDS = 9, 12.0  # of one timing: rounds, and a time limit

@@ -17,8 +17,7 @@ from bertlite.pruning.importance.allocation import BySize
 from bertlite.pruning.importance.structures import arguments_of
 from bertlite.stack.attention import LayerContext
 from bertlite.support.progress import Progress
-from bertlite.support.records import quartiles
-from bertlite.support.timing import alternate
+from bertlite.support.timing import alternate, quartiles
 
 ROUNDS = 9
 SIZES = 7  # of a sublayer that are timed; the times of others lie on straight lines between them

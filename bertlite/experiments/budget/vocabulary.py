@@ -17,7 +17,7 @@ from bertlite.pruning.vocabulary import Text, prune_vocabulary
 from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 from bertlite.tokenizer import BertTokenizer
 
 HELD_OUT, BATCH = 1024, 32  # texts without --dev at most; of a forward

@@ -24,7 +24,7 @@ from bertlite.runtime.library import (
 )
 from bertlite.runtime.self_test import shortest_seconds
 from bertlite.runtime.structs import Kernels
-from bertlite.support.records import cpu_name
+from bertlite.support.environment import cpu_name
 
 RECORDED = frozenset({"avx512_bf16"})  # processors with these best sets are in scripts/results/speed.json
 TOKENS = 64

@@ -46,7 +46,7 @@ from bertlite.runtime.packed import (
 )
 from bertlite.runtime.shapes import BLOCKS, Shape
 from bertlite.runtime.structs import NUMBERS, Blocks
-from bertlite.support.records import to_json
+from bertlite.support.files import to_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

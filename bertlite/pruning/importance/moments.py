@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bertlite.support.records import release_memory
+from bertlite.support.memory import release_memory
 
 RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, math.inf)  # for cross-validation to choose from
 FIRST = RIDGES.index(1e-3)

@@ -39,9 +39,10 @@ from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
 from bertlite.pruning.importance import macs
+from bertlite.support.environment import version_of, write_record
 from bertlite.support.progress import Progress
-from bertlite.support.records import Record, Run, quartiles, read_runs, run_is_finished, version_of, write_record
-from bertlite.support.timing import alternate, ratios
+from bertlite.support.runs import Record, Run, read_runs, run_is_finished
+from bertlite.support.timing import alternate, quartiles, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.methods import FEWER, OURS, WAYS, OfLayers, Subject, Way, library
 from scripts.measure.budgets.picture import draw

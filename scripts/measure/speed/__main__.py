@@ -26,8 +26,9 @@ from typing import Any
 import torch
 
 from bertlite.cli.parts import FOLDER, RECORD, add_device, count, names, paths
+from bertlite.support.environment import environment, version_of
+from bertlite.support.files import write_json
 from bertlite.support.progress import Progress
-from bertlite.support.records import environment, version_of, write_json
 from bertlite.support.timing import check_rounds
 from scripts.measure.speed.bench import MODELS, Bench, longest_of, section_lines, suffix
 from scripts.measure.speed.engines import ENGINES

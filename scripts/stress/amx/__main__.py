@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 
 EMULATOR = Path(__file__).with_name("emulator.c")
 FLAGS = ("-O3", "-march=x86-64-v4", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC")

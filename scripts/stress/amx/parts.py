@@ -25,7 +25,7 @@ from bertlite import BertModel, BertTokenizer
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.parity.compare import rms_distance
 from bertlite.runtime.library import INSTRUCTION_SETS, kernels_for, processor_flags
-from bertlite.support.records import environment, write_record
+from bertlite.support.environment import environment, write_record
 from scripts.stress.amx.__main__ import emulated
 
 SENTENCES = Path(__file__).resolve().parents[3] / "notebooks/sentences.txt"

@@ -43,8 +43,8 @@ from bertlite.experiments.settings import from_options
 from bertlite.pruning.importance import macs
 from bertlite.pruning.importance.structures import arguments_of
 from bertlite.runtime.library import missing_platform
+from bertlite.support.files import lock_folder
 from bertlite.support.progress import Progress
-from bertlite.support.records import lock_folder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
 L, N, W = 3, 4, 37
