@@ -6,7 +6,7 @@ whose bfloat16 is not slow.  Times are measured once and kept in a file next to 
 
 import contextlib
 import copyreg
-import fcntl
+import ctypes
 import hashlib
 import json
 import os
@@ -44,6 +44,10 @@ AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 VNNI, BF16 = "-mavx512vnni", "-mavx512bf16"
 AVX2 = ("-mavx2", "-mfma", "-falign-loops=64")  # without alignment int8 can be 5 % slower, by chance
 ON_MAC = {"FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_BF16": "bf16"}  # as Linux names them
+ON_MAC |= {"avx2_0": "avx2", "fma": "fma"}
+ON_X86 = platform.machine() in ("x86_64", "AMD64")
+AVX2_ON_WINDOWS = 40  # PF_AVX2_INSTRUCTIONS_AVAILABLE; every processor that has it has fma
+MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("x86_64", "arm64"), "win32": ("AMD64",)}
 HASH_SIZE = hashlib.sha256().digest_size
 
 
@@ -93,9 +97,9 @@ INSTRUCTION_SETS = {  # from the best to the most common
         InstructionSet("avx512", HAS_AVX512, AVX512),
         InstructionSet("avx_vnni", frozenset({"avx2", "fma", "avx_vnni"}), (*AVX2, "-mavxvnni")),
         InstructionSet("avx2", frozenset({"avx2", "fma"}), AVX2),
-        InstructionSet("neon_bf16", frozenset({"asimddp", "i8mm", "bf16"}), ("-march=armv8.2-a+dotprod+i8mm+bf16",)),
-        InstructionSet("neon_dot", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",)),
-        InstructionSet("baseline", frozenset(), (), rounds_once=platform.machine() != "x86_64"),  # SSE2 or NEON
+        InstructionSet("neon_bf16", frozenset({"asimddp", "i8mm", "bf16"}), ("-mcpu=generic+dotprod+i8mm+bf16",)),
+        InstructionSet("neon_dot", frozenset({"asimddp"}), ("-mcpu=generic+dotprod",)),
+        InstructionSet("baseline", frozenset(), (), rounds_once=not ON_X86),  # SSE2 or NEON
         InstructionSet("baseline_exact", frozenset(), ("-DBERTLITE_ROUNDS_ONCE",)),
     )
 }
@@ -105,8 +109,11 @@ INSTRUCTION_SETS = {  # from the best to the most common
 def processor_flags() -> frozenset[str]:
     """Return the flags of this processor, as in Linux's /proc/cpuinfo."""
     if sys.platform == "darwin":
-        features = subprocess.run(["sysctl", "hw.optional.arm"], capture_output=True, text=True).stdout
+        features = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True).stdout
         return frozenset(flag for feature, flag in ON_MAC.items() if f".{feature}: 1" in features)
+    if sys.platform == "win32":
+        has_avx2 = ctypes.windll.kernel32.IsProcessorFeaturePresent(AVX2_ON_WINDOWS)
+        return frozenset({"avx2", "fma"} if has_avx2 else ())
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("flags", "Features")):
             return frozenset(line.partition(":")[2].split())
@@ -125,10 +132,11 @@ def processor_name() -> str:
 
 def missing_platform() -> str | None:
     """Return the reason why the kernels cannot run on this kind of machine; None if they can."""
-    machine = sys.platform, platform.machine()
-    if machine in (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")):
+    machine = platform.machine()
+    if machine in MACHINES.get(sys.platform, ()):
         return None
-    return f"native kernels are for Linux on x86-64 or ARM, and macOS on ARM, not for {' on '.join(machine)}"
+    known = "Linux and macOS on x86-64 or ARM, and Windows on x86-64"
+    return f"native kernels are for {known}, not for {sys.platform} on {machine}"
 
 
 def usable_sets(*, reproducible: bool = False) -> list[InstructionSet]:
@@ -298,7 +306,7 @@ def own_folder(folder: Path) -> Path:
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
         raise NativeKernelsError(
             f"{folder} belongs to user {found.st_uid} and has mode {found.st_mode & 0o777:o}: others may have put code"
             f" there. Run `chmod 700 {folder}` if it is yours, or set BERTLITE_CACHE to another folder"
@@ -316,6 +324,10 @@ def compile_once(wanted: InstructionSet, path: Path) -> None:
     """Compile the kernels to a path unless they are there; if another process is compiling them, wait for it."""
     if is_whole(path):
         return
+    if sys.platform == "win32":
+        raise NativeKernelsError(f"on Windows kernels come with a wheel, and none for {wanted.name} are installed")
+    import fcntl
+
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released if this process dies

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, c_double, c_long, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
 from typing import Any, ClassVar, NamedTuple
 
 NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 2}  # as in kernels/native.cpp
@@ -32,30 +32,30 @@ class Matrix(Structure):
         ("bias", c_void_p),
         ("scales", c_void_p),
         ("sums", c_void_p),
-        ("outputs", c_long),
-        ("inputs", c_long),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
     )
 
 
 class Sized(Structure):
     """A struct that begins with its size, which the library compares with its own."""
 
-    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("size", c_long),)
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("size", c_int64),)
 
     def __init__(self, *values: object, **named: object) -> None:
         super().__init__(ctypes.sizeof(self), *values, **named)
 
 
 class Linear(Sized):
-    _fields_ = (("matrix", Matrix), ("activation", c_long))
+    _fields_ = (("matrix", Matrix), ("activation", c_int64))
 
 
 class Ids(Sized):
     _fields_ = (
         *((name, c_void_p) for name in ("ids", "segments", "positions", "mask", "ends")),
-        *((name, c_long) for name in ("rows", "length", "takes_padding", "skips_padding", "padding", "keeps_order")),
+        *((name, c_int64) for name in ("rows", "length", "takes_padding", "skips_padding", "padding", "keeps_order")),
         *((name, c_void_p) for name in ("words", "segment_table", "position_table", "norm_weight", "norm_bias")),
-        *((name, c_long) for name in ("word_count", "segment_count", "position_count", "padding_has_position")),
+        *((name, c_int64) for name in ("word_count", "segment_count", "position_count", "padding_has_position")),
         ("word_scales", c_void_p),
     )
 
@@ -70,22 +70,22 @@ class Layer(Sized):
         ("attention_norm_bias", c_void_p),
         ("output_norm_weight", c_void_p),
         ("output_norm_bias", c_void_p),
-        ("head_count", c_long),
+        ("head_count", c_int64),
         ("distances", Matrix),
         ("key_distances", Matrix),
         ("distance_bias", c_void_p),
         ("distance_rows", c_void_p),
-        ("reach", c_long),
+        ("reach", c_int64),
     )
 
 
 class Model(Sized):
     _fields_ = (
         ("layers", POINTER(Layer)),
-        ("layer_count", c_long),
-        ("hidden_size", c_long),
-        ("head_size", c_long),
-        ("activation", c_long),
+        ("layer_count", c_int64),
+        ("hidden_size", c_int64),
+        ("head_size", c_int64),
+        ("activation", c_int64),
         ("epsilon", c_double),
         ("score_scale", c_double),
     )
@@ -93,21 +93,21 @@ class Model(Sized):
 
 class Batch(Sized):
     _fields_ = (
-        ("tokens", c_long),
-        ("sequences", c_long),
+        ("tokens", c_int64),
+        ("sequences", c_int64),
         ("starts", c_void_p),
         ("hidden", c_void_p),
         ("output", c_void_p),
         ("states", c_void_p),
-        ("is_bfloat16", c_long),
+        ("is_bfloat16", c_int64),
         ("bias", c_void_p),
-        ("bias_strides", c_long * 3),
+        ("bias_strides", c_int64 * 3),
         ("has_keys", c_void_p),
-        ("has_keys_strides", c_long * 3),
+        ("has_keys_strides", c_int64 * 3),
         ("gates", c_void_p),
-        ("gates_each_token", c_long),
+        ("gates_each_token", c_int64),
         ("probabilities", c_void_p),
-        ("first_only", c_long),
+        ("first_only", c_int64),
         ("ids", POINTER(Ids)),
         ("pooler", POINTER(Linear)),
         ("pooled", c_void_p),
@@ -134,13 +134,13 @@ class Kernels:
         self.path, self.reproducible = path, reproducible
         library = ctypes.CDLL(path)
         self._run, self._pack, self._linear = library.bertlite_run, library.bertlite_pack, library.bertlite_linear
-        message = (ctypes.c_char_p, c_long)
-        self._run.argtypes = [c_long, c_long, POINTER(Model), POINTER(Batch), c_long, *message]
-        self._pack.argtypes = [c_long, c_void_p, c_long, c_long, *(c_void_p,) * 3, c_long, *message]
-        self._linear.argtypes = [c_long, c_long, POINTER(Linear), c_void_p, c_long, c_void_p, c_long, *message]
-        self._run.restype = self._pack.restype = self._linear.restype = c_long
-        library.bertlite_block.restype = library.bertlite_pairs.restype = c_long
-        library.bertlite_block.argtypes = [c_long]
+        message = (ctypes.c_char_p, c_int64)
+        self._run.argtypes = [c_int64, c_int64, POINTER(Model), POINTER(Batch), c_int64, *message]
+        self._pack.argtypes = [c_int64, c_void_p, c_int64, c_int64, *(c_void_p,) * 3, c_int64, *message]
+        self._linear.argtypes = [c_int64, c_int64, POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, *message]
+        self._run.restype = self._pack.restype = self._linear.restype = c_int64
+        library.bertlite_block.restype = library.bertlite_pairs.restype = c_int64
+        library.bertlite_block.argtypes = [c_int64]
         pairs = {"int8": library.bertlite_pairs()}
         self._blocks = {name: Blocks(library.bertlite_block(n), pairs.get(name, 1)) for name, n in NUMBERS.items()}
 

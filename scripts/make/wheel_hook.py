@@ -1,4 +1,4 @@
-"""Hatchling's hook: a wheel that holds compiled kernels is for Linux and their machine, any other for every machine.
+"""Hatchling's hook: a wheel that holds compiled kernels is for their platform, any other for every platform.
 
 It is run by the build; `python -m scripts.make.wheel` compiles the kernels first.
 """
@@ -9,8 +9,14 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PREBUILT = ("bertlite/runtime/prebuilt", "bertlite_runtime/prebuilt")  # of bertlite, and of the runtime alone
-MACHINES = {62: "x86_64", 183: "aarch64"}  # by the number in the head of an ELF file
-SYSTEM = "manylinux_2_27"  # what the kernels need, by auditwheel; torch's own wheels need 2_28
+ELF, MACH_O = b"\x7fELF", b"\xcf\xfa\xed\xfe"  # how a library of Linux begins, and one of macOS
+PLATFORMS = {  # by the beginning of a library, and a number after it that tells machines apart
+    (ELF, 18, 62): "manylinux_2_27_x86_64",  # what the kernels need, by auditwheel; torch's own wheels need 2_28
+    (ELF, 18, 183): "manylinux_2_27_aarch64",
+    (MACH_O, 4, 7): "macosx_13_0_x86_64",
+    (MACH_O, 4, 12): "macosx_13_0_arm64",
+    (b"MZ", 0, ord("M")): "win_amd64",
+}
 
 
 class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]  # of a config that hatchling does not name either
@@ -18,7 +24,12 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]  # of a config 
         """Tag the wheel and add the kernels, if there are any."""
         libraries = [path for folder in PREBUILT for path in Path(self.root, folder).glob("*.so")]
         if version == "standard" and libraries:
-            [machine] = {MACHINES[library.read_bytes()[18]] for library in libraries}
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{SYSTEM}_{machine}"
+            [build_data["tag"]] = {f"py3-none-{platform_of(library.read_bytes())}" for library in libraries}
             build_data["artifacts"] += [f"{folder}/*.so" for folder in PREBUILT]
+
+
+def platform_of(library: bytes) -> str:
+    """Return the platform of a compiled library, as tags of wheels name it."""
+    known = PLATFORMS.items()
+    return next(name for (start, at, number), name in known if library.startswith(start) and library[at] == number)

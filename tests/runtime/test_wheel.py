@@ -1,5 +1,6 @@
 """scripts/make/wheel.py --runtime: a wheel that runs packed folders without torch, compiler or network."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,9 @@ import pytest
 from natively import kernels_or_skip
 
 from bertlite.runtime import load
-from bertlite.runtime.library import usable_sets
+from bertlite.runtime.library import INSTRUCTION_SETS, compile_kernels, usable_sets
 from bertlite.shipping.pack import pack
-from scripts.make import wheel
+from scripts.make import wheel, wheel_hook
 from tests.clients.checks.common import minilm
 
 RUN = """
@@ -54,3 +55,22 @@ def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == load(tmp_path / "packed").encode("Time flies.").tobytes().hex()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("platform", "tag"),
+    [
+        ("macos-arm64", "macosx_13_0_arm64"),
+        ("macos-x86_64", "macosx_13_0_x86_64"),
+        ("windows-x86_64", "win_amd64"),
+    ],
+)
+def test_the_kernels_compile_for_macos_and_windows(
+    platform: str, tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ziglang", reason="needs PyPI's ziglang, a compiler for other systems")
+    pytest.importorskip("hatchling")
+    monkeypatch.setenv("CXX", shlex.join(wheel.COMPILERS[platform]))
+    compile_kernels(INSTRUCTION_SETS[wheel.SETS[platform][0]], tmp_path / "kernels.so")
+    assert wheel_hook.platform_of((tmp_path / "kernels.so").read_bytes()) == tag

@@ -62,7 +62,7 @@ class NativeEncoder(BertEncoder):
             for i, weight in enumerate(weights):
                 inputs.at(i).keep_weights(weight.to(x.dtype))
             return inputs.first(x) if first else x, None if states is None else list(states)
-        starts = (ctypes.c_long * (len(lengths) + 1))(0, *accumulate(lengths))
+        starts = (ctypes.c_int64 * (len(lengths) + 1))(0, *accumulate(lengths))
         batch = Batch(
             tokens=starts[-1],
             sequences=len(lengths),

@@ -15,18 +15,18 @@ namespace bertlite {
 #if !defined(BERTLITE_PANEL)
 #define BERTLITE_PANEL 192
 #endif
-constexpr long TILE_WORDS = 16, TILE_BYTES = 1024;
-constexpr long PANEL = BERTLITE_PANEL;  // words whose weights stay in the first cache
-constexpr long AMX_ROWS = 256;          // rows whose sums wait for the next panel
-constexpr long AMX_COLUMNS = 32;        // outputs of a block of sums
+constexpr Long TILE_WORDS = 16, TILE_BYTES = 1024;
+constexpr Long PANEL = BERTLITE_PANEL;  // words whose weights stay in the first cache
+constexpr Long AMX_ROWS = 256;          // rows whose sums wait for the next panel
+constexpr Long AMX_COLUMNS = 32;        // outputs of a block of sums
 
 // Assembly, because GCC's intrinsics do not tell it what memory they read and write.
 #define TILE_LOAD(tile, at, stride) \
-    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"(long(stride)) : "memory")
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"(Long(stride)) : "memory")
 #define TILE_STREAM(tile, at, stride) \
-    asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(at), "r"(long(stride)) : "memory")
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(at), "r"(Long(stride)) : "memory")
 #define TILE_STORE(tile, at, stride) \
-    asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"(long(stride)) : "memory")
+    asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"(Long(stride)) : "memory")
 #define TILE_ADD(to, a, b)                                                    \
     do {                                                                      \
         if constexpr (Kind::per_word == 2)                                    \
@@ -38,10 +38,10 @@ constexpr long AMX_COLUMNS = 32;        // outputs of a block of sums
 // Whether Linux lets this process use tiles: it must be asked once (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
 inline const bool may_use_tiles = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 
-inline thread_local long configured_rows = 0;  // of this thread's tiles; 0: they are not configured
+inline thread_local Long configured_rows = 0;  // of this thread's tiles; 0: they are not configured
 
 // Sums are in tiles 0 to 3, rows in 4 and 5, weights in 6 and 7.  With fewer than 16 rows 0, 1 and 4 alone are used.
-inline void configure_tiles(long rows) {
+inline void configure_tiles(Long rows) {
     if (configured_rows == rows) return;
     struct {
         uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -74,17 +74,17 @@ class Tiles {
 template <class Sum>
 struct SumBlock {
     Sum* sums[2] = {};  // of each row of tiles
-    long stride = 0;    // of sums, in numbers
+    Long stride = 0;    // of sums, in numbers
     int row_tiles = 0, column_tiles = 0;
     // What is finished: rows of the first tile from `skipped` on, as it may overlap that before, then of the second.
-    long row = 0, column = 0, columns = 0, rows[2] = {}, skipped[2] = {};
-    long left = 0;  // rows to finish
+    Long row = 0, column = 0, columns = 0, rows[2] = {}, skipped[2] = {};
+    Long left = 0;  // rows to finish
 
     template <class Finish>
-    void finish_some(long count, const Finish& finish) {
+    void finish_some(Long count, const Finish& finish) {
         while (left && count > 0) {
-            const long done = rows[0] + rows[1] - left, tile = done >= rows[0], within = done - (tile ? rows[0] : 0);
-            const long some = std::min(count, rows[tile] - within);
+            const Long done = rows[0] + rows[1] - left, tile = done >= rows[0], within = done - (tile ? rows[0] : 0);
+            const Long some = std::min(count, rows[tile] - within);
             finish(row + done, some, column, columns, sums[tile] + (skipped[tile] + within) * stride);
             left -= some, count -= some;
         }
@@ -93,7 +93,7 @@ struct SumBlock {
     // Store the tiles that hold it; between them, call next(tile).
     template <class Next>
     void store(Next next) const {
-        const long bytes = stride * sizeof(Sum);
+        const Long bytes = stride * sizeof(Sum);
         if (row_tiles > 0) TILE_STORE(0, sums[0], bytes);
         next(std::integral_constant<int, 0>{});
         if (column_tiles > 1) TILE_STORE(1, sums[0] + 16, bytes);
@@ -108,10 +108,10 @@ struct SumBlock {
 // Weights of the two blocks that are needed next, or none: with each step some lines of them are prefetched.
 struct WeightsAhead {
     const char* at[2] = {};
-    long lines = 0;
+    Long lines = 0;
 
     void prefetch_some() {
-        for (long i = 0; i < lines; i++)
+        for (Long i = 0; i < lines; i++)
             for (const char*& each : at) prefetch(each), each += 64;
     }
 };
@@ -119,11 +119,11 @@ struct WeightsAhead {
 // What ROWS x COLUMNS tiles are multiplied: rows, of two tiles, and weights, of two blocks.
 struct Factors {
     const char *rows[2], *weights[2];
-    long stride;  // bytes from row to row
+    Long stride;  // bytes from row to row
 };
 
 template <class Kind, int ROWS, int COLUMNS>
-inline void load_factors(const Factors& from, long word) {
+inline void load_factors(const Factors& from, Long word) {
     TILE_STREAM(4, from.rows[0] + word * 4, from.stride);
     TILE_LOAD(6, from.weights[0] + word * 64, 64);
     if constexpr (ROWS > 1) TILE_STREAM(5, from.rows[1] + word * 4, from.stride);
@@ -140,7 +140,7 @@ inline void add_products() {
 
 // Begin the sums of one tile, at `start`, whose rows are so many bytes apart, or at zero, with the first products.
 template <class Kind, int TILE>
-inline void begin_tile(const typename Kind::Sum* start, long bytes) {
+inline void begin_tile(const typename Kind::Sum* start, Long bytes) {
 #define BEGIN(tile, a, b)                                        \
     if constexpr (TILE == tile) {                                \
         if (start)                                               \
@@ -156,17 +156,17 @@ inline void begin_tile(const typename Kind::Sum* start, long bytes) {
 // Multiply ROWS x COLUMNS tiles by so many words and leave the sums in tiles; store and finish those before.
 // start: the sums of each row of tiles so far, or what each output begins with, 0 bytes apart; or null.
 template <class Kind, int ROWS, int COLUMNS, class Finish>
-void multiply_block(const Factors& factors, long row_count, long words, const typename Kind::Sum* const (&start)[2],
-                    long start_bytes, SumBlock<typename Kind::Sum>& before, WeightsAhead& ahead,
+void multiply_block(const Factors& factors, Long row_count, Long words, const typename Kind::Sum* const (&start)[2],
+                    Long start_bytes, SumBlock<typename Kind::Sum>& before, WeightsAhead& ahead,
                     const Finish& finish) {
     alignas(64) char rows[2][TILE_BYTES], weights[2][TILE_BYTES];
-    const long whole = words / TILE_WORDS * TILE_WORDS, left = words - whole;
+    const Long whole = words / TILE_WORDS * TILE_WORDS, left = words - whole;
     // The last words, fewer than a tile's, are copied, with zeros behind them.
     const Factors last{{rows[0], rows[1]}, {weights[0], weights[1]}, 64};
     if (left) {
         std::memset(rows, 0, sizeof rows), std::memset(weights, 0, sizeof weights);
         for (int tile = 0; tile < ROWS; tile++)
-            for (long i = 0; i < row_count; i++)
+            for (Long i = 0; i < row_count; i++)
                 std::memcpy(rows[tile] + i * 64, factors.rows[tile] + i * factors.stride + whole * 4, left * 4);
         for (int tile = 0; tile < COLUMNS; tile++)
             std::memcpy(weights[tile], factors.weights[tile] + whole * 64, left * 64);
@@ -176,8 +176,8 @@ void multiply_block(const Factors& factors, long row_count, long words, const ty
         if constexpr (tile / 2 < ROWS && tile % 2 < COLUMNS)
             begin_tile<Kind, tile>(start[tile / 2] ? start[tile / 2] + tile % 2 * 16 : nullptr, start_bytes);
     });
-    const long each = divide_up(before.left, std::max(1l, whole / TILE_WORDS - 1));
-    for (long word = TILE_WORDS; word < whole; word += TILE_WORDS) {
+    const Long each = divide_up(before.left, std::max(Long(1), whole / TILE_WORDS - 1));
+    for (Long word = TILE_WORDS; word < whole; word += TILE_WORDS) {
         load_factors<Kind, ROWS, COLUMNS>(factors, word);
         add_products<Kind, ROWS, COLUMNS>();
         ahead.prefetch_some();
@@ -192,35 +192,35 @@ void multiply_block(const Factors& factors, long row_count, long words, const ty
 
 // As `matmul` of tiles.h, but `finish` is called with a few rows at a time.
 template <class Kind, class To, class Finish>
-void matmul_by_amx(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
-                   const typename Kind::Sum* start, long first, long last, const To& to, const Finish& finish) {
+void matmul_by_amx(const typename Kind::Value* rows, Long stride, Long count, const Blocks& weight,
+                   const typename Kind::Sum* start, Long first, Long last, const To& to, const Finish& finish) {
     using Sum = typename Kind::Sum;
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
-    constexpr long apart = AMX_COLUMNS * AMX_COLUMNS + 80;  // not 4 KB, which would let loads wait for stores
+    constexpr Long apart = AMX_COLUMNS * AMX_COLUMNS + 80;  // not 4 KB, which would let loads wait for stores
     alignas(64) Sum waiting[AMX_ROWS / AMX_COLUMNS][apart];
     alignas(64) Sum done[AMX_COLUMNS * BLOCK];  // two blocks beside each other
-    const long words = weight.inputs, row_bytes = stride * long(sizeof *rows), tile_rows = std::min(16l, count);
-    const auto at = [&](long row) { return std::max(0l, std::min(row, count - 16)); };  // where its tile begins
+    const Long words = weight.inputs, row_bytes = stride * Long(sizeof *rows), tile_rows = std::min(Long(16), count);
+    const auto at = [&](Long row) { return std::max(Long(0), std::min(row, count - 16)); };  // where its tile begins
     configure_tiles(tile_rows);
-    const long panel = round_up(even_part(words, PANEL), TILE_WORDS), part = round_up(even_part(count, AMX_ROWS), 32);
+    const Long panel = round_up(even_part(words, PANEL), TILE_WORDS), part = round_up(even_part(count, AMX_ROWS), 32);
     SumBlock<Sum> before;
-    long turn = 0;
-    for (long from = 0; from < count; from += part) {
-        const long end = std::min(count, from + part);
-        for (long column = first, columns; column < last; column += columns) {
+    Long turn = 0;
+    for (Long from = 0; from < count; from += part) {
+        const Long end = std::min(count, from + part);
+        for (Long column = first, columns; column < last; column += columns) {
             columns = std::min(AMX_COLUMNS - column % AMX_COLUMNS, last - column);
             const Sum* const of_outputs = start ? start + column : nullptr;
-            for (long word = 0; word < words; word += panel) {
-                const long some = std::min(panel, words - word);
+            for (Long word = 0; word < words; word += panel) {
+                const Long some = std::min(panel, words - word);
                 const bool is_last = word + some == words;
                 WeightsAhead ahead;
                 if (!is_last || column + columns < last || weight.goes_on) {
-                    const long next = is_last ? column + columns : column, next_word = is_last ? 0 : word + some;
+                    const Long next = is_last ? column + columns : column, next_word = is_last ? 0 : word + some;
                     for (int i = 0; i < 2; i++)
                         ahead.at[i] = reinterpret_cast<const char*>(weight.at<Kind>(next + 16 * i, next_word));
-                    ahead.lines = divide_up(panel, std::max(1l, divide_up(end - from, 32) * (some / TILE_WORDS - 1)));
+                    ahead.lines = divide_up(panel, std::max(Long(1), divide_up(end - from, 32) * (some / TILE_WORDS - 1)));
                 }
-                for (long row = from; row < end; row += 32) {
+                for (Long row = from; row < end; row += 32) {
                     const bool two = row + 16 < end;
                     SumBlock<Sum> block;
                     Sum* const waits = waiting[(row - from) / 32];
@@ -236,8 +236,8 @@ void matmul_by_amx(const typename Kind::Value* rows, long stride, long count, co
                         turn = 1 - turn;
                         block.sums[0] = sums, block.sums[1] = sums + 16 * BLOCK, block.stride = BLOCK;
                         block.row = row, block.column = column, block.columns = columns;
-                        block.rows[0] = std::min(16l, count - row);
-                        block.rows[1] = two ? std::min(16l, count - row - 16) : 0;
+                        block.rows[0] = std::min(Long(16), count - row);
+                        block.rows[1] = two ? std::min(Long(16), count - row - 16) : 0;
                         block.skipped[0] = row - at(row), block.skipped[1] = row + 16 - at(row + 16);
                         block.left = block.rows[0] + block.rows[1];
                     }
@@ -248,7 +248,7 @@ void matmul_by_amx(const typename Kind::Value* rows, long stride, long count, co
                                           row_bytes};
                     const Sum* const so_far[2] = {word ? waits : of_outputs,
                                                   word ? waits + 16 * AMX_COLUMNS : of_outputs};
-                    const long so_far_bytes = word ? AMX_COLUMNS * long(sizeof(Sum)) : 0;
+                    const Long so_far_bytes = word ? AMX_COLUMNS * Long(sizeof(Sum)) : 0;
                     const auto multiply = [&](auto row_tiles, auto column_tiles) {
                         multiply_block<Kind, row_tiles, column_tiles>(factors, tile_rows, some, so_far, so_far_bytes,
                                                                       before, ahead, finish);

@@ -16,13 +16,13 @@ namespace bertlite {
 
 constexpr int PARTS = 3, PRODUCTS = 6;
 constexpr int PART_OF_ROW[PRODUCTS] = {2, 0, 1, 1, 0, 0}, PART_OF_WEIGHT[PRODUCTS] = {0, 2, 1, 0, 1, 0};
-constexpr long STEP = 2 * TILE_WORDS;  // numbers that a tile multiplies
-constexpr long PARTS_PANEL = 128;      // numbers that are summed on their own; their weights stay in the first cache
-constexpr long PARTS_ROWS = 128;       // rows that are split at a time
-constexpr long PARTS_INPUTS = 1024;    // numbers of them, which stay in the second cache
-constexpr long PARTS_OUTPUTS = 1024;   // outputs whose sums wait for the next inputs
-constexpr long PARTS_STRIDE = PARTS_INPUTS + STEP;  // of a part of a row; an odd number of cache lines
-constexpr long TOTALS_STRIDE = PARTS_OUTPUTS + 16;  // likewise of waiting sums
+constexpr Long STEP = 2 * TILE_WORDS;  // numbers that a tile multiplies
+constexpr Long PARTS_PANEL = 128;      // numbers that are summed on their own; their weights stay in the first cache
+constexpr Long PARTS_ROWS = 128;       // rows that are split at a time
+constexpr Long PARTS_INPUTS = 1024;    // numbers of them, which stay in the second cache
+constexpr Long PARTS_OUTPUTS = 1024;   // outputs whose sums wait for the next inputs
+constexpr Long PARTS_STRIDE = PARTS_INPUTS + STEP;  // of a part of a row; an odd number of cache lines
+constexpr Long TOTALS_STRIDE = PARTS_OUTPUTS + 16;  // likewise of waiting sums
 // Beyond these a part is infinite, or a product of parts is less than a tile can hold.
 constexpr float PARTS_MOST = 1e38f, PARTS_LEAST = 1e-28f;
 
@@ -54,25 +54,25 @@ inline bool can_split(Words largest_bits) {
         reduce((Vector)largest_bits, [](Vector a, Vector b) { return (Vector)max_words((Words)a, (Words)b); });
     return largest == 0 || (largest >= PARTS_LEAST && largest <= PARTS_MOST);
 }
-inline Vector load_some(const float* from, long count) {
+inline Vector load_some(const float* from, Long count) {
     float some[LANES] = {};
     if (count >= LANES) return load(from);
-    std::copy(from, from + std::max(0l, count), some);
+    std::copy(from, from + std::max(Long(0), count), some);
     return load(some);
 }
 
-inline bool can_split_row(const float* row, long count) {
+inline bool can_split_row(const float* row, Long count) {
     Words largest{};
-    for (long i = 0; i < count; i += LANES) largest = max_words(largest, magnitudes(load_some(row + i, count - i)));
+    for (Long i = 0; i < count; i += LANES) largest = max_words(largest, magnitudes(load_some(row + i, count - i)));
     return can_split(largest);
 }
 
 // Split `count` numbers of a row, with zeros behind them to `width`.
-inline void split_row(const float* from, long count, long width, BFloat16* to) {
-    for (long i = 0; i < width; i += LANES) {
+inline void split_row(const float* from, Long count, Long width, BFloat16* to) {
+    for (Long i = 0; i < width; i += LANES) {
         Words parts[PARTS];
         split(load_some(from + i, count - i), parts);
-        for (long part = 0; part < PARTS; part++) {
+        for (Long part = 0; part < PARTS; part++) {
             const Halves upper = __builtin_convertvector(parts[part] >> 16, Halves);
             std::memcpy(to + part * PARTS_ROWS * PARTS_STRIDE + i, &upper, sizeof upper);
         }
@@ -86,21 +86,21 @@ struct PartsPanel {
 
     const float* from = nullptr;  // the first number of the first output
     Parts* to = nullptr;
-    long numbers = 0, blocks = 0, left = 0;  // numbers that are left to split: pairs of them, of each block
+    Long numbers = 0, blocks = 0, left = 0;  // numbers that are left to split: pairs of them, of each block
     Words largest{};                         // bits of their magnitudes
 
     PartsPanel() = default;
-    PartsPanel(const uint32_t* weights, long numbers, long blocks, Parts& to)
+    PartsPanel(const uint32_t* weights, Long numbers, Long blocks, Parts& to)
         : from(reinterpret_cast<const float*>(weights)),
           to(&to),
           numbers(numbers),
           blocks(blocks),
           left(round_up(numbers, STEP) / 2 * blocks) {}
 
-    void split_some(long count) {
+    void split_some(Long count) {
         for (; count > 0 && left; count--) {
             left--;
-            const long pair = left / blocks, block = left % blocks;
+            const Long pair = left / blocks, block = left % blocks;
             const float* const at = from + 2 * pair * BLOCK + block * 16;
             const Vector even = 2 * pair < numbers ? load(at) : zeros();
             const Vector odd = 2 * pair + 1 < numbers ? load(at + BLOCK) : zeros();
@@ -124,23 +124,23 @@ struct PartsPanel {
 struct PanelSums : SumBlock<float> {
     bool is_first = false, is_last = false;  // whether its panel is
     float* totals = nullptr;                 // (rows, totals_stride), of its columns
-    long totals_stride = 0;
+    Long totals_stride = 0;
 };
 
 // Multiply ROWS x COLUMNS tiles by the panel, and leave the sums in tiles; store and finish those before, and split
 // some of the next panel.
 template <int ROWS, int COLUMNS, class Finish>
-void multiply_panel(const BFloat16* const (&rows)[2], const PartsPanel& panel, PartsPanel& next, long next_each,
+void multiply_panel(const BFloat16* const (&rows)[2], const PartsPanel& panel, PartsPanel& next, Long next_each,
                     PanelSums& before, const Finish& finish) {
-    const long steps = divide_up(panel.numbers, STEP), each = divide_up(before.left, PRODUCTS * steps - 1);
+    const Long steps = divide_up(panel.numbers, STEP), each = divide_up(before.left, PRODUCTS * steps - 1);
     for (int product = 0; product < PRODUCTS; product++) {
-        const long part = PART_OF_ROW[product] * PARTS_ROWS * PARTS_STRIDE;
+        const Long part = PART_OF_ROW[product] * PARTS_ROWS * PARTS_STRIDE;
         const auto& weights = (*panel.to)[PART_OF_WEIGHT[product]];
         const Factors factors{
             {reinterpret_cast<const char*>(rows[0] + part), reinterpret_cast<const char*>(rows[1] + part)},
             {reinterpret_cast<const char*>(weights[0]), reinterpret_cast<const char*>(weights[1])},
-            PARTS_STRIDE * long(sizeof(BFloat16))};
-        for (long step = 0; step < steps; step++) {
+            PARTS_STRIDE * Long(sizeof(BFloat16))};
+        for (Long step = 0; step < steps; step++) {
             load_factors<BFloat16s, ROWS, COLUMNS>(factors, step * TILE_WORDS);
             if (product || step) {
                 add_products<BFloat16s, ROWS, COLUMNS>();
@@ -158,46 +158,46 @@ void multiply_panel(const BFloat16* const (&rows)[2], const PartsPanel& panel, P
 
 // Multiply up to PARTS_ROWS rows, but those that are `apart`; as `matmul` of tiles.h.
 template <class Finish>
-void multiply_rows(const float* rows, long stride, long count, const bool* apart, const Blocks& weight,
-                   const float* start, long first, long last, const Finish& finish) {
-    constexpr long COLUMNS = AMX_COLUMNS;
+void multiply_rows(const float* rows, Long stride, Long count, const bool* apart, const Blocks& weight,
+                   const float* start, Long first, Long last, const Finish& finish) {
+    constexpr Long COLUMNS = AMX_COLUMNS;
     PartsMemory& memory = parts_memory();
     alignas(64) float done[COLUMNS * BLOCK];  // two blocks of sums beside each other
-    const long inputs = weight.inputs, tile_rows = std::min(16l, count);
-    const auto at = [&](long row) { return std::max(0l, std::min(row, count - 16)); };  // where its tile begins
-    const long part = round_up(even_part(inputs, PARTS_INPUTS), STEP);
-    const long size = round_up(even_part(part, PARTS_PANEL), STEP);
+    const Long inputs = weight.inputs, tile_rows = std::min(Long(16), count);
+    const auto at = [&](Long row) { return std::max(Long(0), std::min(row, count - 16)); };  // where its tile begins
+    const Long part = round_up(even_part(inputs, PARTS_INPUTS), STEP);
+    const Long size = round_up(even_part(part, PARTS_PANEL), STEP);
     const bool in_parts = part < inputs;
-    const long group_size = in_parts ? PARTS_OUTPUTS : last - first,
+    const Long group_size = in_parts ? PARTS_OUTPUTS : last - first,
                totals_stride = in_parts ? TOTALS_STRIDE : COLUMNS;
     configure_tiles(tile_rows);
 
     PanelSums before;
-    const auto finish_panel = [&](long row, long some, long column, long columns, float* sums) {
-        for (long i = 0; i < some; i++)
-            for (long j = 0; j < columns; j += LANES) {
+    const auto finish_panel = [&](Long row, Long some, Long column, Long columns, float* sums) {
+        for (Long i = 0; i < some; i++)
+            for (Long j = 0; j < columns; j += LANES) {
                 float *const sum = sums + i * BLOCK + j, *const total = before.totals + (row + i) * totals_stride + j;
                 const Vector so_far = !before.is_first ? load(total) : start ? load(start + column + j) : zeros();
                 store(before.is_last ? sum : total, load(sum) + so_far);
             }
-        for (long i = 0, together; before.is_last && i < some; i += together) {
+        for (Long i = 0, together; before.is_last && i < some; i += together) {
             together = 1;
             while (!apart[row + i] && i + together < some && !apart[row + i + together]) together++;
             if (!apart[row + i]) finish(row + i, together, column, columns, sums + i * BLOCK);
         }
     };
-    long turn = 0, sums_turn = 0;
-    for (long group = first; group < last; group += group_size) {
-        const long group_end = std::min(last, group + group_size);
-        const auto blocks_at = [&](long column) {
+    Long turn = 0, sums_turn = 0;
+    for (Long group = first; group < last; group += group_size) {
+        const Long group_end = std::min(last, group + group_size);
+        const auto blocks_at = [&](Long column) {
             return std::min(COLUMNS - column % COLUMNS, group_end - column) / 16;
         };
-        for (long from = 0; from < inputs; from += part) {
-            const long end = std::min(inputs, from + part);
-            for (long row = 0; row < count; row++)
+        for (Long from = 0; from < inputs; from += part) {
+            const Long end = std::min(inputs, from + part);
+            for (Long row = 0; row < count; row++)
                 split_row(rows + row * stride + from, apart[row] ? 0 : end - from, round_up(end - from, STEP),
                           memory.rows[0] + row * PARTS_STRIDE);
-            const auto panel_at = [&](long column, long word) {
+            const auto panel_at = [&](Long column, Long word) {
                 if (word >= end) word = from, column += 16 * blocks_at(column);
                 if (column >= group_end) return PartsPanel();
                 turn = 1 - turn;
@@ -206,12 +206,12 @@ void multiply_rows(const float* rows, long stride, long count, const bool* apart
             };
             PartsPanel panel = panel_at(group, from);
             panel.split_rest();
-            for (long column = group; column < group_end; column += 16 * blocks_at(column))
-                for (long word = from; word < end; word += size) {
+            for (Long column = group; column < group_end; column += 16 * blocks_at(column))
+                for (Long word = from; word < end; word += size) {
                     PartsPanel next = panel_at(column, word + size);
-                    const long steps = divide_up(count, 32) * PRODUCTS * divide_up(panel.numbers, STEP);
-                    const long next_each = divide_up(next.left, steps);
-                    for (long row = 0; row < count; row += 32) {
+                    const Long steps = divide_up(count, 32) * PRODUCTS * divide_up(panel.numbers, STEP);
+                    const Long next_each = divide_up(next.left, steps);
+                    for (Long row = 0; row < count; row += 32) {
                         const bool two = row + 16 < count;
                         float* const sums = done + sums_turn * COLUMNS;
                         sums_turn = 1 - sums_turn;
@@ -221,8 +221,8 @@ void multiply_rows(const float* rows, long stride, long count, const bool* apart
                         block.sums[0] = sums, block.sums[1] = sums + 16 * BLOCK, block.stride = BLOCK;
                         block.row_tiles = two ? 2 : 1, block.column_tiles = int(panel.blocks);
                         block.row = row, block.column = column, block.columns = 16 * panel.blocks;
-                        block.rows[0] = std::min(16l, count - row);
-                        block.rows[1] = two ? std::min(16l, count - row - 16) : 0;
+                        block.rows[0] = std::min(Long(16), count - row);
+                        block.rows[1] = two ? std::min(Long(16), count - row - 16) : 0;
                         block.skipped[0] = row - at(row), block.skipped[1] = row + 16 - at(row + 16);
                         block.left = block.rows[0] + block.rows[1];
                         const BFloat16* const base = memory.rows[0] + word - from;
@@ -250,25 +250,25 @@ void multiply_rows(const float* rows, long stride, long count, const bool* apart
 }
 
 template <class Kind, class To, class Finish>
-void matmul(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
-            const typename Kind::Sum* start, long first, long last, const To& to, Finish finish);
+void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blocks& weight,
+            const typename Kind::Sum* start, Long first, Long last, const To& to, Finish finish);
 
 // As `matmul` of tiles.h.  A row that cannot be split has float32's own products, whatever the other rows are.
 template <class To, class Finish>
-void matmul_by_parts(const float* rows, long stride, long count, const Blocks& weight, const float* start, long first,
-                     long last, const To& to, const Finish& finish) {
-    const long part = round_up(even_part(count, PARTS_ROWS), 32);
-    for (long from = 0; from < count; from += part) {
+void matmul_by_parts(const float* rows, Long stride, Long count, const Blocks& weight, const float* start, Long first,
+                     Long last, const To& to, const Finish& finish) {
+    const Long part = round_up(even_part(count, PARTS_ROWS), 32);
+    for (Long from = 0; from < count; from += part) {
         const float* const begin = rows + from * stride;
-        const long some = std::min(part, count - from);
+        const Long some = std::min(part, count - from);
         bool apart[PARTS_ROWS];
-        for (long i = 0; i < some; i++) apart[i] = !can_split_row(begin + i * stride, weight.inputs);
+        for (Long i = 0; i < some; i++) apart[i] = !can_split_row(begin + i * stride, weight.inputs);
         multiply_rows(begin, stride, some, apart, weight, start, first, last,
-                      [&](long row, auto... rest) { finish(from + row, rest...); });
-        for (long i = 0; i < some; i++)
+                      [&](Long row, auto... rest) { finish(from + row, rest...); });
+        for (Long i = 0; i < some; i++)
             if (apart[i])
                 matmul<Float32>(begin + i * stride, stride, 1, weight, start, first, last, to,
-                                [&](long, auto... rest) { finish(from + i, rest...); });
+                                [&](Long, auto... rest) { finish(from + i, rest...); });
     }
 }
 

@@ -6,7 +6,7 @@
 
 namespace bertlite {
 
-constexpr long QUERIES = 64;  // queries whose scores are computed at a time
+constexpr Long QUERIES = 64;  // queries whose scores are computed at a time
 
 // Memory that one thread needs for attention over up to so many keys.
 template <class Kind>
@@ -16,10 +16,10 @@ struct AttentionWorkspace {
     float* scores;            // (QUERIES, keys)
     float* relative;          // (QUERIES, relative_stride): products with the vectors of distances, or null
     Value* weights;           // (QUERIES, keys), not yet divided by their sum
-    long key_capacity, relative_stride;
+    Long key_capacity, relative_stride;
 
     template <class Arena>
-    AttentionWorkspace(Arena& arena, long keys_, long head_size, long distances)
+    AttentionWorkspace(Arena& arena, Long keys_, Long head_size, Long distances)
         : key_capacity(round_up(keys_, BLOCK)), relative_stride(round_up(distances, BLOCK) + 2 * BLOCK) {
         keys = arena.template take<uint32_t>(key_capacity * head_size / Kind::per_word);
         values = arena.template take<uint32_t>(key_capacity / Kind::per_word * round_up(head_size, BLOCK));
@@ -35,36 +35,36 @@ struct Head {
     using Value = typename Kind::Value;
     const Value *queries, *keys, *values;  // (tokens, H)
     Value* context;                        // (queries, H), rows `context_stride` apart
-    long context_stride;
-    long key_count, head_size;
+    Long context_stride;
+    Long key_count, head_size;
     float scale;                      // of the scores
     Blocks distances, key_distances;  // vectors by which queries and keys are multiplied, or without words
     const int32_t* rows;              // for query i and key j their vectors are rows[j - i]; or null
-    long exact_distances;             // up to which rows follow each other
+    Long exact_distances;             // up to which rows follow each other
     const float* distance_bias;       // (distances,): added to the scores, or null
-    long zero_distance;               // which of them is distance 0
+    Long zero_distance;               // which of them is distance 0
     const float* bias;                // added to the scores of query i at bias + i * bias_stride, or null
-    long bias_stride;
+    Long bias_stride;
     const uint8_t* has_keys;  // 0 for a query that may attend to no key, or null; has_keys_stride apart
-    long has_keys_stride;
+    Long has_keys_stride;
     const float* gate;  // factors of the context, gate_stride apart, or null
-    long gate_stride;
+    Long gate_stride;
     float* probabilities;  // (queries, keys), or null
 };
 
 template <class Kind>
-constexpr long words_of_keys(long keys) {
+constexpr Long words_of_keys(Long keys) {
     return round_up(divide_up(keys, Kind::per_word), WORDS_TOGETHER<Kind>);
 }
 
 // Pack values in blocks, as a matmul reads a weight: its inputs are the keys, its outputs the H numbers of a value.
 template <class Kind>
 void pack_values(const Head<Kind>& head, uint32_t* to) {
-    constexpr long block = BLOCK_OF<Kind>;
-    const long words = words_of_keys<Kind>(head.key_count);
+    constexpr Long block = BLOCK_OF<Kind>;
+    const Long words = words_of_keys<Kind>(head.key_count);
     alignas(64) static const typename Kind::Value zero_value[LANES] = {};
-    for (long word = 0; word < words; word++)
-        for (long column = 0; column < head.head_size; column += LANES) {
+    for (Long word = 0; word < words; word++)
+        for (Long column = 0; column < head.head_size; column += LANES) {
             uint32_t* at = to + (column / block * words + word) * block + column % block;
             const auto* first = head.values + word * Kind::per_word * head.head_size + column;
             if (word * Kind::per_word >= head.key_count) first = zero_value;
@@ -80,27 +80,27 @@ void pack_values(const Head<Kind>& head, uint32_t* to) {
 // Write the softmax numerators of one query's scores, 2^(factor x (score - largest)), to `weights`; return 1 / their
 // sum.
 template <class Value>
-float softmax(float* scores, long keys, long padded, float factor, Value* weights, bool keep) {
+float softmax(float* scores, Long keys, Long padded, float factor, Value* weights, bool keep) {
     constexpr bool rounded = std::is_same_v<Value, BFloat16>;
-    for (long key = keys; key < padded; key++) scores[key] = -INFINITY;
+    for (Long key = keys; key < padded; key++) scores[key] = -INFINITY;
     Vector maxima[4];  // which do not wait for each other
     for (auto& each : maxima) each = broadcast(-INFINITY);
-    for (long key = 0; key < padded; key += 4 * LANES)
+    for (Long key = 0; key < padded; key += 4 * LANES)
 #pragma GCC unroll 4
-        for (long i = 0; i < 4; i++)
+        for (Long i = 0; i < 4; i++)
             if (key + i * LANES < padded) maxima[i] = max(maxima[i], load(scores + key + i * LANES));
     float largest = reduce_max(max(max(maxima[0], maxima[1]), max(maxima[2], maxima[3])));
     if (largest == -INFINITY) largest = 0;  // all keys are masked
     Vector totals[PER_SUM] = {};
-    const auto weigh = [&](long key) {
+    const auto weigh = [&](Long key) {
         const Vector weight = exp2<rounded>((load(scores + key) - broadcast(largest)) * broadcast(factor));
         store(weights + key, weight);
         if (keep) store(scores + key, weight);
         return weight;
     };
-    for (long key = 0; key < padded; key += SUMMED)
+    for (Long key = 0; key < padded; key += SUMMED)
 #pragma GCC unroll 4
-        for (long j = 0; j < PER_SUM; j++)
+        for (Long j = 0; j < PER_SUM; j++)
             if (key + j * LANES < padded) totals[j] = totals[j] + weigh(key + j * LANES);
     return 1 / reduce_sum(totals);
 }
@@ -108,40 +108,40 @@ float softmax(float* scores, long keys, long padded, float factor, Value* weight
 // Add to the scores of `count` queries from `query` on: scale x the products of queries with the vectors of their
 // distances to keys, and of keys with those of the distances from queries.
 template <class Distances, class Kind>
-void add_distances(const Head<Kind>& head, long query, long count, const AttentionWorkspace<Kind>& workspace) {
-    const long stride = workspace.relative_stride, capacity = workspace.key_capacity;
+void add_distances(const Head<Kind>& head, Long query, Long count, const AttentionWorkspace<Kind>& workspace) {
+    const Long stride = workspace.relative_stride, capacity = workspace.key_capacity;
     // Multiply rows by the vectors of all distances between the queries and some keys; return where that of row 0 is.
-    const auto multiply = [&](const Blocks& vectors, const typename Kind::Value* rows, long number, long key,
-                              long keys) {
-        const long first = head.rows[key - (query + count - 1)] / LANES * LANES;
-        const long last = round_up(head.rows[key + keys - 1 - query] + 1, LANES);
+    const auto multiply = [&](const Blocks& vectors, const typename Kind::Value* rows, Long number, Long key,
+                              Long keys) {
+        const Long first = head.rows[key - (query + count - 1)] / LANES * LANES;
+        const Long last = round_up(head.rows[key + keys - 1 - query] + 1, LANES);
         const Target<float> to{workspace.relative - first, stride};
         matmul<Distances>(rows, head.head_size, number, vectors, nullptr, first, last, to, in_place);
         return workspace.relative - first;
     };
     if (head.distances.words) {
         const float* all = multiply(head.distances, head.queries + query * head.head_size, count, 0, head.key_count);
-        for (long i = 0; i < count; i++) {
+        for (Long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * capacity;
             const float* products = all + i * stride;
             const int32_t* rows = head.rows - query - i;
             if (std::max(query + i, head.key_count - 1 - query - i) <= head.exact_distances) {
-                for (long j = 0; j < head.key_count; j += LANES)
+                for (Long j = 0; j < head.key_count; j += LANES)
                     store(scores + j,
                           multiply_add(load(products + rows[0] + j), broadcast(head.scale), load(scores + j)));
             } else {
-                for (long j = 0; j < head.key_count; j++)
+                for (Long j = 0; j < head.key_count; j++)
                     scores[j] = multiply_add(products[rows[j]], head.scale, scores[j]);
             }
         }
     }
-    for (long key = 0; head.key_distances.words && key < head.key_count; key += QUERIES) {
-        const long keys = std::min(QUERIES, head.key_count - key);
+    for (Long key = 0; head.key_distances.words && key < head.key_count; key += QUERIES) {
+        const Long keys = std::min(QUERIES, head.key_count - key);
         const float* products = multiply(head.key_distances, head.keys + key * head.head_size, keys, key, keys);
-        for (long i = 0; i < count; i++) {
+        for (Long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * capacity + key;
             const int32_t* rows = head.rows - query - i + key;
-            for (long j = 0; j < keys; j++)
+            for (Long j = 0; j < keys; j++)
                 scores[j] = multiply_add(products[j * stride + rows[j]], head.scale, scores[j]);
         }
     }
@@ -149,50 +149,50 @@ void add_distances(const Head<Kind>& head, long query, long count, const Attenti
 
 // Compute the context of queries first up to last.  Keys and values must have been packed in `workspace`.
 template <class Distances, class Kind>
-void attend(const Head<Kind>& head, long first, long last, const AttentionWorkspace<Kind>& workspace) {
+void attend(const Head<Kind>& head, Long first, Long last, const AttentionWorkspace<Kind>& workspace) {
     using Value = typename Kind::Value;
-    const long keys = head.key_count, padded = round_up(keys, std::max(LANES, WORDS_TOGETHER<Kind> * Kind::per_word));
-    const long words = head.head_size / Kind::per_word;
+    const Long keys = head.key_count, padded = round_up(keys, std::max(LANES, WORDS_TOGETHER<Kind> * Kind::per_word));
+    const Long words = head.head_size / Kind::per_word;
     const bool adds = head.rows || head.distance_bias || head.bias;  // to the scores, which are then scaled first
     const float factor = (adds ? 1 : head.scale) * LOG2_E;
     const Blocks key_blocks{workspace.keys, words};
     const Blocks value_blocks{workspace.values, words_of_keys<Kind>(keys)};
     float inverse[QUERIES];
-    const long part = even_part(last - first, QUERIES);
-    for (long query = first; query < last; query += part) {
-        const long count = std::min(part, last - query);
+    const Long part = even_part(last - first, QUERIES);
+    for (Long query = first; query < last; query += part) {
+        const Long count = std::min(part, last - query);
         const Target<float> scores_at{workspace.scores, workspace.key_capacity};
         matmul<Kind>(head.queries + query * head.head_size, head.head_size, count, key_blocks, nullptr, 0, padded,
                      scores_at, in_place);
-        for (long i = 0; adds && i < count; i++)
-            for (long key = 0; key < padded; key += LANES)
+        for (Long i = 0; adds && i < count; i++)
+            for (Long key = 0; key < padded; key += LANES)
                 store(scores_at.at(i, key), load(scores_at.at(i, key)) * broadcast(head.scale));
         if (head.rows) add_distances<Distances>(head, query, count, workspace);
         BERTLITE_PHASE("softmax and context");
-        for (long i = 0; i < count; i++) {
+        for (Long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * workspace.key_capacity;
             if (head.distance_bias) {
                 const float* bias = head.distance_bias + head.zero_distance - query - i;
-                for (long key = 0; key < keys; key++) scores[key] += bias[key];
+                for (Long key = 0; key < keys; key++) scores[key] += bias[key];
             }
             if (head.bias) {
                 const float* bias = head.bias + (query + i) * head.bias_stride;
-                for (long key = 0; key < keys; key++) scores[key] += bias[key];
+                for (Long key = 0; key < keys; key++) scores[key] += bias[key];
             }
             inverse[i] = softmax(scores, keys, padded, factor, workspace.weights + i * workspace.key_capacity,
                                  head.probabilities != nullptr);
             if (head.has_keys && !head.has_keys[(query + i) * head.has_keys_stride]) inverse[i] = 0;
             const float gate = head.gate ? head.gate[(query + i) * head.gate_stride] : 1;
             if (head.probabilities)
-                for (long key = 0; key < keys; key++)
+                for (Long key = 0; key < keys; key++)
                     head.probabilities[(query + i) * keys + key] = scores[key] * inverse[i] * gate;
             inverse[i] *= gate;
         }
         const Target<Value> context{head.context + query * head.context_stride, head.context_stride};
         matmul<Kind>(workspace.weights, workspace.key_capacity, count, value_blocks, nullptr, 0, head.head_size,
-                     context, [=, &inverse](long row, long rows, long column, long columns, const float* sums) {
-                         for (long i = 0; i < rows; i++)
-                             for (long j = 0; j < columns; j += LANES)
+                     context, [=, &inverse](Long row, Long rows, Long column, Long columns, const float* sums) {
+                         for (Long i = 0; i < rows; i++)
+                             for (Long j = 0; j < columns; j += LANES)
                                  store(context.at(row + i, column + j),
                                        load(sums + i * BLOCK + j) * broadcast(inverse[row + i]));
                      });

@@ -9,7 +9,6 @@
 // Letters:  T tokens, D hidden size, N heads, H head size, I neurons of the feed-forward network
 #pragma once
 
-#include <cstdlib>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -25,45 +24,45 @@ extern "C" {
 
 // The following structs begin with their size, which reveals a caller with another layout.
 struct Layer {
-    long size;
+    Long size;
     Matrix qkv;     // queries, keys and values: (3 N H, D)
     Matrix output;  // (D, N H)
     Matrix up, down;
     const float *attention_norm_weight, *attention_norm_bias, *output_norm_weight,
         *output_norm_bias;  // of the two LayerNorms
-    long head_count;
+    Long head_count;
     // Relative positions, by distance from query to key, the largest first: P - 1 down to 1 - P for P positions.
     Matrix distances;            // (2 P - 1, H), added to each key for a query; without words, none
     Matrix key_distances;        // likewise to each query for a key
     const float* distance_bias;  // (N, 2 P - 1): added to scores; or null
     // Or each head has a table, (N, R, H), and distances from `reach` down to -reach, and any beyond, share R rows.
     const float* distance_rows;  // (2 reach + 1,): the row of each; or null
-    long reach;
+    Long reach;
 };
 
 struct Model {
-    long size;
+    Long size;
     const Layer* layers;
-    long layer_count, hidden_size, head_size, activation;
+    Long layer_count, hidden_size, head_size, activation;
     double epsilon, score_scale;
 };
 
 struct Batch {
-    long size;
-    long tokens, sequences;
-    const long* starts;  // (sequences + 1,): where each begins, none of them empty, and where the last one ends
+    Long size;
+    Long tokens, sequences;
+    const Long* starts;  // (sequences + 1,): where each begins, none of them empty, and where the last one ends
     const void* hidden;  // (T, D)
     void* output;        // (T, D), or with first_only (sequences, D); with ids as these lie
     void* states;        // (layers, T, D), the inputs of the layers, or null
-    long is_bfloat16;    // whether those three are; else they are floats
+    Long is_bfloat16;    // whether those three are; else they are floats
     const float* bias;   // added to scores, or null: (sequences, N, queries, keys), with strides of the first three
-    long bias_strides[3];
+    Long bias_strides[3];
     const uint8_t* has_keys;  // 0 for a query that may attend to no key, or null: (sequences, N, queries)
-    long has_keys_strides[3];
+    Long has_keys_strides[3];
     const float* const* gates;    // for each layer the factors of its heads, (T, N) or (N,); or null
-    long gates_each_token;        // which of the two
+    Long gates_each_token;        // which of the two
     float* const* probabilities;  // for each layer (sequences, N, S, S), all lengths being equal; or null
-    long first_only;              // whether the last layer computes only the first token of each sequence
+    Long first_only;              // whether the last layer computes only the first token of each sequence
     const Ids* ids;               // from which `tokens`, `sequences`, `starts` and `hidden` are computed; or null
     const Linear* pooler;         // applied to the first token of each sequence, or null
     void* pooled;                 // (sequences, outputs of the pooler)
@@ -76,28 +75,28 @@ class Arena {
     explicit Arena(char* start = nullptr) : start_(start) {}
 
     template <class T>
-    T* take(long count) {
+    T* take(Long count) {
         char* at = start_ + used_;
-        used_ += round_up(count * long(sizeof(T)), 64) + 64;  // 64 more: vectors may read beyond the last row's end
+        used_ += round_up(count * Long(sizeof(T)), 64) + 64;  // 64 more: vectors may read beyond the last row's end
         return start_ ? reinterpret_cast<T*>(at) : nullptr;
     }
 
-    long used() const { return used_; }
+    Long used() const { return used_; }
 
    private:
     char* start_;
-    long used_ = 0;
+    Long used_ = 0;
 };
 
 // The rows of the vectors that belong to the distances between up to `keys` tokens, from the largest down.
 struct DistanceRows {
     std::vector<int32_t> rows;
-    long exact = 0;  // a distance up to which they follow each other
+    Long exact = 0;  // a distance up to which they follow each other
 
-    DistanceRows(const Layer& layer, long keys) {
+    DistanceRows(const Layer& layer, Long keys) {
         if (!(layer.distances.words || layer.key_distances.words) || !keys) return;
-        for (long distance = keys - 1; distance > -keys; distance--) {
-            const long shared = layer.reach - std::clamp(distance, -layer.reach, layer.reach);
+        for (Long distance = keys - 1; distance > -keys; distance--) {
+            const Long shared = layer.reach - std::clamp(distance, -layer.reach, layer.reach);
             rows.push_back(layer.distance_rows ? int32_t(layer.distance_rows[shared])
                                                : int32_t((layer.distances.outputs - 1) / 2 - distance));
         }
@@ -105,13 +104,13 @@ struct DistanceRows {
         while (exact + 1 < keys && zero[exact + 1] == zero[exact] + 1 && zero[-exact - 1] == zero[-exact] - 1) exact++;
     }
 
-    long count() const { return rows.empty() ? 0 : rows.back() - rows.front() + 1; }
+    Long count() const { return rows.empty() ? 0 : rows.back() - rows.front() + 1; }
 };
 
 // The workers of a loop: one thread, or the team together.
 struct OneThread {
     template <class Work>
-    void parallel_for(long total, long, Work work) const {
+    void parallel_for(Long total, Long, Work work) const {
         work(0, total);
     }
 };
@@ -120,9 +119,9 @@ struct WholeTeam {
     Team::Member& member;
     // Call work(from, to) on ranges of at most `grain` of `total` items.
     template <class Work>
-    void parallel_for(long total, long grain, Work work) const {
+    void parallel_for(Long total, Long grain, Work work) const {
         member.parallel_for(divide_up(total, grain),
-                            [&](long piece) { work(piece * grain, std::min(total, (piece + 1) * grain)); });
+                            [&](Long piece) { work(piece * grain, std::min(total, (piece + 1) * grain)); });
     }
 };
 
@@ -141,10 +140,10 @@ using AttentionOf = std::conditional_t<IN_FLOATS<Kind, reproducible>, Float32, B
 #if !defined(BERTLITE_FEW_TOKENS)
 #define BERTLITE_FEW_TOKENS 48
 #endif
-constexpr long TOKENS = BERTLITE_TOKENS;          // tokens that a thread takes through the second phase at a time
-constexpr long FEW_TOKENS = BERTLITE_FEW_TOKENS;  // with fewer for each thread, threads share the outputs
-constexpr long TOKENS_SHARED = 4;  // tokens that a thread normalises or converts at a time, where threads share them
-constexpr long PHASES = 10;        // of a layer, at most
+constexpr Long TOKENS = BERTLITE_TOKENS;          // tokens that a thread takes through the second phase at a time
+constexpr Long FEW_TOKENS = BERTLITE_FEW_TOKENS;  // with fewer for each thread, threads share the outputs
+constexpr Long TOKENS_SHARED = 4;  // tokens that a thread normalises or converts at a time, where threads share them
+constexpr Long PHASES = 10;        // of a layer, at most
 
 template <class Kind, class Attending>
 class Encoder {
@@ -161,19 +160,19 @@ class Encoder {
         float* neurons;              // (tokens, I), of 8-bit integers alone: not yet quantized
         Value* intermediate;         // (tokens, I)
         Quantization* intermediate_quantization;
-        long first = 0, count = 0;  // which tokens they are
+        Long first = 0, count = 0;  // which tokens they are
     };
 
    public:
-    Encoder(const Model& model, const Batch& batch, long threads) : model_(model), batch_(batch), threads_(threads) {
+    Encoder(const Model& model, const Batch& batch, Long threads) : model_(model), batch_(batch), threads_(threads) {
         if (batch.ids) {
             places_ = TokenPlaces(*batch.ids);
             batch_.tokens = places_.tokens();
             batch_.sequences = batch.ids->rows;
             batch_.starts = places_.starts.data();
         }
-        long widest_neurons = 0;
-        for (long layer = 0; layer < model.layer_count; layer++) {
+        Long widest_neurons = 0;
+        for (Long layer = 0; layer < model.layer_count; layer++) {
             widest_heads_ = std::max(widest_heads_, model.layers[layer].output.inputs);
             widest_neurons = std::max(widest_neurons, round_up(model.layers[layer].up.outputs, LANES));
         }
@@ -181,19 +180,18 @@ class Encoder {
         context_stride_ = row_stride<HeadValue>(widest_heads_);
         input_stride_ = row_stride<Value>(std::max(width(), widest_heads_));
         order_.resize(batch_.sequences);
-        std::iota(order_.begin(), order_.end(), 0l);
-        std::stable_sort(order_.begin(), order_.end(), [&](long a, long b) { return length(a) > length(b); });
+        std::iota(order_.begin(), order_.end(), Long(0));
+        std::stable_sort(order_.begin(), order_.end(), [&](Long a, Long b) { return length(a) > length(b); });
         longest_ = batch_.sequences ? length(order_[0]) : 0;
-        for (long layer = 0; layer < model.layer_count; layer++)
+        for (Long layer = 0; layer < model.layer_count; layer++)
             distance_rows_.emplace_back(model.layers[layer], longest_);
         shares_ = batch_.tokens < FEW_TOKENS * threads;
         tokens_at_once_ = shares_ ? batch_.tokens : even_part(divide_up(batch_.tokens, threads), TOKENS);
 
         Arena counting;
         take_memory(counting);
-        memory_.reset(static_cast<char*>(std::aligned_alloc(64, round_up(counting.used(), 64))));
-        if (!memory_) throw std::bad_alloc();
-        Arena arena(memory_.get());
+        memory_.reset(new char[counting.used() + 64]);
+        Arena arena(memory_.get() + (-reinterpret_cast<uintptr_t>(memory_.get()) & 63));
         take_memory(arena);
         if (batch.ids) read_norm();
     }
@@ -201,12 +199,12 @@ class Encoder {
     // Return whether it is done; it is not if weights are beyond the parts of float32.
     bool run() {
         return run_team_unless_beyond(threads_, PHASES * (model_.layer_count + 1),
-                                      [this](long thread, Team::Member& member) { work(thread, member); });
+                                      [this](Long thread, Team::Member& member) { work(thread, member); });
     }
 
    private:
     void take_memory(Arena& arena) {
-        const long tokens = batch_.tokens, D = width();
+        const Long tokens = batch_.tokens, D = width();
         hidden_ = arena.take<float>(tokens * D);
         firsts_ = batch_.first_only ? arena.take<float>(batch_.sequences * D) : nullptr;
         norm_ = batch_.ids ? arena.take<float>(2 * D) : nullptr;
@@ -215,13 +213,13 @@ class Encoder {
         context_ = arena.take<HeadValue>(tokens * context_stride_);
         blocks_.clear();
         workspaces_.clear();
-        for (long i = 0; i < (shares_ ? 1 : threads_); i++) blocks_.push_back(take_block(arena, tokens_at_once_));
-        long distances = 0;
+        for (Long i = 0; i < (shares_ ? 1 : threads_); i++) blocks_.push_back(take_block(arena, tokens_at_once_));
+        Long distances = 0;
         for (const auto& each : distance_rows_) distances = std::max(distances, each.count());
-        for (long i = 0; i < threads_; i++) workspaces_.emplace_back(arena, longest_, model_.head_size, distances);
+        for (Long i = 0; i < threads_; i++) workspaces_.emplace_back(arena, longest_, model_.head_size, distances);
     }
 
-    TokenBlock take_block(Arena& arena, long count) {
+    TokenBlock take_block(Arena& arena, Long count) {
         TokenBlock block;
         block.input = arena.take<Value>(count * input_stride_);
         block.quantization = arena.take<Quantization>(count);
@@ -232,24 +230,24 @@ class Encoder {
         return block;
     }
 
-    long width() const { return round_up(model_.hidden_size, LANES); }  // of a row of hidden states
+    Long width() const { return round_up(model_.hidden_size, LANES); }  // of a row of hidden states
     // How far rows of so many numbers lie apart: an odd number of cache lines, or those of a tile share few sets of a
     // cache.
     template <class T>
-    static long row_stride(long numbers) {
-        return (divide_up(numbers * long(sizeof(T)), 64) | 1) * 64 / long(sizeof(T));
+    static Long row_stride(Long numbers) {
+        return (divide_up(numbers * Long(sizeof(T)), 64) | 1) * 64 / Long(sizeof(T));
     }
-    long length(long sequence) const { return batch_.starts[sequence + 1] - batch_.starts[sequence]; }
-    bool is_last(long layer) const { return layer + 1 == model_.layer_count; }
-    bool first_tokens_only(long layer) const { return batch_.first_only && is_last(layer); }
+    Long length(Long sequence) const { return batch_.starts[sequence + 1] - batch_.starts[sequence]; }
+    bool is_last(Long layer) const { return layer + 1 == model_.layer_count; }
+    bool first_tokens_only(Long layer) const { return batch_.first_only && is_last(layer); }
 
-    void work(long thread, Team::Member& member) {
+    void work(Long thread, Team::Member& member) {
         BERTLITE_PHASE("layers");
         run_tokens(batch_.tokens, thread, member,
                    [&](TokenBlock& block, const auto& workers) { before_layers(block, workers); });
-        for (long layer = 0; layer < model_.layer_count; layer++) {
+        for (Long layer = 0; layer < model_.layer_count; layer++) {
             attend_all(layer, thread, member);
-            const long tokens = first_tokens_only(layer) ? batch_.sequences : batch_.tokens;
+            const Long tokens = first_tokens_only(layer) ? batch_.sequences : batch_.tokens;
             run_tokens(tokens, thread, member,
                        [&](TokenBlock& block, const auto& workers) { after_attention(layer, block, workers); });
         }
@@ -263,12 +261,12 @@ class Encoder {
     template <class PoolerKind>
     void pool(Team::Member& member) {
         using PoolerValue = typename PoolerKind::Value;
-        const long D = width();
+        const Long D = width();
         auto* input = reinterpret_cast<PoolerValue*>(pooler_input_);
-        member.parallel_for(divide_up(batch_.sequences, TOKENS), [&](long piece) {
-            for (long i = piece * TOKENS; i < std::min(batch_.sequences, (piece + 1) * TOKENS); i++) {
+        member.parallel_for(divide_up(batch_.sequences, TOKENS), [&](Long piece) {
+            for (Long i = piece * TOKENS; i < std::min(batch_.sequences, (piece + 1) * TOKENS); i++) {
                 const float* first = batch_.first_only ? firsts_ + i * D : hidden_ + batch_.starts[i] * D;
-                for (long j = 0; j < D; j += LANES) {
+                for (Long j = 0; j < D; j += LANES) {
                     typename PoolerKind::Weight rounded[LANES];  // as the hidden states are that a pooler is given
                     store(rounded, load(first + j));
                     store(input + i * D + j, load(rounded));
@@ -281,7 +279,7 @@ class Encoder {
 
     // Take tokens through the second phase: the team together all of them, or each thread some at a time.
     template <class Phase>
-    void run_tokens(long tokens, long thread, Team::Member& member, Phase phase) {
+    void run_tokens(Long tokens, Long thread, Team::Member& member, Phase phase) {
         if (shares_) {
             TokenBlock block = blocks_[0];
             block.count = tokens;
@@ -289,7 +287,7 @@ class Encoder {
             return;
         }
         TokenBlock block = blocks_[thread];
-        member.parallel_for(divide_up(tokens, tokens_at_once_), [&](long index) {
+        member.parallel_for(divide_up(tokens, tokens_at_once_), [&](Long index) {
             block.first = index * tokens_at_once_;
             block.count = std::min(tokens_at_once_, tokens - block.first);
             phase(block, OneThread{});
@@ -299,17 +297,17 @@ class Encoder {
     // Call work(token) for each token of a block.
     template <class Workers, class Work>
     static void for_each_token(const TokenBlock& block, const Workers& workers, Work work) {
-        workers.parallel_for(block.count, TOKENS_SHARED, [&](long from, long to) {
+        workers.parallel_for(block.count, TOKENS_SHARED, [&](Long from, Long to) {
             BERTLITE_PHASE("token by token");
-            for (long token = from; token < to; token++) work(token);
+            for (Long token = from; token < to; token++) work(token);
         });
     }
 
     // Read or compute embeddings, and compute the first layer's queries, keys and values.
     template <class Workers>
     void before_layers(TokenBlock& block, const Workers& workers) {
-        const long D = width();
-        for_each_token(block, workers, [&](long token) {
+        const Long D = width();
+        for_each_token(block, workers, [&](Long token) {
             float* hidden = hidden_ + (block.first + token) * D;
             read_token(block.first + token, hidden);
             if (!model_.layer_count) {
@@ -323,19 +321,19 @@ class Encoder {
     }
 
     template <class Workers>
-    void after_attention(long index, TokenBlock& block, const Workers& workers) {
+    void after_attention(Long index, TokenBlock& block, const Workers& workers) {
         const Layer& layer = model_.layers[index];
-        const long D = width();
+        const Long D = width();
         const Target<float> hidden{(first_tokens_only(index) ? firsts_ : hidden_) + block.first * D, D};
         if (first_tokens_only(index))
-            for_each_token(block, workers, [&](long token) {
+            for_each_token(block, workers, [&](Long token) {
                 std::memcpy(hidden.at(token, 0), hidden_ + batch_.starts[block.first + token] * D, D * sizeof(float));
             });
 
         const HeadValue* context = context_ + block.first * context_stride_;
         if constexpr (quantized) {
-            const long width = layer.output.inputs;
-            for_each_token(block, workers, [&](long token) {
+            const Long width = layer.output.inputs;
+            for_each_token(block, workers, [&](Long token) {
                 convert<Kind>(context + token * context_stride_, width, block.input + token * input_stride_,
                               block.quantization + token);
             });
@@ -345,15 +343,15 @@ class Encoder {
             BERTLITE_PHASE("output");
             add_projection(context, context_stride_, block.quantization, layer.output, hidden, block, workers);
         }
-        for_each_token(block, workers, [&](long token) {
+        for_each_token(block, workers, [&](Long token) {
             layer_norm<Kind>(hidden.at(token, 0), model_.hidden_size, layer.attention_norm_weight,
                              layer.attention_norm_bias, float(model_.epsilon), block.input + token * input_stride_,
                              block.quantization + token);
         });
         project_up(layer, block, workers);
         if constexpr (quantized) {
-            const long width = round_up(layer.up.outputs, LANES);
-            for_each_token(block, workers, [&](long token) {
+            const Long width = round_up(layer.up.outputs, LANES);
+            for_each_token(block, workers, [&](Long token) {
                 convert<Kind>(block.neurons + token * neurons_stride_, width,
                               block.intermediate + token * neurons_stride_, block.intermediate_quantization + token);
             });
@@ -363,7 +361,7 @@ class Encoder {
             add_projection(block.intermediate, neurons_stride_, block.intermediate_quantization, layer.down, hidden,
                            block, workers);
         }
-        for_each_token(block, workers, [&](long token) {
+        for_each_token(block, workers, [&](Long token) {
             layer_norm<Kind>(hidden.at(token, 0), model_.hidden_size, layer.output_norm_weight, layer.output_norm_bias,
                              float(model_.epsilon), is_last(index) ? nullptr : block.input + token * input_stride_,
                              block.quantization + token);
@@ -377,7 +375,7 @@ class Encoder {
 
     // Multiply tokens by a weight; `finish(at, y)` is given 16 outputs with their bias, and where in `to` they belong.
     template <class Workers, class To, class Finish>
-    void project(const Value* input, long stride, const Quantization* quantization, long count, const Matrix& matrix,
+    void project(const Value* input, Long stride, const Quantization* quantization, Long count, const Matrix& matrix,
                  const To& to, const Workers& workers, Finish finish) {
         // Behind the blocks of a call there are those that its thread takes next, or another matrix.
         const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word), true};
@@ -385,13 +383,13 @@ class Encoder {
         if constexpr (!quantized) start = matrix.bias;
         // Copies, because for the compiler a store of a vector may change what `this` points to.
         const float *scales = matrix.scales, *weight_sums = matrix.sums, *bias = matrix.bias;
-        const auto finish_tile = [=](long row, long rows, long column, long columns, const typename Kind::Sum* sums) {
-            for (long j = 0; j < columns; j += LANES) {
+        const auto finish_tile = [=](Long row, Long rows, Long column, Long columns, const typename Kind::Sum* sums) {
+            for (Long j = 0; j < columns; j += LANES) {
                 // Read once, before the first store, which for the compiler may change them.
                 const auto read = [=](const float* from) { return quantized ? load(from + column + j) : zeros(); };
                 const Vector scale = read(scales), weight_sum = read(weight_sums), constant = read(bias);
                 const Integers moved = quantized && LEAST ? to_integers(weight_sum / scale) * -LEAST : Integers{};
-                for (long i = 0; i < rows; i++) {
+                for (Long i = 0; i < rows; i++) {
                     Vector y = load(sums + i * BLOCK + j);
                     if constexpr (quantized) {
                         if (LEAST) y = to_floats(load_integers(sums + i * BLOCK + j) + moved);
@@ -404,9 +402,9 @@ class Encoder {
             }
         };
         // A thread splits rows of float32 once for all outputs that it takes.
-        const long grain =
+        const Long grain =
             std::is_same_v<Kind, Float32Parts> ? round_up(divide_up(matrix.outputs, threads_), GROUP) : GROUP;
-        workers.parallel_for(round_up(matrix.outputs, LANES), grain, [&](long first, long last) {
+        workers.parallel_for(round_up(matrix.outputs, LANES), grain, [&](Long first, Long last) {
             matmul<Kind>(input, stride, count, blocks, start, first, last, to, finish_tile);
         });
     }
@@ -414,14 +412,14 @@ class Encoder {
     template <class Workers>
     void project_qkv(const Layer& layer, const TokenBlock& block, const Workers& workers) {
         BERTLITE_PHASE("queries, keys and values");
-        const long H = model_.head_size;
+        const Long H = model_.head_size;
         const HeadsTarget<HeadValue> qkv{qkv_ + block.first * H, batch_.tokens, H};
         project(block.input, input_stride_, block.quantization, block.count, layer.qkv, qkv, workers,
                 [](HeadValue* at, Vector y) { store(at, y); });
     }
 
     template <class Workers>
-    void add_projection(const Value* input, long stride, const Quantization* quantization, const Matrix& matrix,
+    void add_projection(const Value* input, Long stride, const Quantization* quantization, const Matrix& matrix,
                         const Target<float>& hidden, const TokenBlock& block, const Workers& workers) {
         project(input, stride, quantization, block.count, matrix, hidden, workers,
                 [](float* at, Vector y) { store(at, load(at) + y); });
@@ -444,26 +442,26 @@ class Encoder {
     }
 
     // Compute the attention of all pairs of sequence and head, the longest sequences first, in parts if pairs are few.
-    void attend_all(long index, long thread, Team::Member& member) {
-        const long heads = model_.layers[index].head_count;
-        const long pairs = batch_.sequences * heads;
+    void attend_all(Long index, Long thread, Team::Member& member) {
+        const Long heads = model_.layers[index].head_count;
+        const Long pairs = batch_.sequences * heads;
         const bool firsts = first_tokens_only(index);
-        const long parts =
+        const Long parts =
             firsts || !pairs ? 1 : std::min(divide_up(2 * threads_, pairs), divide_up(longest_, QUERIES));
-        member.parallel_for(pairs * parts, [&](long item) {
-            const long pair = item / parts, part = item % parts;
-            const long sequence = order_[pair / heads], head = pair % heads;
-            const long queries = firsts ? 1 : length(sequence);
-            const long first = queries * part / parts, last = queries * (part + 1) / parts;
+        member.parallel_for(pairs * parts, [&](Long item) {
+            const Long pair = item / parts, part = item % parts;
+            const Long sequence = order_[pair / heads], head = pair % heads;
+            const Long queries = firsts ? 1 : length(sequence);
+            const Long first = queries * part / parts, last = queries * (part + 1) / parts;
             if (first < last) attend_pair(index, sequence, head, queries, first, last, workspaces_[thread]);
         });
     }
 
-    void attend_pair(long index, long sequence, long n, long queries, long first, long last,
+    void attend_pair(Long index, Long sequence, Long n, Long queries, Long first, Long last,
                      const AttentionWorkspace<Attending>& workspace) {
         const Layer& layer = model_.layers[index];
-        const long start = batch_.starts[sequence], H = model_.head_size;
-        const long heads = batch_.tokens * H, parts = layer.head_count * heads;  // from one to the next
+        const Long start = batch_.starts[sequence], H = model_.head_size;
+        const Long heads = batch_.tokens * H, parts = layer.head_count * heads;  // from one to the next
         Head<Attending> head{};
         head.queries = qkv_ + n * heads + start * H;
         head.keys = head.queries + parts;
@@ -473,13 +471,13 @@ class Encoder {
         head.key_count = length(sequence);
         head.head_size = H;
         head.scale = float(model_.score_scale);
-        const long distances = layer.distances.outputs;
+        const Long distances = layer.distances.outputs;
         const bool reaches = (!layer.distances.words && !layer.distance_bias) || layer.distance_rows;
         if (!reaches && head.key_count > (distances + 1) / 2)
             throw std::invalid_argument("a sequence is longer than relative positions reach");
         const auto table = [&](const Matrix& vectors) {
-            const long words = H / Distances::per_word;
-            const long before = layer.distance_rows ? n * (vectors.outputs / layer.head_count) * words : 0;
+            const Long words = H / Distances::per_word;
+            const Long before = layer.distance_rows ? n * (vectors.outputs / layer.head_count) * words : 0;
             return Blocks{vectors.words ? vectors.words + before : nullptr, words};
         };
         head.distances = table(layer.distances);
@@ -519,8 +517,8 @@ class Encoder {
             work(static_cast<float*>(nullptr));
     }
 
-    void read_token(long token, float* to) const {
-        const long D = model_.hidden_size;
+    void read_token(Long token, float* to) const {
+        const Long D = model_.hidden_size;
         std::fill(to + D, to + width(), 0.0f);
         with_dtype([&](auto* none) {
             using T = std::remove_pointer_t<decltype(none)>;
@@ -531,23 +529,23 @@ class Encoder {
         });
     }
 
-    void write_token(void* to, long token, const float* from) const {
-        const long D = model_.hidden_size;
+    void write_token(void* to, Long token, const float* from) const {
+        const Long D = model_.hidden_size;
         with_dtype([&](auto* none) { write_row(from, D, static_cast<decltype(none)>(to) + token * D); });
     }
 
     // Write a token's output, and zeros for the padding behind it.
-    void write_output(long token, const float* from) const {
+    void write_output(Long token, const float* from) const {
         if (!batch_.output) return;
         if (!batch_.ids || batch_.first_only) return write_token(batch_.output, token, from);
-        const long at = places_.at(token), next = at + 1;
+        const Long at = places_.at(token), next = at + 1;
         write_token(batch_.output, at, from);
-        const long end = token + 1 < batch_.tokens ? places_.at(token + 1) : batch_.ids->rows * batch_.ids->length;
-        const long bytes = model_.hidden_size * long(batch_.is_bfloat16 ? sizeof(BFloat16) : sizeof(float));
+        const Long end = token + 1 < batch_.tokens ? places_.at(token + 1) : batch_.ids->rows * batch_.ids->length;
+        const Long bytes = model_.hidden_size * Long(batch_.is_bfloat16 ? sizeof(BFloat16) : sizeof(float));
         if (!batch_.ids->ends) std::memset(static_cast<char*>(batch_.output) + next * bytes, 0, (end - next) * bytes);
     }
 
-    void write_state(long layer, long token, const float* from) const {
+    void write_state(Long layer, Long token, const float* from) const {
         if (batch_.states) write_token(batch_.states, layer * batch_.tokens + token, from);
     }
 
@@ -562,17 +560,14 @@ class Encoder {
 
     const Model& model_;
     Batch batch_;
-    const long threads_;
+    const Long threads_;
     TokenPlaces places_;
-    long widest_heads_ = 0, longest_ = 0, tokens_at_once_ = 0;
-    long input_stride_, context_stride_, neurons_stride_;  // from row to row
+    Long widest_heads_ = 0, longest_ = 0, tokens_at_once_ = 0;
+    Long input_stride_, context_stride_, neurons_stride_;  // from row to row
     bool shares_ = false;
-    std::vector<long> order_;
+    std::vector<Long> order_;
     std::vector<DistanceRows> distance_rows_;  // of each layer
-    struct Free {
-        void operator()(char* memory) const { std::free(memory); }
-    };
-    std::unique_ptr<char, Free> memory_;
+    std::unique_ptr<char[]> memory_;
     float* hidden_;        // (T, D): the residual stream
     float* firsts_;        // (sequences, D): of the first tokens, if the last layer computes only these
     float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm

@@ -65,7 +65,7 @@ inline Vector gelu_tanh(Vector x) {
     return x * sigmoid(u * broadcast(1.5957691216057308f));  // 2 sqrt(2 / pi)
 }
 
-enum class Activation : long { identity, relu, gelu, gelu_tanh, silu, quick_gelu, tanh, sigmoid };
+enum class Activation : Long { identity, relu, gelu, gelu_tanh, silu, quick_gelu, tanh, sigmoid };
 
 // `rounded`: the result is then rounded to 8 bits.
 template <bool rounded = false>
@@ -86,7 +86,7 @@ Vector apply(Activation activation, Vector x) {
 // Call work with a function of vectors.  With `chooses`, GELU is chosen here and not for each vector: a gain of a
 // fifth with AMX, whose products are as cheap as what follows them, and none with other instructions.
 template <bool rounded, bool chooses, class Work>
-void with_activation(long activation, Work work) {
+void with_activation(Long activation, Work work) {
     if constexpr (chooses)
         if (static_cast<Activation>(activation) == Activation::gelu)
             return work([](Vector x) __attribute__((always_inline)) { return gelu<rounded>(x); });

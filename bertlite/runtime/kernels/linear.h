@@ -15,22 +15,22 @@ struct Matrix {
     const float* bias;    // (outputs,)
     const float* scales;  // (outputs,), of an 8-bit weight
     const float* sums;    // (outputs,), of an 8-bit weight: of each row, dequantized
-    long outputs, inputs;
+    Long outputs, inputs;
 };
 
 struct Linear {
-    long size;
+    Long size;
     Matrix matrix;
-    long activation;
+    Long activation;
 };
 }
 
 // As `run_team`; return false if weights are beyond the parts of float32.
 template <class Work>
-bool run_team_unless_beyond(long threads, long phases, Work work) {
+bool run_team_unless_beyond(Long threads, Long phases, Work work) {
     std::atomic<bool> beyond{false};
     try {
-        run_team(threads, phases, [&](long thread, Team::Member& member) {
+        run_team(threads, phases, [&](Long thread, Team::Member& member) {
             const Tiles tiles;
             try {
                 work(thread, member);
@@ -47,28 +47,28 @@ bool run_team_unless_beyond(long threads, long phases, Work work) {
 
 // to = activation(rows weight' + bias), (count, outputs), in pieces that the team shares.
 template <class Kind>
-void run_linear(const Linear& linear, const typename Kind::Value* rows, long stride, long count,
-                typename Kind::Weight* to, long threads, Team::Member& member) {
+void run_linear(const Linear& linear, const typename Kind::Value* rows, Long stride, Long count,
+                typename Kind::Weight* to, Long threads, Team::Member& member) {
     using Value = typename Kind::Weight;
-    constexpr long FEWEST_ROWS = 32;  // of a piece, if groups of outputs are fewer than threads
+    constexpr Long FEWEST_ROWS = 32;  // of a piece, if groups of outputs are fewer than threads
     const Matrix& matrix = linear.matrix;
-    constexpr long OUTPUTS = std::is_same_v<Kind, Float32Parts> ? 8 * GROUP : GROUP;  // for which rows are split once
-    const long groups = divide_up(matrix.outputs, OUTPUTS);
-    const long parts = std::min(divide_up(count, FEWEST_ROWS), divide_up(2 * threads, groups));
-    member.parallel_for(groups * parts, [&](long piece) {
-        const long column = piece / parts * OUTPUTS, part = piece % parts;
-        const long first = count * part / parts, last = count * (part + 1) / parts;
+    constexpr Long OUTPUTS = std::is_same_v<Kind, Float32Parts> ? 8 * GROUP : GROUP;  // for which rows are split once
+    const Long groups = divide_up(matrix.outputs, OUTPUTS);
+    const Long parts = std::min(divide_up(count, FEWEST_ROWS), divide_up(2 * threads, groups));
+    member.parallel_for(groups * parts, [&](Long piece) {
+        const Long column = piece / parts * OUTPUTS, part = piece % parts;
+        const Long first = count * part / parts, last = count * (part + 1) / parts;
         const Target<Value> target{to + first * matrix.outputs, matrix.outputs};
         matmul<Kind>(rows + first * stride, stride, last - first,
                      Blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)}, matrix.bias, column,
                      std::min(column + OUTPUTS, round_up(matrix.outputs, LANES)), target,
-                     [&](long row, long rows, long column, long columns, const float* sums) {
-                         for (long i = 0; i < rows; i++)
-                             for (long j = 0; j < columns; j += LANES) {
+                     [&](Long row, Long rows, Long column, Long columns, const float* sums) {
+                         for (Long i = 0; i < rows; i++)
+                             for (Long j = 0; j < columns; j += LANES) {
                                  const Vector y =
                                      apply(static_cast<Activation>(linear.activation), load(sums + i * BLOCK + j));
                                  Value last_ones[LANES];
-                                 const long left = matrix.outputs - column - j;
+                                 const Long left = matrix.outputs - column - j;
                                  Value* at = target.at(row + i, column + j);
                                  store(left < LANES ? last_ones : at, y);
                                  if (left < LANES) std::copy(last_ones, last_ones + left, at);

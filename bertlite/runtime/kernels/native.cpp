@@ -10,7 +10,7 @@ using namespace bertlite;
 namespace {
 
 template <class Work>
-long without_exceptions(char* message, long size, Work work) {
+Long without_exceptions(char* message, Long size, Work work) {
     try {
         work();
         return 0;
@@ -26,11 +26,11 @@ long without_exceptions(char* message, long size, Work work) {
 }
 
 // The dtypes of matmuls, as Python numbers them.
-enum DType : long { float32 = 0, bfloat16 = 1, int8 = 2 };
+enum DType : Long { float32 = 0, bfloat16 = 1, int8 = 2 };
 
 // Call work(kind) with the type for a dtype.
 template <class Work>
-void with_kind(long dtype, Work work) {
+void with_kind(Long dtype, Work work) {
     switch (dtype) {
         case float32: return work(Float32{});
         case bfloat16: return work(BFloat16s{});
@@ -41,19 +41,19 @@ void with_kind(long dtype, Work work) {
 
 template <class Struct>
 bool fits(const Struct* given) {
-    return !given || given->size == long(sizeof(Struct));
+    return !given || given->size == Long(sizeof(Struct));
 }
 
 // Raise for structs of another layout, and for an unknown activation.
-void check(bool fits, long activation) {
+void check(bool fits, Long activation) {
     if (!fits) throw std::invalid_argument("the library has structs of other sizes than its caller");
-    if (activation < 0 || activation > long(Activation::sigmoid))
+    if (activation < 0 || activation > Long(Activation::sigmoid))
         throw std::invalid_argument("activation " + std::to_string(activation) + " is unknown");
 }
 
 void check(const Model& model, const Batch& batch) {
     bool all = fits(&model) && fits(&batch) && fits(batch.ids) && fits(batch.pooler);
-    for (long i = 0; all && i < model.layer_count; i++) all = fits(model.layers + i);
+    for (Long i = 0; all && i < model.layer_count; i++) all = fits(model.layers + i);
     check(all, model.activation);
     if (batch.pooler) check(true, batch.pooler->activation);
 }
@@ -63,8 +63,8 @@ void check(const Model& model, const Batch& batch) {
 extern "C" {
 
 // reproducible: whether results with float32 and 8-bit integers are those of every processor.
-__attribute__((visibility("default"))) long bertlite_run(long dtype, long reproducible, const Model* model,
-                                                         const Batch* batch, long threads, char* message, long size) {
+__attribute__((visibility("default"))) Long bertlite_run(Long dtype, Long reproducible, const Model* model,
+                                                         const Batch* batch, Long threads, char* message, Long size) {
     return without_exceptions(message, size, [=] {
         check(*model, *batch);
         with_kind(dtype, [&](auto kind) {
@@ -80,9 +80,9 @@ __attribute__((visibility("default"))) long bertlite_run(long dtype, long reprod
 }
 
 // Apply a linear layer of a float dtype to (count, inputs); out: (count, outputs), in the same dtype.
-__attribute__((visibility("default"))) long bertlite_linear(long dtype, long reproducible, const Linear* linear,
-                                                            const void* rows, long count, void* to, long threads,
-                                                            char* message, long size) {
+__attribute__((visibility("default"))) Long bertlite_linear(Long dtype, Long reproducible, const Linear* linear,
+                                                            const void* rows, Long count, void* to, Long threads,
+                                                            char* message, Long size) {
     return without_exceptions(message, size, [=] {
         check(fits(linear), linear->activation);
         with_kind(dtype, [&](auto kind) {
@@ -92,18 +92,18 @@ __attribute__((visibility("default"))) long bertlite_linear(long dtype, long rep
                 throw std::invalid_argument("a linear layer is float32 or bfloat16");
             } else {
                 using Stored = typename Kind::Weight;
-                const long inputs = linear->matrix.inputs, padded = round_up(inputs, LANES);
+                const Long inputs = linear->matrix.inputs, padded = round_up(inputs, LANES);
                 const auto* from = static_cast<const Stored*>(rows);
                 const bool as_they_are = std::is_same_v<Stored, Value> && inputs % Kind::per_word == 0;
                 std::vector<Value> converted(as_they_are ? 0 : count * padded);
                 std::vector<float> row(padded);
-                for (long i = 0; !as_they_are && i < count; i++) {
+                for (Long i = 0; !as_they_are && i < count; i++) {
                     read_row(from + i * inputs, inputs, row.data());
                     convert<Kind>(row.data(), padded, converted.data() + i * padded, nullptr);
                 }
                 const auto* start = as_they_are ? static_cast<const Value*>(rows) : converted.data();
                 const auto run = [&](auto chosen) {
-                    return run_team_unless_beyond(threads, 1, [&](long, Team::Member& member) {
+                    return run_team_unless_beyond(threads, 1, [&](Long, Team::Member& member) {
                         run_linear<decltype(chosen)>(*linear, start, as_they_are ? inputs : padded, count,
                                                      static_cast<Stored*>(to), threads, member);
                     });
@@ -117,16 +117,16 @@ __attribute__((visibility("default"))) long bertlite_linear(long dtype, long rep
 }
 
 // How many outputs are in a block, and of how many the words of 8-bit integers lie in two halves.
-__attribute__((visibility("default"))) long bertlite_block(long dtype) {
+__attribute__((visibility("default"))) Long bertlite_block(Long dtype) {
     return dtype == float32 ? BLOCK_OF<Float32> : BLOCK_OF<BFloat16s>;
 }
-__attribute__((visibility("default"))) long bertlite_pairs() { return Int8::pairs; }
+__attribute__((visibility("default"))) Long bertlite_pairs() { return Int8::pairs; }
 
 // Pack a weight, (outputs, inputs) of floats, in blocks: `words` holds round_up(outputs, GROUP) x the words of inputs.
 // For 8-bit integers scales and sums, (outputs,) rounded up to GROUP, are written as well.
-__attribute__((visibility("default"))) long bertlite_pack(long dtype, const float* weight, long outputs, long inputs,
-                                                          uint32_t* words, float* scales, float* sums, long threads,
-                                                          char* message, long size) {
+__attribute__((visibility("default"))) Long bertlite_pack(Long dtype, const float* weight, Long outputs, Long inputs,
+                                                          uint32_t* words, float* scales, float* sums, Long threads,
+                                                          char* message, Long size) {
     return without_exceptions(message, size, [=] {
         with_kind(dtype,
                   [&](auto kind) { pack<decltype(kind)>(weight, outputs, inputs, words, scales, sums, threads); });

@@ -45,12 +45,12 @@ inline int phase_number(const char* name) {
 }
 
 extern "C" {
-__attribute__((visibility("default"), used)) inline const char* bertlite_phase(long number) {
+__attribute__((visibility("default"), used)) inline const char* bertlite_phase(int64_t number) {
     return phase_names[number];
 }
 
 // Return the time of a thread in a phase, and forget it.
-__attribute__((visibility("default"), used)) inline uint64_t bertlite_time(long thread, long outer, long phase) {
+__attribute__((visibility("default"), used)) inline uint64_t bertlite_time(int64_t thread, int64_t outer, int64_t phase) {
     return std::exchange(all_times[thread].spent[outer][phase], 0);
 }
 }

@@ -33,13 +33,13 @@ class Range {
 // Convert (width,), of this range, to 8-bit integers.  They are asymmetric: 0 is the smallest number and 255 the
 // largest, the range being widened to include 0, which is exact.
 template <class Kind, class From>
-inline void quantize(const From* from, long width, const Range& range, typename Kind::Value* to,
+inline void quantize(const From* from, Long width, const Range& range, typename Kind::Value* to,
                      Quantization* quantization) {
     const float low = range.smallest(), step = (range.largest() - low) * (1.0f / 255);
     const float scale = step >= 0x1p-126f ? step : 1, inverse = 1 / scale, nan_or_0 = range.nan_or_0();
     const float zero_point = nan_or_0 == 0 ? std::nearbyint(-low * inverse) : 0;
-    const auto at = [=](long i) { return multiply_add(load(from + i), broadcast(inverse), broadcast(zero_point)); };
-    long i = 0;
+    const auto at = [=](Long i) { return multiply_add(load(from + i), broadcast(inverse), broadcast(zero_point)); };
+    Long i = 0;
 #if defined(__AVX512BW__)
     for (; i + 4 * LANES <= width; i += 4 * LANES)
         store_rounded(to + i, at(i), at(i + LANES), at(i + 2 * LANES), at(i + 3 * LANES));
@@ -50,9 +50,9 @@ inline void quantize(const From* from, long width, const Range& range, typename 
 
 // Convert (width,) to the dtype of a matmul.
 template <class Kind, class From>
-inline void convert(const From* from, long width, typename Kind::Value* to, Quantization* quantization) {
+inline void convert(const From* from, Long width, typename Kind::Value* to, Quantization* quantization) {
     Range range;
-    for (long i = 0; i < width; i += LANES)
+    for (Long i = 0; i < width; i += LANES)
         if constexpr (std::is_same_v<Kind, Int8>)
             range.add(load(from + i));
         else
@@ -63,20 +63,20 @@ inline void convert(const From* from, long width, typename Kind::Value* to, Quan
 // The sum over (width,) of what add(sum, i) adds for each vector, in four times SUMMED sums, which do not wait for
 // each other.
 template <class Add>
-inline float sum_of(long width, Add add) {
-    constexpr long AT_ONCE = 4 * PER_SUM;
+inline float sum_of(Long width, Add add) {
+    constexpr Long AT_ONCE = 4 * PER_SUM;
     Vector sums[AT_ONCE] = {};
-    long i = 0;
+    Long i = 0;
     for (; i + AT_ONCE * LANES <= width; i += AT_ONCE * LANES)
 #pragma GCC unroll 16
-        for (long j = 0; j < AT_ONCE; j++) sums[j] = add(sums[j], i + j * LANES);
+        for (Long j = 0; j < AT_ONCE; j++) sums[j] = add(sums[j], i + j * LANES);
     for (; i < width; i += SUMMED)
 #pragma GCC unroll 4
-        for (long j = 0; j < PER_SUM; j++)
+        for (Long j = 0; j < PER_SUM; j++)
             if (i + j * LANES < width) sums[j] = add(sums[j], i + j * LANES);
     Vector joined[PER_SUM];
 #pragma GCC unroll 4
-    for (long j = 0; j < PER_SUM; j++)
+    for (Long j = 0; j < PER_SUM; j++)
         joined[j] = (sums[j] + sums[PER_SUM + j]) + (sums[2 * PER_SUM + j] + sums[3 * PER_SUM + j]);
     return reduce_sum(joined);
 }
@@ -84,20 +84,20 @@ inline float sum_of(long width, Add add) {
 // Apply LayerNorm to (width,) in place, and convert it to the dtype of a matmul unless `to` is null.  Where the
 // variance overflows, the result is nan.  Behind x there are zeros, to a whole vector, and behind weight and bias.
 template <class Kind = Float32>
-inline void layer_norm(float* x, long width, const float* weight, const float* bias, float epsilon,
+inline void layer_norm(float* x, Long width, const float* weight, const float* bias, float epsilon,
                        typename Kind::Value* to = nullptr, Quantization* quantization = nullptr) {
-    const float average = sum_of(width, [=](Vector sum, long i) { return sum + load(x + i); }) / width;
+    const float average = sum_of(width, [=](Vector sum, Long i) { return sum + load(x + i); }) / width;
     const Vector mean = broadcast(average);
-    const long whole = width / SUMMED * SUMMED;
-    float squares = sum_of(whole, [=](Vector sum, long i) {
+    const Long whole = width / SUMMED * SUMMED;
+    float squares = sum_of(whole, [=](Vector sum, Long i) {
         const Vector centred = load(x + i) - mean;
         return multiply_add(centred, centred, sum);
     });
-    for (long i = whole; i < width; i++) squares = multiply_add(x[i] - average, x[i] - average, squares);
+    for (Long i = whole; i < width; i++) squares = multiply_add(x[i] - average, x[i] - average, squares);
     const float variance = squares / width;
     const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
     Range range;
-    for (long i = 0; i < width; i += LANES) {
+    for (Long i = 0; i < width; i += LANES) {
         const Vector y = multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i));
         store(x + i, y);
         if constexpr (std::is_same_v<Kind, Int8>)

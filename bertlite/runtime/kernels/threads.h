@@ -8,11 +8,14 @@
 #include <new>
 #include <stdexcept>
 
+#if !defined(_WIN32)
 #include <dlfcn.h>
+#endif
 #include <pthread.h>
 #include <sched.h>
 
 #include "profile.h"
+#include "vectors.h"
 
 #if defined(BERTLITE_STD_THREADS)
 #include <thread>
@@ -26,35 +29,35 @@ namespace bertlite {
 // has suspended delays the others by its current piece at most.
 class Team {
    public:
-    Team(long phases, long threads)
+    Team(Long phases, Long threads)
         : threads_(threads),
           stride_((threads + 8) / 8 * 8),  // whole cache lines
-          counters_(std::make_unique<std::atomic<long>[]>(phases * stride_)) {}
+          counters_(std::make_unique<std::atomic<Long>[]>(phases * stride_)) {}
 
     // The view of one thread.
     class Member {
        public:
-        Member(Team& team, long thread) : team_(team), thread_(thread) {}
+        Member(Team& team, Long thread) : team_(team), thread_(thread) {}
 
         // Call work(piece) for pieces 0 up to `pieces` together with the others, and return when all are done.  Each
         // thread has a range of them, which it takes first: what lies together is read by one.
         template <class Work>
-        void parallel_for(long pieces, Work work) {
-            const long threads = team_.threads_;
-            std::atomic<long>* taken = team_.counters_.get() + at_++ * team_.stride_;  // of each range
-            std::atomic<long>& done = taken[threads];
-            for (long i = 0; i < threads; i++) {
-                const long range = (thread_ + i) % threads, first = pieces * range / threads;
-                const long count = pieces * (range + 1) / threads - first;
+        void parallel_for(Long pieces, Work work) {
+            const Long threads = team_.threads_;
+            std::atomic<Long>* taken = team_.counters_.get() + at_++ * team_.stride_;  // of each range
+            std::atomic<Long>& done = taken[threads];
+            for (Long i = 0; i < threads; i++) {
+                const Long range = (thread_ + i) % threads, first = pieces * range / threads;
+                const Long count = pieces * (range + 1) / threads - first;
                 while (taken[range].load(std::memory_order_relaxed) < count) {
-                    const long piece = taken[range].fetch_add(1, std::memory_order_relaxed);
+                    const Long piece = taken[range].fetch_add(1, std::memory_order_relaxed);
                     if (piece >= count) break;
                     work(first + piece);
                     done.fetch_add(1, std::memory_order_release);
                 }
             }
             BERTLITE_PHASE("waiting");
-            for (long spins = 0; done.load(std::memory_order_acquire) < pieces; spins++) {
+            for (Long spins = 0; done.load(std::memory_order_acquire) < pieces; spins++) {
                 if (team_.aborted_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread failed");
                 if (spins < SPINS)
                     pause();
@@ -64,7 +67,7 @@ class Team {
         }
 
        private:
-        static constexpr long SPINS = 5000;  // about a tenth of a millisecond
+        static constexpr Long SPINS = 5000;  // about a tenth of a millisecond
 
         static void pause() {
 #if defined(__x86_64__)
@@ -73,27 +76,27 @@ class Team {
         }
 
         Team& team_;
-        const long thread_;
-        long at_ = 0;
+        const Long thread_;
+        Long at_ = 0;
     };
 
     // Stop all threads from waiting, as one has failed.
     void abort() { aborted_.store(true, std::memory_order_relaxed); }
 
    private:
-    const long threads_, stride_;
-    std::unique_ptr<std::atomic<long>[]> counters_;
+    const Long threads_, stride_;
+    std::unique_ptr<std::atomic<Long>[]> counters_;
     std::atomic<bool> aborted_{false};
 };
 
 // Threads of our own, for a process that has no OpenMP.  They sleep between batches.
 class Pool {
    public:
-    using Work = void (*)(void* data, long thread);
+    using Work = void (*)(void* data, Long thread);
 
     // Call work(data, thread) on at most `threads` threads, of which the caller is thread 0, and return when all calls
     // have.  A pool that works for another caller leaves all to this one: nobody waits, and no processor has two.
-    void run(Work work, void* data, long threads) {
+    void run(Work work, void* data, Long threads) {
         if (pthread_mutex_trylock(&in_use_)) return work(data, 0);
         pthread_mutex_lock(&lock_);
         while (size_ < threads - 1 && start_thread()) size_++;
@@ -119,7 +122,7 @@ class Pool {
         pthread_mutex_lock(&lock_);
         for (;;) {
             while (next_ >= limit_) pthread_cond_wait(&wake_, &lock_);
-            const long thread = next_++;
+            const Long thread = next_++;
             working_++;
             pthread_mutex_unlock(&lock_);
             work_(data_, thread);
@@ -132,7 +135,7 @@ class Pool {
     pthread_cond_t wake_ = PTHREAD_COND_INITIALIZER, idle_ = PTHREAD_COND_INITIALIZER;
     Work work_ = nullptr;
     void* data_ = nullptr;
-    long size_ = 0, next_ = 0, limit_ = 0, working_ = 0;
+    Long size_ = 0, next_ = 0, limit_ = 0, working_ = 0;
 };
 
 inline Pool pool;
@@ -143,8 +146,11 @@ struct OpenMP {
     void (*parallel)(void (*work)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
     int (*thread)() = nullptr;
 
-    // Return the library, looked for until a process has one.
+    // Return the library, looked for until a process has one; on Windows none.
     static const OpenMP* find() {
+#if defined(_WIN32)
+        return nullptr;
+#else
         static std::atomic<const OpenMP*> found{nullptr};
         static OpenMP library;
         if (!found.load(std::memory_order_acquire)) {
@@ -156,15 +162,18 @@ struct OpenMP {
             found.store(&library, std::memory_order_release);
         }
         return found.load(std::memory_order_acquire);
+#endif
     }
 };
 
 // A fork copies no threads: a pool of our own starts again, and one of OpenMP's is never asked again.
 inline std::atomic<bool> is_forked{false};
+#if !defined(_WIN32)
 inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
     is_forked.store(true);
     new (&pool) Pool();
 });
+#endif
 
 // Run work(thread, member) on at most `threads` threads, torch's own if it is loaded, through so many phases.
 // The first exception of any thread is thrown again here, as bad_alloc or else as runtime_error: std::exception_ptr
@@ -172,10 +181,10 @@ inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
 template <class Work>
 class TeamRun {
    public:
-    TeamRun(long threads, long phases, Work work) : work_(work), team_(phases, std::max(threads, 1l)) {
+    TeamRun(Long threads, Long phases, Work work) : work_(work), team_(phases, std::max(threads, Long(1))) {
 #if defined(BERTLITE_STD_THREADS)  // sanitizers do not know OpenMP's
         std::vector<std::thread> others;
-        for (long thread = 1; thread < threads; thread++) others.emplace_back([this, thread] { run(thread); });
+        for (Long thread = 1; thread < threads; thread++) others.emplace_back([this, thread] { run(thread); });
         run(0);
         for (auto& other : others) other.join();
 #else
@@ -186,7 +195,7 @@ class TeamRun {
             const auto one = [](void* self) { static_cast<TeamRun*>(self)->run(OpenMP::find()->thread()); };
             openmp->parallel(one, this, unsigned(threads), 0);  // perhaps fewer threads than are asked for
         } else {
-            pool.run([](void* self, long thread) { static_cast<TeamRun*>(self)->run(thread); }, this, threads);
+            pool.run([](void* self, Long thread) { static_cast<TeamRun*>(self)->run(thread); }, this, threads);
         }
 #endif
         if (out_of_memory_) throw std::bad_alloc();
@@ -194,7 +203,7 @@ class TeamRun {
     }
 
    private:
-    void run(long thread) {
+    void run(Long thread) {
         try {
             Team::Member member(team_, thread);
             work_(thread, member);
@@ -215,7 +224,7 @@ class TeamRun {
 };
 
 template <class Work>
-void run_team(long threads, long phases, Work work) {
+void run_team(Long threads, Long phases, Work work) {
     TeamRun<Work>(threads, phases, work);
 }
 

@@ -15,11 +15,11 @@
 
 namespace bertlite {
 
-constexpr long TILE_ROWS = 6;
+constexpr Long TILE_ROWS = 6;
 // With 6 rows 24 sums, which leaves 8 of 32 registers, or 12, which leaves 4 of 16.
 constexpr int VECTORS_AT_ONCE = REGISTERS / 8;
-constexpr long BLOCK = VECTORS_AT_ONCE * LANES;  // outputs in a block of a weight
-constexpr long GROUP = 64;  // outputs that a thread takes at a time; a weight is padded to a multiple of it
+constexpr Long BLOCK = VECTORS_AT_ONCE * LANES;  // outputs in a block of a weight
+constexpr Long GROUP = 64;  // outputs that a thread takes at a time; a weight is padded to a multiple of it
 constexpr bool NARROW = BLOCK < GROUP;  // whether a block, or a part of it, stays in the first cache
 
 #if !defined(BERTLITE_TILES_AHEAD)
@@ -32,13 +32,13 @@ constexpr bool NARROW = BLOCK < GROUP;  // whether a block, or a part of it, sta
 #define BERTLITE_WORDS_AT_ONCE 384
 #endif
 // how many rows of tiles prefetch the weights that are needed next; a power of two
-constexpr long TILES_AHEAD = BERTLITE_TILES_AHEAD;
+constexpr Long TILES_AHEAD = BERTLITE_TILES_AHEAD;
 constexpr bool FETCHES_TARGETS = BERTLITE_FETCHES_TARGETS;  // whether a tile's target is prefetched
 
-constexpr long divide_up(long n, long by) { return (n + by - 1) / by; }
-constexpr long round_up(long n, long to) { return divide_up(n, to) * to; }
+constexpr Long divide_up(Long n, Long by) { return (n + by - 1) / by; }
+constexpr Long round_up(Long n, Long to) { return divide_up(n, to) * to; }
 // The size of parts that are as even as can be and no larger than `limit`.
-inline long even_part(long total, long limit) { return divide_up(total, std::max(1l, divide_up(total, limit))); }
+inline Long even_part(Long total, Long limit) { return divide_up(total, std::max(Long(1), divide_up(total, limit))); }
 
 // The dtypes of a matmul: of a row, of a weight and of their sums, and how many numbers make a word of a weight.
 // `read` gives the part of a weight's words that is multiplied by one word of a row: all of it, or one of two halves.
@@ -47,7 +47,7 @@ struct Float32 {
     using Weight = float;
     using Sums = Vector;
     using Sum = float;
-    static constexpr long per_word = 1;
+    static constexpr Long per_word = 1;
     static Words read(const uint32_t* b, int) { return load_words(b); }
     static Sums add(Sums sums, Words a, Words b) { return add_float32(sums, a, b); }
 };
@@ -63,7 +63,7 @@ struct BFloat16Weights {
     using Weight = BFloat16;
     using Sums = Vector;
     using Sum = float;
-    static constexpr long per_word = 2;
+    static constexpr Long per_word = 2;
     static constexpr bool widened = sizeof(Value) > sizeof(Weight);
     static Words read(const uint32_t* from, int odd) {
         const Words b = load_words(from);
@@ -80,10 +80,10 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
     using Weight = int8_t;
     using Sums = Integers;
     using Sum = int32_t;
-    static constexpr long per_word = 4;
+    static constexpr Long per_word = 4;
     static constexpr bool widened = sizeof(Value) > sizeof(Weight);
     // Where they are widened, the first two numbers of so many words lie together, and behind them the last two.
-    static constexpr long pairs = widened ? LANES : 1;
+    static constexpr Long pairs = widened ? LANES : 1;
     static Words read(const uint32_t* from, int half) {
         return widened ? (Words)load_signed_bytes(from + half * LANES / 2) : load_words(from);
     }
@@ -100,40 +100,40 @@ constexpr bool HAS_AMX = false;
 template <class Kind>  // whether matmuls are on the tiles of AMX: of rows that are as narrow as their weights
 constexpr bool BY_AMX = HAS_AMX && (sizeof(typename Kind::Value) < 4 || std::is_same_v<Kind, Float32Parts>);
 template <class Kind>  // outputs in a block of such weights
-constexpr long BLOCK_OF = HAS_AMX && sizeof(typename Kind::Weight) < 4 ? 16 : BLOCK;
+constexpr Long BLOCK_OF = HAS_AMX && sizeof(typename Kind::Weight) < 4 ? 16 : BLOCK;
 template <class Kind>  // words of keys, to a multiple of which attention pads them
-constexpr long WORDS_TOGETHER = BY_AMX<Kind> ? 16 : 1;
+constexpr Long WORDS_TOGETHER = BY_AMX<Kind> ? 16 : 1;
 
 // Words of a row that are summed on their own before the rest is added: in one sum of 3072 floats each product is
 // rounded to the step of all that came before, and the error is two to six times torch's.  Sums of integers are exact.
 template <class Kind>
-constexpr long WORDS_SUMMED = std::is_same_v<typename Kind::Sum, float> ? 192 : LONG_MAX;
+constexpr Long WORDS_SUMMED = std::is_same_v<typename Kind::Sum, float> ? 192 : LONG_MAX;
 
 // Weights that are needed next, or null: a tile prefetches some lines of them with every so many of its words, a power
 // of two.
 class Ahead {
    public:
     // The share of one row of tiles in so many words at `next`.
-    Ahead(const uint32_t* next, long words, long tile, long tiles) {
-        long share = TILES_AHEAD;
+    Ahead(const uint32_t* next, Long words, Long tile, Long tiles) {
+        Long share = TILES_AHEAD;
         while (share > tiles) share /= 2;
-        every_ = std::max(1l, share * BYTES_AT_ONCE / (BLOCK * 4));
+        every_ = std::max(Long(1), share * BYTES_AT_ONCE / (BLOCK * 4));
         if (next && tile < share)
             at_ = reinterpret_cast<const char*>(next) + tile * divide_up(words, every_) * BYTES_AT_ONCE;
     }
 
     bool has_any() const { return at_; }
 
-    void prefetch_with(long word) {
+    void prefetch_with(Long word) {
         if (word & (every_ - 1)) return;
-        for (long line = 0; line < BYTES_AT_ONCE; line += 64) prefetch(at_ + line);
+        for (Long line = 0; line < BYTES_AT_ONCE; line += 64) prefetch(at_ + line);
         at_ += BYTES_AT_ONCE;
     }
 
    private:
-    static constexpr long BYTES_AT_ONCE = divide_up(BLOCK * 4, std::max(1l, TILES_AHEAD) * 64) * 64;
+    static constexpr Long BYTES_AT_ONCE = divide_up(BLOCK * 4, std::max(Long(1), TILES_AHEAD) * 64) * 64;
     const char* at_ = nullptr;
-    long every_;
+    Long every_;
 };
 
 // One tile: sums[row * sums_stride + column] = start[column] + ROWS rows times VECTORS x LANES columns, and if it
@@ -142,8 +142,8 @@ class Ahead {
 // rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  AHEAD: whether it
 // prefetches `ahead`.  All loops over sums are unrolled, or GCC keeps them in memory.
 template <class Kind, bool AHEAD, int ROWS, int VECTORS>
-void multiply_tile(const char* rows, long stride, const uint32_t* weight, long words, const typename Kind::Sum* start,
-                   typename Kind::Sum* sums, long sums_stride, bool adds, Ahead ahead) {
+void multiply_tile(const char* rows, Long stride, const uint32_t* weight, Long words, const typename Kind::Sum* start,
+                   typename Kind::Sum* sums, Long sums_stride, bool adds, Ahead ahead) {
     constexpr int parts = Kind::per_word * sizeof(typename Kind::Value) / 4;
     typename Kind::Sums sum[ROWS][VECTORS];
 #pragma GCC unroll 6
@@ -153,8 +153,8 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
             sum[i][j] = typename Kind::Sums{};
             if (!std::is_same_v<Kind, Int8>) std::memcpy(&sum[i][j], start + j * LANES, WIDTH);
         }
-    for (long first = 0, word = 0;; first = word, adds = true) {
-        for (const long last = std::min(words - first, WORDS_SUMMED<Kind>) + first; word < last; word++) {
+    for (Long first = 0, word = 0;; first = word, adds = true) {
+        for (const Long last = std::min(words - first, WORDS_SUMMED<Kind>) + first; word < last; word++) {
             if (AHEAD) ahead.prefetch_with(word);
 #pragma GCC unroll 2
             for (int part = 0; part < parts; part++) {
@@ -186,7 +186,7 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
 
 // Multiply `count` rows by so many vectors of columns.
 template <class Kind, bool AHEAD, int ROWS = TILE_ROWS, int VECTORS = VECTORS_AT_ONCE, class... Rest>
-void choose_tile(long count, long vectors, Rest... rest) {
+void choose_tile(Long count, Long vectors, Rest... rest) {
     if constexpr (ROWS > 1)
         if (count < ROWS) return choose_tile<Kind, AHEAD, ROWS - 1, VECTORS>(count, vectors, rest...);
     if constexpr (VECTORS > 1)
@@ -195,8 +195,8 @@ void choose_tile(long count, long vectors, Rest... rest) {
 }
 
 template <class Kind>
-void matmul_tile(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
-                 const typename Kind::Sum* start, typename Kind::Sum* sums, long sums_stride, bool adds, Ahead ahead) {
+void matmul_tile(Long count, Long columns, const char* rows, Long stride, const uint32_t* weight, Long words,
+                 const typename Kind::Sum* start, typename Kind::Sum* sums, Long sums_stride, bool adds, Ahead ahead) {
     if (ahead.has_any())
         choose_tile<Kind, true>(count, columns / LANES, rows, stride, weight, words, start, sums, sums_stride, adds,
                                 ahead);
@@ -208,11 +208,11 @@ void matmul_tile(long count, long columns, const char* rows, long stride, const 
 // A weight in blocks, or keys or values packed alike.
 struct Blocks {
     const uint32_t* words;
-    long inputs;           // in words
+    Long inputs;           // in words
     bool goes_on = false;  // whether what lies behind the last block that is multiplied will be needed soon
     template <class Kind>
-    const uint32_t* at(long output, long word) const {
-        constexpr long block = BLOCK_OF<Kind>;
+    const uint32_t* at(Long output, Long word) const {
+        constexpr Long block = BLOCK_OF<Kind>;
         return words + output / block * block * inputs + word * block + output % block;
     }
 };
@@ -221,8 +221,8 @@ struct Blocks {
 template <class T>
 struct Target {
     T* first;
-    long stride;
-    T* at(long row, long column) const { return first + row * stride + column; }
+    Long stride;
+    T* at(Long row, Long column) const { return first + row * stride + column; }
 };
 
 // The same with the columns of each head apart, (heads, tokens, H): rows of all heads together would lie so far from
@@ -230,21 +230,21 @@ struct Target {
 template <class T>
 struct HeadsTarget {
     T* first;
-    long tokens, head_size;
-    T* at(long row, long column) const {
+    Long tokens, head_size;
+    T* at(Long row, Long column) const {
         return first + (column / head_size * tokens + row) * head_size + column % head_size;
     }
 };
 
 // Prefetch a tile's part of a target: a write that misses the cache stalls the matmul that follows.
 template <class To>
-void prefetch_tile(const To& to, long row, long rows, long column, long columns) {
-    for (long i = row; FETCHES_TARGETS && i < row + rows; i++)
-        for (long j = column; j < column + columns; j += 64 / long(sizeof *to.at(i, j))) prefetch(to.at(i, j));
+void prefetch_tile(const To& to, Long row, Long rows, Long column, Long columns) {
+    for (Long i = row; FETCHES_TARGETS && i < row + rows; i++)
+        for (Long j = column; j < column + columns; j += 64 / Long(sizeof *to.at(i, j))) prefetch(to.at(i, j));
 }
 
 struct InPlace {
-    void operator()(long, long, long, long, const void*) const {}
+    void operator()(Long, Long, Long, Long, const void*) const {}
 };
 constexpr InPlace in_place;
 
@@ -269,40 +269,40 @@ void matmul_by_parts(const Rest&...) {}
 
 // So many words of a narrow block, a multiple of WORDS_SUMMED, stay in the first cache until all rows have been
 // multiplied by them.  A longer block is multiplied in parts, and the sums of so many rows wait meanwhile.
-constexpr long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
+constexpr Long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
 
 // Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES, and add `start`, one
 // number for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called
 // with the sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.  With `in_place`
 // for `finish` the sums are left in `to`.
 template <class Kind, class To, class Finish>
-void matmul(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
-            const typename Kind::Sum* start, long first, long last, const To& to, Finish finish) {
+void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blocks& weight,
+            const typename Kind::Sum* start, Long first, Long last, const To& to, Finish finish) {
     if constexpr (std::is_same_v<Kind, Float32Parts>) {
         if (weight.inputs) return matmul_by_parts(rows, stride, count, weight, start, first, last, to, finish);
     } else if constexpr (BY_AMX<Kind>)
         if (weight.inputs) return matmul_by_amx<Kind>(rows, stride, count, weight, start, first, last, to, finish);
     alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
-    constexpr long word_bytes = Kind::per_word * sizeof(typename Kind::Value);
+    constexpr Long word_bytes = Kind::per_word * sizeof(typename Kind::Value);
     alignas(64) typename Kind::Sum tile_sums[stays ? 1 : NARROW ? ROWS_AT_ONCE * GROUP : TILE_ROWS * BLOCK];
-    const long inputs = weight.inputs;
-    long sums_stride = BLOCK;
+    const Long inputs = weight.inputs;
+    Long sums_stride = BLOCK;
     if constexpr (stays) sums_stride = to.stride;
     const bool splits = !stays && NARROW && inputs > WORDS_AT_ONCE;
-    const long rows_at_once = splits ? ROWS_AT_ONCE : count, part = splits ? WORDS_AT_ONCE : inputs;
+    const Long rows_at_once = splits ? ROWS_AT_ONCE : count, part = splits ? WORDS_AT_ONCE : inputs;
 
-    for (long from = first, end; from < last; from = end) {
+    for (Long from = first, end; from < last; from = end) {
         end = std::min(last, round_up(from + 1, GROUP));
-        for (long row = 0; row < count; row += rows_at_once) {
-            const long row_end = std::min(count, row + rows_at_once);
-            long word = 0;
+        for (Long row = 0; row < count; row += rows_at_once) {
+            const Long row_end = std::min(count, row + rows_at_once);
+            Long word = 0;
             do {
-                const long words = std::min(part, inputs - word);
+                const Long words = std::min(part, inputs - word);
                 const bool done = word + words == inputs;
-                for (long column = from, columns; column < end; column += columns) {
+                for (Long column = from, columns; column < end; column += columns) {
                     columns = std::min(BLOCK_OF<Kind> - column % BLOCK_OF<Kind>, end - column);
-                    const long tiles = divide_up(row_end - row, TILE_ROWS);
+                    const Long tiles = divide_up(row_end - row, TILE_ROWS);
                     const uint32_t* next = nullptr;
                     if (column + columns < end)
                         next = weight.template at<Kind>(column + columns, word);
@@ -310,8 +310,8 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
                         next = weight.template at<Kind>(from, word + words);
                     else if (end < last || weight.goes_on)
                         next = weight.template at<Kind>(end, 0);
-                    for (long tile = 0, at = row; tile < tiles; tile++) {
-                        const long size = divide_up(row_end - at, tiles - tile);  // as even as can be
+                    for (Long tile = 0, at = row; tile < tiles; tile++) {
+                        const Long size = divide_up(row_end - at, tiles - tile);  // as even as can be
                         const auto* begin = start ? start + column : nullptr;
                         auto* sums = tile_sums;
                         if constexpr (stays)
@@ -339,18 +339,18 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
 
 // Pack a weight, (outputs, inputs), in blocks, padded with zeros to so many outputs, a multiple of a block's.
 template <class Kind>
-void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs, uint32_t* to, long padded) {
-    constexpr long per = Kind::per_word, size = BLOCK_OF<Kind>;
-    const long words = divide_up(inputs, per);
+void pack_blocks(const typename Kind::Weight* weight, Long outputs, Long inputs, uint32_t* to, Long padded) {
+    constexpr Long per = Kind::per_word, size = BLOCK_OF<Kind>;
+    const Long words = divide_up(inputs, per);
     uint32_t staged[LANES][LANES];
-    for (long block = 0; block < padded / size; block++)
-        for (long group = 0; group < size; group += LANES)
-            for (long word = 0; word < words; word += LANES) {
-                const long columns = std::min(LANES, words - word);
+    for (Long block = 0; block < padded / size; block++)
+        for (Long group = 0; group < size; group += LANES)
+            for (Long word = 0; word < words; word += LANES) {
+                const Long columns = std::min(LANES, words - word);
                 std::memset(staged, 0, sizeof staged);
                 const void* from[LANES];
-                for (long i = 0; i < LANES; i++) {
-                    const long output = block * size + group + i;
+                for (Long i = 0; i < LANES; i++) {
+                    const Long output = block * size + group + i;
                     from[i] = staged[i];
                     if (output >= outputs) continue;
                     const auto* row = weight + output * inputs + word * per;
@@ -363,11 +363,11 @@ void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs,
                 if (columns == LANES) {
                     transpose_words(from, start, size);
                 } else {
-                    for (long column = 0; column < columns; column++)
-                        for (long i = 0; i < LANES; i++) start[column * size + i] = staged[i][column];
+                    for (Long column = 0; column < columns; column++)
+                        for (Long i = 0; i < LANES; i++) start[column * size + i] = staged[i][column];
                 }
                 if constexpr (std::is_same_v<Kind, Int8> && Int8::widened)
-                    for (long column = 0; column < columns; column++)
+                    for (Long column = 0; column < columns; column++)
                         store_apart(start + column * size, load_words(start + column * size));
             }
 }

@@ -11,18 +11,18 @@ extern "C" {
 
 // Token ids, what stands beside them, and the tables of embeddings.  All pointers but `ids` and `words` may be null.
 struct Ids {
-    long size;
+    Long size;
     const int64_t *ids, *segments, *positions;  // (rows, length)
     const int64_t* mask;                        // (rows, length): 1 for a token, 0 for padding, which is left out
     const int32_t*
         ends;  // (rows + 1,), of packed sequences: where each begins, and the end.  The others are (length,)
-    long rows, length;
-    long takes_padding;           // whether a mask may have 0
-    long skips_padding, padding;  // whether positions are counted over the ids that are not `padding`
-    long keeps_order;             // whether padding is only behind the tokens, as positions are relative
+    Long rows, length;
+    Long takes_padding;           // whether a mask may have 0
+    Long skips_padding, padding;  // whether positions are counted over the ids that are not `padding`
+    Long keeps_order;             // whether padding is only behind the tokens, as positions are relative
     const void *words, *segment_table, *position_table, *norm_weight, *norm_bias;  // in the dtype of the batch
-    long word_count, segment_count, position_count;
-    long padding_has_position;  // whether padding's is behind those that are counted
+    Long word_count, segment_count, position_count;
+    Long padding_has_position;  // whether padding's is behind those that are counted
     const float* word_scales;   // (word_count,): rows of words are 8-bit integers, to be multiplied by these; or null
 };
 }
@@ -33,7 +33,7 @@ struct LeftToPython {};
 // Where the tokens are: token i of those that are computed lies at `at(i)` of the arrays.
 class TokenPlaces {
    public:
-    std::vector<long> starts;  // of each sequence, and the end
+    std::vector<Long> starts;  // of each sequence, and the end
 
     TokenPlaces() = default;
 
@@ -43,17 +43,17 @@ class TokenPlaces {
             read_ends();
         else
             read_mask();
-        const long count = ids.ends ? ids.length : ids.rows * ids.length;
+        const Long count = ids.ends ? ids.length : ids.rows * ids.length;
         if (!ids.positions && (ids.ends || ids.skips_padding)) count_positions();
         check(ids.ids, count, ids.word_count);
         if (ids.segments) check(ids.segments, count, ids.segment_count);
         if (ids.positions) check(ids.positions, count, ids.position_count, ids.skips_padding ? -1 : 0);
     }
 
-    long tokens() const { return starts.back(); }
-    long at(long token) const { return places_.empty() ? token : places_[token]; }
-    long position(long token) const {  // -1: padding's
-        const long index = at(token);
+    Long tokens() const { return starts.back(); }
+    Long at(Long token) const { return places_.empty() ? token : places_[token]; }
+    Long position(Long token) const {  // -1: padding's
+        const Long index = at(token);
         return ids_->positions      ? ids_->positions[index]
                : positions_.empty() ? index % ids_->length
                                     : positions_[index];
@@ -64,30 +64,30 @@ class TokenPlaces {
         if (!holds) throw LeftToPython();
     }
 
-    static void check(const int64_t* ids, long count, long limit, long lowest = 0) {
+    static void check(const int64_t* ids, Long count, Long limit, Long lowest = 0) {
         bool fits = true;
-        for (long i = 0; i < count; i++) fits &= uint64_t(ids[i] - lowest) < uint64_t(limit - lowest);
+        for (Long i = 0; i < count; i++) fits &= uint64_t(ids[i] - lowest) < uint64_t(limit - lowest);
         require(fits);
     }
 
-    bool fits_positions(long length) const {
+    bool fits_positions(Long length) const {
         return (ids_->positions && !ids_->keeps_order) || length <= ids_->position_count;
     }
 
     void read_ends() {
         starts.assign(ids_->ends, ids_->ends + ids_->rows + 1);
         require(starts[0] == 0 && tokens() == ids_->length);
-        for (long i = 0; i < ids_->rows; i++) {
-            const long length = starts[i + 1] - starts[i];
+        for (Long i = 0; i < ids_->rows; i++) {
+            const Long length = starts[i + 1] - starts[i];
             require(length > 0 && fits_positions(length));
         }
     }
 
     void count_positions() {
-        for (long row = 0; row < ids_->rows; row++) {
-            const long first = ids_->ends ? starts[row] : row * ids_->length;
-            const long last = ids_->ends ? starts[row + 1] : first + ids_->length;
-            for (long i = first, count = 0; i < last; i++) {
+        for (Long row = 0; row < ids_->rows; row++) {
+            const Long first = ids_->ends ? starts[row] : row * ids_->length;
+            const Long last = ids_->ends ? starts[row + 1] : first + ids_->length;
+            for (Long i = first, count = 0; i < last; i++) {
                 const bool counts = !ids_->skips_padding || ids_->ids[i] != ids_->padding;
                 count += counts;
                 positions_.push_back(counts ? count - 1 : -1);
@@ -96,16 +96,16 @@ class TokenPlaces {
     }
 
     void read_mask() {
-        const long length = ids_->length;
+        const Long length = ids_->length;
         require(fits_positions(length));
         starts.push_back(0);
-        for (long i = 0; i < ids_->rows; i++) {
+        for (Long i = 0; i < ids_->rows; i++) {
             const int64_t* mask = ids_->mask ? ids_->mask + i * length : nullptr;
-            long count = length;
+            Long count = length;
             if (mask) {
                 bool fits = mask[0] == 1;
                 count = 0;
-                for (long j = 0; j < length; j++) {
+                for (Long j = 0; j < length; j++) {
                     fits &= uint64_t(mask[j]) <= 1 && (!ids_->keeps_order || j == 0 || mask[j] <= mask[j - 1]);
                     count += mask[j];
                 }
@@ -115,26 +115,26 @@ class TokenPlaces {
         }
         if (tokens() == ids_->rows * length) return;
         require(ids_->takes_padding);
-        for (long i = 0; i < ids_->rows * length; i++)
+        for (Long i = 0; i < ids_->rows * length; i++)
             if (ids_->mask[i]) places_.push_back(i);
     }
 
     const Ids* ids_ = nullptr;
-    std::vector<long> places_;     // empty if there is no padding
-    std::vector<long> positions_;  // of all ids, unless they are those in the rows
+    std::vector<Long> places_;     // empty if there is no padding
+    std::vector<Long> positions_;  // of all ids, unless they are those in the rows
 };
 
 // to = from, or to + from; `to` has room for whole vectors.
 template <class T>
-void read_row(const T* from, long width, float* to, bool add = false) {
-    long i = 0;
+void read_row(const T* from, Long width, float* to, bool add = false) {
+    Long i = 0;
     for (; i + LANES <= width; i += LANES) store(to + i, add ? load(to + i) + load(from + i) : load(from + i));
     for (; i < width; i++) to[i] = (add ? to[i] : 0) + to_float(from[i]);
 }
 
 template <class T>
-void write_row(const float* from, long width, T* to) {
-    long i = 0;
+void write_row(const float* from, Long width, T* to) {
+    Long i = 0;
     for (; i + LANES <= width; i += LANES) store(to + i, load(from + i));
     if (i == width) return;
     T last[LANES];
@@ -144,23 +144,23 @@ void write_row(const float* from, long width, T* to) {
 
 // Compute the embedding of a token.  norm: weight and bias of the LayerNorm, each padded to whole vectors.
 template <class T>
-void embed(const Ids& ids, const TokenPlaces& places, long token, long width, const float* norm, float epsilon,
+void embed(const Ids& ids, const TokenPlaces& places, Long token, Long width, const float* norm, float epsilon,
            float* to) {
-    const auto row = [=](const void* table, long index) { return static_cast<const T*>(table) + index * width; };
-    const long at = places.at(token), word = ids.ids[at];
+    const auto row = [=](const void* table, Long index) { return static_cast<const T*>(table) + index * width; };
+    const Long at = places.at(token), word = ids.ids[at];
     if (ids.word_scales) {
         const auto* from = static_cast<const int8_t*>(ids.words) + word * width;
-        for (long i = 0; i < width; i++) to[i] = from[i] * ids.word_scales[word];  // exact: see `int8_rows`
+        for (Long i = 0; i < width; i++) to[i] = from[i] * ids.word_scales[word];  // exact: see `int8_rows`
     } else {
         read_row(row(ids.words, word), width, to);
     }
     read_row(row(ids.segment_table, ids.segments ? ids.segments[at] : 0), width, to, true);
-    const long position = places.position(token), place = position < 0 ? ids.position_count : position;
+    const Long position = places.position(token), place = position < 0 ? ids.position_count : position;
     if (ids.position_table && place < ids.position_count + ids.padding_has_position)
         read_row(row(ids.position_table, place), width, to, true);
     layer_norm(to, width, norm, norm + round_up(width, LANES), epsilon);
     if constexpr (std::is_same_v<T, BFloat16>)  // as the embeddings are where they are computed alone
-        for (long i = 0; i < width; i += LANES) {
+        for (Long i = 0; i < width; i += LANES) {
             T rounded[LANES];
             store(rounded, load(to + i));
             store(to + i, load(rounded));

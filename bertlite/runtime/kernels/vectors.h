@@ -19,6 +19,8 @@
 
 namespace bertlite {
 
+using Long = int64_t;  // `long` has 32 bits on Windows
+
 #if defined(__AVX512BW__)
 constexpr int WIDTH = 64;  // bytes of a register
 #elif defined(__AVX2__)
@@ -26,9 +28,9 @@ constexpr int WIDTH = 32;
 #else
 constexpr int WIDTH = 16;
 #endif
-constexpr long LANES = WIDTH / 4;  // floats in a vector
-constexpr long SUMMED = 16;        // what is summed over a row has so many sums, whatever a vector's length
-constexpr long PER_SUM = SUMMED / LANES;
+constexpr Long LANES = WIDTH / 4;  // floats in a vector
+constexpr Long SUMMED = 16;        // what is summed over a row has so many sums, whatever a vector's length
+constexpr Long PER_SUM = SUMMED / LANES;
 #if defined(__AVX512BW__) || defined(__aarch64__)
 constexpr int REGISTERS = 32;
 #else
@@ -274,15 +276,15 @@ inline float reduce_sum(Vector a) {
 // The sum of SUMMED numbers, in vectors that follow each other.
 inline float reduce_sum(Vector (&parts)[PER_SUM]) {
 #pragma GCC unroll 2
-    for (long half = PER_SUM / 2; half; half /= 2)
+    for (Long half = PER_SUM / 2; half; half /= 2)
 #pragma GCC unroll 2
-        for (long j = 0; j < half; j++) parts[j] = parts[j] + parts[j + half];
+        for (Long j = 0; j < half; j++) parts[j] = parts[j] + parts[j + half];
     return reduce_sum(parts[0]);
 }
 inline float reduce_max(Vector a) { return reduce(a, max); }
 
 // LANES words of LANES rows, which may begin anywhere, transposed: to[column * stride + row] = from row, column
-inline void transpose_words(const void* const (&from)[LANES], uint32_t* to, long stride) {
+inline void transpose_words(const void* const (&from)[LANES], uint32_t* to, Long stride) {
     constexpr int half = LANES / 2;
     Words rows[LANES], zipped[LANES];
 #pragma GCC unroll 16

@@ -10,23 +10,23 @@ namespace bertlite {
 
 // Convert a row of a weight.  8-bit integers get a scale, by which the largest magnitude is 127, and the row's sum.
 template <class Kind>
-void convert_row(const float* from, long count, typename Kind::Weight* to, float* scale, float* row_sum) {
+void convert_row(const float* from, Long count, typename Kind::Weight* to, float* scale, float* row_sum) {
     if constexpr (std::is_same_v<Kind, Int8>) {
         float largest = 0, nan_or_0 = 0;
-        for (long i = 0; i < count; i++) {
+        for (Long i = 0; i < count; i++) {
             largest = std::max(largest, std::fabs(from[i]));
             nan_or_0 += from[i] * 0;  // 0, or nan if the weight is infinite or nan
         }
         const float step = largest / 127 > 0 ? largest / 127 : 1;
         int32_t total = 0;
-        for (long i = 0; i < count; i++) {
+        for (Long i = 0; i < count; i++) {
             to[i] = nan_or_0 == 0 ? int8_t(std::nearbyint(from[i] / step)) : 0;
             total += to[i];
         }
         *scale = step + nan_or_0;  // integers cannot be nan, so the scale is
         *row_sum = float(total) * *scale;
     } else if constexpr (std::is_same_v<Kind, BFloat16s>) {
-        long i = 0;
+        Long i = 0;
         for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
         float last[LANES] = {};
         BFloat16 rounded[LANES];
@@ -39,21 +39,21 @@ void convert_row(const float* from, long count, typename Kind::Weight* to, float
 // Pack (outputs, inputs) of floats: round_up(outputs, GROUP) rows of words; `scales` and `sums` as many, for 8-bit
 // integers.
 template <class Kind>
-void pack(const float* weight, long outputs, long inputs, uint32_t* words, float* scales, float* sums, long threads) {
+void pack(const float* weight, Long outputs, Long inputs, uint32_t* words, float* scales, float* sums, Long threads) {
     using Weight = typename Kind::Weight;
-    const long groups = divide_up(outputs, GROUP), per_group = divide_up(inputs, Kind::per_word) * GROUP;
-    run_team(threads, 1, [&](long, Team::Member& member) {
+    const Long groups = divide_up(outputs, GROUP), per_group = divide_up(inputs, Kind::per_word) * GROUP;
+    run_team(threads, 1, [&](Long, Team::Member& member) {
         std::vector<Weight> rounded(std::is_same_v<Kind, Float32> ? 0 : GROUP * inputs);
-        member.parallel_for(groups, [&](long group) {
-            const long first = group * GROUP, rows = std::min(GROUP, outputs - first);
+        member.parallel_for(groups, [&](Long group) {
+            const Long first = group * GROUP, rows = std::min(GROUP, outputs - first);
             uint32_t* to = words + group * per_group;
             if constexpr (std::is_same_v<Kind, Float32>) {
                 pack_blocks<Kind>(weight + first * inputs, rows, inputs, to, GROUP);
             } else {
-                for (long row = 0; row < rows; row++)
+                for (Long row = 0; row < rows; row++)
                     convert_row<Kind>(weight + (first + row) * inputs, inputs, rounded.data() + row * inputs,
                                       scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
-                for (long row = rows; scales && row < GROUP; row++) scales[first + row] = sums[first + row] = 0;
+                for (Long row = rows; scales && row < GROUP; row++) scales[first + row] = sums[first + row] = 0;
                 pack_blocks<Kind>(rounded.data(), rows, inputs, to, GROUP);
             }
         });
