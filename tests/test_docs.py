@@ -1,7 +1,9 @@
 """The documentation: its code runs, it names everything that is public, and Sphinx builds it without a warning."""
 
+import base64
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +19,8 @@ import pytest
 
 from bertlite.cli import parser
 from bertlite.cli.parts import subcommands
+from bertlite.shipping.pack import pack
+from tests.clients.checks import common
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "notebooks" / "docs"
@@ -51,8 +55,13 @@ def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries' own code
 def test_the_server_of_the_page_answers_requests_that_come_at_once(tmp_path: Path) -> None:
-    pytest.importorskip("fastapi")
+    for name in ("fastapi", "transformers", "sentence_transformers"):
+        pytest.importorskip(name)
     uvicorn = pytest.importorskip("uvicorn")
+    minilm = common.minilm()
+    make_reranker(Path(minilm), tmp_path / "model")
+    pack(minilm, tmp_path / "packed", texts=["so good"])
+    pack(tmp_path / "model", tmp_path / "reranker", texts=["so good", "poor"])
     (code,) = re.findall(r"serves it -->\n(```python\n.*?```)", (DOCS / "serving.md").read_text("utf-8"), re.DOTALL)
     (tmp_path / "page.md").write_text(code)
     names = blocks.run(tmp_path / "page.md", tmp_path)
@@ -61,19 +70,40 @@ def test_the_server_of_the_page_answers_requests_that_come_at_once(tmp_path: Pat
     thread.start()
     while not server.started:
         time.sleep(0.05)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/embed"
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
 
-    def ask(texts: list[str]) -> Any:
-        body, kind = json.dumps(texts).encode(), {"Content-Type": "application/json"}
-        return json.load(urllib.request.urlopen(urllib.request.Request(url, body, kind), timeout=60))
+    def ask(path: str, **given: Any) -> Any:
+        body, kind = json.dumps(given).encode(), {"Content-Type": "application/json"}
+        return json.load(urllib.request.urlopen(urllib.request.Request(url + path, body, kind), timeout=60))
 
-    requests = [["so good", "poor"], [], ["says anne"], *([f"number {i}"] for i in range(9))]
+    requests: list[Any] = [["so good", "poor"], [], "says anne", *([f"number {i}"] for i in range(9))]
     with ThreadPoolExecutor(len(requests)) as pool:
-        answers = list(pool.map(ask, requests))
+        answers = list(pool.map(lambda texts: ask("/v1/embeddings", input=texts), requests))
+    coded = ask("/v1/embeddings", input="so good", encoding_format="base64", model="mine")
+    texts = ["poor", "so good", "says anne"]
+    ranked = ask("/rerank", query="good", texts=texts), ask("/v1/rerank", query="good", documents=texts, top_n=2)
     server.should_exit = True
     thread.join()
-    for texts, vectors in zip(requests, answers, strict=True):
-        assert vectors == [names["encoder"].encode(text).tolist() for text in texts]
+    encode = names["encoder"].encode
+    for given, answer in zip(requests, answers, strict=True):
+        wanted = [encode(text).tolist() for text in ([given] if isinstance(given, str) else given)]
+        assert [each["embedding"] for each in answer["data"]] == wanted
+    assert base64.b64decode(coded["data"][0]["embedding"]) == encode("so good").tobytes()
+    assert (coded["model"], coded["usage"]["total_tokens"]) == ("mine", 4)
+    best = [(each["corpus_id"], each["score"]) for each in names["reranker"].rank("good", texts)]
+    assert [(each["index"], each["score"]) for each in ranked[0]] == best
+    assert [(each["index"], each["relevance_score"]) for each in ranked[1]["results"]] == best[:2]
+
+
+def make_reranker(minilm: Path, folder: Path) -> None:
+    """Write a small random cross-encoder with MiniLM's tokenizer."""
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 37}
+    config = transformers.BertConfig(vocab_size=30522, num_labels=1, initializer_range=0.5, **sizes)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copy(minilm / name, folder)
 
 
 @pytest.mark.parametrize(
