@@ -140,10 +140,10 @@ sentence-transformers, and every dtype of optimize_for_inference, and reports ho
     text = "compare with this checkpoint, which has the same task and runs as it is (default: none)"
     action.add_argument("--against", metavar="CHECKPOINT", help=text)
     add_metric(action)
-    text = "run CHECKPOINT by optimize_for_inference in this dtype, such as int8, and compare (default: as it is)"
+    text = "run CHECKPOINT with optimize_for_inference in this dtype, such as int8, and compare (default: unchanged)"
     action.add_argument("--dtype", metavar="NAME", help=text)
     action.add_argument("--backend", metavar="NAME", help="a backend of optimize_for_inference (default: auto)")
-    group = action.add_argument_group("speed, in place of --dev")
+    group = action.add_argument_group("speed, instead of --dev")
     text = "texts of the kind that the model will see: .txt with one on each line, .csv, .tsv, .jsonl or .parquet"
     group.add_argument("--texts", metavar="FILE", help=f"{text} (default: none)")
     text = "time stock transformers or sentence-transformers and each dtype on --texts; takes about two minutes"
