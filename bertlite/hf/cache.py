@@ -1,4 +1,4 @@
-"""Caches of transformers, as bertlite's layers use them."""
+"""Caches of transformers, for bertlite's layers."""
 
 from typing import Any
 
@@ -26,15 +26,15 @@ class LayerCache:
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         new, heads = k.shape[1:3]
         end = int(self.self_attention.get_seq_length(layer)) + new
-        if not heads:  # a cache counts its tokens by its numbers, and such a layer has none
+        if not heads:  # a cache counts tokens by its tensors, and such a layer has none
             k = v = k.new_ones(k.shape[0], new, 1, k.shape[3])
         self.drop_pruned(layer)
         at = {"cache_position": torch.arange(end - new, end, device=k.device)}  # for 4.57's caches of fixed size
         k, v = (x.transpose(1, 2) for x in self.self_attention.update(k.transpose(1, 2), v.transpose(1, 2), layer, at))
-        return k[:, :end, :heads], v[:, :end, :heads]  # one of fixed size gives all its room
+        return k[:, :end, :heads], v[:, :end, :heads]  # a cache of fixed size returns all its room
 
     def drop_pruned(self, layer: int) -> None:
-        """Cut cached keys and values of all heads, as PEFT's prefix tuning makes them, to the heads that are left."""
+        """Cut cached keys and values of all heads, as PEFT's prefix tuning makes them, to the remaining heads."""
         heads = self.config.num_attention_heads
         for known in getattr(self.self_attention, "layers", ())[layer : layer + 1]:
             kept = list(kept_heads(self.config, layer))
@@ -58,5 +58,5 @@ class LayerCache:
 
 
 def past_of(inputs: LayerContext) -> Any:
-    """Return the cache of transformers that a layer is given, if it is."""
+    """Return the cache of transformers that a layer gets, if any."""
     return inputs.cache.cache if isinstance(inputs.cache, LayerCache) else None

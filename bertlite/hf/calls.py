@@ -1,4 +1,4 @@
-"""Running the stack as transformers runs it: each part is called as transformers calls it, whoever made it."""
+"""Run the stack like transformers: each part, ours or not, is called as transformers calls it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from bertlite.stack.inputs import ForwardArgs, values_readable
 from bertlite.stack.layouts import Layout, Packed
 
 TABLES = {"word": "vocab_size", "token_type": "type_vocab_size", "position": "max_position_embeddings"}
-FIRST = ("last_hidden_state", "pooler_output", compat.CACHE)  # of an output
+FIRST = ("last_hidden_state", "pooler_output", compat.CACHE)  # the first fields of an output
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
 
 
@@ -26,14 +26,14 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
     """A body whose parts may be replaced, wrapped and hooked as transformers' may."""
 
     warn_if_padding_and_no_attention_mask: Any  # a method of PreTrainedModel
-    cache_name = compat.CACHE  # by which an encoder that is not ours takes it
+    cache_name = compat.CACHE  # an encoder that is not ours takes the cache under this name
 
     def attention_name(self) -> str:
         name = self.config._attn_implementation
         return NAMES.get(name, name)
 
     def run_encoder(self, x: Tensor, inputs: LayerContext) -> Any:
-        """Run the encoder, whoever made it; return its output and, if they are kept, the inputs of each layer."""
+        """Run the encoder, ours or not; return its output and, if they are kept, the inputs of each layer."""
         encoder = self.encoder
         if gets_context(encoder, inputs, x):
             out = encoder(x, inputs=inputs)
@@ -57,7 +57,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         return out[0], None if states is None else states[:-1]
 
     def encode(self, args: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
-        """Run the parts, and return what transformers' model would: see `BertBody.encode`."""
+        """Run the parts, and return the results of transformers' model: see `BertBody.encode`."""
         ids, unmasked = args.input_ids, args.attention_mask is None and args.cu_seqlens is None
         if not V5 and unmasked and ids is not None and values_readable(ids):
             self.warn_if_padding_and_no_attention_mask(ids, None)
@@ -87,7 +87,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
 
     @property
     def limits(self) -> Any:
-        """The config with the sizes of the tables that the embeddings have: others may have replaced them."""
+        """The config with the sizes of the embeddings' tables, which may have been replaced."""
         config, embeddings, sizes = self.config, self.embeddings, {}
         for name, field in TABLES.items():
             table = getattr(embeddings, f"{name}_embeddings", None)
@@ -103,7 +103,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
 
     def may_skip_padding(self) -> bool:
         if self.config._attn_implementation not in OURS:
-            return False  # "sdpa", the default, computes what it computes there
+            return False  # "sdpa", the default, gives transformers' results
         layers = getattr(self.encoder, "layer", ())
         if not (getattr(type(self.encoder).forward, "takes_layer_context", False) and all(map(is_ours, layers))):
             return False
@@ -116,13 +116,13 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         if cache is not None and not crosses:
             past = cache.cache
             if mask is not None and mask.dim() == 4 and cache.self_attention.is_compileable:
-                mask = mask[..., : cache.length + x.shape[1]]  # generate masks all the room in a cache of fixed size
+                mask = mask[..., : cache.length + x.shape[1]]  # generate's mask covers all the room of a static cache
                 args = replace(args, attention_mask=mask)
         if isinstance(layout, Packed) or args.attention == "auto" or args.attention in BACKENDS:
             return super().select_backend_and_mask(args, layout, x, cache, crosses)
         causal = bool(self.config.is_decoder) and not crosses
         states = args.encoder_hidden_states if crosses else None
-        states = None if states is None else x.new_empty(states.shape)  # only its shape is looked at
+        states = None if states is None else x.new_empty(states.shape)  # only its shape is read
         backend = compat.registered_backend(args.attention)
         return backend, compat.registered_mask(self.config, x, mask, past, states, causal)
 
@@ -137,7 +137,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
 
 
 def states_named(named: Sequence[int], states: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Return the hidden states whose indices a sequence names, which count from the end too, and None for others."""
+    """Return the hidden states with these indices, which may count from the end, and None for other states."""
     count = len(states)
     wrong = [i for i in named if not -count <= i < count]
     if wrong:
@@ -147,11 +147,11 @@ def states_named(named: Sequence[int], states: Sequence[Tensor]) -> tuple[Tensor
 
 
 def check_unused(model: Any, attention_mask: Tensor | None, unused: dict[str, Any]) -> None:
-    """Check the arguments that a model's `forward` takes because transformers does, and leaves out.
+    """Check the arguments that a model's `forward` takes because transformers' does, and ignores.
 
     Raises:
-        TypeError: one that this model has no use for.
-        ValueError: one that transformers leaves out too, but not with this attention and mask.
+        TypeError: the model does not use one of them.
+        ValueError: transformers ignores one too, but not with this attention and mask.
     """
     given = {name: value for name, value in unused.items() if value is not None}
     wrong = sorted(given.keys() - compat.IGNORED)

@@ -1,4 +1,4 @@
-"""All differences between versions of transformers that matter here, and attention functions registered with it."""
+"""Differences between versions of transformers that matter here, and attention functions registered with it."""
 
 import inspect
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ from bertlite.stack.attention import Backend, LayerContext, apply_gate
 from bertlite.stack.modules import linear
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
-RECORDS_CROSS = capturing is not None  # attentions of cross-attention, as () where there is none
-INDEXES_STATES = hasattr(capturing, "selected_hidden_states")  # by one number too
+RECORDS_CROSS = capturing is not None  # it has attentions of cross-attention, or ()
+INDEXES_STATES = hasattr(capturing, "selected_hidden_states")  # also by one number
 TAKEN = {  # arguments of the functions that make masks
     name: tuple(inspect.signature(getattr(masking_utils, name)).parameters)
     for name in ("create_causal_mask", "create_bidirectional_mask")
@@ -73,7 +73,7 @@ def from_legacy(past: Any) -> Any:
 def registered_mask(
     config: PretrainedConfig, x: Tensor, mask: Tensor | None, cache: Any, states: Tensor | None, causal: bool
 ) -> Any:
-    """Make the mask of a registered attention function, in the form that function wants.
+    """Make the mask of a registered attention function, in the form that the function takes.
 
     Raises:
         ValueError: this version of transformers makes no such mask.
@@ -100,7 +100,7 @@ def registered_mask(
 
 
 def run_registered(module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-    """Compute attention, (…, N·H), by a function registered with transformers, called as transformers calls it."""
+    """Compute attention, (…, N·H), with a function registered with transformers, called as transformers calls it."""
     name, wanted = inputs.backend.name, inputs.returns_weights
     if inputs.first_only:
         raise ValueError(f"attention {name!r} cannot do first_token_only=True; use eager, sdpa or packed")
@@ -119,7 +119,7 @@ def run_registered(module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerCo
 
 
 def registered_backend(name: str) -> Backend:
-    """Return the backend of a function registered with transformers; the mask is in the form that it wants."""
+    """Return the backend of a function registered with transformers; the mask has the form that it takes."""
     return Backend(name, run_registered)
 
 
@@ -140,9 +140,9 @@ def find_pruneable_heads_and_indices(
     """Return the named heads that still exist, and the rows that remain without them.
 
     Args:
-        heads: to prune, numbered as in the unpruned layer.
-        n_heads: how many the layer has now.
-        head_size: the rows of each.
+        heads: the heads to prune, numbered as in the unpruned layer.
+        n_heads: the number of heads that the layer has now.
+        head_size: the number of rows of each.
         already_pruned_heads: heads removed before, numbered as in the unpruned layer.
     """
     found = set(heads) - already_pruned_heads
@@ -150,7 +150,7 @@ def find_pruneable_heads_and_indices(
     wrong = [head for head in gone if not -n_heads <= head < n_heads]
     if wrong:
         raise IndexError(f"there is no head {wrong[0]} among the {n_heads} that are left")
-    kept = torch.ones(n_heads, head_size, dtype=torch.bool, device="cpu")  # also where a model is made without values
+    kept = torch.ones(n_heads, head_size, dtype=torch.bool, device="cpu")  # also for a model without values
     kept[list(gone)] = False
     return found, kept.flatten().nonzero().squeeze(-1)
 
@@ -164,7 +164,7 @@ def prune_linear_layer(layer: nn.Linear, index: Tensor, dim: int = 0) -> nn.Line
     weight = layer.weight.detach().index_select(dim, index).clone()
     new = linear(weight.shape[1], weight.shape[0])
     new.weight = nn.Parameter(weight)
-    new.bias = None  # type: ignore[assignment]  # as nn.Linear has it without one
+    new.bias = None  # type: ignore[assignment]  # as in an nn.Linear without bias
     if layer.bias is not None:
         bias = layer.bias.detach()
         new.bias = nn.Parameter((bias if dim == 1 else bias.index_select(0, index)).clone())

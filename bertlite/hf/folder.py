@@ -19,16 +19,16 @@ from bertlite.models.base import BertModel
 def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None:
     """Raise ValueError if a folder's config is not a BERT's, or its weights are damaged, inconsistent or unsafe.
 
-    Tensors are not read.  Checkpoints of the hub, a state_dict, other formats and folders that lack a file are left to
+    Tensors are not read.  Checkpoints on the hub, a state_dict, other formats and folders that lack a file are left to
     transformers.
 
     Args:
         source: the first argument of from_pretrained.
-        options: its others.
+        options: its other arguments.
         is_bert: whether the model is one of ours; a user's own class may have another config.
 
     Raises:
-        ValueError: it names the file and what is wrong with it.
+        ValueError: the message names the file and its faults.
     """
     if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
         return
@@ -59,7 +59,7 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
     if not isinstance(config, str | os.PathLike | None):
         twice += implausible_sizes(state, config)
     raise_faults(f"{files.weights} does not fit {files.config.name}:", twice)
-    if isinstance(config, BertConfig):  # or else the caller gave another config
+    if isinstance(config, BertConfig):  # otherwise the caller gave another config
         wanted = make_skeleton(BertModel, config, {"add_pooling_layer": False}).state_dict()
         state = {new: state[old] for new, old in names if new in wanted}
         wrong = {name: tensor.shape for name, tensor in state.items() if tensor.shape != wanted[name].shape}
@@ -71,10 +71,10 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
 
 @contextmanager
 def says_if_missing(source: str) -> Iterator[None]:
-    """Let transformers load a checkpoint; where it is not there, say so before what transformers says.
+    """Let transformers load a checkpoint; if it is missing, say so before transformers' own message.
 
     Raises:
-        FileNotFoundError: there is no such file or folder, and the hub has not given it.
+        FileNotFoundError: there is no such file or folder, and the hub did not return it.
     """
     place = locate(Source(source))
     try:
@@ -83,4 +83,4 @@ def says_if_missing(source: str) -> Iterator[None]:
         if isinstance(place, Folder):
             raise
         message = str(error).partition("\n")[0]
-        raise FileNotFoundError(f"there is no folder {source}, nor has the hub given it: {message}") from error
+        raise FileNotFoundError(f"there is no folder {source}, and the hub did not return it: {message}") from error

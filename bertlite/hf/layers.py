@@ -1,7 +1,7 @@
-"""What the layers of every transformers have in common; how they are built and called is in `layers4` and `layers5`.
+"""The common code of layers for all transformers; `layers4` and `layers5` build and call them for each version.
 
-A part that is not ours is called as transformers calls it, so that one which somebody has replaced, wrapped or hooked
-gets and returns what its author expects.
+A part that is not ours is called as transformers calls it.  So a part that a user has replaced, wrapped or hooked gets
+and returns the values that its author expects.
 
 Shapes:  B sequences · S positions · K keys · D hidden · N heads kept
 """
@@ -29,7 +29,7 @@ from bertlite.stack.attention import LayerContext
 
 
 def with_own_weights(inputs: LayerContext) -> LayerContext:
-    """Return inputs with room of their own for attention weights, of cross-attention too."""
+    """Return inputs with room of their own for attention weights, also for cross-attention."""
     encoder = None if inputs.encoder is None else with_own_weights(inputs.encoder)
     return replace(inputs, weights={}, encoder=encoder)
 
@@ -61,7 +61,7 @@ class EitherAttention(Part):
     """First base of attention, with its output projection and without."""
 
     config: Any
-    layer_idx: Any  # a part alone has no number
+    layer_idx: Any  # a part that is built alone has no number
     is_causal: bool
 
     def layer_context(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> LayerContext:
@@ -78,7 +78,7 @@ class SelfAttention(EitherAttention, modules.BertSelfAttention):
         if positions not in (None, config.position_embedding_type):
             changed = copy.copy(config)
             changed.position_embedding_type = positions
-        super().__init__(changed, layer_idx, cross)  # type: ignore[arg-type]  # without a number it has all its heads
+        super().__init__(changed, layer_idx, cross)  # type: ignore[arg-type]  # without a number no head is pruned
         self.config, self.layer_idx = config, layer_idx
         self.scaling = self.attention_head_size**-0.5
         self.is_decoder, self.is_causal = config.is_decoder, config.is_decoder and not cross
@@ -105,10 +105,10 @@ class Attention(EitherAttention, modules.BertAttention, WithoutStock, stock.Bert
         return self.output(context, x), weights
 
     def prune_heads(self, heads: Iterable[int]) -> None:
-        """Remove heads of this layer, numbered as in the unpruned one; those that are gone may be named again.
+        """Remove heads of this layer, numbered as in the unpruned one; removed heads may be named again.
 
-        They are entered in the config that a model and its parts share; any other model that was made of the same
-        config object then has them too.  `model.prune_heads` gives the model a config of its own.
+        They are entered in the config that a model and its parts share.  Other models with the same config object then
+        have them too.  `model.prune_heads` gives the model a config of its own.
         """
         config: Any = self.self.config
         layer: Any = self.self.layer_idx
@@ -137,7 +137,7 @@ class LayerOrEncoder(Part):
         """Return the arguments of a call of transformers as one value.
 
         Raises:
-            ValueError: there is an encoder's output, and no cross-attention that attends to it.
+            ValueError: there is an encoder's output, but no cross-attention.
         """
         decodes = bool(self.config.is_decoder)
         inputs = layer_context(self, x, mask, causal=decodes, **options)
@@ -154,7 +154,7 @@ class LayerOrEncoder(Part):
 class Layer(LayerOrEncoder, modules.BertLayer, WithoutStock, stock.BertLayer):
     """A layer that transformers turns checkpointing on and off for, in the way of its version."""
 
-    feed_forward_chunk: Any  # of transformers' class, for code that replaces it
+    feed_forward_chunk: Any  # as in transformers' class, for code that replaces it
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
         nn.Module.__init__(self)
@@ -180,10 +180,10 @@ class Layer(LayerOrEncoder, modules.BertLayer, WithoutStock, stock.BertLayer):
 
     @property
     def _gradient_checkpointing_func(self) -> Any:
-        """What transformers calls to run a layer that is computed again, and sets.
+        """The function that runs a checkpointed layer; transformers sets and calls it.
 
-        torch's re-entrant checkpoints know the gradients of tensors among the arguments alone, and lose all of frozen
-        embeddings; the other kind, which gives the same gradients, runs in their place.
+        torch's re-entrant checkpoints see only gradients of tensors among the arguments: with frozen embeddings they
+        lose all gradients.  The other kind, which gives the same gradients, runs instead.
         """
         return self.recompute
 

@@ -119,7 +119,7 @@ class BertEncoder(Encoder):
             head_mask_of(inputs),
             None if crossed is None else crossed.source,
             mask_tensor(crossed, x),
-            past_of(inputs),  # by its place: transformers drops it by its name where layers are checkpointed
+            past_of(inputs),  # positional: transformers drops the keyword if layers are checkpointed
             output_attentions=inputs.weights is not None,
         )
         return out if isinstance(out, Tensor | tuple | list) else (out[0],)  # torch.fx gives a stand-in for a tuple

@@ -1,6 +1,6 @@
 """Attention, layers and the encoder as transformers 5 builds and calls them.
 
-What transformers 5 no longer takes and 4 did, `head_mask`, `output_attentions` and the like, is taken here by name.
+Arguments that transformers 4 took and 5 does not, such as `head_mask` and `output_attentions`, are keywords here.
 """
 
 from typing import Any
@@ -20,14 +20,14 @@ READ = {"head_mask", "output_attentions"}
 
 
 def read_options(options: dict[str, Any], past: Any) -> dict[str, Any]:
-    """Return the options that bertlite reads, of those that transformers hands to every layer, with the cache.
+    """Return the options that bertlite reads, from all that transformers passes to every layer, with the cache.
 
     Args:
-        options: which since 5.24 hold the cache, as `cache`.
+        options: since 5.24 they hold the cache, as `cache`.
         past: the cache under its older name.
 
     Raises:
-        TypeError: there are others, which it names, or a cache under each name.
+        TypeError: there are other options, which the message names, or a cache under each name.
     """
     cache = options.get("cache")
     if cache is not None and past is not None:
@@ -60,7 +60,7 @@ class BertSelfAttention(SelfOrCrossAttention, stock.BertSelfAttention):
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         *,
-        encoder_hidden_states: None = None,  # handed to both kinds of attention
+        encoder_hidden_states: None = None,  # both kinds of attention get it
         **options: Any,
     ) -> tuple[Any, ...]:
         return (self.layer_context(hidden_states, attention_mask, **read_options(options, past_key_values)),)
@@ -147,7 +147,7 @@ class BertEncoder(Encoder):
             mask_tensor(inputs, x),
             None if crossed is None else crossed.source,
             mask_tensor(crossed, x),
-            past_of(inputs),  # by its place: transformers drops it by its name where layers are checkpointed
+            past_of(inputs),  # positional: transformers drops the keyword if layers are checkpointed
             **options_for_other(inputs),
         )
 

@@ -25,33 +25,33 @@ OURS = ("auto", "packed", "varlen")  # names that transformers does not know
 
 
 def is_ours(module: nn.Module) -> bool:
-    """Return whether a module runs a `forward` of ours: not one of its own class, nor one that replaced ours."""
+    """Return whether a module runs a `forward` of ours, not its own class's or one that replaced ours."""
     return getattr(module.forward, "takes_layer_context", False)
 
 
 def gets_context(module: nn.Module, inputs: LayerContext, x: Tensor) -> bool:
-    """Return whether a module is given the inputs themselves, or arguments of transformers."""
+    """Return whether a module gets the inputs themselves, not arguments of transformers."""
     tracer = getattr(x, "tracer", None)
     if tracer is not None:  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
         return not tracer.is_leaf_module(module, "")
     if getattr(module.forward, "takes_layer_context", False):
         return True
-    wrapped = getattr(type(module).forward, "takes_layer_context", False)  # a function around ours, which hands it on
+    wrapped = getattr(type(module).forward, "takes_layer_context", False)  # a function around ours, which passes it on
     return wrapped and (inputs.first_only or inputs.backend.packs)
 
 
 def mask_tensor(inputs: LayerContext | None, x: Tensor) -> Any:
-    """Return the mask for a part that is not ours: scores to add, (B, 1, 1 or S, K), or what its function wants.
+    """Return the mask for a part that is not ours: scores to add, (B, 1, 1 or S, K), or its function's own form.
 
     Raises:
-        ValueError: padding is left out, or the first token of each sequence is computed alone.
+        ValueError: padding is left out, or only the first token of each sequence is computed.
     """
     if inputs is None:
         return None
     if inputs.first_only:
-        raise ValueError("first_token_only=True runs bertlite's own layers alone, and one has been replaced")
+        raise ValueError("first_token_only=True runs only bertlite's own layers, and one has been replaced")
     if inputs.backend.packs:
-        raise ValueError("packed attention runs bertlite's own layers alone, and one was replaced; use 'sdpa'")
+        raise ValueError("packed attention runs only bertlite's own layers, and one was replaced; use 'sdpa'")
     mask, layout = inputs.mask, inputs.layout
     if not isinstance(mask, Mask):
         return mask
@@ -68,14 +68,14 @@ def mask_tensor(inputs: LayerContext | None, x: Tensor) -> Any:
 
 
 def head_mask_of(inputs: LayerContext) -> Tensor | None:
-    """Return the gate of a layer as transformers 4 has it, (B or 1, N, S or 1, 1)."""
+    """Return the gate of a layer in transformers 4's form, (B or 1, N, S or 1, 1)."""
     gate = inputs.gate
     return gate if gate is None or gate.dim() == 3 else gate.transpose(1, 2)
 
 
 def gate_of(head_mask: Tensor | None, config: Any, layer: int | None) -> Tensor | None:
     """Return transformers' mask of one layer's heads, (B or 1, N, S or 1, 1), as (B or 1, S or 1, heads kept, 1)."""
-    if head_mask is None or head_mask.dim() == 3:  # (T or 1, N, 1), where padding is left out
+    if head_mask is None or head_mask.dim() == 3:  # (T or 1, N, 1): padding is left out
         return head_mask
     if head_mask.dim() != 4 or head_mask.shape[-1] != 1:
         raise ValueError(f"head_mask has shape {tuple(head_mask.shape)}; a layer takes (1 or batch, heads, 1, 1)")
@@ -97,20 +97,20 @@ def layer_context(
     output_attentions: bool | None = False,
     causal: bool = False,
 ) -> LayerContext:
-    """Return the arguments of a part as transformers gives them, as `LayerContext`.
+    """Return the arguments that transformers gives a part, as `LayerContext`.
 
     Args:
         part: attention, a layer or the encoder.  Its config names the attention: "eager", or none, gives attention
             weights; "sdpa" only if they are wanted.
         x: the hidden states, (B, S, …).
-        mask: None, scores to add or, bool, what may be attended to, broadcasting to (B, N, S, K).
+        mask: None, scores to add or, bool, the keys that may be attended to; broadcast to (B, N, S, K).
         states: an encoder's output, for cross-attention.
-        causal: of a decoder's self-attention, which transformers makes causal under "sdpa" if there is no mask.
+        causal: a decoder's self-attention: under "sdpa" transformers makes it causal if there is no mask.
     """
     config, layer = part.config, part.layer_idx
     cache = None if past is None else LayerCache(past, config)
     if cache is not None and layer is None:
-        raise ValueError("this layer was built without layer_idx, under which a cache keeps its keys; give one")
+        raise ValueError("this layer was built without layer_idx, which a cache needs; give one")
     known = vars(mask).get("layer_context") if isinstance(mask, Tensor) else None
     if known is None:
         cached = 0 if cache is None or states is not None else cache.length
@@ -124,7 +124,7 @@ def layer_context(
 def context_from_config(
     mask: Any, config: Any, x: Tensor, keys: int, output_attentions: bool | None, causal: bool
 ) -> LayerContext:
-    """Choose the backend that a config names, and read the mask of a caller as transformers does."""
+    """Choose the backend that a config names, and read a caller's mask as transformers does."""
     name = config._attn_implementation
     layout = Padded(x.shape[0], x.shape[1], keys, x.device)
     if name is not None and name not in ("eager", "sdpa", *OURS):

@@ -48,19 +48,19 @@ layers = layers5 if compat.V5 else layers4
 class BertPreTrainedModel(stock.BertPreTrainedModel):
     """transformers' PreTrainedModel around a bertlite body, with the head pruning that transformers 5 removed.
 
-    Base of classes of one's own too, which attach their parts after `super().__init__(config)` and then call
+    It is also a base for users' classes, which attach their parts after `super().__init__(config)` and then call
     `self.init_weights()` or `self.post_init()`.  Models are real subclasses of transformers' for the reason given in
-    `bertlite.hf.parts`, and their constructors do not run either.
+    `bertlite.hf.parts`, and transformers' constructors do not run either.
     """
 
-    base_class: ClassVar[type[Any]]  # BertModel, for the heads
+    base_class: ClassVar[type[Any]]  # BertModel; heads use it
     _supports_flash_attn = _supports_flex_attn = True  # with 4.57 too
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         transformers.PreTrainedModel.__init__(self, config)
         if isinstance(self, HeadBody | BertBody):
             compat.complete_config_(self.config)
-            self.num_labels = self.config.num_labels  # which clients read of heads
+            self.num_labels = self.config.num_labels  # clients read it from heads
             self.build(self.config, *args, **options)
             self.post_init()
 
@@ -69,10 +69,10 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         """Load as transformers does; raise for damage that it would ignore, and for weights that are nan or infinite.
 
         Raises:
-            ValueError: a folder whose config or weights `bertlite.hf.folder.check_folder` refuses, or nan or inf in
-                the weights of any checkpoint.
+            ValueError: `bertlite.hf.folder.check_folder` refuses a folder's config or weights, or any checkpoint has
+                nan or inf in its weights.
         """
-        with torch.device("cpu"):  # a default device of "meta" is transformers' to refuse, in its own words
+        with torch.device("cpu"):  # transformers itself refuses a default device of "meta"
             check_folder(pretrained_model_name_or_path, options, issubclass(cls, HeadBody | BertBody))
         source = pretrained_model_name_or_path
         with says_if_missing(fspath(source)) if isinstance(source, str | PathLike) else nullcontext():
@@ -85,7 +85,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         return loaded
 
     def save_pretrained(self, *args: Any, **options: Any) -> Any:
-        """Save as transformers does; an unpruned model's config has no `pruned_heads`, which 5 does not know."""
+        """Save as transformers does; an unpruned model's config has no `pruned_heads`, which 5 does not have."""
         config, empty = self.config, compat.V5 and not getattr(self.config, "pruned_heads", True)
         if empty:
             del config.pruned_heads
@@ -98,8 +98,8 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
         """Remove heads, numbered as in the unpruned model; see `bertlite.prune_heads_`.
 
-        The model gets a config of its own, so that another model made from the same one is left alone.  A class of
-        one's own, whose base model has a `_prune_heads`, is pruned by that.
+        The model gets a config of its own, so that other models with the same config do not change.  If the base model
+        of a user's class has a `_prune_heads`, that prunes it.
         """
         heads = normalise_heads(heads_to_prune, self.config.num_hidden_layers, self.config.num_attention_heads)
         if self.prunes_itself:
@@ -122,7 +122,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
             return requested_attention
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
-    if compat.V5:  # where code of transformers 4 calls this alone
+    if compat.V5:  # here only code for transformers 4 calls this
 
         def init_weights(self) -> None:
             """Initialise the weights that are new; 5 wants `post_init`, which calls this, and 4 prunes here."""
@@ -181,7 +181,7 @@ def additive_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
 class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
     """`transformers.BertModel` with bertlite's stack.
 
-    `output_hidden_states` may also be an index, as in 5.23, or a list of them, as in 5; other states are None.
+    `output_hidden_states` may also be an index, as in 5.23, or a list of indices, as in 5; other states are None.
     """
 
     output_type = BaseModelOutputWithPoolingAndCrossAttentions
@@ -284,7 +284,7 @@ class BertForSequenceClassification(
     output_type = SequenceClassifierOutput
 
     def problem(self, labels: Tensor) -> str:
-        """Return the problem_type, which the first labels decide for good: pipelines of a saved model read it."""
+        """Return the problem_type, which the first labels set in the config: pipelines of a saved model read it."""
         self.config.problem_type = super().problem(labels)
         return self.config.problem_type
 

@@ -1,8 +1,8 @@
 """The parts of BertModel that are the same in every version of transformers, as subclasses of transformers'.
 
-A part is built from a config and is a real subclass of transformers' class of that name, as theirs are not abstract
-base classes that accept registration.  bertlite's class comes first and does the work.  `WithoutStock` between the two
-ends the chain of constructors: transformers' own would make every matrix a second time.
+A part is built from a config and is a real subclass of transformers' class of that name: theirs are no abstract base
+classes, so nothing can be registered with them.  bertlite's class comes first and does the work.  `WithoutStock`
+between the two ends the chain of constructors: transformers' own would make every matrix a second time.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings)
         if position_ids is None and tokens is not None:
             first = past_key_values_length or cache_length
             end = first + tokens.shape[1]
-            if first or end <= self.position_ids.shape[1]:  # or the table is longer
+            if first or end <= self.position_ids.shape[1]:  # otherwise the table is longer
                 position_ids = self.position_ids[:, first:end]
         return modules.BertEmbeddings.forward(self, input_ids, token_type_ids, position_ids, inputs_embeds)
 

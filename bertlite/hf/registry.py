@@ -13,21 +13,21 @@ from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import compat, modeling
 
-NAMES = [  # of the model classes of transformers that bertlite.hf replaces
+NAMES = [  # the model classes of transformers that bertlite.hf replaces
     name
     for name, each in vars(modeling).items()
     if isinstance(each, type) and issubclass(each, stock.BertPreTrainedModel)
 ]
-MODULES = ("transformers", "transformers.models.bert", stock.__name__)  # where they are
+MODULES = ("transformers", "transformers.models.bert", stock.__name__)  # modules that have them
 _before: dict[Any, Any] = {}  # the previous entries of mappings for BertConfig, if any
 _names: dict[tuple[ModuleType, str], Any] = {}  # the previous class of a name in a module, if any
 
 
 def register(*, everywhere: bool = False) -> None:
-    """Make AutoModel and its kin, and what loads through them, use bertlite for BERT checkpoints in this process.
+    """Make the Auto classes, and code that loads with them, use bertlite for BERT checkpoints in this process.
 
     Args:
-        everywhere: replace transformers' model classes in its modules too, for code that looks a class up there by
+        everywhere: also replace transformers' model classes in its modules, for code that looks a class up there by
             its name.  A name that was imported before keeps transformers' class, and one imported after keeps ours.
     """
     for auto in compat.auto_classes():
@@ -57,7 +57,7 @@ def unregister() -> None:
 
 
 def _restore_names() -> None:
-    """Put transformers' classes back in its modules; one that looks names up when asked for them will do so again."""
+    """Put transformers' classes back in its modules; a module that looks names up on demand will do so again."""
     for module in _modules() if _names else ():
         for name in NAMES:
             if vars(module).get(name) is getattr(modeling, name):
@@ -74,7 +74,7 @@ def _modules() -> set[ModuleType]:
 
 @contextmanager
 def registered(*, everywhere: bool = False) -> Iterator[None]:
-    """Run `register` for a with-block; what was registered before stays registered."""
+    """Run `register` for a with-block; earlier registrations stay."""
     already, names = bool(_before), bool(_names)
     register(everywhere=everywhere)
     try:

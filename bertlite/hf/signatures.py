@@ -1,4 +1,4 @@
-"""The arguments of a forward, in the order of the transformers that is installed, with those that it ignores."""
+"""The arguments of a forward, in the order of the installed transformers, ignored ones included."""
 
 import inspect
 import linecache
@@ -30,17 +30,17 @@ def in_stocks_order(cls: Class) -> Class:
 
 
 def in_order(order: Sequence[str]) -> Callable[[Class], Class]:
-    """Give a model a forward with arguments in this order, then those of its own, then those that are ignored.
+    """Give a model a forward with arguments in this order, then its own arguments, then ignored ones.
 
-    It is written as a text, since libraries that trace it read its signature, its code and its source, which some run
-    again in the module of the model's class.  What it calls is the forward of before, as `forward_by_name`.  A cache
-    may be given under its name of 5.24 or under the older one, not both.
+    It is written as source code: libraries that trace it read its signature, its code and its source, and some run the
+    source again in the module of the model's class.  It calls the old forward, as `forward_by_name`.  A cache may be
+    given under its name of 5.24 or under the older one, not both.
     """
 
     def decorate(cls: Class) -> Class:
         cls.forward_by_name = plain = getattr(cls, "forward_by_name", cls.forward)
         ours = {name: each for name, each in inspect.signature(plain).parameters.items() if name != "self"}
-        cls.accepts_loss_kwargs = "num_items_in_batch" in ours  # which Trainer reads
+        cls.accepts_loss_kwargs = "num_items_in_batch" in ours  # Trainer reads it
         names = dict.fromkeys((*order, *ours, *compat.IGNORED))
         used, unused = {name: name for name in ours}, {name: name for name in names if name not in ours}
         if "cache" in order and "past_key_values" in ours:

@@ -2,14 +2,14 @@
 
     from bertlite.hf.v4 import BertLayer, BertModel, BertPreTrainedModel
 
-`bertlite.hf` follows the transformers that is installed, whose layers return a tuple in 4 and a tensor in 5: code
-of transformers 4 that reads `layer(…)[0]` would silently get the first example of a batch there.  Here the parts have
+`bertlite.hf` follows the installed transformers, whose layers return a tuple in 4 and a tensor in 5.  Code for
+transformers 4 that reads `layer(…)[0]` would silently get the first example of a batch in 5.  Here the parts have
 4.57's signatures and tuples under both, and the fifth positional argument of BertModel is `head_mask`.  Under
 transformers 4.57 both are the same classes.
 """
 
 # mypy: disable-error-code=no-redef
-from bertlite.hf import *  # noqa: F403  # all that is not made anew below
+from bertlite.hf import *  # noqa: F403  # everything that is not redefined below
 from bertlite.hf import compat, modeling
 from bertlite.hf.layers4 import BertAttention, BertEncoder, BertLayer, BertSelfAttention  # noqa: F401
 from bertlite.hf.signatures import ORDER_OF_4, in_order

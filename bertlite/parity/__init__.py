@@ -1,6 +1,6 @@
 """Proof that a bertlite model is transformers' BertModel, number by number.
 
-families    the other families beside transformers' own classes of them
+families    the other families, compared with transformers' own classes
 cases       the list of cases: model x backend x batch x dtype x feature x mode; a few that cover everything
 inputs      the sentences and masks of a case
 reference   transformers' BERT, and what each version of it supports

@@ -25,7 +25,7 @@ HEADS = (
 )
 BACKENDS = ("eager", "sdpa")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-BATCHES = {  # what each contains
+BATCHES = {  # {name: contents}
     "full": "sentences of one length, no mask",
     "padded": "ragged sentences, padding on the right, a 2-D mask",
     "left": "padding on the left, positions shifted with it",
@@ -37,7 +37,7 @@ BATCHES = {  # what each contains
     "emptyrow": "one sequence is all padding: its outputs must be finite; the other sequences are compared",
 }
 MASKS_OF_QUERIES = ("mask3d", "mask4d", "additive")
-FEATURES: dict[str, Overrides] = {  # the config overrides of each
+FEATURES: dict[str, Overrides] = {  # {name: overrides of the config}
     "": {},
     "attentions": {},
     "gradients": {},
@@ -63,7 +63,7 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # the kernels o
 }
 CPU_KERNELS = ("math", "flash")
 PACKED_FEATURES = (*GRADIENTS, *COPIES, "chunked", "relative_key", "relative_key_query")
-SLOWER = {"float64": 2.0, "float32": 1.0, "bfloat16": 3.0, "float16": 10.0}  # on a CPU, beside a float64 truth
+SLOWER = {"float64": 2.0, "float32": 1.0, "bfloat16": 3.0, "float16": 10.0}  # on a CPU, with a float64 truth
 PAIRS = (("backend", "dtype"), ("backend", "batch"), ("backend", "feature"), ("backend", "mode"), ("dtype", "mode"))
 
 
@@ -71,7 +71,7 @@ PAIRS = (("backend", "dtype"), ("backend", "batch"), ("backend", "feature"), ("b
 class Case:
     """One comparison with transformers: a model, a backend, a batch, a dtype, a feature and a way to run it.
 
-    The backend may also be "native", that of `optimize_for_inference`; `family` is empty for a BERT's checkpoint.
+    The backend may also be `optimize_for_inference`'s "native"; `family` is empty for a BERT's checkpoint.
     """
 
     model: str = "BertModel"
@@ -118,8 +118,8 @@ def _cases() -> Iterator[Case]:
     yield from _each(("BertModel", "BertForMaskedLM"), BACKENDS, "padded", ("float32", "bfloat16"), GRADIENTS)
     yield from _each(DECODER, BACKENDS, ("full", "padded"), DTYPES, ("", "crossed"))
     yield from _each(DECODER, BACKENDS, "padded", "float64", "gradients")
-    # packed is compared with their sdpa at the real tokens; our packed loss for question answering leaves padding
-    # out and theirs does not, so that head is not compared
+    # packed is compared with their sdpa at the real tokens.  The head for question answering is not compared: our
+    # packed loss leaves padding out, and theirs does not
     heads = [head for head in HEADS if head != "BertForQuestionAnswering"]
     yield from _each("BertModel", "packed", [b for b in BATCHES if b not in MASKS_OF_QUERIES], DTYPES)
     yield from _each("BertModel", "packed", "padded", DTYPES, PACKED_FEATURES)
@@ -196,13 +196,13 @@ def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
 
 
 def choose(cases: Sequence[Case], unsupported: Callable[[Case], object], pairs: bool = True) -> tuple[Case, ...]:
-    """Return few of the cases, in order, that cover every facet of them.
+    """Return a few of the cases, in order, that together cover all facets.
 
     A case is left out if other cases have its facets; slow cases with common facets are left out first.
 
     Args:
         unsupported: whether the reference cannot compute a case.  Such a case is kept only for a facet that no other
-            case has, so that the report says what is not checked.
+            case has, so that the report names it as not checked.
         pairs: see `facets_of`.
     """
     facets = {case: facets_of(case, pairs) for case in cases}

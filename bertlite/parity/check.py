@@ -83,7 +83,7 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
 
 
 def check_all(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Iterator[Report]:
-    """Check case after case, and release the models at the end."""
+    """Check one case after the other, and release the models at the end."""
     try:
         for case in cases:
             yield check(case, device, checkpoint)
@@ -115,7 +115,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
         backend=watch.name,
         seconds=time.perf_counter() - start,
     )
-    if report.ok or case.backend in ("packed", "native"):  # whose modules have the tokens of another shape
+    if report.ok or case.backend in ("packed", "native"):  # their modules' outputs have another shape
         return report
     runs = {side: partial(run_forward, case, model, inputs, is_ours=False) for side, model in references.items()}
     traces = {side: trace(model, runs[side]) for side, model in references.items()}
@@ -138,7 +138,7 @@ def overrides_for(case: Case, checkpoint: str | Path) -> Overrides:
     if case.model == "BertForQuestionAnswering":
         labels["num_labels"] = 2
     if case.family.startswith("deberta") and case.model == LABELLED[0] and config.problem_type is None:
-        one = config.num_labels == 1 and not labels  # without a problem type, the loss there is float32's
+        one = config.num_labels == 1 and not labels  # without a problem type, the loss there is float32
         labels["problem_type"] = "regression" if one else "single_label_classification"
     return {**labels, **({"is_decoder": True} if case.model == DECODER else {}), **case.overrides}
 
@@ -156,7 +156,7 @@ def compare_tensors(
 
 
 def rule_for(case: Case, device: str, tensor: str) -> Rule:
-    """Return the rule that one tensor of a case is held to."""
+    """Return the rule for one tensor of a case."""
     if case.dtype == "float64":
         return relatively if tensor.startswith("grad.") else closely
     exact = (
@@ -166,7 +166,7 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
         and case.backend != "packed"
         and not case.family
         and case.feature not in OTHER_ORDER_OF_SUMS
-        and not (case.feature == "attentions" and case.backend == "sdpa")  # theirs are eager's
+        and not (case.feature == "attentions" and case.backend == "sdpa")  # theirs come from eager
         and not tensor.startswith("grad.")
     )
     return exactly if exact else as_well
@@ -208,7 +208,7 @@ def heads_of(case: Case, config: BertConfig) -> dict[int, tuple[int, ...]]:
     """Return the heads that a pruning case removes.
 
     "pruned" removes every third head of every second layer, "pruned_layer" all heads of the last layer,
-    except one beside transformers 4.57, which cannot run a layer without heads.
+    except one with transformers 4.57, which cannot run a layer without heads.
     """
     heads, layers = config.num_attention_heads, config.num_hidden_layers
     if case.feature == "pruned":
@@ -239,7 +239,7 @@ def tensors(case: Case, model: nn.Module, inputs: CaseInputs, is_ours: bool) -> 
     loss = out["loss"] if "loss" in out else weighted_sum(without_padding(case, out, inputs))
     assert isinstance(loss, Tensor)
     loss.backward()
-    every = model.named_parameters(remove_duplicate=not case.family)  # tied ones have another first name there
+    every = model.named_parameters(remove_duplicate=not case.family)  # tied ones have another first name in a family
     grads = {f"grad.{name}": p.grad for name, p in every if p.grad is not None}
     model.zero_grad()
     return grads
@@ -257,9 +257,9 @@ def named(case: Case, out: Output, inputs: CaseInputs, config: BertConfig) -> It
 
 
 def without_padding(case: Case, out: Output, inputs: CaseInputs) -> dict[str, Tensor | tuple[Tensor, ...]]:
-    """Return an output; with packed and native models, which leave it out, the values of padding are set to zero.
+    """Return an output with zeros for padding if the models are packed or native, which leave padding out.
 
-    Likewise with a BERT made of another family, "bert", whose positions of padding may differ.  With padding on the
+    Likewise for a BERT made from another family ("bert"), whose positions of padding may differ.  With padding on the
     left the pooler's output is left out too, since theirs reads the first position.
     """
     mask = inputs.get("attention_mask")
@@ -337,7 +337,7 @@ class Models:
 def models_for(
     checkpoint: str, model: str, overrides: tuple[tuple[str, bool | int | str], ...], dtype: str, device: str
 ) -> Models:
-    """Return the models of a case; those of the case before, if they are the same."""
+    """Return the models of a case, or the previous case's if they are the same."""
     return Models(checkpoint, model, dict(overrides), getattr(torch, dtype), device)
 
 
@@ -345,7 +345,7 @@ def models_for(
 
 
 class AttentionWatch(TorchFunctionMode):
-    """A mode of torch that records which attention runs inside it; native kernels may be given packed embeddings."""
+    """A mode of torch that records which attention runs inside it; native kernels may get packed embeddings."""
 
     def __init__(self, *, native: bool = False) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ class AttentionWatch(TorchFunctionMode):
 
     @property
     def name(self) -> str:
-        """Return the backend that ran: eager, sdpa, packed or none, as of the native kernels."""
+        """Return the backend that ran: eager, sdpa, packed, or none, as for the native kernels."""
         attention = "sdpa" if self.sdpa else "eager" if self.softmax else ""
         if self.packed and (attention or not self.native):
             return "packed" if attention else "packed, varlen"

@@ -32,8 +32,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "base": {},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
-LARGEST_IN_PAIRS = 30_000_000  # weights of layers; the quick choice for larger models has few pairs, in its order
-AGAIN = 20  # cases of a random order that run once more at the end
+LARGEST_IN_PAIRS = 30_000_000  # weights in layers; the quick choice for larger models has few pairs, in order
+AGAIN = 20  # in a random order, so many cases run once more at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +165,8 @@ def run_sections(
 def shuffled(cases: Sequence[Case], checkpoint: str | Path, seed: int | None) -> tuple[Case, ...]:
     """Return cases in a random order, the first AGAIN once more at the end; as they are without a seed.
 
-    What a case leaves behind in the process is found by those that follow it.  Cases of large models keep their order,
-    in which each model is loaded once.
+    So a case that leaves something behind in the process is noticed by later ones.  Cases of large models keep their
+    order, in which each model is loaded once.
     """
     if seed is None or reference.weights_of_layers(checkpoint) > LARGEST_IN_PAIRS:
         return tuple(cases)
@@ -195,7 +195,7 @@ def print_verdict(found: Mapping[str, Any], seconds: float) -> int:
     unchecked = Counter(case["not_checked"] for case in cases if "not_checked" in case)
     for reason, count in sorted(unchecked.items()):
         print(
-            f"not checked: {count_of(count, 'case')}: {reason}; tests/golden holds what transformers 4.57.6 computed"
+            f"not checked: {count_of(count, 'case')}: {reason}; tests/golden has the results of transformers 4.57.6"
         )
     differ = [case["name"] for case in cases if not case.get("ok", True)]
     tensors, wrong = (
@@ -235,7 +235,7 @@ def sections(given: str | None, settings: ParitySettings) -> Iterator[dict[str, 
     with TemporaryDirectory(prefix="bertlite-shapes-") as temporary:
         for name in shapes:
             folder = reference.base_shaped(Path(temporary) / name, **SHAPES[name])
-            if tokenizer is not None:  # `encoded_sentences` leaves it unused where the vocabulary is another
+            if tokenizer is not None:  # `encoded_sentences` does not use it for another vocabulary
                 shutil.copy(tokenizer, folder)
             cases = matching(cases_for(device, shape_only=True), settings.only)
             work[f"bert-{name}-uncased's shape (random)"] = Section(folder, cases)
@@ -275,7 +275,7 @@ class Claim:
     tensors: int
     failed: int
     max_error: float
-    max_ratio: float | None  # of our rounding error to theirs, if the claim is about it
+    max_ratio: float | None  # our rounding error over theirs, if the claim is about it
 
 
 def claims(reports: Sequence[Report]) -> list[Claim]:
@@ -307,7 +307,8 @@ def claim_of(dtype: str, row: Row) -> str:
     if row.tensor.endswith(NOT_FINITE):
         return "a sequence that is all padding gives finite numbers"
     if dtype == "float64":
-        return f"within {CLOSE:g}" + (" of the largest gradient, or of 1" if row.tensor.startswith("grad.") else "")
+        of_gradients = row.tensor.startswith("grad.")
+        return f"within {CLOSE:g} of the largest gradient, or of 1" if of_gradients else f"within {CLOSE:g}"
     return "equal, bit for bit" if row.allowed == 0 else f"rms error at most {FACTOR:g} x the reference's own + 1 ulp"
 
 
@@ -325,7 +326,7 @@ def claims_table(found: Mapping[str, Any]) -> str:
 
 
 def record(found: dict[str, list[Report]], settings: ParitySettings, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return the record; models of other families, by `kinds`, have a part of their own.
+    """Return the record; models of other families have a part of their own, by `kinds`.
 
     Args:
         kinds: the model_type of each checkpoint.
@@ -341,7 +342,7 @@ def record(found: dict[str, list[Report]], settings: ParitySettings, kinds: Mapp
     return {
         "what": "bertlite parity",
         "choice": "all" if settings.all else "quick",
-        "only": list(settings.only),  # empty: no case was left out for its name
+        "only": list(settings.only),  # empty: no case was left out because of its name
         "environment": environment(settings.device),
         **parts,
     }

@@ -4,14 +4,14 @@ The rules, one per claim:
 
     exactly     the tensors are equal, bit for bit
     closely     max |ours - theirs| <= 1e-12: float64, where this separates right from wrong
-    relatively  the same, times max |theirs| where that is above 1: gradients, which sum over the whole batch
+    relatively  the same, times max |theirs| if that is above 1: gradients, which sum over the whole batch
     as_well     rms(ours - truth) <= FACTOR · rms(theirs - truth) + eps · max |truth|: where both must round.  The
                 truth is theirs in float64, with the same weights; eps is the dtype's.  The second term is one rounding
                 step of the largest number, so our error may be slightly more than FACTOR times theirs.  The error of
-                one number can be 0 by chance, so for a loss the first term takes the error of the logits it is
-                computed from, if that is larger.  A gradient that is 0 in exact arithmetic, as that of the keys' bias,
-                which shifts all scores of a query alike, is rounding alone on both sides: the first term takes eps
-                times the largest gradient of the model, if that is larger
+                one number can be 0 by chance, so for a loss the first term takes the error of the logits, if that is
+                larger.  The gradient of the keys' bias is 0 in exact arithmetic, since it shifts all scores of a query
+                alike.  Both sides have only rounding there, so the first term takes eps times the largest gradient of
+                the model, if that is larger
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def relatively(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, roundi
 
 
 def as_well(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, rounding_allowance: float = 0.0) -> Measured:
-    """Compare the rounding errors of both; theirs is at least `rounding_allowance`."""
+    """Compare the rounding errors of both; theirs counts as `rounding_allowance` or more."""
     if truth is None:
         raise ValueError("as_well compares with a float64 truth; none was given")
     reference = max(rms_distance(theirs, truth), rounding_allowance)
@@ -96,7 +96,7 @@ class Report:
     rows: tuple[Row, ...] = ()
     backend: str = ""  # the attention that ran
     first_module: str | None = None
-    not_checked: str = ""  # why nothing could be compared; such a report is neither ok nor failed
+    not_checked: str = ""  # the reason why nothing could be compared; such a report is neither ok nor failed
     seconds: float = 0.0
 
     @property
@@ -165,14 +165,14 @@ def compare(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule: Callabl
 
 
 def count_nonfinite(name: str, x: Tensor) -> Row:
-    """Return a row that counts the numbers of x that are nan or infinite, of which none is allowed."""
+    """Return a row that counts the numbers of x that are nan or infinite; none is allowed."""
     return Row(f"{name}, {NOT_FINITE}", float(x.isfinite().logical_not().sum()), 0.0)
 
 
 def trace(model: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
     """Return the output of every module in a run of the model, by module name, in the order of finishing.
 
-    A module that runs more than once, as DeBERTa's queries and keys do, has its first output, that of the tokens.
+    If a module runs more than once, as DeBERTa's queries and keys do, its first output, for the tokens, is returned.
     """
     outputs: dict[str, Tensor] = {}
 

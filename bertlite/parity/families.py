@@ -1,4 +1,4 @@
-"""The other families: cases on models of random weights, inputs as a family takes them, and its tensors as BERT's."""
+"""The other families: cases on random models, inputs in a family's form, and its tensors under BERT's names."""
 
 import inspect
 from collections.abc import Mapping
@@ -37,8 +37,8 @@ SHAPES: dict[str, dict[str, Any]] = {  # with BERT's names for fields
         "embedding_size": 768,
     },
 }
-PROJECTED = "electra/projected"  # whose embeddings are of another size, as those of the small model
-FIELDS: dict[str, dict[str, Any]] = {  # of kinds, beside a shape
+PROJECTED = "electra/projected"  # its embeddings have another size, as in the small model
+FIELDS: dict[str, dict[str, Any]] = {  # {kind: fields in addition to a shape}
     "deberta-v2": {  # as version 3 has them
         "relative_attention": True,
         "pos_att_type": "p2c|c2p",
@@ -48,14 +48,14 @@ FIELDS: dict[str, dict[str, Any]] = {  # of kinds, beside a shape
         "position_biased_input": False,
         "type_vocab_size": 0,
     },
-    "deberta-v2/apart": {  # with projections of distances apart from those of tokens
+    "deberta-v2/apart": {  # with separate projections for distances and tokens
         "relative_attention": True,
         "pos_att_type": ["c2p", "p2c"],
         "type_vocab_size": 2,
     },
 }
 KINDS = (*(kind for kind in FAMILIES if kind != "bert"), PROJECTED, "deberta-v2/apart")
-SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # the larger ones differ in what they return
+SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # larger modules return something else
 FAMILY_HEADS = tuple(head for head in HEADS if head not in ("BertForPreTraining", "BertForNextSentencePrediction"))
 WITHOUT = {("deberta-v2", DECODER), *(("bert-generation", head) for head in FAMILY_HEADS)}  # heads of transformers
 
@@ -71,7 +71,7 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         plan = [("sdpa", "left", "float64", ""), ("packed", "padded", "float64", "gradients")]
         plan += [("native", "left", "float32", ""), ("eager", "full", "float32", "gradients")]
         found = [Case("BertModel", *each, family=kind) for each in plan]
-        first = KINDS.index(kind)  # so that together the families have every head
+        first = KINDS.index(kind)  # so that the families together have every head
         some = [heads[(first + step) % len(heads)] for step in (0, 2)] if heads else []
         return (*found, *(Case(head, "sdpa", "padded", "float64", family=kind) for head in some))
     found = [
@@ -126,8 +126,8 @@ def gradients_as_ours(
     Five are special.  ERNIE's embedding of tasks is part of a sum here, whose gradient is compared instead.  A family
     without segments has no gradient for our segment embeddings of zeros.  MPNet has one position bias, and here each
     layer has a copy: the copies' gradients are added up.  The gradient of a key's bias is 0, since the bias adds the
-    same to all scores of a query: it is compared in float64 alone, as elsewhere it is all rounding.  DeBERTa's
-    weights of queries are divided by a constant, by which their gradients are multiplied.
+    same to all scores of a query.  It is compared only in float64: in other dtypes it is all rounding.  DeBERTa's
+    weights of queries are divided by a constant, so their gradients are multiplied by it.
     """
     ours = {name: x for name, x in our_grads.items() if not name.endswith("key.bias") or x.dtype == torch.float64}
     if origin.family.fixed.get("type_vocab_size") or origin.values.get("type_vocab_size") == 0:
@@ -151,7 +151,7 @@ def gradients_as_ours(
 
 
 def modules_as_ours(origin: Origin, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the outputs of those modules of transformers that are ours under another name, by our names."""
+    """Return the outputs of transformers' modules that ours have under another name, by our names."""
     ours = {origin.bert_name(f"{name}.").removesuffix("."): x for name, x in found.items()}
     if origin.kind == "deberta-v2":
         scale = query_scale(origin.values)

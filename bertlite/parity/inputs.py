@@ -23,7 +23,7 @@ SENTENCES = (  # pairs, of unequal lengths
 )
 TOKENIZER = "tokenizer.json"
 FLOATS = ("regression", "multi_label_classification")  # problem types whose labels are floats
-LENGTH = 24  # tokens of the longest sequence, or what the position table allows
+LENGTH = 24  # tokens of the longest sequence, or fewer if the position table is shorter
 
 
 def case_inputs(case: Case, config: BertConfig, checkpoint: str | Path, device: str) -> dict[str, Tensor | bool]:
@@ -118,7 +118,7 @@ def labels_of(
 def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, token types and mask, each (4, S), padded on the right.
 
-    The tokens are of real sentences if there is a tokenizer beside the weights.
+    The tokens come from real sentences if the checkpoint has a tokenizer.
     """
     longest = config.max_position_embeddings if case.batch == "long" else min(LENGTH, config.max_position_embeddings)
     sequences = encoded_sentences(checkpoint, config) or random_tokens(config, longest)
@@ -137,15 +137,15 @@ def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tens
 
 
 def encoded_sentences(checkpoint: str | Path, config: BertConfig) -> list[tuple[list[int], list[int]]]:
-    """Return token ids and types of SENTENCES; an empty list without a tokenizer for this vocabulary that loads here.
+    """Return token ids and types of SENTENCES; an empty list if no tokenizer for this vocabulary can be loaded.
 
-    Types are 0 where the tokenizer makes none, and at most the model's last.
+    Types are 0 if the tokenizer makes none, and at most the model's last.
     """
     if locate(Source(checkpoint)).get(TOKENIZER) is None:
         return []
     try:
         tokenizer = BertTokenizer.from_pretrained(checkpoint)
-    except ValueError:  # of a kind that works in Python
+    except ValueError:  # the tokenizer needs Python code
         return []
     if len(tokenizer) > config.vocab_size:
         return []

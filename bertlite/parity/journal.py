@@ -1,7 +1,7 @@
-"""The journal of `bertlite parity`: each case as it starts and as it ends, so that one that ends the process is known.
+"""The journal of `bertlite parity`: the start and the end of each case, so that a case that ends the process is known.
 
-A line before a case has no report, a line after it has one.  Given the same journal again, the command goes on behind
-the last case that started; a case that started and has no report is one that differs.
+A line before a case has no report, a line after it has one.  Given the same journal again, the command continues after
+the last case that started.  A case that started and has no report counts as different.
 """
 
 import json
@@ -21,14 +21,14 @@ ENDED = Row("nothing: the process ended", 1.0, 0.0)
 def check_noted(
     cases: Sequence[Case], device: str, checkpoint: str | Path, journal: Path | None, section: str
 ) -> Iterator[Report]:
-    """Yield the reports of cases: those that the journal has, then of the others, which it gets; None is no journal.
+    """Yield the reports of cases: from the journal if it has them, otherwise from a run, which it notes.
 
     Raises:
-        ValueError: the journal is of other cases.
+        ValueError: the journal has other cases.
     """
     known = [] if journal is None else read_journal(journal, section)
     if [each.name for each in known] != [case.name for case in cases[: len(known)]]:
-        raise ValueError(f"{journal} is of other cases, or of another order: delete it, or name another journal")
+        raise ValueError(f"{journal} has other cases, or another order: delete it, or name another journal")
     yield from known
     for report in check_all(started(cases[len(known) :], journal, section), device, checkpoint):
         note(journal, section, report.name, asdict(report))
@@ -54,7 +54,7 @@ def started(cases: Iterable[Case], journal: Path | None, section: str) -> Iterat
 
 
 def note(journal: Path | None, section: str, case: str, report: dict[str, Any] | None) -> None:
-    """Add a line; nan and infinities stay what they are."""
+    """Add a line; nan and infinities are kept."""
     if journal is not None:
         with journal.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"section": section, "case": case, "report": report}) + "\n")

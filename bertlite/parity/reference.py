@@ -16,11 +16,11 @@ from bertlite.parity.cases import DECODER, Case, Overrides
 from bertlite.parity.inputs import CaseInputs
 from bertlite.support.extras import import_optional
 
-HONOURS = {  # major version -> features that its BERT supports; it rejects the rest or silently ignores it
+HONOURS = {  # {major version: features that its BERT supports}; it rejects or silently ignores other features
     4: {"head_mask", "prune_heads", "relative positions", "3-D masks"},
     5: {"4-D additive masks"},
 }
-NEEDS = {  # feature or batch -> what the reference must support for it
+NEEDS = {  # {feature or batch: the features that the reference must support for it}
     "relative_key": "relative positions",
     "relative_key_query": "relative positions",
     "additive": "4-D additive masks",
@@ -62,7 +62,7 @@ def honours(feature: str) -> bool:
 
 
 def unsupported(case: Case) -> str:
-    """Return why the installed transformers cannot check a case, which it ignores or rejects; "" if it can."""
+    """Return the reason why the installed transformers cannot check a case; "" if it can."""
     needs = [need for part in (case.feature, case.batch) if (need := NEEDS.get(part)) and not honours(need)]
     return f"transformers {version()} does not honour {needs[0]}" if needs else ""
 
@@ -80,7 +80,7 @@ def stock_class(name: str) -> Any:
     """Return transformers' model class of this name.
 
     Raises:
-        ValueError: bertlite.hf has registered its own class in its place.
+        ValueError: bertlite.hf has registered its own class instead.
     """
     cls = getattr(stock(), name)
     if cls.__module__.startswith("bertlite."):
@@ -111,19 +111,19 @@ def load(
 
 
 def weights_of_layers(checkpoint: str | Path) -> int:
-    """Return how many weights the matrices of all layers hold."""
+    """Return the number of weights in the matrices of all layers."""
     config = read_config(Source(checkpoint))
     per_layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
     return int(config.num_hidden_layers * per_layer)
 
 
 def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: Path) -> str | Path:
-    """Return a checkpoint that holds every tensor of this class: the one given, or a copy with a head added.
+    """Return a checkpoint that holds every tensor of this class: the given one, or a copy with a head added.
 
-    A head of another class, or for other labels, is none.
+    A head of another class, or for other labels, does not count.
 
-    transformers loads the checkpoint and saves the copy; missing tensors are drawn once, so that both sides read the
-    same.
+    transformers loads the checkpoint and saves the copy.  Missing tensors are drawn once, so that both sides read the
+    same ones.
     """
     config = stock().AutoConfig.from_pretrained(checkpoint, **overrides)
     cls = family_class(model, config)
@@ -180,7 +180,7 @@ def inputs_for(case: Case, inputs: CaseInputs) -> dict[str, Tensor | bool]:
 def with_gates(model: nn.Module, gate: Tensor) -> nn.Module:
     """Return a copy whose heads are multiplied by these gates, (L, N).
 
-    The gates scale the columns of output.dense, which any version computes with.
+    The gates scale the columns of output.dense, which every version uses.
     """
     model = copy.deepcopy(model)
     base: nn.Module = getattr(model, "bert", model)
