@@ -1,4 +1,4 @@
-"""Texts to vectors: `Embedder`, and `embed`, the job of `bertlite embed`, which embeds files of any size."""
+"""Turn texts into vectors: `Embedder`, and `embed`, which embeds files of any size as `bertlite embed` does."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 NO_PRIMITIVE = "could not create a primitive"  # oneDNN's message if memory runs out, or a matmul is unsupported
 POOLING = "Pooling"  # a module of sentence-transformers
-CHARACTERS_PER_TOKEN = 4  # by which the tokens of a text are estimated
+CHARACTERS_PER_TOKEN = 4  # for estimating the tokens of a text
 SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", MODULES, ADAPTER, *TRANSFORMER_CONFIGS)
 
 
@@ -56,7 +56,7 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class Embedder(VectorSettings):
-    """Texts to vectors: a SentenceTransformer on the kernels, loaded where a process first uses it.
+    """Turn texts into vectors: a SentenceTransformer on the kernels, loaded when a process first uses it.
 
     It is a frozen value, which can be pickled, and small until then.  Called with a batch of columns, it adds a column
     of vectors; called with texts, it returns their vectors.  So it can be passed directly to
@@ -66,21 +66,21 @@ class Embedder(VectorSettings):
         Spark:     predict_batch_udf(lambda: embedder, return_type=ArrayType(FloatType()), batch_size=1024)
 
     Args:
-        model: a hub id or a folder, of whatever sentence-transformers loads; one without its modules.json is pooled by
-            the mean, as there.
-        pooling: in the place of the model's: "cls", "mean", "max", "lasttoken" or another of sentence-transformers'.
-        normalize: give vectors length 1, also where the model does not; after truncation.
-        prompt: put before each text; or `prompt_name`, one of the model's.  By default that of its
-            `default_prompt_name`, else none.
-        truncate_dim: keep only so many numbers of each vector; by default as the model states, else all.
-        dtype: that the encoder computes in; the vectors are float32.  "int8", only on the CPU, rounds the layers'
-            matrices and their inputs to 8 bits.
+        model: a hub id or a folder that sentence-transformers loads; without modules.json its states are pooled by the
+            mean, as there.
+        pooling: instead of the model's: "cls", "mean", "max", "lasttoken" or another of sentence-transformers.
+        normalize: scale vectors to length 1, even if the model does not; after truncation.
+        prompt: a string to put before each text; or `prompt_name`, the name of one of the model's.  By default the
+            model's `default_prompt_name`, else none.
+        truncate_dim: keep only this many numbers of each vector; by default as the model states, else all.
+        dtype: the dtype that the encoder computes in; the vectors are float32.  "int8", only on the CPU, rounds the
+            layers' matrices and their inputs to 8 bits.
         reproducible: give the same bits on every processor, in float32 or int8; as `optimize_for_inference`.
         device: "cpu", "cuda" or "cuda:1".
-        backend: of `optimize_for_inference`.  With "auto" an encoder that is no BERT runs as it is, with a warning in
-            the log; with "native" and with int8 that is an error.
-        max_length: in tokens; longer texts are truncated.  By default the model's.
-        max_tokens: tokens in a batch, at 4 characters each; a longer text is a batch of its own.
+        backend: a backend of `optimize_for_inference`.  With "auto" an encoder that is no BERT runs unchanged, with a
+            warning in the log.  With "native" or int8 that is an error.
+        max_length: the most tokens of a text; longer texts are truncated.  By default the model's.
+        max_tokens: tokens in a batch, if each has 4 characters; a longer text is a batch of its own.
         text, vector: names of the column to read and of the column to add.
         options: for SentenceTransformer, such as `revision` and `token`.
 
@@ -142,7 +142,7 @@ class Embedder(VectorSettings):
         return Loaded(encoder, *before)
 
     def optimise(self, model: Any) -> Any:
-        """Return a SentenceTransformer with the kernels beneath it; itself if it holds no encoder that they run."""
+        """Return a SentenceTransformer that runs on the kernels, or itself if it holds no encoder that they run."""
         try:
             quick = optimize_for_inference(
                 model, dtype=self.compute_dtype, backend=self.backend, reproducible=self.reproducible
@@ -172,7 +172,7 @@ class Embedder(VectorSettings):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that the vectors depend on beside the weights and the tokenizer; JSON-ready."""
+        """All settings that change the vectors, without the weights and the tokenizer; JSON-ready."""
         return {
             **compared(VectorSettings, self),
             "dtype": dtype_name(self.compute_dtype),
@@ -238,7 +238,7 @@ class Embedder(VectorSettings):
                 advice = "lower max_length, or use a smaller dtype"
                 message = f"one text of {count_of(len(texts[0]), 'character')} does not fit into memory: {advice}"
                 raise torch.OutOfMemoryError(message) from None
-        half = len(texts) // 2  # outside the handler, whose traceback keeps the memory of the whole batch
+        half = len(texts) // 2  # outside the handler: its traceback keeps the memory of the whole batch
         return np.concatenate([self.encode_batch(part) for part in (texts[:half], texts[half:])])
 
     def __call__(self, batch: Any) -> Any:
@@ -260,7 +260,7 @@ class Embedder(VectorSettings):
 
 
 def find_folder(name: str, hub: Mapping[str, Any]) -> Folder | Repository:
-    """Return the place of a model; a name without a slash is one of sentence-transformers', or else as it stands.
+    """Return the place of a model; a name without a slash is looked up in sentence-transformers' account first.
 
     Raises:
         FileNotFoundError: it is in neither place.
@@ -308,13 +308,13 @@ def fingerprint(model: Any) -> str:
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}\0".encode())
         digest.update(x.cpu().flatten().view(torch.uint8).numpy().tobytes())
     tokenizer = model.tokenizer
-    backend = getattr(tokenizer, "backend_tokenizer", None)  # which a slow one of transformers 4 has not
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # a slow one of transformers 4 has none
     digest.update((str(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()).encode())
     return digest.hexdigest()
 
 
 def hashes_of(place: Folder | Repository) -> dict[str, str]:
-    """Return a hash of the values in each JSON file, other than weights and tokens, that decides vectors."""
+    """Return a hash of the values in each JSON file that changes vectors, without weights and tokens."""
     folders = dict.fromkeys(["", *(str(module["path"]) for module in read_modules(place))])
     names = [f"{folder}/{name}".lstrip("/") for folder in folders for name in SETTINGS]
     found = {name: path for name in names if (path := place.get(name)) is not None}
@@ -322,7 +322,7 @@ def hashes_of(place: Folder | Repository) -> dict[str, str]:
 
 
 def check_modules(place: Folder | Repository) -> None:
-    """Raise ValueError for an encoder's module that sentence-transformers has had no class for since 2020."""
+    """Raise ValueError for an encoder's module that sentence-transformers has not supported since 2020."""
     for module in read_modules(place):
         if last_name(module["type"]) in LEGACY_ENCODERS:
             raise ValueError(
@@ -332,17 +332,17 @@ def check_modules(place: Folder | Repository) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ValueError for the damaged folder of a BERT, where transformers would make up what is missing."""
+    """Raise ValueError for the damaged folder of a BERT: transformers would make up missing tensors."""
     config = folder / "config.json"
     if config.is_file() and read_json_object(config).get("model_type") in FAMILIES and not (folder / ADAPTER).exists():
         BertModel.from_pretrained(folder, add_pooling_layer=False)
 
 
 def check_fit_(encoder: Any, max_length: int | None) -> None:
-    """Limit texts to the positions that an encoder has, or to `max_length`.
+    """Limit texts to the positions of an encoder, or to `max_length`.
 
     Raises:
-        ValueError: it has fewer positions than that, or fewer words than its tokenizer, or a tokenizer without words.
+        ValueError: it has fewer positions than `max_length` or fewer words than its tokenizer, or that has no words.
     """
     bodies = [part.model.config for part in encoder.modules() if isinstance(part, OptimizedBody)]
     positions = min((config.max_position_embeddings for config in bodies), default=sys.maxsize)
@@ -356,6 +356,6 @@ def check_fit_(encoder: Any, max_length: int | None) -> None:
     last = max(vocab.values())
     if words := [config.vocab_size for config in bodies if last >= config.vocab_size]:
         raise ValueError(
-            f"the tokenizer has ids up to {last}, but the model's vocab_size is {words[0]}: they are of different"
+            f"the tokenizer has ids up to {last}, but the model's vocab_size is {words[0]}: they belong to different"
             " checkpoints"
         )

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
-MANIFEST = ".manifest.json"  # while work is left; every shard has it too, as polars takes each file for a shard
-OLD_MANIFEST = "_manifest.json"  # of a folder whose shards do not have it
+MANIFEST = ".manifest.json"  # only while work is left: polars takes each file for a shard; every shard has it too
+OLD_MANIFEST = "_manifest.json"  # in folders whose shards do not have it
 KEY, IN_SHARD = b"bertlite", b"bertlite manifest"  # in a shard's metadata
-SHARD_ROWS, SHARD_CHARACTERS = 10_000, 1_000_000  # the default: of 4 characters a token, minutes on a small processor
-ID_TYPES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}  # of Arrow, and what each holds; else "string"
-CHARACTERS_PER_TOKEN = 8  # of a text only so many times the limit's tokens count: the rest will be truncated
+SHARD_ROWS, SHARD_CHARACTERS = 10_000, 1_000_000  # defaults: minutes on a small processor, at 4 characters a token
+ID_TYPES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}  # {type of Arrow: range}; others are "string"
+CHARACTERS_PER_TOKEN = 8  # characters beyond this times the limit do not count: they will be truncated
 
 Id = int | str
 Row = tuple[Id, str]
@@ -48,10 +48,10 @@ class Rows:
 
     Args:
         paths: at least one.
-        format: a name of `bertlite.support.rows.READERS`; by default that of each file's suffix.
+        format: a name of `bertlite.support.rows.READERS`; by default each file's suffix tells.
         column: the name of the column with the text; a text file has one row for each line.
-        id: the name of the column with the id, in all rows an integer or in all a string; by default rows are
-            numbered from 0, through all files.
+        id: the name of the column with the ids, all integers or all strings; by default rows are numbered from 0,
+            through all files.
         columns: names of all columns, for csv and tsv files without a header.
 
     Raises:
@@ -74,11 +74,11 @@ class Rows:
         """Yield (id, text) of every row.
 
         Raises:
-            ValueError: as `bertlite.support.rows.read_rows`; or a text is empty, or no type of Arrow holds an id and
-                those before it.
+            ValueError: as for `bertlite.support.rows.read_rows`; or a text is empty, or no type of Arrow holds an id
+                and all ids before it.
         """
         columns = [(self.column, TEXT), *([] if self.id is None else [(self.id, ID)])]
-        hint = "; name the column of the text with --text, that of the id with --id"
+        hint = "; name the column of the text with --text, and the column of the id with --id"
         tables = (Table(path, columns, self.columns, hint) for path in self.paths)
         rows = chain.from_iterable(read_rows(table, self.format) for table in tables)
         possible = {*ID_TYPES, "string"}
@@ -89,7 +89,7 @@ class Rows:
                 if not (both := possible & id_types(found)):
                     raise ValueError(
                         f"{place}: column {self.id!r} holds {found!r}; all ids must be texts, or integers of one type:"
-                        f" those before it fit {' or '.join(sorted(possible))}"
+                        f" earlier ids fit {' or '.join(sorted(possible))}"
                     )
                 possible = both
             yield (ids[0] if ids else number), text
@@ -147,10 +147,10 @@ class InputSummary:
     """The size and the hash of the whole input.
 
     Args:
-        sizes: of the texts in each shard, by `Job.size`.
+        sizes: the size of the texts in each shard, by `Job.size`.
         counts: rows in each shard.
-        id_type: of Arrow, which holds every id.
-        sha256: of all ids and texts.
+        id_type: a type of Arrow that holds every id.
+        sha256: the hash of all ids and texts.
     """
 
     sizes: tuple[int, ...]
@@ -160,7 +160,7 @@ class InputSummary:
 
 
 def run(job: Job, progress: bool = False) -> Manifest:
-    """Embed the shards that are missing, and return the manifest.
+    """Embed the missing shards, and return the manifest.
 
     Raises:
         ValueError: the folder belongs to another job or has a damaged or foreign file, or a row cannot be read.
@@ -184,7 +184,7 @@ def run(job: Job, progress: bool = False) -> Manifest:
                 write_shard(job, paths[shard], list(rows), found.id_type, metadata, bar)
     rate = characters / max(time.monotonic() - began, 1e-9)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
-        for leftover in job.out.glob(".*.tmp*"):  # of processes that were killed
+        for leftover in job.out.glob(".*.tmp*"):  # left by killed processes
             leftover.unlink(missing_ok=True)
         manifest["shards"] = {path.name: rows for path, rows in zip(paths, found.counts, strict=True)}
         manifest["complete"] = True
@@ -242,11 +242,11 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
                 write_json(temporary, wanted)
             os.link(temporary, path)  # unlike a rename, it fails if another process was first
             return wanted
-        except (FileExistsError, FileNotFoundError):  # the second if that process has finished all, and cleaned up
+        except (FileExistsError, FileNotFoundError):  # the second if that process has finished and cleaned up
             there = (read_manifest(path) if path.exists() else manifest_of_shards(job.out)) or wanted
         finally:
             temporary.unlink(missing_ok=True)
-    if "files" not in there["model"]:  # of an older job
+    if "files" not in there["model"]:  # an older job
         del wanted["model"]["files"]
     usual = compared(EmbedSettings, EmbedSettings())  # for settings that an older job did not have
     known = {**there, "settings": {**usual, **there["settings"]}}
@@ -260,10 +260,10 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
 
 
 def manifest_of_shards(folder: Path) -> Manifest | None:
-    """Return the manifest that the first shard of a folder holds, None if there is no shard that holds one."""
+    """Return the manifest in the first shard of a folder; None if no shard holds one."""
     pa, pq = import_pyarrow()
     for path in sorted(folder.glob("part-*.parquet")):
-        with suppress(pa.ArrowInvalid, OSError):  # `is_finished` of a shard names one that is damaged
+        with suppress(pa.ArrowInvalid, OSError):  # `is_finished` names a damaged shard
             if found := (pq.read_metadata(path).metadata or {}).get(IN_SHARD):
                 manifest: Manifest = json.loads(found)
                 return manifest
@@ -356,7 +356,7 @@ def write_shard(
         os.replace(temporary, path)
         sync(path.parent)
     except FileNotFoundError:
-        # or else another process has finished the job and removed .part-*
+        # otherwise another process has finished the job and removed .part-*
         if not is_finished(path, len(rows), metadata[KEY].decode()):
             raise
     finally:

@@ -1,1 +1,1 @@
-"""Models to share: folders that other libraries and the hub read, and graphs for onnxruntime and OpenVINO."""
+"""Models to share: folders for other libraries and the hub, and graphs for onnxruntime and OpenVINO."""

@@ -54,12 +54,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts in a card beside the model's config.
+    """The facts in a card, in addition to the model's config.
 
     Args:
-        cls: name of its class.
-        origin: the card's data of the source, and its hub id as "base_model" where one is known.
-        left: the config with the heads and neurons that are left; the model's own, unless that is densified.
+        cls: the name of its class.
+        origin: the data of the source's card, and its hub id as "base_model" if it is known.
+        left: the config with the remaining heads and neurons; the model's own, unless that is densified.
         sentences: it is a model of sentence-transformers.
         figures: measurements.
         how: sentences on how it was made; plain text, no Markdown.
@@ -74,7 +74,7 @@ class Facts:
 
 
 def read_origin(source: Source) -> dict[str, Any]:
-    """Return the data of the source's card that also hold for a derived model, and the source's hub id.
+    """Return the data of the source's card that also apply to a derived model, and the source's hub id.
 
     For a folder, the hub id is the "base_model" of its card, if any.
     """
@@ -118,7 +118,7 @@ def plain(text: str) -> str:
 
 
 def is_pruned(config: BertConfig) -> bool:
-    """Return whether some layer has lost heads or neurons."""
+    """Return whether any layer has lost heads or neurons."""
     return bool(config.pruned_heads or config.pruned_neurons)
 
 
@@ -128,7 +128,7 @@ def needs_code(config: BertConfig) -> bool:
 
 
 def make_card(config: BertConfig, facts: Facts) -> str:
-    """Return the text of README.md: YAML that the hub reads, then what the model is and how to load it."""
+    """Return the text of README.md: YAML for the hub, then a description of the model and how to load it."""
     return f"---\n{front_matter(config, facts)}\n---\n\n" + "\n".join(body(config, facts)) + "\n"
 
 

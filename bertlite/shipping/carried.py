@@ -27,14 +27,14 @@ from bertlite.tokenizer.sentences import (
 )
 
 Model = TypeVar("Model", bound=BertPreTrainedModel)
-MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # of one module
+MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # files of one module
 
 
 def carry_tokenizer(source: Source, folder: Path, config: BertConfig, tokenizer: BertTokenizer | None = None) -> None:
     """Write a checkpoint's tokenizer into a folder, without truncation or padding, with its `model_max_length`.
 
     Args:
-        tokenizer: the one to write in its place.
+        tokenizer: a tokenizer to write instead.
 
     Raises:
         FileNotFoundError: the checkpoint has no tokenizer.json or vocab.txt.
@@ -48,16 +48,16 @@ def carry_tokenizer(source: Source, folder: Path, config: BertConfig, tokenizer:
 
 
 def class_for(source: Source) -> type[BertPreTrainedModel]:
-    """Return the class that a checkpoint is for: BertModel if sentence-transformers pools its states to vectors, else
-    that of config.json, as of a CrossEncoder."""
+    """Return the class that a checkpoint is for: BertModel if sentence-transformers pools its states to vectors;
+    otherwise config.json names it, as for a CrossEncoder."""
     return class_of(read_config(source)) if not read_pooling(locate(source))[0] else BertModel
 
 
 def load_trained(cls: type[Model], checkpoint: str | PathLike[str], **options: Any) -> Model:
-    """Load a checkpoint as a class all of whose parts it has; an encoder without a pooler gets none.
+    """Load a checkpoint as a class, all parts of which it must have; an encoder without a pooler gets none.
 
     Raises:
-        ValueError: it lacks a part, which would be random.
+        ValueError: it lacks a part, which would be initialised at random.
     """
     files = find_checkpoint(Source(checkpoint))
     absent, *_ = bertlite_faults(cls, Origin.read(files.config), read_tensors(files))
@@ -65,14 +65,14 @@ def load_trained(cls: type[Model], checkpoint: str | PathLike[str], **options: A
         absent, options = absent - {"pooler"}, {"add_pooling_layer": False, **options}
     if absent:
         raise ValueError(
-            f"{checkpoint} has no {' and no '.join(sorted(absent))}, which would be random: train it first, as by"
+            f"{checkpoint} has no {' and no '.join(sorted(absent))}, which would be random: train it first, with"
             " `bertlite prune finetune`"
         )
     return cls.from_pretrained(checkpoint, **options)
 
 
 def carry_modules(source: Source, folder: Path, cls: type[BertPreTrainedModel]) -> bool:
-    """Write sentence-transformers' modules of a checkpoint, such as its pooling, beside weights of a class.
+    """Write sentence-transformers' modules of a checkpoint, such as its pooling, into a folder with weights.
 
     Returns:
         Whether they were written: the checkpoint has some, and they are for models of this class.
@@ -90,7 +90,7 @@ def carry_modules(source: Source, folder: Path, cls: type[BertPreTrainedModel]) 
             if last_name(module["type"]) in LEGACY_ENCODERS:
                 module["type"] = "sentence_transformers.models.Transformer"
             copy_files(place, (str(inner / name) for name in TRANSFORMER_CONFIGS), folder, flat=True)
-            module["path"] = ""  # where our weights are
+            module["path"] = ""  # our weights are there
         else:
             copy_module_folder(place, inner, folder / inner)
     copy_files(place, (SENTENCE_CONFIG,), folder)
@@ -99,7 +99,7 @@ def carry_modules(source: Source, folder: Path, cls: type[BertPreTrainedModel]) 
 
 
 def copy_module_folder(place: Place, inner: PurePosixPath, target: Path) -> None:
-    """Copy the folder of one module; on the hub, try the known names, as its files are not listed."""
+    """Copy the folder of one module; on the hub, try the known names, since its files are not listed."""
     target.mkdir(parents=True, exist_ok=True)
     if isinstance(place, Folder):
         if (place.path / inner).is_dir():

@@ -1,4 +1,4 @@
-"""Write a checkpoint of another family as a BERT's, compared with transformers' own class before it is kept."""
+"""Write a checkpoint of another family as a BERT checkpoint, after a comparison with transformers' own class."""
 
 import argparse
 import os
@@ -21,11 +21,11 @@ from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.support.files import write_json
 
-ALLOWED = 1e-10  # difference in float64
+ALLOWED = 1e-10  # the largest difference in float64
 
 
 def main(args: argparse.Namespace) -> int:
-    """Convert a checkpoint, and print how far it is from transformers."""
+    """Convert a checkpoint, and print its differences from transformers."""
     found = convert(args.checkpoint, args.folder, full=args.full)
     if args.record:
         write_json(args.record, found)
@@ -38,19 +38,19 @@ def main(args: argparse.Namespace) -> int:
 
 
 def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, full: bool = False) -> dict[str, Any]:
-    """Write a checkpoint of any family as a BERT's; see `write_model` for the files.
+    """Write a checkpoint of any family as a BERT checkpoint; see `write_model` for the files.
 
     Args:
-        full: put pruned heads and neurons back, with weights of zero, for loaders that know none.
+        full: put pruned heads and neurons back, with zero weights, for loaders that do not support pruning.
 
     Returns:
-        The record: the model_type, the class, notes on what was not compared, and the largest differences of the
-        outputs in float64, from transformers' class of the family and from transformers' BERT with the result.
+        The record: the model_type, the class, notes on comparisons that were left out, and the largest differences of
+        outputs in float64: from transformers' class of the family, and from transformers' BERT with the result.
 
     Raises:
         FileExistsError: the folder is the checkpoint's own.
         FileNotFoundError: there is no such checkpoint, or it has no tokenizer.
-        ValueError: the outputs differ, in which case nothing is written; or the checkpoint is not a BERT by any name.
+        ValueError: the outputs differ, and then nothing is written; or the checkpoint is not a BERT by any name.
     """
     source, out = Source(checkpoint), Path(folder).expanduser()
     files = find_checkpoint(source)
@@ -84,7 +84,7 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
 def transformers_differences(
     checkpoint: str | PathLike[str], origin: Origin, model: BertPreTrainedModel
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the largest differences of a model from transformers' of its source and of its copy, and notes."""
+    """Return the largest differences of a model from transformers' models of its source and of its copy, and notes."""
     if is_pruned(model.config):
         return {}, ["not compared: transformers has no pruned BERT"]
     if find_spec("transformers") is None:
@@ -100,7 +100,7 @@ def transformers_differences(
 
 
 def difference(model: BertPreTrainedModel, checkpoint: str, batch: str, family: str = "bert") -> float:
-    """Return the largest difference of the outputs from those of transformers' class for a checkpoint."""
+    """Return the largest difference between the outputs of a model and of transformers' class for a checkpoint."""
     name = type(model).__name__
     case = Case(name, "eager", "padded" if name == "BertForMultipleChoice" else batch, "float64", family=family)
     [report] = check_all([case], "cpu", checkpoint)

@@ -1,8 +1,8 @@
 """Export a checkpoint as a graph, which is compared with the model before it is kept.
 
-A graph is kept if rms(graph - truth) <= FACTOR · rms(torch - truth) + eps · max |truth|, where torch is the model in
-float32, the truth the model in float64, and eps float32's.  Other kernels sum in another order, so their rounding
-errors differ from torch's but are of its size; a wrong graph differs by thousands of them.
+A graph is kept if rms(graph - truth) <= FACTOR · rms(torch - truth) + eps · max |truth|.  Here torch is the model in
+float32, truth the model in float64, and eps float32's.  Other kernels sum in another order, so their rounding errors
+differ from torch's but have the same size.  The errors of a wrong graph are thousands of times larger.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from bertlite.support.progress import Progress
 
 RECORD = "export.json"
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers
-SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model takes so many
+SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model has so many positions
 
 
 def main(args: argparse.Namespace) -> int:
@@ -56,16 +56,16 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
 
     Args:
         checkpoint: a folder or a hub id.
-        progress: show the step that is being done.
+        progress: show the current step.
 
     Returns:
-        The record: the class, the names of inputs and outputs, and for each shape and output the largest difference
-        between graph and model, the root mean square of the error and what is allowed.
+        The record: the class, the names of inputs and outputs, and results for each shape and output.  These are the
+        largest difference between graph and model, the root mean square of the error, and the allowed one.
 
     Raises:
         ModuleNotFoundError: a package of the extra `onnx` is not installed.
         FileExistsError: the folder holds neither this checkpoint nor an export of it.
-        ValueError: the graph computes other outputs than the model, in which case nothing is written; or the
+        ValueError: the graph computes other outputs than the model, and then nothing is written; or the
             checkpoint cannot be read.
     """
     require_packages()
@@ -130,7 +130,7 @@ def check_target(source: Source, folder: Path, sha256: str) -> bool:
 
 
 def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> None:
-    """Write what loaders need beside a graph: config.json, the tokenizer and sentence-transformers' modules."""
+    """Write the files that loaders need with a graph: config.json, the tokenizer, sentence-transformers' modules."""
     config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": "float32"}
     config = {name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")}
     write_sorted_json(folder / "config.json", config)

@@ -54,19 +54,19 @@ def write_model(
 
     It holds config.json with the names of the labels, the weights, the tokenizer without truncation or padding,
     sentence-transformers' modules if the source has them for such a model, the card README.md and
-    report.json; and the code by which transformers loads the model, if its own BERT cannot, as with a pruned one.
-    Other files that the folder holds are kept.
+    report.json.  If transformers' own BERT cannot load the model, as with a pruned one, code for that is added.
+    Other files in the folder are kept.
 
     Args:
-        source: the checkpoint that the model was made from, whose tokenizer, modules and license it gets.
-        class_names: of the labels 0, 1, … in the data; they replace only LABEL_0, LABEL_1, ….
+        source: the checkpoint that the model was made from; its tokenizer, modules and license are copied.
+        class_names: names of the labels 0, 1, … in the data; they replace only LABEL_0, LABEL_1, ….
         figures: measurements, for card and report.
         how: sentences on how the model was made; plain text.
-        report: more for report.json, such as an environment and settings; JSON-ready.
+        report: more entries for report.json, such as an environment and settings; JSON-ready.
         base_model: hub id of the model that this one comes from; by default the source's, or the one in its card.
-        pruned: the config with what was removed, if the model has it again with weights of zero; by default the
-            model's own.
-        tokenizer: of the model, if it is not the source's.
+        pruned: the config with the removed heads and neurons, if the model has them again with zero weights; by
+            default the model's own.
+        tokenizer: the model's tokenizer, if it is not the source's.
 
     Raises:
         FileNotFoundError: the source has no tokenizer.
@@ -89,7 +89,7 @@ def write_model(
     with replacing(folder, superseded=WRITTEN) as new:
         model.save_pretrained(new)
         saved = {**read_json_object(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
-        saved.pop("auto_map", None)  # of the source's code, which is not copied
+        saved.pop("auto_map", None)  # it names the source's code, which is not copied
         write_sorted_json(new / "config.json", saved)
         carry_tokenizer(source, new, config, tokenizer)
         sentences = carry_modules(source, new, type(model)) and cls == "BertModel"
@@ -113,7 +113,7 @@ def write_model(
 
 
 def with_class_names(config: BertConfig, names: Sequence[str]) -> BertConfig:
-    """Return a config whose labels have these names, unless it has names of its own.
+    """Return a config with these names of labels, unless it has names of its own.
 
     Raises:
         ValueError: there are more or fewer names than labels, or two are equal.

@@ -21,12 +21,12 @@ from bertlite.models.heads import BertForMultipleChoice
 from bertlite.support.extras import install_hint
 
 Forward: TypeAlias = Callable[[Mapping[str, Tensor]], list[Tensor]]  # inputs by name -> outputs in order
-FILE = Path("onnx", "model.onnx")  # in a folder, where sentence-transformers and optimum look for it
+FILE = Path("onnx", "model.onnx")  # sentence-transformers and optimum look for it there
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-PROTOBUF_LIMIT = 2**31  # bytes that one ONNX file may have
+PROTOBUF_LIMIT = 2**31  # the most bytes of one ONNX file
 HEADROOM = 2**26  # bytes kept for the graph itself
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-CHOICES = 3  # in a sample of multiple choice
+CHOICES = 3  # choices in a sample of multiple choice
 
 
 def require_packages() -> None:
@@ -110,7 +110,7 @@ class Graph(nn.Module):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence exporters' warnings of values that are read while tracing; the comparison finds real faults."""
+    """Silence exporters' warnings about values that are read while tracing; the comparison finds real faults."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -144,7 +144,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
 
 
 def drop_traces_(model: Any) -> None:
-    """Remove from an onnx_ir model the lines of code that each node comes from, which name folders of this machine."""
+    """Remove from an onnx_ir model the code location of each node, which names folders of this machine."""
     for part in (model.graph, *model.functions.values()):
         part.metadata_props.clear()
         for node in part.all_nodes():

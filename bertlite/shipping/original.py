@@ -1,7 +1,7 @@
-"""A checkpoint in the library that it is for, its results for texts, and how much of these another model keeps.
+"""A checkpoint in the library that it is for, its results for texts, and the share of them that another model keeps.
 
-Results are vectors (texts, D) of an encoder, scores (pairs,) of a cross-encoder, probabilities (texts, classes) of a
-classifier, or the spans of each text that a tagger finds.
+An encoder's results are vectors (texts, D), a cross-encoder's scores (pairs,), a classifier's probabilities (texts,
+classes), and a tagger's the spans of each text.
 """
 
 from collections.abc import Sequence
@@ -19,22 +19,22 @@ from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import last_name, read_modules
 
 Array = NDArray[Any]
-KINDS = {  # by class: the calls of the runtime
+KINDS = {  # {class: kind, with its calls in the runtime}
     "BertModel": "encoder",
     "BertForSequenceClassification": "classifier",
     "BertForTokenClassification": "tagger",
 }
 NEAREST = 10  # neighbours of each text that are counted
-MOST = 2000  # texts among which neighbours are sought
+MOST = 2000  # neighbours are sought among at most so many texts
 
 
 def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
-    """Return the kind of a checkpoint, and of a "cross-encoder" the name of the activation of its scores, else "".
+    """Return the kind of a checkpoint, and for a "cross-encoder" the name of its scores' activation, else "".
 
-    A cross-encoder is a classifier that sentence-transformers takes for one.
+    A cross-encoder is a classifier that sentence-transformers loads as one.
 
     Raises:
-        ValueError: its class is of no kind.
+        ValueError: its class has no kind.
     """
     name = class_for(source).__name__
     if name not in KINDS:
@@ -48,7 +48,7 @@ def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
 
 
 def longest_text(tokenizer: BertTokenizer, config: Any) -> int:
-    """Return the tokens of a text that the library of a checkpoint reads at most."""
+    """Return the most tokens of a text that the library of a checkpoint reads."""
     most = tokenizer.sentences.max_seq_length or tokenizer.model_max_length
     return min(most, int(config.max_position_embeddings))
 
@@ -58,7 +58,7 @@ class Original:
     """A checkpoint as its library loads it: a SentenceTransformer, a CrossEncoder, or a pipeline of transformers.
 
     Args:
-        labels: of a classifier, in the order of its outputs.
+        labels: a classifier's labels, in the order of its outputs.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class Original:
         """Load a checkpoint, pruned ones too.
 
         Args:
-            longest: tokens of a text, to truncate to.
+            longest: the number of tokens to truncate texts to.
 
         Raises:
             ModuleNotFoundError: the library is not installed.
@@ -100,7 +100,7 @@ class Original:
         """Return the results for texts, or for pairs of them.
 
         Args:
-            options: of the library's call, such as batch_size; by default its own.
+            options: options of the library's call, such as batch_size; by default its own.
         """
         if self.kind == "encoder":
             return self.model.encode(list(texts), show_progress_bar=False, **options)
@@ -122,13 +122,13 @@ def pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(texts, (*texts[1:], texts[0]), strict=True))
 
 
-# What is kept --------------------------------------------------------------------------------------------------------
+# Shares of results that are kept ------------------------------------------------------------------------------------
 
 
 def what_is_kept(kind: str, found: Any, wanted: Any) -> dict[str, float]:
     """Return how much of an original's results other results keep, by name: shares of 1, cosines or correlations.
 
-    Neighbours are those with the largest cosine, and are counted from 50 texts on, among the first 2,000.
+    Neighbours are the texts with the largest cosine; they are counted from 50 texts on, among the first 2,000.
     """
     if kind == "tagger":
         each = [(set(a), set(b)) for a, b in zip(spans(found), spans(wanted), strict=True)]
@@ -155,7 +155,7 @@ def unit_vectors(vectors: Array) -> Array:
 
 
 def same_labels(found: Array, wanted: Array) -> float:
-    """Return the share of rows, (…, classes), whose largest number is that of the same class."""
+    """Return the share of rows, (…, classes), whose largest number belongs to the same class."""
     return float(np.mean(found.argmax(-1) == wanted.argmax(-1)))
 
 
@@ -164,7 +164,7 @@ def spans(rows: list[Any]) -> list[list[tuple[Any, ...]]]:
 
 
 def spearman(found: Array, wanted: Array) -> float:
-    """Return Spearman's rank correlation, of (n,) or (n, 1) numbers; 0 where either side is constant."""
+    """Return Spearman's rank correlation, of (n,) or (n, 1) numbers; 0 if either side is constant."""
     sides = np.ravel(found), np.ravel(wanted)
     if not all(np.ptp(x) > 0 for x in sides):  # nan too
         return 0.0
@@ -172,6 +172,6 @@ def spearman(found: Array, wanted: Array) -> float:
 
 
 def ranks(x: Array) -> Array:
-    """Return the rank of each number from 1; equal ones share the mean of theirs."""
+    """Return the rank of each number from 1; equal numbers share their mean rank."""
     _, places, counts = np.unique(x, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[places]

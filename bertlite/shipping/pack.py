@@ -1,7 +1,7 @@
 """Write a folder that `bertlite.runtime` runs without torch, and compare it with the original before it is kept.
 
-What is compared are results for texts: vectors with sentence-transformers', scores and labels with those of
-sentence-transformers' CrossEncoder or of a pipeline of transformers.
+Results for texts are compared: vectors with sentence-transformers, scores and labels with sentence-transformers'
+CrossEncoder or a pipeline of transformers.
 """
 
 import argparse
@@ -35,8 +35,8 @@ from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import read_pooling
 
-ALLOWED = 1e-4  # of the largest number, in float32: MiniLM's vectors differ by 2e-7
-ACTIVATIONS: dict[type[nn.Module], str] = {  # after pooling, by the runtime's names
+ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
+ACTIVATIONS: dict[type[nn.Module], str] = {  # after pooling; {class: the runtime's name}
     nn.Identity: "linear",
     nn.Tanh: "tanh",
     nn.GELU: "gelu",
@@ -44,8 +44,8 @@ ACTIVATIONS: dict[type[nn.Module], str] = {  # after pooling, by the runtime's n
     nn.SiLU: "silu",
     nn.Sigmoid: "sigmoid",
 }
-SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # of scores
-WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that nobody has read since."
+SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
+WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that no one has read since."
 TEXTS = (
     *("", " ", "a", "Time flies like an arrow.", "[SEP] İstanbul [MASK] ΑΣ"),
     *(" Où est la gare ? 駅はどこですか。\n", WORDS, f"{WORDS} " * 4, f"{WORDS} " * 60),
@@ -53,16 +53,16 @@ TEXTS = (
 
 
 def main(args: argparse.Namespace) -> int:
-    """Pack a checkpoint, and print its size and how near its results are."""
+    """Pack a checkpoint, and print its size and the differences of its results."""
     texts: list[str] | None = None
     if args.texts is not None:
         texts = [text for _, (text,) in read_rows(Table(args.texts, [("text", TEXT)]))]
         if not texts:
-            raise ValueError(f"{args.texts} has no texts; leave --texts out for those that are built in")
+            raise ValueError(f"{args.texts} has no texts; leave --texts out for the built-in ones")
     record = pack(args.checkpoint, args.folder, dtype=args.dtype, texts=texts, reproducible=args.reproducible)
     print(f"{args.folder}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB")
     print(
-        f"  beside {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
+        f"  from {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
     )
     for name, value in record["kept"].items():
         print(f"  {name}: {value:.4f}")
@@ -84,17 +84,17 @@ def pack(
     Args:
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
         dtype: "float32", "bfloat16" or "int8".
-        texts: to compare results on; by default a few that are built in, from empty ones to the longest.
-        reproducible: give the same bits on every processor, in float32 or int8; as `optimize_for_inference`.
+        texts: texts to compare results on; by default a few built-in ones, from empty texts to the longest.
+        reproducible: give the same bits on every processor, in float32 or int8; as for `optimize_for_inference`.
 
     Returns:
-        The record: the kind, the bytes written, how far results in float32 are from the original library's, relative
-        to the largest, and what the dtype keeps: the smallest and mean cosine, and from 50 texts on the share of the
-        ten nearest neighbours; or the share of labels, or the rank correlation of scores.
+        The record: the kind, the bytes written, the difference of float32 results from the original library's,
+        relative to the largest, and the agreement in the dtype.  For vectors that is the smallest and mean cosine, and
+        from 50 texts on the share of the ten nearest neighbours; or the share of labels, or scores' rank correlation.
 
     Raises:
         ModuleNotFoundError: the library of the original is not installed.
-        ValueError: the runtime cannot compute what the checkpoint does, or results differ: nothing is written then.
+        ValueError: the runtime cannot compute this checkpoint, or results differ: nothing is written then.
     """
     source, numbers = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32
     about, after = describe(source)
@@ -142,11 +142,11 @@ def write(
     write_json(folder / ABOUT, {**known, "crc32": checksum_of(known, folder / TOKENIZER)})
 
 
-# What a checkpoint says of itself
+# The description of a checkpoint
 
 
 def describe(source: Source) -> tuple[dict[str, Any], State]:
-    """Return what the runtime has to know beside the model, and the tensors of what stands after pooling."""
+    """Return the runtime's description of a checkpoint, without the model, and the tensors of steps after pooling."""
     tokenizer, config, place = BertTokenizer.from_pretrained(source.name), read_config(source), locate(source)
     sentences, (kind, activation) = tokenizer.sentences, checkpoint_kind(source, config)
     texts = {
@@ -168,10 +168,10 @@ def describe(source: Source) -> tuple[dict[str, Any], State]:
 
 
 def steps_of(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
-    """Return what the runtime does after pooling, and its tensors.
+    """Return the runtime's steps after pooling, and their tensors.
 
     Raises:
-        ValueError: a module is not known to it.
+        ValueError: it does not have a module.
     """
     steps, tensors = list[dict[str, Any]](), State()
     for i, module in enumerate(head.modules):
@@ -181,7 +181,7 @@ def steps_of(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
             steps.append({"type": "dense", "name": str(i), "activation": ACTIVATIONS[type(module.act)]})
             tensors |= {f"{i}.{part}": x.detach() for part, x in module.linear.named_parameters()}
         elif not isinstance(module, nn.Identity):
-            raise ValueError(f"{name} has after its pooling a {module!r}, which the runtime lacks: use it with torch")
+            raise ValueError(f"{name} has a {module!r} after its pooling, which the runtime lacks: use it with torch")
     return steps, tensors
 
 
@@ -189,7 +189,7 @@ def score_of(kind: str, activation: str, source: Source, config: Any) -> dict[st
     """Return the activation of scores.
 
     Raises:
-        ValueError: the activation is not known to the runtime.
+        ValueError: the runtime does not have the activation.
     """
     if kind == "cross-encoder":
         if activation not in SCORES:
@@ -203,7 +203,7 @@ def score_of(kind: str, activation: str, source: Source, config: Any) -> dict[st
 
 
 def results(packed: PackedModel, texts: Sequence[str]) -> Any:
-    """Return what a packed folder gives for texts: of a cross-encoder for each text and the next one."""
+    """Return a packed folder's results for texts; a cross-encoder's for each text with the next one."""
     if packed.kind == "encoder":
         return packed.encode(texts)
     if packed.kind == "cross-encoder":
@@ -212,7 +212,7 @@ def results(packed: PackedModel, texts: Sequence[str]) -> Any:
 
 
 def largest_difference(found: Any, wanted: Any) -> float:
-    """Return the largest difference, relative to the largest number; of spans infinity if others were found."""
+    """Return the largest difference, relative to the largest number; for other spans, infinity."""
     if isinstance(found, list):
         scores = [np.array([each["score"] for row in x for each in row]) for x in (found, wanted)]
         same = spans(found) == spans(wanted)

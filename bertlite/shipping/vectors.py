@@ -1,4 +1,4 @@
-"""A vector for each text, as sentence-transformers makes it of an encoder's states, and how two are compared.
+"""A vector for each text, made from an encoder's states as in sentence-transformers, and the similarity of two.
 
 Letters:  B texts · S positions · D hidden
 """
@@ -28,9 +28,9 @@ from bertlite.tokenizer.sentences import (
     read_pooling,
 )
 
-LIBRARY = "sentence_transformers."  # in which its modules are; those of others may have the same names
+LIBRARY = "sentence_transformers."  # its modules are in it; modules of other libraries may have the same names
 ACTIVATIONS = "torch.nn.modules."
-SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of sentence-transformers
+SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # as in sentence-transformers
     "cosine": F.cosine_similarity,
     "dot": lambda a, b: (a * b).sum(1),
     "euclidean": lambda a, b: -torch.linalg.vector_norm(a - b, dim=1),
@@ -40,13 +40,13 @@ SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of sentence-t
 
 @dataclass(frozen=True)
 class VectorHead:
-    """What makes a vector of a text's states: pooling, then further modules.
+    """The function from a text's states to its vector: pooling, then further modules.
 
     Args:
-        pooling: names of POOLINGS; their vectors stand one after another.
-        skip: how many tokens at the beginning are not pooled, those of a prompt.
+        pooling: names of POOLINGS; their vectors are concatenated.
+        skip: the number of tokens at the beginning that are not pooled, such as a prompt's.
         modules: applied in turn to the pooled vectors.
-        similarity: of two vectors, a name of SIMILARITIES.
+        similarity: the similarity of two vectors, a name of SIMILARITIES.
         name: for records.
     """
 
@@ -88,7 +88,7 @@ def read_head(checkpoint: str) -> VectorHead:
     values = {} if whole is None else read_json_object(whole)
     pooling, pools_prompt = read_pooling(place)
     if (kinds and not pooling) or "HF_ColBERT" in named:
-        raise ValueError(f"{checkpoint} makes no vector of a whole text, as it has no Pooling (is it a ColBERT?)")
+        raise ValueError(f"{checkpoint} makes no vector of a whole text, since it has no Pooling (is it a ColBERT?)")
     if not kinds:
         return MEAN
     known = {POOLING, *MODULES}
@@ -108,21 +108,21 @@ def read_head(checkpoint: str) -> VectorHead:
 
 
 def prompt_length(checkpoint: str) -> int:
-    """Return how many tokens of a text are its default prompt's and those before it; 0 without a prompt."""
+    """Return the number of tokens up to the end of the default prompt, special ones included; 0 without a prompt."""
     tokenizer = BertTokenizer.from_pretrained(checkpoint)
     [ids] = tokenizer.encode_texts([""])["input_ids"]
     return len(ids) - (ids[-1] in tokenizer.all_special_ids) if tokenizer.sentences.prompt else 0
 
 
 class Dense(nn.Module):
-    """A linear layer with an activation, and what it is given added to its result if asked for."""
+    """A linear layer with an activation; its input may be added to its result."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__()
         named = str(values.get("activation_function", "torch.nn.modules.activation.Tanh"))
         act = getattr(nn, last_name(named), None) if named.startswith(ACTIVATIONS) else None
         if not (isinstance(act, type) and issubclass(act, nn.Module)):
-            raise ValueError(f"a Dense module has the activation {named!r}; known are those of torch.nn")
+            raise ValueError(f"a Dense module has the activation {named!r}; only activations of torch.nn are known")
         inputs, outputs = values["in_features"], values["out_features"]
         self.linear, self.act = nn.Linear(inputs, outputs, bias=values.get("bias", True)), act()
         if values.get("use_residual"):
@@ -156,7 +156,7 @@ def read_module(make: Callable[[Mapping[str, Any]], nn.Module], place: Place, in
     """Read a module of sentence-transformers with its weights.
 
     Raises:
-        ValueError: it has no weights, or those of another shape; or it reads or writes more than vectors of texts.
+        ValueError: it has no weights, or weights of another shape; or it reads or writes more than vectors of texts.
     """
     found = [place.get(f"{inner}/{name}") for name in ("config.json", *WEIGHT_FILES)]
     config, weights = found[0], next(filter(None, found[1:]), None)

@@ -257,11 +257,11 @@ def test_a_replaced_attention_is_given_the_mask_and_its_weights_are_returned(for
     )
     packed = ours_of("BertModel", "packed")
     packed.encoder.layer[1].attention.self = Uniform()
-    with pytest.raises(ValueError, match="packed attention runs bertlite's own layers alone"):
+    with pytest.raises(ValueError, match="packed attention runs only bertlite's own layers"):
         packed(**inputs_of())
     assert_same(model(**inputs_of(), first_token_only=True)[0], out[0][:, :1])
     model.encoder.layer[-1].attention.self = Uniform()
-    with pytest.raises(ValueError, match="first_token_only=True runs bertlite's own layers alone"):
+    with pytest.raises(ValueError, match="first_token_only=True runs only bertlite's own layers"):
         model(**inputs_of(), first_token_only=True)
 
 
