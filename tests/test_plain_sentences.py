@@ -12,31 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "notebooks" / "docs"
-PAGES = [
-    ROOT / "README.md",
-    *(
-        DOCS / f"{name}.md"
-        for name in (
-            "index",
-            "quickstart",
-            "clients",
-            "runtime",
-            "recipes",
-            "embed",
-            "serving",
-            "families",
-            "native",
-            "budget",
-            "pruning",
-            "shipping",
-            "performance",
-            "commands",
-            "proof",
-            "own_data",
-            "security",
-        )
-    ),
-]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 ROOMS = (  # of the package, held so far
     "attention_view",
     "causal.py",

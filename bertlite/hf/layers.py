@@ -41,7 +41,7 @@ class Part:
     read: Any
 
     def forward(self, hidden_states: Tensor, *args: Any, inputs: LayerContext | None = None, **options: Any) -> Any:
-        """Compute with the arguments of transformers, which `read` has, or with the context of a model of ours."""
+        """Compute with the arguments of transformers, which `read` names, or with the context of a model of ours."""
         if inputs is not None:
             return self.compute(hidden_states, inputs)
         return self.compute(hidden_states, *self.read(hidden_states, *args, **options))
@@ -49,7 +49,7 @@ class Part:
     forward.takes_layer_context = True  # type: ignore[attr-defined]
 
     def run_part(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        """Run a part of this part, whoever made it."""
+        """Run a part of this part, ours or not."""
         return part(x, inputs=inputs) if gets_context(part, inputs, x) else self.call(part, x, inputs)
 
     def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
@@ -152,7 +152,7 @@ class LayerOrEncoder(Part):
 
 
 class Layer(LayerOrEncoder, modules.BertLayer, WithoutStock, stock.BertLayer):
-    """A layer that transformers turns checkpointing on and off for, in the way of its version."""
+    """A layer for which transformers turns checkpointing on and off, in the way of its version."""
 
     feed_forward_chunk: Any  # as in transformers' class, for code that replaces it
 
@@ -209,7 +209,7 @@ class Encoder(LayerOrEncoder, modules.BertEncoder, WithoutStock, stock.BertEncod
         self.config, self.gradient_checkpointing = config, False
 
     def run_layer(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
-        """Run a layer; return its output, and keep the attention weights that it gives."""
+        """Run a layer; return its output, and keep its attention weights."""
         out = self.run_part(part, x, inputs)
         out, *weights = out if isinstance(out, tuple | list) else (out,)
         for each, found in zip((inputs, inputs.encoder), weights, strict=False):
@@ -230,7 +230,7 @@ class Encoder(LayerOrEncoder, modules.BertEncoder, WithoutStock, stock.BertEncod
         output_hidden_states: bool | None = False,
         **options: Any,
     ) -> LayerContext:
-        """Return the arguments of a call; attention weights, if they are wanted, are those of all layers."""
+        """Return the arguments of a call; attention weights, if wanted, come from all layers."""
         inputs = super().layer_context(x, mask, states, encoder_mask, **options)
         if head_mask is not None:
             inputs = replace(inputs, gates=[gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))])
@@ -238,7 +238,7 @@ class Encoder(LayerOrEncoder, modules.BertEncoder, WithoutStock, stock.BertEncod
         return with_own_weights(inputs) if options["output_attentions"] else inputs
 
     def compute(self, x: Tensor, inputs: LayerContext, returns_past: bool = True, return_dict: bool = True) -> Any:
-        """Run the layers on hidden states and return transformers' output, or the tuple of what it holds."""
+        """Run the layers on hidden states and return transformers' output, or the tuple of its values."""
         x, kept = modules.BertEncoder.forward(self, x, inputs)
         crossed = inputs.encoder
         out = BaseModelOutputWithPastAndCrossAttentions(

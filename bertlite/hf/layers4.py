@@ -15,7 +15,7 @@ from bertlite.stack.attention import LayerContext
 
 
 def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-    """Call another's attention, of whatever kind; return the context or output, and the weights."""
+    """Call attention that is not ours, of any kind; return the context or output, and the weights."""
     out = part(
         x,
         attention_mask=mask_tensor(inputs, x),
@@ -30,7 +30,7 @@ def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> tuple[Te
 class AttentionSignature:
     """First base of attention, with its output projection and without; it is built and called alike."""
 
-    layer_context: Any  # of their other bases
+    layer_context: Any  # another base has it
     call = staticmethod(call_attention)
 
     def read(

@@ -39,7 +39,7 @@ def read_options(options: dict[str, Any], past: Any) -> dict[str, Any]:
 
 
 def options_for_other(inputs: LayerContext) -> dict[str, Any]:
-    """Return what another's part is handed by name, after what transformers 5 always hands it."""
+    """Return the keywords for a part that is not ours, in addition to transformers 5's own."""
     gate = head_mask_of(inputs)
     options: dict[str, Any] = {} if gate is None else {"head_mask": gate}
     return options if inputs.weights is None else {**options, "output_attentions": True}
@@ -86,7 +86,7 @@ class BertCrossAttention(SelfOrCrossAttention, getattr(stock, "BertCrossAttentio
 class LayerSignature:
     """First base of attention with its output projection, and of a layer, which are called alike."""
 
-    layer_context: Any  # of their other bases
+    layer_context: Any  # another base has it
 
     def read(
         self,

@@ -1,9 +1,8 @@
 """Translate between transformers' calls of a part and bertlite's: arguments and masks.
 
 Parts are called as transformers calls them, with an `attention_mask` that is added to the scores.  A model that runs
-its own parts hands them a `LayerContext` instead, by the name `inputs`.  A part that is not ours, and a `forward` that
-somebody has put in the place of ours, is given the tensor that transformers 4 would give it; the tensor remembers the
-context.
+its own parts passes a `LayerContext` instead, as `inputs`.  A part that is not ours, or a `forward` that replaces
+ours, gets the tensor that transformers 4 would pass; the tensor remembers the context.
 
 Shapes:  B sequences · S queries · K keys · N heads
 """
