@@ -198,7 +198,7 @@ def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with
     lines = with_records("speedbrief", speed=speed_record()).splitlines()
     assert lines[0] == "|  | 8 x 128 | 32 x 49 SST-2 (48%) | 32 x 128 SST-2 (18%), fixed |"
     assert lines[2] == "| bertlite native int8 | ≈ 5.00 | ≈ 5.00 | ≈ 5.00 |"
-    assert "the rest is padding: to the longest of their batch; if fixed, to the length" in lines[-1]
+    assert "the rest is padding to the longest of the batch; if fixed, to the named length" in lines[-1]
     lines = with_records("peers", speed_small={**speed_record(), "sections": {}}).splitlines()
     for model in ("bert-base", "MiniLM"):
         shown = [line.split(" | ")[1] for line in lines if line.startswith(f"| {model} |")]

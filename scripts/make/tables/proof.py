@@ -29,7 +29,7 @@ def brief() -> str:
         " and ".join(dict.fromkeys(each["environment"]["versions"][name] for each in files))
         for name in ("transformers", "torch")
     )
-    note = f"{checkpoints_of(files)}, beside transformers {versions}, torch {torches}"
+    note = f"{checkpoints_of(files)}, against transformers {versions}, torch {torches}"
     head, body, same = without_constant(["dtype", "claim", "tensors", "hold"], body, "hold")
     return table(head, body, f"{same}{note}, on {cpus(files)}.")
 
@@ -90,13 +90,13 @@ def families() -> str:
         count = sum(claim["tensors"] for claim in claims)
         body.append([names, becomes, f"{count:,}", verdict(claims), *errors, f"{ratio:.2f}"])
     versions = " and ".join(each["environment"]["versions"]["transformers"] for each in files)
-    head = ["`model_type`", "what makes a BERT of it, beside other names", "tensors", "hold", "outputs", "gradients"]
+    head = ["`model_type`", "changes that make it a BERT, except names", "tensors", "hold", "outputs", "gradients"]
     head, body, same = without_constant([*head, "float32"], body, "hold")
     return table(
         head,
         body,
-        f"{same}Beside transformers' own classes, {versions}: random weights of a small shape and of a base model's;"
-        " padding on the left, on the right and none; eager, sdpa, packed and the native kernels. The largest"
+        f"{same}Compared with transformers' own classes, {versions}: random weights in a small and in a base model's"
+        " shape; padding on the left, on the right and none; eager, sdpa, packed and the native kernels. The largest"
         " difference of an output and of a gradient in float64, and the largest ratio of the two rms errors in"
         " float32. Measured on"
         f" {measured_on(*files)}.",
@@ -149,7 +149,7 @@ def trust() -> str:
         f" errors; the slowest took {max(kind['seconds'] for kind in kinds):.1f} s",
         f"native kernels ({native['instructions']}) on random shapes for {native['minutes']:g} minutes": "no fault in"
         f" {runs['address']['cases']:,} cases under the sanitizers of addresses and undefined behaviour and"
-        f" {runs['thread']['cases']:,} under that of threads, nor in {runs['python']['cases']:,} whole models beside"
-        " float64",
+        f" {runs['thread']['cases']:,} under the thread sanitizer, nor in {runs['python']['cases']:,} whole models"
+        " against float64",
     }
     return table(["", "result"], list(body.items()))

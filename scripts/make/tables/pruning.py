@@ -47,7 +47,7 @@ def intervals_of(record: Record) -> str:
     (over,) = {row["over"] for row in record["rows"]}
     return (
         f"100 × {record['headline']}, dense {100 * record['dense'][record['headline']]:.1f};"
-        f" {record['setting']['calibration']} calibration examples where nothing else is said;"
+        f" {record['setting']['calibration']} calibration examples unless the row says otherwise;"
         f" ± is half of a 95 % interval, over {over}."
     )
 
@@ -94,8 +94,8 @@ def with_speed(row: dict[str, Any]) -> str:
 def note(found: Record) -> str:
     """Write what points are, over what their means and intervals are, and how stages train."""
     return (
-        "100 × the metric, dense less pruned; means over tasks, one fine-tuned MiniLM each, ± half of a 95 % interval"
-        " over tasks; x is the median speed over some of them, as by 8 x 128. Distilled: all alike, on"
+        "100 × the metric, dense minus pruned. Means over tasks, one fine-tuned MiniLM each, ± half of a 95 % interval"
+        " over tasks; x is the median speed of some tasks at 8 x 128. Distilled: all in the same way, on"
         f" {found['distillation']['examples']:,} examples without labels. In equal time: {found['minutes']:g} CPU"
         " minutes for pruning and distillation, which reads labels."
     )
@@ -163,7 +163,7 @@ def int8() -> str:
             name = named({"way": way, "labels": False})
             body.append([f"{100 * share:g} %", name, *(f"{x:.{1 + i % 2}f}" for i, x in enumerate(each))])
     head = ["MACs", "way", "points lost, float32", "speed", "points lost, int8", "speed, int8"]
-    text = "Means over {}, speeds beside the dense model in float32 as it is, 8 x 128, {}."
+    text = "Means over {}; speeds are compared with the plain dense model in float32, at 8 x 128, {}."
     return table(head, body, text.format(", ".join(sorted(tasks)), measured_on(record("pruning/budgets"))))
 
 
@@ -246,7 +246,7 @@ def vocabulary() -> str:
         for row in found["rows"]
     ]
     names = ["", "tokens", "file", "other texts that change", f"{metric}, all tokens", "these", "factorised instead"]
-    note = "MiniLM fine-tuned on each task; the tokens are those of its training texts, or more; judged on others."
+    note = "MiniLM fine-tuned on each task; it keeps the tokens of its training texts, or more; judged on others."
     return table(names, body, note)
 
 
@@ -272,6 +272,6 @@ def encoders() -> str:
     note = (
         f"Fitted to {found['texts']['fitted to']:,} texts without labels; the cosine with the given model's vectors is"
         f" on {found['texts']['held out']:,} others. 100 × Spearman's correlation or nDCG@10 of the given model, and"
-        " the difference from it, paired, with 95 % intervals over pairs of texts or over intents."
+        " the paired difference from it. 95 % intervals are over pairs of texts or over intents."
     )
     return table(["MACs", "", "cosine", *names], body, note)

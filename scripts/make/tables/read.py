@@ -11,7 +11,7 @@ from bertlite.support import timing
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "scripts" / "results"
 ROUNDED = "≈: a quartile is more than 10 % away."
-SPREAD = "Medians; quartiles in brackets where one is more than 10 % away."
+SPREAD = "Medians; quartiles in brackets if one is more than 10 % away."
 
 Record = dict[str, Any]
 

@@ -44,7 +44,7 @@ def startup() -> str:
         body[-1].append(with_spread(section["ratios"]["transformers / bertlite"]))
         others += [f"{name} {time}" for name, time in times.items()]
     version = found["environment"]["versions"]["transformers"]
-    note = f"Beside these: {', '.join(others)}. {SPREAD} transformers {version}, {measured_on(found)}."
+    note = f"For comparison: {', '.join(others)}. {SPREAD} transformers {version}, {measured_on(found)}."
     return table(["", "bertlite", "transformers", "ratio"], body, note)
 
 
@@ -89,9 +89,9 @@ def heads_of(forward: Sections) -> list[str]:
 def padding_note(forward: Sections) -> str:
     """Say how texts are padded, and what their percentage means."""
     kinds = {section["padding"] for section in forward.values()}
-    padded = {"longest": "to the longest of their batch", "fixed": "if fixed, to the length that is named"}
+    padded = {"longest": "to the longest of the batch", "fixed": "if fixed, to the named length"}
     how = "; ".join(text for kind, text in padded.items() if kind in kinds)
-    return f"(%): the share of positions that hold tokens, the rest is padding: {how}." if how else ""
+    return f"(%): the share of positions with tokens; the rest is padding {how}." if how else ""
 
 
 def note(what: str, forward: Sections, *found: Record, spread: str = SPREAD) -> str:
@@ -197,7 +197,7 @@ def roof() -> str:
     lines = [[*key, *cells] for key, cells in body.items() if any(cells)]
     heads = [dtype + end for end in ("", ", AVX2")[: len(names)] for dtype in DTYPES]
     note = (
-        "Of a batch's rows the one with the larger share is its limit. Limits are measured between the rounds of the"
+        "The row of a batch with the larger share is its limit. Limits are measured between the rounds of the"
         f" same run; one thread, {'; with AVX2 alone on '.join(measured_on(record(name)) for name in names)}."
     )
     return table(["model", "batch", "share of", *heads], lines, note)
