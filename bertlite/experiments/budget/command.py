@@ -55,10 +55,10 @@ from bertlite.support.progress import Progress
 from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
-HELD_OUT = 256  # texts to judge by at most
+HELD_OUT = 256  # the most texts to judge by
 NOT_UNSEEN = (
-    "These texts were held out of those fitted to; if the given model was trained on them, they do not show what"
-    " unseen texts would: give --dev FILE."
+    "These texts were held out: the model was not fitted to them. If the given model was trained on them, results on"
+    " unseen texts may be worse: give --dev FILE."
 )
 DEFAULTS = PruneSettings()
 
@@ -92,22 +92,22 @@ def prune_to(
     """Prune a checkpoint to a budget of time, work or size, and write it with its tokenizer, a card and its report.
 
     A killed search or training continues where it stopped when it is called again with the same model, texts and
-    settings; what is finished is not done again.
+    settings; finished parts are not done again.
 
     Args:
         checkpoint: a folder or a hub id; or a loaded model, which is not changed.  If that is an encoder, its vectors
-            are the means of its states, as it does not have the modules of its folder.
+            are the means of its states, since it does not have the modules of its folder.
         target: "2x", "40%", "15ms" or "30MB"; or several, which share one search.
         texts: a file of texts of the kind that the model will see, or the texts: strings, or pairs of them.
-        folder: to write; for several targets a folder in it for each, such as FOLDER/2x.
-        tokenizer: of a loaded model; by default the checkpoint's.
-        dev: texts that the model was not trained on, to judge by; by default a fifth of the texts, which is held out.
+        folder: the folder to write; for several targets each has a folder in it, such as FOLDER/2x.
+        tokenizer: the tokenizer of a loaded model; by default the checkpoint's.
+        dev: texts that the model was not trained on, to judge by; by default a held-out fifth of the texts.
         keep: folder for gradients, curves and times of layers, for other targets of the same model and texts; by
             default they are deleted at the end.
         progress: show the progress, and print each report.
 
     Returns:
-        The record: a report, as in report.json; for several targets these, as "targets", and the "environment".
+        The record: a report, as in report.json; for several targets the reports, as "targets", and the "environment".
 
     Raises:
         BlockingIOError: another process is writing to the folder.
@@ -150,7 +150,7 @@ def as_folder(checkpoint: str | PathLike[str] | BertPreTrainedModel, tokenizer: 
 
 
 class Job:
-    """What the targets of a command share: the given model, the texts, and what determines a result."""
+    """The common part of a command's targets: the given model, the texts, and everything that determines a result."""
 
     def __init__(
         self, source: str, tokenizer: BertTokenizer | None, texts: Texts, dev: Texts | None, settings: PruneSettings
@@ -159,7 +159,7 @@ class Job:
         if config.is_decoder:
             raise ValueError(f"{source} is a decoder; `prune to` takes encoders")
         self.source = source
-        self.named: str | None = source  # in the report; None of a loaded model
+        self.named: str | None = source  # in the report; None for a loaded model
         lengths = None if settings.lengths is None else fspath(settings.lengths)
         self.work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
         check_work(self.work, config)
@@ -210,7 +210,7 @@ class Job:
         """Read the model and its tokenizer, with fewer tokens if asked for, and facts for the report.
 
         Raises:
-            ValueError: the model chooses between texts, which files of texts do not group.
+            ValueError: the model chooses between texts, and files of texts have no groups.
         """
         cls, start = class_for(Source(self.source)), peak_memory()
         if issubclass(cls, MultipleChoiceBody):
@@ -228,11 +228,11 @@ class Job:
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What determines gradients and curves."""
+        """Everything that determines gradients and curves."""
         return {**self.settings.determining(curves=True), **{name: self.inputs[name] for name in ("texts", "model")}}
 
     def determining(self, target: Target, allocate: str) -> dict[str, Any]:
-        """Return all that determines the result for a target."""
+        """Return everything that determines the result for a target."""
         return {**self.settings.determining(), **self.inputs, "allocate": allocate, "target": target.text}
 
     def limit(self, lost: dict[str, Any]) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def prune_all(
 
 
 def as_timed(model: Any, dtype: str | None, backend: str) -> Any:
-    """Return a model as the clock runs it: plain in its own dtype itself, else by `optimize_for_inference`."""
+    """Return the model to time: itself if it is plain in its own dtype, else from `optimize_for_inference`."""
     if backend == PLAIN and parse_compute_dtype(dtype) in (None, model.dtype):
         return model.eval()
     return optimize_for_inference(model, dtype=dtype, backend=backend)
@@ -338,14 +338,14 @@ def warn_of_few_texts(tokens: int, texts: int, config: BertConfig) -> None:
     if tokens < wanted:
         warnings.warn(
             f"the {texts} texts to fit to have {tokens:,} tokens, and matrices up to"
-            f" {config.intermediate_size:,} inputs: so few are fitted at the cost of other texts; give"
+            f" {config.intermediate_size:,} inputs. With so few, results on other texts become worse: give"
             f" {wanted:,} tokens or more, such as {math.ceil(wanted * texts / tokens):,} texts",
             stacklevel=2,
         )
 
 
 def read_targets(texts: Sequence[str], of_size: bool, folder: Path) -> dict[Path, Target]:
-    """Return the folder of each target: that given for one, for several a folder in it for each, such as FOLDER/2x.
+    """Return the folder of each target: the given one or, for several targets, folders in it, such as FOLDER/2x.
 
     Raises:
         ValueError: a target is not valid, or two have one folder.
@@ -358,10 +358,10 @@ def read_targets(texts: Sequence[str], of_size: bool, folder: Path) -> dict[Path
 
 
 def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the report in a folder that was written with the same settings, None if there is nothing in it.
+    """Return the report in a folder that was written with the same settings; None if the folder is empty.
 
     Raises:
-        FileExistsError: there is something else.
+        FileExistsError: it holds something else.
     """
     if not folder.exists() or not any(folder.iterdir()):
         return None
@@ -375,7 +375,7 @@ def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | 
 def read_both(
     texts: Texts, dev: Texts | None, settings: PruneSettings, config: BertConfig
 ) -> tuple[Examples, Examples | None]:
-    """Read the texts to fit to, and those to judge by; plain texts have no labels, which the others may have."""
+    """Read the texts to fit to and the texts to judge by; plain texts have no labels, even if the others have."""
 
     def read(given: Texts, label: str | None) -> Examples:
         return examples_of(given, settings.text, label, settings.columns, config)
@@ -390,7 +390,7 @@ def read_both(
 
 
 def way_to_allocate(settings: PruneSettings, target: Target) -> str:
-    """Return the cost by which sizes are chosen, "latency", "macs" or "bytes".
+    """Return the cost that sizes are chosen by: "latency", "macs" or "bytes".
 
     Raises:
         ValueError: "latency" does not fit the target or the backend.

@@ -1,10 +1,10 @@
-"""Distillation after pruning: what is left of the layers is trained with the given model as teacher, within a time.
+"""Distillation after pruning: the remaining layers are trained with the given model as teacher, within a time.
 
-Embeddings stay: they are the given model's own, and to train them takes a third of a step's time.  The teacher runs
-once on each text if what it computes fits in memory: a step then takes the small model's time alone.
+Embeddings stay: they are the given model's own, and training them takes a third of a step's time.  The teacher runs
+once on each text if its outputs fit in memory: a step then takes only the small model's time.
 
-The number of steps is fixed when the training begins, by the measured time of a step, so that a killed training that
-is continued ends with the same weights.
+The number of steps is fixed when the training begins, by the measured time of a step.  So a killed training that is
+continued ends with the same weights.
 """
 
 import copy
@@ -32,12 +32,12 @@ from bertlite.support.progress import Progress, in_words
 
 RECIPE = Recipe(epochs=1, distil=1.0, hidden=1.0)
 LR = 0.1  # peak learning rate times the hidden size
-LABELS = 0.5  # weight of the labels in the loss, where there are any
+LABELS = 0.5  # weight of the labels in the loss, if there are any
 TIMED = 12  # steps to time; the first does not count
-CHECKS = 5  # of the model on the texts that it is judged by, beside that of the pruned model
+CHECKS = 5  # evaluations on the texts to judge by, in addition to the pruned model's
 STATES, ENDS = "hidden_states", ("start_logits", "end_logits")
 LOGITS = ("logits", "prediction_logits", "seq_relationship_logits", *ENDS)
-MEMORY = 2**31  # bytes that may be used for what the teacher computes
+MEMORY = 2**31  # the most bytes for the teacher's outputs
 
 
 class TooShortError(ValueError):
@@ -51,8 +51,8 @@ class Distillation:
     Args:
         data: the texts to learn from.
         labelled: their labels are learnt from too.
-        minutes: what running the teacher, timing, steps and checks take; saving the state, once a minute, is extra.
-        score: returns how good a model is on the texts that it is judged by.
+        minutes: the time of running the teacher, timing, steps and checks; saving the state, once a minute, is extra.
+        score: returns how good a model is on the texts to judge by.
         clock: returns the seconds that are counted.
 
     Raises:
@@ -73,7 +73,7 @@ class Distillation:
     def __post_init__(self) -> None:
         if not 0 < self.minutes < math.inf:
             raise TooShortError(f"--distil is {self.minutes:g}; give minutes above 0")
-        kind = getattr(self.teacher, "label_kind", None)  # None of an encoder without a head
+        kind = getattr(self.teacher, "label_kind", None)  # None for an encoder without a head
         if kind not in ("class", "number", None):
             raise ValueError(
                 f"{type(self.teacher).__name__} predicts {kind}; --distil takes heads for classes or numbers, or none"
@@ -81,7 +81,7 @@ class Distillation:
         import_optional("accelerate", "--distil", "experiments")
 
     def train_(self, model: Any, state: State, progress: Progress) -> dict[str, Any]:
-        """Train a model and return what the report says of it.
+        """Train a model and return the report's entries on the training.
 
         Raises:
             TooShortError: the time is too short for a step.
@@ -118,7 +118,7 @@ class Distillation:
         """Raise TooShortError if the minutes are too few to train the given model, so that no search is in vain."""
         some = min(len(self.data), TIMED * RECIPE.batch_size)
         trial = replace(self, data=EncodedExamples(self.data.rows[:some], self.data.labels[:some]))
-        self.score(self.teacher)  # the first check alone runs the teacher too
+        self.score(self.teacher)  # only the first check runs the teacher too
         recording, others, step = trial.seconds(self.teacher, RECIPE)
         needed = recording * len(self.data) / some + others + step
         if 60 * self.minutes < needed:
@@ -148,7 +148,7 @@ class Distillation:
 
     @cached_property
     def output_bytes(self) -> int:
-        """The size of the teacher's hidden states, and of what it predicts of single tokens, for all texts."""
+        """The size of the teacher's hidden states, and of its predictions for single tokens, for all texts."""
         tokens = [self.data.length(i) for i in range(len(self.data))]
         shortest = tokens.index(min(tokens))
         [found], of_tokens = computed_outputs(self.teacher, self.data, [shortest])
@@ -168,7 +168,7 @@ class Distillation:
 def computed_outputs(
     model: Any, data: EncodedExamples, indices: Sequence[int]
 ) -> tuple[list[dict[str, Tensor]], set[str]]:
-    """Return what a model computes of each text: logits, and hidden states (S, layers, D); and which are of tokens."""
+    """Return a model's outputs for each text, logits and hidden states (S, layers, D), and which are for tokens."""
     out = run_model(model, data.batch(indices, torch.float32, model.device), output_hidden_states=True)
     found = {name: out[name].cpu() for name in LOGITS if out.get(name) is not None}
     of_tokens = {name for name, x in found.items() if x.dim() == 3 or name in ENDS} | {STATES}
@@ -181,11 +181,11 @@ def computed_outputs(
 
 
 class RecordedTeacher(nn.Module):
-    """What a distillation needs of a model for some texts, computed once and kept in memory: logits, hidden states."""
+    """The outputs of a model that a distillation needs, computed once and kept in memory: logits, hidden states."""
 
     def __init__(self, model: Any, data: EncodedExamples) -> None:
         super().__init__()
-        self.known: dict[Any, dict[str, Tensor]] = {}  # by token ids and types
+        self.known: dict[Any, dict[str, Tensor]] = {}  # {token ids and types: outputs}
         self.of_tokens = {STATES}
         for indices in batch_indices(data, RECIPE.batch_size):
             each, self.of_tokens = computed_outputs(model, data, indices)

@@ -17,7 +17,7 @@ from bertlite.pruning.importance.predictions import CLASS, Prediction, divergenc
 from bertlite.shipping.original import spearman, unit_vectors
 from bertlite.shipping.vectors import MEAN, VectorHead
 
-ENOUGH = 10  # labels, all alike, that tell of a model which predicts one class
+ENOUGH = 10  # so many equal labels show that a model predicts one class
 
 
 def evaluate_pruned(
@@ -26,13 +26,13 @@ def evaluate_pruned(
     """Compare a model with the dense one.
 
     Args:
-        head: of an encoder without a task head, which makes a vector of its states.
+        head: for an encoder without a task head: makes a vector from its states.
 
     Returns:
         "kl", the mean divergence in nats from the dense model's predictions; "constant", whether it predicts the same
-        for all texts or tokens; "lost", what `loss_of` returns; with labels what `scores` returns.  For a head that
-        predicts classes, "agreement", the share of predictions with the same class; for an encoder what
-        `compare_vectors` returns.
+        for all texts or tokens; "lost", from `loss_of`.  With labels, the entries of `scores`.  For a head that
+        predicts classes, "agreement", the share of predictions with the same class.  For an encoder, the entries of
+        `compare_vectors`.
     """
     found = run_both(model, partial(forward, dense, head=head), batches, head)
     result: dict[str, Any] = {"kl": found.kl, "constant": found.is_constant}
@@ -54,10 +54,10 @@ def compare_vectors(mine: Array, theirs: Array) -> dict[str, float]:
 
 
 def loss_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how many "points" are lost, "of" what, and how many are "normal".
+    """Return the number of lost "points", the figure that they are "of", and the "normal" number.
 
-    The figure is the metric on the labels, if there are any; else the share of predictions with the same class; else
-    the rank correlation with the given model.
+    The figure is the metric on the labels, if there are any.  Without labels it is the share of predictions with the
+    same class or, for other heads, the rank correlation with the given model.
     """
     if "score" in found:
         return {"points": 100 * (found["dense_score"] - found["score"]), "of": found["metric"], "normal": 7.0}
@@ -66,7 +66,7 @@ def loss_of(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Quality:
-    """How good models are beside the dense one, which runs once on the batches."""
+    """The quality of models compared with the dense one, which runs once on the batches."""
 
     def __init__(self, dense: Any, batches: Sequence[Mapping[str, Tensor]]) -> None:
         self.dense, self.batches = dense, batches
@@ -99,7 +99,7 @@ def forward(model: Any, batch: Mapping[str, Tensor], head: VectorHead = MEAN) ->
 
 @dataclass(frozen=True)
 class Both:
-    """A model and the dense one: the divergence, the share of equal labels, outputs, and true labels.
+    """Results of a model and the dense one: the divergence, the share of equal labels, outputs, and true labels.
 
     Args:
         is_constant: the model predicts the same always; the dense one does not, or there are enough labels to tell.
@@ -120,9 +120,9 @@ def run_both(
     batches: Iterable[Mapping[str, Tensor]],
     head: VectorHead = MEAN,
 ) -> Both:
-    """Run a model beside the dense one; what they do not have is None."""
+    """Run a model and the dense one; parts that they do not have are None."""
     divergences: list[Tensor] = []
-    outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's, labels if it has any
+    outputs: list[list[Tensor]] = []  # for each batch: the model's, the dense model's, and labels if it has any
     differ, labels_in_all, classes = 0.0, 0, (set[int](), set[int]())  # classes: the model's, the dense model's
     for batch in batches:
         (q, mine), (p, theirs) = forward(model, batch, head), dense(batch)
@@ -150,9 +150,9 @@ def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
     """Return the accuracy of a classifier or Spearman's correlation of a regression, and the dense model's.
 
     Returns:
-        "metric", its name; "score" with its 95 % interval over the examples, "score_low" and "score_high", None where
-        nothing varies; "dense_score"; and of the difference what `bertlite.experiments.compare.comparison` returns,
-        paired over the examples.
+        "metric", its name; "score" with its 95 % interval over the examples, "score_low" and "score_high", None if
+        nothing varies; "dense_score".  And the entries of `bertlite.experiments.compare.comparison` for the
+        difference, paired over the examples.
     """
     task = task_of_head(mine.shape[1])
     metric = task.headline

@@ -19,16 +19,16 @@ LIKENESS = {  # figures of a report that compare the model with the given one
     "cosine": "cosine with the given model's vectors",
     "rank_correlation": "rank correlation with the given model's",
 }
-SAME_TOKENS = "Predictions are compared with those of the given model with this vocabulary."
+SAME_TOKENS = "Predictions are compared with the given model's, which had this vocabulary too."
 MADE = (
-    "bertlite prune to {target} removed heads and intermediate neurons and fitted the rest to what the given model"
-    " computes on {count} texts; "
+    "bertlite prune to {target} removed heads and intermediate neurons, and fitted the rest to the given model's"
+    " outputs on {count} texts; "
 )
 UNTRAINED = "no weight was trained."
 TRAINED = (
-    "then the layers were trained on {texts} texts, {epochs:.1f} times each in {steps} steps of {step_seconds:.2g} s,"
-    " {minutes:g} min with checks, to have the given model's {outputs} and hidden states{labels}; kept were those of"
-    " step {best_step}, the best of {checks} on the {judged}, which flatters figures on these a little."
+    "then the layers were trained on {texts} texts, {epochs:.1f} times each in {steps} steps of {step_seconds:.2g} s"
+    " ({minutes:g} min with checks), for the given model's {outputs} and hidden states{labels}. The weights of step"
+    " {best_step} were kept, the best of {checks} on the {judged}, which flatters figures on these a little."
 )
 VERDICTS = {
     "right": "met",
@@ -66,7 +66,7 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
         Figure("megabytes of the weights", report["bytes"] / 1e6, dense=report["dense_bytes"] / 1e6),
     ]
     if report["every_token"]:
-        name = f"the same with every token in the last layer, as transformers computes it, at {timed_work(report)}"
+        name = f"the same with every token in the last layer, as in transformers, at {timed_work(report)}"
         figures.append(Figure(name, report["every_token"]["speedup"]["median"], dense=1.0))
     named = {name: text for name, text in LIKENESS.items() if name in report}
     if "cosine" not in named:
@@ -92,7 +92,7 @@ def how_made(report: dict[str, Any]) -> list[str]:
 
 
 def describe_distillation(report: dict[str, Any]) -> str:
-    """Return what was trained, for how long and with which texts."""
+    """Return a sentence on the training: its outputs, its time and its texts."""
     facts = report["distilled"]
     labels = " and for the labels" if facts["labels"] else ""
     outputs = "vectors" if "cosine" in report else "predictions"
@@ -107,7 +107,7 @@ def describe_held_out(report: dict[str, Any]) -> str:
 
 
 def timed_work(report: dict[str, Any]) -> str:
-    """Describe what was timed: the work, and how the models ran it."""
+    """Describe the timing: the work, and how the models ran it."""
     settings = report["settings"]
     how = [] if settings["backend"] == PLAIN else [f"backend {settings['backend']}"]
     return ", ".join([report["work"], *how, *([settings["dtype"]] if settings["dtype"] else [])])
@@ -129,7 +129,7 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     )
     if report["every_token"]:
         slower = with_spread(report["every_token"]["speedup"])
-        print(f"the last layer computes [CLS] alone, as bertlite does; every token, as transformers does: {slower} x")
+        print(f"the last layer computes only [CLS], as bertlite does; every token, as in transformers: {slower} x")
     alike = [f"{text} {report[name]:.3f}" for name, text in LIKENESS.items() if name in report]
     nats = [] if "cosine" in report else [f"{report['kl']:.4f} nats from the given model"]
     print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}", end="")

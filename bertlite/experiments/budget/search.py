@@ -42,23 +42,23 @@ from bertlite.support.progress import Progress, short_time
 from bertlite.support.timing import Timings, alternate, quartiles, ratios
 
 Batches = Sequence[Mapping[str, Tensor]]
-CLOCK_ROUNDS, CLOCK_SECONDS = 9, 12.0  # of one timing: rounds, and a time limit
-CLOCK_REPEATS = 4  # timings of one model at most, until its time ratio is clear
+CLOCK_ROUNDS, CLOCK_SECONDS = 9, 12.0  # rounds of one timing, and its time limit
+CLOCK_REPEATS = 4  # the most timings of one model, until its time ratio is clear
 ATTEMPTS = 4  # choices of sizes that are timed
 REFINEMENTS = 2  # searches after a finished model that is too slow or too fast
-SPARE = 0.03  # by how much a model should be faster than needed at most
-TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a time ratio that tells anything
+SPARE = 0.03  # a model should be faster than needed by at most this share
+TOLERANCE = 0.1  # it may be faster by this share; a time ratio with a wider interval tells nothing
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
-PERCENT = {"gradients": 21, "loss curves": 29, "fitting": 50}  # of the time of a search without its clock
-FORMAT = 4  # of the files of a search; raise it with every change that earlier files do not fit
+PERCENT = {"gradients": 21, "loss curves": 29, "fitting": 50}  # shares of a search's time, without its clock
+FORMAT = 4  # version of a search's files; raise it with every change that earlier files do not fit
 
 
 class State:
-    """The files of an unfinished search, or those that searches for several targets share.
+    """The files of an unfinished search, or files that searches for several targets share.
 
     Raises:
-        ValueError: the folder belongs to a search with other settings, or of a bertlite with other files.
+        ValueError: the folder belongs to a search with other settings, or to a bertlite with other files.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -133,19 +133,19 @@ class NoisyClockError(Exception):
 
 NOISY = (
     "the clock of this machine is too noisy to find {target}: sizes were chosen by MACs, {macs:.0%} of the unpruned"
-    " model's; try again when it has no other work"
+    " model's. Try again when the machine has no other work"
 )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen sizes, and the median time ratio of a model with them, nan where the clock did not tell."""
+    """The chosen sizes, and the median time ratio of a model with them; nan if the clock did not tell."""
 
     sizes: list[tuple[int, int]]
     macs: float  # share of the dense model's
     loss: float  # expected, nats per example
     ratio: float
-    by: str  # the cost by which the sizes were chosen
+    by: str  # the cost that the sizes were chosen by
 
 
 @dataclass
@@ -154,14 +154,14 @@ class Search:
 
     Args:
         model: the dense model, or one pruned before; not changed.
-        fit: batches to measure and fit on; `evaluate_pruned` has others.
-        by: "macs", "latency" or, for a target of size, "bytes", the cost by which sizes are chosen.
+        fit: batches to measure and fit on; `evaluate_pruned` has other batches.
+        by: the cost that sizes are chosen by: "macs", "latency" or, for a target of size, "bytes".
         shared: gradients, curves and times, which do not depend on the target.
         state: choices and fitted layers.
-        gradients: of the divergence, "kl", or with labels of the loss, "loss".
-        timed: the model as it is timed.
-        prepare: converts a pruned model to the one that is timed.
-        dense_bytes: of the file of which a target of size may be a share.
+        gradients: gradients of the divergence, "kl", or with labels of the loss, "loss".
+        timed: the model to time.
+        prepare: converts a pruned model to one to time.
+        dense_bytes: bytes of the given file; a target of size may be a share of them.
     """
 
     model: Any
@@ -178,7 +178,7 @@ class Search:
     seed: int = 0
     device: str = "cpu"
     dense_bytes: int = 0
-    time_correction: float = 1.0  # ratio of a finished model over that of its plan
+    time_correction: float = 1.0  # time ratio of a finished model over its plan's
 
     def metrics(self) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers."""
@@ -195,7 +195,7 @@ class Search:
         return [(a, b) for a, b in found]
 
     def work_of(self, part: str, total: int, done: int = 0) -> Callable[[], None]:
-        """Begin a part of PERCENT, and show the time left of all; return what counts one of its `total` as done."""
+        """Begin a part of PERCENT, and show the time left for all; return a function that counts one of `total`."""
         release_memory()
         parts, share = [*PERCENT], PERCENT[part] / total
         before = sum(PERCENT[each] for each in parts[: parts.index(part)])
@@ -224,7 +224,7 @@ class Search:
         """Return the times of sublayers with the sizes that have a loss; None if sizes are chosen by MACs."""
         if self.by != "latency":
             return None
-        place = [self.work.lengths, cpu_name(), torch.get_num_threads(), torch.__version__]  # others measure anew
+        place = [self.work.lengths, cpu_name(), torch.get_num_threads(), torch.__version__]  # others measure again
         name = f"times-{sha256_of(json.dumps(place))[:16]}"
         if not self.shared.has(name):
             sizes = {n for _, neurons in losses for n in neurons}
@@ -235,7 +235,7 @@ class Search:
         return TimeTable(**self.shared.once(name, dict))
 
     def plan(self, losses: list[BySize], table: TimeTable | None) -> Plan:
-        """Choose sizes whose measured time meets the target; by MACs alone where the clock is too noisy.
+        """Choose sizes whose measured time meets the target; only by MACs if the clock is too noisy.
 
         Raises:
             ValueError: even the smallest model does not meet the target.
@@ -269,10 +269,10 @@ class Search:
         return [(len(kept_heads(config, i)), len(kept_neurons(config, i))) for i in range(config.num_hidden_layers)]
 
     def sizes_by_clock(self, losses: list[BySize], costs: list[BySize]) -> tuple[list[tuple[int, int]], float]:
-        """Return the sizes of lowest loss that are measured to be fast enough and their time ratio, by false position.
+        """Return the sizes of lowest loss that are measured to be fast enough, and the time ratio, by false position.
 
-        A model with the chosen sizes is timed beside the dense one; if it is too slow, or needlessly fast, the budget
-        is changed by as much, and sizes are chosen again.
+        A model with the chosen sizes and the dense one are timed in turn.  If it is too slow, or needlessly fast, the
+        budget is changed by as much, and sizes are chosen again.
 
         Raises:
             NoisyClockError: a time ratio is not clear.
@@ -330,7 +330,7 @@ class Search:
             )
 
     def time(self, pruned: Any, correction: float = 1.0) -> tuple[Timings, TimeRatio]:
-        """Time a pruned model beside the dense one, again until the ratio is clear or CLOCK_REPEATS are used up."""
+        """Time a pruned model and the dense one, again until the ratio is clear or CLOCK_REPEATS are used up."""
         models = {"dense": self.timed, "pruned": self.prepare(pruned)}
         times: Timings = {name: [] for name in models}
         for _ in range(CLOCK_REPEATS):
@@ -383,7 +383,7 @@ class Search:
                 verdict = "right"  # nothing had to be removed
             if verdict in ("right", None) or attempt == REFINEMENTS:
                 break
-            if not math.isnan(plan.ratio):  # else a misread clock chose too small or too large a model: search anew
+            if not math.isnan(plan.ratio):  # else a misread clock chose too small or too large a model: search again
                 self.time_correction *= ratio.median / plan.ratio
         if plan.by != self.by and verdict != "right":
             warnings.warn(NOISY.format(target=self.target.text, macs=plan.macs), stacklevel=2)
@@ -422,7 +422,7 @@ def clock(models: Mapping[str, Any], work: Work, device: str) -> dict[str, list[
 
 
 def shape_of(model: Any, sizes: Sizes) -> Any:
-    """Return a copy of a model with these sizes, to time it: which units it keeps does not matter."""
+    """Return a copy of a model with these sizes, to time it; it may keep any units."""
     found = sharing_copy(model)
     heads = {i: kept_heads(model.config, i)[count:] for i, (count, _) in enumerate(sizes)}
     neurons = {i: kept_neurons(model.config, i)[count:] for i, (_, count) in enumerate(sizes)}
@@ -430,7 +430,7 @@ def shape_of(model: Any, sizes: Sizes) -> Any:
 
 
 def sharing_copy(model: Any) -> Any:
-    """Return a copy of a model that has the memory of its embeddings and layers."""
+    """Return a copy of a model that shares the memory of its embeddings and layers."""
     parts = model.base_model.embeddings, *layers_of(model)
     shared = {id(x): nn.Parameter(x.detach(), x.requires_grad) for part in parts for x in part.parameters()}
     return copy.deepcopy(model, shared)

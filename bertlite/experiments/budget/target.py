@@ -1,7 +1,7 @@
 """Budgets, and the work that they are for.
 
-A budget is a speed ("2x" the dense model's), a share of its MACs ("40%"), a time ("15ms") or the size of the file with
-the weights ("30MB", or a share of the given one's).
+A budget is a speed ("2x" the dense model's), a share of its MACs ("40%"), a time ("15ms") or the size of the weights
+file ("30MB", or a share of the given file's).
 """
 
 import re
@@ -23,7 +23,7 @@ FORM = re.compile(rf"(\d+(?:\.\d+)?)\s*(x|%|{'|'.join([*UNITS, *BYTES])})", re.A
 
 @dataclass(frozen=True)
 class Target:
-    """What the pruned model must meet: `kind` is "speed", "macs", "time", "bytes" or "size", a share of the bytes."""
+    """The target of the pruned model: `kind` is "speed", "macs", "time", "bytes" or "size", a share of the bytes."""
 
     text: str
     kind: str
@@ -34,7 +34,7 @@ class Target:
         """Read "2x", "40%", "15ms" or "30MB".
 
         Args:
-            of_size: a share is one of the bytes, not of the MACs.
+            of_size: a share is a share of the bytes, not of the MACs.
 
         Raises:
             ValueError: it is none of these, a speed is below 1, or a share is not between 0 and 100 %.
@@ -43,7 +43,7 @@ class Target:
         if found is None:
             raise ValueError(
                 f"the target {text!r} is not valid: write a speed (2x), a share of the MACs (40%), a time (15ms) or a"
-                " size (30MB), and the checkpoint after it"
+                " size (30MB), then the checkpoint"
             )
         number, unit = float(found[1]), found[2].lower()
         if unit == "x":
@@ -67,7 +67,7 @@ class Target:
 
     @property
     def is_met_by_all(self) -> bool:
-        """True for 1x, which the given model is as it is, whatever the clock says."""
+        """True for 1x: the given model meets it, whatever the clock says."""
         return self.kind == "speed" and self.value == 1
 
     @property
@@ -84,7 +84,7 @@ class Target:
 
 
 def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: int) -> Work:
-    """Return the batch that the budget is for: of one shape, or with the lengths in a file.
+    """Return the batch that the budget is for: with one shape, or with the lengths in a file.
 
     Args:
         shape: (sequences, tokens).
@@ -152,7 +152,7 @@ class UnitCosts:
         return cls(each * (4 * D * H + 3 * H + distances), each * (2 * D + 1))
 
     def total(self, sizes: Sequence[tuple[int, int]]) -> int:
-        """Return the cost of layers that keep so many heads and neurons."""
+        """Return the cost of layers that keep these numbers of heads and neurons."""
         return sum(heads * self.head + neurons * self.neuron for heads, neurons in sizes)
 
     def by_size(self, losses: Sequence[BySize]) -> list[BySize]:
@@ -164,16 +164,16 @@ def spare_bytes(model: Any, target: Target, dense: int) -> float:
     """Return the bytes that a target of size leaves to heads and neurons.
 
     Args:
-        dense: bytes of the file of which the target may be a share.
+        dense: bytes of the given file; the target may be a share of them.
 
     Raises:
-        ValueError: the file is larger without any.
+        ValueError: the file is larger even without heads and neurons.
     """
     smallest = file_size(model) - UnitCosts.bytes(model).total([*zip(*units_kept(model.config), strict=True)])
     allowed = target.bytes(dense)
     if allowed < smallest:
         raise ValueError(
             f"the target {target.text} cannot be met by removing heads and neurons: without any the weights take"
-            f" {smallest / 1e6:.4g} MB; fewer tokens take less, by --vocabulary or `bertlite prune vocabulary`"
+            f" {smallest / 1e6:.4g} MB. Remove tokens too, with --vocabulary or `bertlite prune vocabulary`"
         )
     return allowed - smallest

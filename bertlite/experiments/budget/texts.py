@@ -22,8 +22,8 @@ from bertlite.experiments.evaluate import task_of_head
 from bertlite.inspection import class_of
 from bertlite.tokenizer import BertTokenizer
 
-TEXTS, TOKENS_OF_INPUT = 1024, 16  # to fit to by default: so many, or as have so many tokens for each matrix input
-POSITIONS = 512  # of a batch at most, unless one text has more: what gradients keep takes 37 kB each in a base layer
+TEXTS, TOKENS_OF_INPUT = 1024, 16  # to fit to by default: texts, or fewer with these tokens for each matrix input
+POSITIONS = 512  # the most in a batch, unless one text has more: in a base layer gradients keep 37 kB for each
 
 Texts: TypeAlias = str | PathLike[str] | Sequence[str | tuple[str, str]]  # a file, or texts and pairs themselves
 
@@ -31,10 +31,10 @@ Texts: TypeAlias = str | PathLike[str] | Sequence[str | tuple[str, str]]  # a fi
 def examples_of(
     texts: Texts, text: tuple[str, ...], label: str | None, columns: tuple[str, ...], config: BertConfig
 ) -> Examples:
-    """Return the texts of a file, as `read_texts`, or those in memory.
+    """Return the texts of a file, as `read_texts` does, or texts in memory.
 
     Raises:
-        ValueError: as `read_texts`; or labels are asked for of texts in memory.
+        ValueError: as for `read_texts`; or labels are requested for texts in memory.
     """
     if isinstance(texts, str | PathLike):
         return read_texts(DataSource(fspath(texts), text, label, columns), config)
@@ -44,14 +44,14 @@ def examples_of(
 
 
 def read_texts(source: DataSource, config: BertConfig) -> Examples:
-    """Read the texts of a file, or pairs of them: a line each of plain text, else of one column or two.
+    """Read the texts of a file, or pairs of them: lines of plain text, or one column or two.
 
     Args:
-        source: the file and the names of its columns; labels are those of the model's head.
+        source: the file and the names of its columns; labels must fit the model's head.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: as `read_examples`; or the model takes no labels of texts, or not these.
+        ValueError: as for `read_examples`; or the model takes no labels of texts, or not these.
     """
     model = class_of(config).__name__
     if source.label is not None and model != "BertForSequenceClassification":
@@ -65,7 +65,7 @@ def read_texts(source: DataSource, config: BertConfig) -> Examples:
 def split(
     texts: Examples, fit: int, held_out: int, seed: int, dev: Examples | None = None
 ) -> tuple[Examples, Examples]:
-    """Draw texts to fit to, and others to judge by: `dev`, else `held_out` of them, but at most a fifth of all.
+    """Draw texts to fit to, and others to judge by: `dev`, or else `held_out` texts, but at most a fifth of all.
 
     Raises:
         ValueError: there are fewer than ten texts, too few to hold out any.
@@ -78,7 +78,7 @@ def split(
 
 
 def with_tokens(texts: Examples, tokens: int, tokenizer: BertTokenizer, max_length: int) -> Examples:
-    """Return the first texts that have so many tokens together, or all."""
+    """Return the first texts that together have this many tokens, or all."""
     data, count = encode(texts, tokenizer, max_length), 0
     for i in range(len(texts)):
         count += data.length(i)
@@ -88,7 +88,7 @@ def with_tokens(texts: Examples, tokens: int, tokenizer: BertTokenizer, max_leng
 
 
 def encode(texts: Examples, tokenizer: BertTokenizer, max_length: int) -> EncodedExamples:
-    """Tokenize texts; the label of those without labels is 0."""
+    """Tokenize texts; texts without labels get label 0."""
     return encode_examples(replace(texts, labels=texts.labels or (0.0,) * len(texts)), tokenizer, max_length)
 
 

@@ -20,8 +20,8 @@ from bertlite.support.progress import Progress
 from bertlite.support.timing import alternate, quartiles
 
 ROUNDS = 9
-SIZES = 7  # of a sublayer that are timed; the times of others lie on straight lines between them
-WIDE = 0.3  # spread of times that are not used
+SIZES = 7  # sizes of a sublayer that are timed; times of other sizes lie on straight lines between them
+WIDE = 0.3  # times with a larger spread are not used
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TimeTable:
     spread: float = 0.0
 
     def costs(self, layers: int) -> list[BySize]:
-        """Return the tables of so many layers."""
+        """Return the tables of this many layers."""
         return [*[self.inner] * (layers - 1), self.last]
 
 
@@ -81,11 +81,11 @@ def time_sublayers(
     device: str = "cpu",
     after_round: Callable[[], object] = lambda: None,
 ) -> tuple[BySize, float]:
-    """Return the median seconds of a layer's two sublayers, by how many heads and how many neurons they keep, and
-    their spread: the distance of the quartiles over the median, in the median over all.
+    """Return the median seconds of a layer's two sublayers, by the numbers of heads and neurons that they keep, and
+    their spread.  The spread is the distance of the quartiles over the median; its median over all is returned.
 
     Args:
-        model: pruned or not; the sublayers have other weights, and 0 to all heads that the model was built with.
+        model: pruned or not; the sublayers have other weights, and from 0 to all heads that the model was built with.
         call: the arguments of the layer, from `arguments_of`.
         neurons: the numbers of neurons, ascending.
     """
@@ -125,7 +125,7 @@ def spaced(sizes: Sequence[int]) -> list[int]:
 
 
 def between(times: Mapping[int, float], sizes: Sequence[int]) -> dict[int, float]:
-    """Return the times of all sizes, on straight lines between those that are timed."""
+    """Return the times of all sizes, on straight lines between the timed ones."""
     return dict(zip(sizes, np.interp(sizes, [*times], [*times.values()]).tolist(), strict=True))
 
 
@@ -135,7 +135,7 @@ def relative_spread(times: Mapping[str, float]) -> float:
 
 
 def nondecreasing(times: Mapping[int, float]) -> dict[int, float]:
-    """Return the nearest times, in least squares, that never fall with growing sizes, as falls are noise."""
+    """Return the nearest times, in least squares, that never fall with growing sizes, since falls are noise."""
     from scipy.optimize import isotonic_regression
 
     sizes = sorted(times)

@@ -1,4 +1,4 @@
-"""Fewer tokens, and what that changes in texts that use others: `prune vocabulary`, and `prune to --vocabulary`."""
+"""Fewer tokens, and the changes in texts that use removed ones: `prune vocabulary`, and `prune to --vocabulary`."""
 
 import argparse
 from os import PathLike, fspath
@@ -20,9 +20,9 @@ from bertlite.shipping.folder import write_model
 from bertlite.support.environment import environment, write_record
 from bertlite.tokenizer import BertTokenizer
 
-HELD_OUT, BATCH = 1024, 32  # texts without --dev at most; of a forward
+HELD_OUT, BATCH = 1024, 32  # the most texts without --dev; texts in a forward
 Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
-OF_TEXTS = ("BertForSequenceClassification", "BertForNextSentencePrediction")  # they predict something of a whole text
+OF_TEXTS = ("BertForSequenceClassification", "BertForNextSentencePrediction")  # they predict for a whole text
 
 
 def main(args: argparse.Namespace) -> int:
@@ -48,19 +48,19 @@ def prune_vocabulary_of(
     max_length: int | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Write a checkpoint with the tokens that texts use alone, its tokenizer, a card and its report.
+    """Write a checkpoint with only the tokens that texts use, its tokenizer, a card and its report.
 
     Args:
         checkpoint: a folder or a hub id, with its tokenizer.
         texts: a file, or the texts: strings, or pairs of them; they are not truncated.
-        dev: others, to measure what changes; by default a fifth of the texts, which is held out.
+        dev: other texts, to measure changes on; by default a held-out fifth of the texts.
         text: names of the columns with the text: one, or two for pairs.
         columns: names of all columns, for a .csv or .tsv file without a header.
-        tokens: keep so many or more, by adding the most frequent ones; by default those that the texts need.
-        max_length: in tokens, to truncate the texts to that are compared.
+        tokens: keep this many or more, by adding the most frequent ones; by default only the ones that texts need.
+        max_length: the number of tokens to truncate compared texts to.
 
     Returns:
-        The record: the texts, and as "vocabulary" the tokens and bytes, and what becomes of other texts.
+        The record: the texts, and as "vocabulary" the tokens and bytes, and the changes of other texts.
 
     Raises:
         FileExistsError: there is something in the folder.
@@ -91,9 +91,9 @@ def prune_vocabulary_of(
 def with_fewer_tokens(
     model: Any, tokenizer: BertTokenizer, texts: Examples, dev: Examples | None, at_least: int, max_length: int | None
 ) -> tuple[Any, BertTokenizer, dict[str, Any]]:
-    """Prune a vocabulary to texts; return the model, its tokenizer, and what becomes of other texts.
+    """Prune a vocabulary to texts; return the model, its tokenizer, and the changes of other texts.
 
-    Others are `dev`, or else a fifth of the texts, with the vocabulary pruned to the other four fifths.
+    Other texts are `dev`, or else a fifth of the texts, with the vocabulary pruned to the remaining four fifths.
     """
     most, judged = (texts, dev) if dev else split(texts, len(texts), HELD_OUT, 0)
     longest = min(read_length(max_length, tokenizer), model.config.max_position_embeddings)
@@ -108,7 +108,7 @@ def with_fewer_tokens(
 
 
 def given(texts: Examples) -> list[Text]:
-    """Return texts and pairs as a tokenizer takes them."""
+    """Return texts and pairs in a tokenizer's form."""
     return [each if len(each) == 2 else each[0] for each in texts.texts]
 
 
@@ -117,9 +117,9 @@ def compare(dense: Pair, small: Pair, texts: list[Text], longest: int) -> dict[s
     """Compare a model and its tokenizer with the given ones on texts that may need other tokens.
 
     Returns:
-        "changed", the share of texts that are cut into other tokens; and over those texts, if there are any, "kl",
-        the divergence from the given model's predictions in nats, of the mean hidden state where the model predicts
-        something of each token; and for a classifier "agreement", the share of predictions with the same class.
+        "changed", the share of texts that are cut into other tokens.  If there are any, these texts also give "kl",
+        the divergence from the given model's predictions in nats (of the mean hidden state if the model predicts for
+        each token), and for a classifier "agreement", the share of predictions with the same class.
     """
     before, after = (tokenizer.encode_texts(texts, longest).encodings for _, tokenizer in (dense, small))
     changed = [text for text, old, new in zip(texts, before, after, strict=True) if old.tokens != new.tokens]
@@ -144,10 +144,10 @@ def compare(dense: Pair, small: Pair, texts: list[Text], longest: int) -> dict[s
 def describe(facts: dict[str, Any]) -> list[str]:
     """Return sentences on a pruned vocabulary, for the terminal and the card."""
     lines = [
-        f"The vocabulary has {facts['tokens']:,} of {facts['dense_tokens']:,} tokens: those of the {facts['texts']:,}"
-        f" texts of {facts['of']}, which are tokenized as before, and others.",
-        f"This takes {facts['bytes'] / 1e6:.4g} MB of weights, where it was {facts['dense_bytes'] / 1e6:.4g} MB.",
-        f"Of {facts['judged on']}, {100 * facts['changed']:.1f} % are cut into other tokens"
+        f"The vocabulary has {facts['tokens']:,} of {facts['dense_tokens']:,} tokens: all that the {facts['texts']:,}"
+        f" texts of {facts['of']} use, so that they are tokenized as before, and some more.",
+        f"The weights have {facts['bytes'] / 1e6:.4g} MB; before, they had {facts['dense_bytes'] / 1e6:.4g} MB.",
+        f"{100 * facts['changed']:.1f} % of {facts['judged on']} are cut into other tokens"
         + (f": {facts['kl']:.4f} nats from the given model there" if "kl" in facts else "")
         + (f", the same class for {100 * facts['agreement']:.1f} %" if "agreement" in facts else "")
         + ".",

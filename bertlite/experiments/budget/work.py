@@ -29,16 +29,16 @@ class Work:
 
     @property
     def padding(self) -> str:
-        """Return what the sequences are padded to: "none", the "longest" of the batch, or a "fixed" length."""
+        """Return the length that sequences are padded to: "none", the "longest" of the batch, or a "fixed" length."""
         if self.filled == 1:
             return "none"
         return "longest" if self.width == max(self.lengths) else "fixed"
 
     def inputs(self, vocabulary: int, device: str = "cpu", pad: int = 0) -> dict[str, Tensor]:
-        """Return random words with an attention mask, which full batches have too, as tokenizers make it.
+        """Return random words with an attention mask; full batches have one too, as tokenizers make it.
 
         Args:
-            pad: the id of padding, above which the words' are.
+            pad: the id of padding; the words' ids are above it.
         """
         generator = torch.Generator().manual_seed(0)
         shape = (len(self.lengths), self.width)

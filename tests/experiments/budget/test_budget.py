@@ -131,7 +131,7 @@ def test_a_target_is_a_speed_a_share_of_the_macs_or_a_time() -> None:
     ("text", "message"),
     [
         ("2", "the target '2' is not valid: write a speed"),
-        ("fast", "the target 'fast' is not valid: .*, and the checkpoint after it"),
+        ("fast", "the target 'fast' is not valid: .*, then the checkpoint"),
         ("0.5x", "slower than the dense model"),
         ("0%", "not a share of the MACs"),
         ("140%", "not a share of the MACs"),
@@ -341,7 +341,7 @@ def test_labels_are_used_where_they_are_given(world: Path, tmp_path: Path, capsy
     card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
     for page in (said, card):
         assert "24 texts held out of texts.tsv" in page
-        assert "if the given model was trained on them, they do not show what unseen texts would: give --dev" in page
+        assert "If the given model was trained on them, results on unseen texts may be worse: give --dev" in page
     assert f"accuracy {100 * report['score']:.1f} [" in said
 
 
@@ -533,7 +533,7 @@ def test_where_the_clock_tells_nothing_macs_choose_and_the_target_is_not_called_
     assert report["met"] is None
     assert "target 2x: not checked, the clock of this machine is too noisy to tell" in said
     every = report["every_token"]["speedup"]["median"]
-    assert f"every token, as transformers does: {every:.2f} (" in said
+    assert f"every token, as in transformers: {every:.2f} (" in said
     low, high = (f"{report['speedup'][end]:.2f}" for end in ("low", "high"))
     assert f"({low}–{high}) x as fast" in said
 
@@ -729,7 +729,7 @@ def test_distillation_is_told_and_leaves_nothing_worse(
     card = (tmp_path / "trained" / "README.md").read_text(encoding="utf-8")
     for page in (capsys.readouterr().out, card):
         assert "then the layers were trained on 96 texts, 2.5 times each in 30 steps of 0.01 s, 2 min" in page
-        assert f"step {step}, the best of 6 on the 24 texts held out of texts.tsv" in page
+        assert f"step {step} were kept, the best of 6 on the 24 texts held out of texts.tsv" in page
         assert ("and for the labels" in page) == labels
     assert "no weight was trained" not in card
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
@@ -749,7 +749,7 @@ def test_heads_of_tokens_and_encoders_are_distilled(
     assert report["distilled"]["steps"] == 30
     like, outputs = ("cosine", "vectors") if cls is BertModel else ("agreement", "predictions")
     assert 0 <= report[like] <= 1
-    assert f"to have the given model's {outputs} and hidden states" in capsys.readouterr().out
+    assert f"for the given model's {outputs} and hidden states" in capsys.readouterr().out
 
 
 def test_an_encoder_without_a_head_is_distilled_to_its_own_vectors(thirty_steps: None) -> None:

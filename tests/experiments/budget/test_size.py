@@ -140,13 +140,13 @@ def test_a_checkpoint_is_pruned_to_a_size(world: Path, tmp_path: Path, monkeypat
         assert f"weights: {size / 1e6:.4g} MB, were {dense / 1e6:.4g} MB" in capsys.readouterr().out
         assert BertForSequenceClassification.from_pretrained(out).num_parameters() == report["parameters"]
     assert report["vocabulary"]["tokens"] == len(BertTokenizer.from_pretrained(out)) < len(VOCAB)
-    assert "tokens: those of the 40 texts" in (out / "README.md").read_text(encoding="utf-8")
+    assert "tokens: all that the 40 texts" in (out / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_size_that_heads_and_neurons_do_not_make_is_refused(world: Path, tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(AssertionError, match="2 == 0"):
         prune(world, tmp_path / "out", "to", "20kB", "--at", "1x16")
-    message = "MB; fewer tokens take less, by --vocabulary or `bertlite prune vocabulary`"
+    message = "MB. Remove tokens too, with --vocabulary or `bertlite prune vocabulary`"
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     with pytest.raises(AssertionError, match="2 == 0"):
