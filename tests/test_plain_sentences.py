@@ -20,6 +20,7 @@ ROOMS = (  # of the package, held so far
     "cli",
     "config.py",
     "embed",
+    "experiments",
     "hf",
     "inference",
     "inspection.py",

@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def data_source(options: Mapping[str, Any], name: str) -> DataSource:
-    """Return the source of the examples --train or --dev, by its name, of a command's options."""
+    """Return the source of a command's examples: name is "train" or "dev"."""
     read = {each: options[each] for each in ("text", "label", "columns", "classes")}
     return DataSource(options[name], split=options[f"{name}_split"], **read)
 
@@ -56,7 +56,7 @@ def data_source(options: Mapping[str, Any], name: str) -> DataSource:
 
 
 def main_finetune(args: argparse.Namespace) -> int:
-    """Train a checkpoint on a task, and print how good it became."""
+    """Train a checkpoint on a task, and print its metrics."""
     train, dev = (data_source(vars(args), name) for name in ("train", "dev"))
     names = ("task", "num_labels", "max_length", "train_examples", "device")
     options = {name: getattr(args, name) for name in names}
@@ -96,10 +96,10 @@ def finetune(
     Args:
         checkpoint: a folder or a hub id, with its tokenizer.
         train: the examples to learn from: a file, or a `bertlite.experiments.data.DataSource` that names its columns.
-        dev: others to evaluate on.
+        dev: other examples, to evaluate on.
         task: "classification", "tokens" or "regression".
         num_labels: outputs of the head; by default the classes of the data, and 1 for a regression.
-        max_length: in tokens, to truncate texts to; by default 128, or as sentence-transformers would.
+        max_length: the number of tokens to truncate texts to; by default 128, or as sentence-transformers would.
         train_examples: size of a random sample; None is all.
         progress: show the progress, and print the loss and the metrics after each epoch.
 
@@ -151,7 +151,7 @@ def read_training(
     Names of labels are classes, the checkpoint's if it has them all.
 
     Args:
-        seed: of the weights of a new head.
+        seed: the seed for the weights of a new head.
 
     Raises:
         ValueError: the task has no head to train, or examples do not fit it.
@@ -254,11 +254,11 @@ def prune_compare(
 
     Args:
         against: a criterion to test every other against, or "dense" for the dense models; by default no tests.
-        metric: of intervals and tests; by default the task's headline.
+        metric: the metric of intervals and tests; by default the task's headline.
 
     Returns:
         The record: the "rows" of `bertlite.experiments.compare.summarise`, the "dense" model's metrics, "notes" on
-        misleading figures, and what the runs were made from.
+        misleading figures, and the environment of the runs.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -290,7 +290,7 @@ def notes_on(runs: Sequence[Record], metric: str) -> list[str]:
 
 
 def print_rows(rows: Sequence[dict[str, Any]], metric: str, dense: Mapping[str, float], notes: Sequence[str]) -> None:
-    """Print a table of a metric, with what its intervals are over, and the metric of the dense model."""
+    """Print a table of a metric, the sample of its intervals, and the metric of the dense model."""
     over = " or ".join(dict.fromkeys(row["over"] for row in rows))
     print(f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n")
     print(markdown_table(rows, metric))

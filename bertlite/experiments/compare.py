@@ -50,22 +50,22 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
     Args:
         against: a criterion: compare every other row with the runs that differ only in the criterion.  Or "dense":
             compare every row with the dense models.
-        metric: of the interval and the comparison; by default the task's headline.
+        metric: the metric of the interval and the comparison; by default the task's headline.
 
     Returns:
-        Rows with the fields of a `Cell` but its seed, "calibration" (examples), the fields of training where the runs
-        retrained, "runs", their "seeds", "models" (how many dense models they began with) and "values" of the metric,
-        the mean of every metric, "low" and "high" of the metric's interval (None where nothing varies), and "over",
-        what the interval is over; see `interval_of`.  With `against` also "difference", "difference_low",
-        "difference_high" and "p"; see `comparison`.
+        Rows with the fields of a `Cell` without its seed, "calibration" (examples), and the fields of training if the
+        runs retrained.  Then "runs", their "seeds", "models" (the number of dense models) and "values" of the metric.
+        Then the mean of every metric, "low" and "high" of the metric's interval (None if nothing varies), and "over",
+        its sample; see `interval_of`.  With `against` also "difference", "difference_low", "difference_high" and "p";
+        see `comparison`.
 
     Raises:
-        ValueError: there are no runs, they have several tasks, data sets or lengths, two differ in nothing, no run has
-            the criterion, or the task has no such metric.
+        ValueError: there are no runs; they have several tasks, data sets or lengths; two differ in nothing; no run has
+            the criterion; or the task has no such metric.
     """
     task = task_of(runs)
     metric = task.metric(metric, outputs(runs[0]).shape[-1])
-    groups = group_runs(runs, way_of)  # of a group, seeds or dense models differ
+    groups = group_runs(runs, way_of)  # runs of a group differ in seeds or dense models
     if against not in (None, DENSE) and not any(dict(way)["criterion"] == against for way in groups):
         have = [DENSE, *sorted({dict(way)["criterion"] for way in groups})]
         raise ValueError(f"no run has the criterion {against!r}; have: {', '.join(have)}")
@@ -116,13 +116,13 @@ def note_on_balance(truth: Array, metric: str) -> str | None:
 
 
 def note_on_predictions(found: Sequence[Array]) -> str | None:
-    """Return a note on models that predict one class alone, by their outputs."""
+    """Return a note on models that predict only one class, by their outputs."""
     same = [np.unique(each[~np.isnan(each[..., 0])].argmax(-1)) for each in found if each.shape[-1] > 1]
     count = sum(len(classes) == 1 for classes in same)
     if not count:
         return None
     who = "the model predicts" if len(found) == 1 else f"{count} of {len(found)} models predict"
-    return f"{who} the same class for all examples, whatever they say"
+    return f"{who} the same class for all examples"
 
 
 def task_of(runs: Sequence[Record]) -> Task:
@@ -139,14 +139,14 @@ def task_of(runs: Sequence[Record]) -> Task:
         ("values of max_length", {run.config["setting"]["max_length"] for run in runs}),
     ):
         if len(values) > 1:
-            raise ValueError(f"the runs have {len(values)} {what}; compare those of one")
+            raise ValueError(f"the runs have {len(values)} {what}; compare runs with only one")
     return TASKS[runs[0].config["setting"]["task"]]
 
 
 def sort_key(way: Way) -> tuple[Any, ...]:
     """Return the sort key of a way of pruning among the rows of a table."""
     cell = dict(way)
-    cell["repair"] = [*REPAIRS, cell["repair"]].index(cell["repair"])  # those of older runs last
+    cell["repair"] = [*REPAIRS, cell["repair"]].index(cell["repair"])  # older runs' last
     return tuple(cell[name] for name in ("epochs", "repair", "calibration", "at_least", "criterion", "fraction"))
 
 
@@ -184,17 +184,17 @@ def comparison(
 
     Both sides are {dense model: outputs of its runs}.  If they share several models, these are compared in pairs: the
     interval and p are over models and examples (`statistics.crossed_estimate`).  For one model they are over the seeds
-    of both sides and the examples; the p of two single runs' accuracies is that of McNemar's exact test.
+    of both sides and the examples.  For two single runs' accuracies, p comes from McNemar's exact test.
 
     Returns:
-        "difference", "p", and "difference_low" and "difference_high", None where nothing varies.
+        "difference", "p", and "difference_low" and "difference_high", None if nothing varies.
 
     Raises:
         ValueError: the two sides share no model.
     """
     figure, shared = task.metrics[metric], [model for model in ours if model in theirs]
     if not shared:
-        raise ValueError("the runs that are compared began with other models: run both sides on the same ones")
+        raise ValueError("the compared runs began with different models: run both sides on the same ones")
     a, b = ([side[model] for model in shared] for side in (ours, theirs))
 
     def figures(chosen: Array) -> list[Array]:
@@ -225,12 +225,12 @@ def markdown_table(rows: Sequence[dict[str, Any]], headline: str) -> str:
 
 
 def show_interval(low: float | None, high: float | None, sign: str = "") -> str:
-    """Return " [LOW, HIGH]" in percent; empty where there is none."""
+    """Return " [LOW, HIGH]" in percent; empty if there is none."""
     return "" if low is None or high is None else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
 
 
 def describe_way(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Return criterion, repair and epochs as a table shows them; defaults are left out."""
+    """Return criterion, repair and epochs for a table; defaults are left out."""
     name = row["criterion"]
     name += f", {row['at_least']} a layer or more" if row["at_least"] else ""
     name += f", {row['calibration']} examples" if row["calibration"] != Setting.calibration else ""
@@ -238,7 +238,7 @@ def describe_way(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def describe_training(row: dict[str, Any]) -> str:
-    """Return the epochs of retraining, and what differs from the default recipe: "3, distil 0.5, 1000 examples"."""
+    """Return the epochs of retraining, and changes of the default recipe: "3, distil 0.5, 1000 examples"."""
     if not row["epochs"]:
         return ""
     other = [
@@ -249,7 +249,7 @@ def describe_training(row: dict[str, Any]) -> str:
 
 
 def dense_result(runs: Sequence[Record]) -> dict[str, float]:
-    """Return the metrics of the dense model; where the runs began with several, their mean."""
+    """Return the metrics of the dense model, or their mean if the runs began with several."""
     dense = {model_of(run): run.results["dense"] for run in runs}
     rows = {name: np.array([found[name] for found in dense.values()], float) for name in runs[0].results["dense"]}
     return {name: float(np.mean(row)) for name, row in rows.items()}
@@ -258,7 +258,7 @@ def dense_result(runs: Sequence[Record]) -> dict[str, float]:
 def provenance(runs: Sequence[Record]) -> dict[str, Any]:
     """Return the "environment" of the first run, with the commit of all of them, for a record made from these runs.
 
-    The tree counts as dirty if it was for any of the runs.  Where the runs were made from several commits, "commits"
+    The tree counts as dirty if it was for any of the runs.  If the runs were made from several commits, "commits"
     lists them, and the environment names the last.
     """
     states = [commit_of(run.facts) for run in sorted(runs, key=lambda run: run.facts["started"])]

@@ -31,12 +31,12 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNOREC
 LIKE_A_NUMBER = re.compile(r"[+\-−]?[\d.,'\s]*\d[\d.,'\s]*(e[+\-−]?\d+)?\s*%?", re.IGNORECASE)  # 0,5 or 50 %
 UNSEEN = re.compile(r"^[\s\ufeff\u200b-\u200d\u2060]+|[\s\ufeff\u200b-\u200d\u2060]+$")  # around a label
 CLASSES = "name the classes with --classes, in their order"
-LARGEST = torch.finfo(torch.float32).max  # of a label
-MISSING = ("n/a", "#n/a", "na", "<na>", "null")  # what other programs write for no value
-NO_LABEL = -100  # of a word without a label, and of tokens that do not begin a word
+LARGEST = torch.finfo(torch.float32).max  # the largest label
+MISSING = ("n/a", "#n/a", "na", "<na>", "null")  # other programs write these for no value
+NO_LABEL = -100  # for a word without a label, and for tokens that do not begin a word
 OUTSIDE = "O"  # the label of words outside entities
-MAX_LENGTH = 128  # tokens of a text, where nothing states more or fewer
-GROUP = 16  # batches: shuffled examples are sorted by length within groups of so many batches
+MAX_LENGTH = 128  # tokens of a text, if nothing states another number
+GROUP = 16  # shuffled examples are sorted by length within groups of so many batches
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class DataSource:
             raise ValueError(f"column {twice[0]!r} is named twice, as {' and '.join(names)}: name each once")
 
 
-Label = float | tuple[float, ...]  # of a text, or of each of its words
+Label = float | tuple[float, ...]  # a text's, or one for each of its words
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Examples:
 
     Args:
         labels: empty for texts without labels.
-        classes: the names of the labels 0, 1, … where the source names them.
+        classes: the names of the labels 0, 1, … if the source names them.
         locations: the file, row and column of each label, for errors.
     """
 
@@ -138,7 +138,7 @@ def read_examples(
     Raises:
         FileNotFoundError: there is no such file.
         ModuleNotFoundError: the kind of file or data set needs a package that is not installed.
-        ValueError: as `support.rows.read_rows`; or there are no examples, or a label is neither a number nor a class.
+        ValueError: as for `support.rows.read_rows`; or there are no examples, or a label is no number and no class.
     """
     if not 1 <= len(source.text) <= (1 if words else 2):
         wanted = "words have one column" if words else "the text has one column or two"
@@ -164,7 +164,7 @@ def read_examples(
         found.append([label_name(label, named, locations[-1]) for label in labels])
     name = Path(source.path).name
     if not texts:
-        raise ValueError(f"{source.path} has no examples: it is empty, or has a header alone")
+        raise ValueError(f"{source.path} has no examples: it is empty, or has only a header")
     if source.label is None:
         return Examples(name, tuple(texts), ())
     known = choose_classes(source, found, locations, classes, named, collect)
@@ -178,7 +178,7 @@ def read_source(source: DataSource, words: bool) -> tuple[tuple[str, ...], Itera
     """Return the names of the classes, if the source has them, and its rows: a location and the cells.
 
     Raises:
-        ValueError: the path is of another kind, or a hub data set has no split.
+        ValueError: the path has another kind, or a hub data set has no split.
     """
     text, label = (WORDS, LABELS) if words else (TEXT, LABEL)
     columns = [*((name, text) for name in source.text), *([] if source.label is None else [(source.label, label)])]
@@ -193,7 +193,7 @@ def read_source(source: DataSource, words: bool) -> tuple[tuple[str, ...], Itera
     name, _, configuration = source.path.partition(":")
     found = datasets.load_dataset(name, configuration or None, split=source.split)
     feature = (getattr(found, "features", None) or {}).get(source.label)
-    feature = getattr(feature, "feature", feature)  # of a list, that of its elements
+    feature = getattr(feature, "feature", feature)  # for a list, its elements' feature
     return tuple(getattr(feature, "names", None) or ()), Table(source.path, columns).read(found)
 
 
@@ -213,7 +213,7 @@ def plain_name(label: str) -> str:
 
 
 def label_name(label: Any, named: Sequence[str], place: str) -> str:
-    """Return a label as it is written; for an index of named classes, the name.
+    """Return a label as it is written, or the name for an index of named classes.
 
     Raises:
         ValueError: it is empty, nan, or infinite in float32.
@@ -235,7 +235,7 @@ def choose_classes(
     """Return the names of the classes, as `read_examples` says; empty if labels are values.
 
     Raises:
-        ValueError: as `check_names`.
+        ValueError: as for `check_names`.
     """
     if source.classes or not collect:
         return source.classes or (tuple(classes) if len(classes) > 1 else named)  # one output: a regression
@@ -253,10 +253,10 @@ def check_names(column: str, found: Sequence[Sequence[str]], locations: Sequence
     """Check that labels, which are not all numbers, are names of classes.
 
     Raises:
-        ValueError: one is a number or like one, stands for none, or differs from another in small and capital letters
-            alone; or a rare one is the name of the column, as in files that were joined.
+        ValueError: one is a number or like one, stands for none, or differs from another only in upper and lower case;
+            or a rare one is the name of the column, as if files were joined.
     """
-    known: dict[str, str] = {}  # a label in small letters: as it was written first
+    known: dict[str, str] = {}  # {label in lower case: as it was written first}
     counts = Counter(label for each in found for label in {*each} - {str(NO_LABEL)})
     mostly_numbers = 2 * sum(n for label, n in counts.items() if number_of(label) is not None) > counts.total()
     for place, each in zip(locations, found, strict=True):
@@ -270,20 +270,20 @@ def check_names(column: str, found: Sequence[Sequence[str]], locations: Sequence
             elif label.casefold() in MISSING:
                 fault = "stands for none: leave the row out"
             elif first != label:
-                fault = f"differs from {first!r} in small and capital letters alone: write one of them"
+                fault = f"differs from {first!r} only in upper and lower case: write one of them"
             elif label.casefold() == column.casefold() and is_rare(counts[label], len(found)):
-                fault = "is the name of the column, as where files were joined: remove the row"
+                fault = "is the name of the column, as if files were joined: remove the row"
             if fault:
                 raise ValueError(f"{place}: the label {label!r} {fault}; or {CLASSES}")
 
 
 def is_rare(times: int, examples: int) -> bool:
-    """Return whether one example alone has a label, or fewer than 1 % of them."""
+    """Return whether only one example, or fewer than 1 % of them, has a label."""
     return times < max(2, examples / 100)
 
 
 def warn_of_rare_labels(name: str, found: Sequence[Sequence[str]]) -> None:
-    """Warn of labels that only one example has, or fewer than 1 % of them."""
+    """Warn about labels that only one example, or fewer than 1 % of them, has."""
     counts = Counter(label for each in found for label in {*each})
     rare = [f"{label} ({times})" for label, times in sorted(counts.items()) if is_rare(times, len(found))]
     if rare:
@@ -326,19 +326,19 @@ def read_tokenizer(checkpoint: str, max_length: int | None = None, *, sentences:
 
     Args:
         max_length: as for `read_length`.
-        sentences: obey these files, which are for the model as they state it, not with another head.
+        sentences: follow sentence-transformers' files, which are for the model without another head.
 
     Raises:
         FileNotFoundError: there is no tokenizer.
-        ValueError: so few tokens leave no room for a word.
+        ValueError: `max_length` leaves no room for a word.
     """
     tokenizer = BertTokenizer.from_pretrained(checkpoint)
     tokenizer.sentences = tokenizer.sentences if sentences else SentenceSettings()
     tokenizer.model_max_length = read_length(max_length, tokenizer)
-    special = tokenizer.backend_tokenizer.num_special_tokens_to_add(True)  # of a pair
+    special = tokenizer.backend_tokenizer.num_special_tokens_to_add(True)  # for a pair
     if tokenizer.model_max_length <= special:
         length = tokenizer.model_max_length
-        raise ValueError(f"--max-length {length} leaves no word beside {special} special tokens; give more")
+        raise ValueError(f"--max-length {length} leaves no room for a word, with {special} special tokens; give more")
     return tokenizer
 
 
@@ -346,15 +346,15 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]  # ids and token types; these are 
 
 
 def read_length(max_length: int | None, tokenizer: BertTokenizer) -> int:
-    """Return the length in tokens to truncate to: that given, of sentence-transformers' files, or MAX_LENGTH."""
+    """Return the length in tokens to truncate to: the given one, sentence-transformers' files', or MAX_LENGTH."""
     return max_length or tokenizer.sentences.max_seq_length or MAX_LENGTH
 
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Examples as token ids; the two texts of a pair are two rows where `apart`, else one row with two segments.
+    """Examples as token ids; the two texts of a pair are two rows if `apart`, else one row with two segments.
 
-    Of words, labels are those of tokens: that of the word for its first token, -100 for others.
+    Labels of words become labels of tokens: the word's for its first token, -100 for later ones.
     """
 
     rows: tuple[Row, ...]
@@ -377,8 +377,8 @@ class EncodedExamples:
         """Return these examples padded to the longest; the two rows of a pair follow each other.
 
         Args:
-            dtype: of the labels.
-            device: to put the batch on.
+            dtype: the dtype of the labels.
+            device: the device to put the batch on.
         """
         rows = [self.rows[i * self.width + k] for i in indices for k in range(self.width)]
         labels: Any = [self.labels[i] for i in indices]
@@ -393,7 +393,7 @@ class EncodedExamples:
         return {name: x.to(device) for name, x in batch.items()}
 
     def targets(self) -> NDArray[Any]:
-        """Return the labels in the shape of outputs: of each example, or of each of its words that the model reads."""
+        """Return the labels in the shape of outputs: for each example, or each word that the model reads."""
         if not isinstance(self.labels[0], tuple):
             return np.array(self.labels)
         rows = (label if isinstance(label, tuple) else (label,) for label in self.labels)
@@ -422,7 +422,7 @@ def encode_examples(
     """Tokenize examples; pairs become one row with two segments, or with `apart` two rows.
 
     Args:
-        max_length: in tokens, to truncate to; by default the tokenizer's `model_max_length`.
+        max_length: the number of tokens to truncate to; by default the tokenizer's `model_max_length`.
     """
     most = max_length or tokenizer.model_max_length
     if words:
@@ -440,7 +440,7 @@ def rows_of(batch: BatchEncoding) -> tuple[Row, ...]:
 
 
 def label_tokens(encoding: Any, labels: Any) -> tuple[float, ...]:
-    """Return a label for each token: that of the word for its first token, -100 for others."""
+    """Return a label for each token: the word's for its first token, -100 for later ones."""
     before = [None, *encoding.word_ids[:-1]]
     return tuple(
         NO_LABEL if word is None or word == last else labels[word]
@@ -451,10 +451,10 @@ def label_tokens(encoding: Any, labels: Any) -> tuple[float, ...]:
 def batch_indices(
     data: EncodedExamples, size: int, seed: int | None = None, *, positions: int | None = None
 ) -> list[list[int]]:
-    """Return the indices of each batch: sorted by length, or with a seed shuffled among those of similar length.
+    """Return the indices of each batch: sorted by length, or with a seed shuffled among examples of similar length.
 
     Args:
-        size: examples in a batch; with `positions` in its place so many tokens, padding included, or one example.
+        size: examples in a batch.  With `positions` a batch has so many tokens instead, with padding, or one example.
     """
     if seed is None:
         batches: list[list[int]] = []

@@ -43,14 +43,14 @@ class Task:
     """A kind of experiment: its model class, dtype of labels and metrics.
 
     Args:
-        model: name of the class in `bertlite`.
-        labels: dtype of the labels in a batch.
+        model: the name of the class in `bertlite`.
+        labels: the dtype of the labels in a batch.
         metrics: {name: (outputs, labels) -> figure}; the first is the headline.
         divergence: (dense outputs, outputs) -> nats, the mean KL divergence between their predictions.
         apart: the two texts of an example are embedded separately.
         words: an example is a list of words, and each has a label.
-        head: what makes vectors of texts that are embedded apart.
-        scores: (logits, labels) -> outputs, for words whose logits are too many to keep.
+        head: makes vectors of texts that are embedded apart.
+        scores: (logits, labels) -> outputs, for words, if there are too many logits to keep.
     """
 
     name: str
@@ -72,15 +72,15 @@ class Task:
         """Return the name of a metric of this task, by default the headline.
 
         Args:
-            outputs: of the head.
+            outputs: the number of outputs of the head.
 
         Raises:
-            ValueError: the task has no such metric, or not of so many classes.
+            ValueError: the task has no such metric, or not for so many classes.
         """
         if name is not None and name not in self.metrics:
             raise ValueError(f"{self.name} has no metric {name!r}; have: {', '.join(self.metrics)}")
         if name is not None and self.metrics[name] is f1 and outputs != 2:
-            raise ValueError(f"f1 is that of class 1 of two; for {outputs} classes there is macro-f1")
+            raise ValueError(f"f1 counts class 1 of two; for {outputs} classes use macro-f1")
         return self.headline if name is None else name
 
     @property
@@ -88,28 +88,28 @@ class Task:
         return getattr(bertlite, self.model)
 
     def load(self, checkpoint: str, **options: Any) -> Any:
-        """Load a checkpoint into the task's class; raise ValueError if it has no head for it."""
+        """Load a checkpoint into the task's class; raise ValueError if the checkpoint has no head for it."""
         return load_trained(self.model_class, checkpoint, **options)
 
     def of_checkpoint(self, checkpoint: str) -> "Task":
-        """Return the task with the vectors of a checkpoint; `read_head` says what is refused."""
+        """Return the task with the vectors of a checkpoint; `read_head` lists the errors."""
         return replace(self, head=read_head(checkpoint)) if self.apart else self
 
     def read_tokenizer(self, checkpoint: str, max_length: int | None) -> BertTokenizer:
-        """Load a checkpoint's tokenizer; one for the task's model as it stands obeys sentence-transformers' files."""
+        """Load a checkpoint's tokenizer; for a model without another head it follows sentence-transformers' files."""
         own = self.scores is None and getattr(bertlite, self.model) is class_for(Source(checkpoint))
         return read_tokenizer(checkpoint, max_length, sentences=own)
 
     def encode(self, examples: Examples, tokenizer: BertTokenizer) -> EncodedExamples:
-        """Tokenize examples as the task needs them."""
+        """Tokenize examples for the task."""
         return encode_examples(examples, tokenizer, apart=self.apart, words=self.words)
 
     def check(self, examples: Examples, config: Any) -> None:
         """Check that examples fit the task and the model's head.
 
         Raises:
-            ValueError: a label is not a class of the head, all labels are the same, the head has another shape than
-                the task or gives a text several labels, or the task compares two texts and there is one.
+            ValueError: a label is not a class of the head; all labels are the same; the head has another shape than
+                the task, or gives a text several labels; or the task compares two texts and there is one.
         """
         if self.apart and len(examples.texts[0]) != 2:
             raise ValueError(f"{self.name} compares two texts; name two text columns, not one")
@@ -134,18 +134,18 @@ class Task:
             only = f"the label {self.name_of(found.pop(), examples)!r}" if found else "no label"
             raise ValueError(
                 f"{examples.locations[0] if examples.locations else examples.name}: this and all {len(examples)}"
-                f" examples of {examples.name} have {only}, from which nothing can be learnt or told: add others"
+                f" examples of {examples.name} have {only}, from which nothing can be learnt or measured: add others"
             )
 
     def name_of(self, label: float, examples: Examples) -> str:
-        """Return the name of a label of examples; of a class without one, and of a value, the number."""
+        """Return the name of a label of examples, or the number for a value and a class without a name."""
         return examples.classes[int(label)] if examples.classes and self.labels is torch.long else f"{label:g}"
 
     def check_both(self, train: Examples, dev: Examples) -> None:
-        """Check examples to learn from, and others to evaluate on; warn of texts that are among both.
+        """Check examples to learn from, and examples to evaluate on; warn about texts that are in both.
 
         Raises:
-            ValueError: a class of the others is not among those to learn from.
+            ValueError: the examples to learn from lack a class of the examples to evaluate on.
         """
         known, found = {*train.every_label()}, zip(dev.locations or repeat(dev.name), dev.labels, strict=False)
         for place, label in found if known and self.labels is torch.long else ():
@@ -171,7 +171,7 @@ def labelled(outputs: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def confusion(outputs: Array, labels: Array) -> Array:
-    """Return how many examples of class i were predicted as class j, (classes, classes)."""
+    """Return the number of examples of class i that were predicted as class j, (classes, classes)."""
     logits, truth = labelled(outputs, labels)
     classes = logits.shape[-1]
     cells = np.bincount(truth.astype(int) * classes + logits.argmax(-1), minlength=classes * classes)
@@ -179,13 +179,13 @@ def confusion(outputs: Array, labels: Array) -> Array:
 
 
 def accuracy(outputs: Array, labels: Array) -> float:
-    """Return the share of examples, or words, whose largest logit is that of the label."""
+    """Return the share of examples, or words, whose largest logit is the label's."""
     logits, truth = labelled(outputs, labels)
     return float(np.mean(logits.argmax(-1) == truth)) if len(truth) else 0.0
 
 
 def pooled_f1(cells: Array, classes: Sequence[int]) -> float:
-    """Return the F1 of some classes together, from a confusion matrix; 0 where none is a label or a prediction."""
+    """Return the F1 of some classes together, from a confusion matrix; 0 if none is a label or a prediction."""
     either = cells[classes].sum() + cells[:, classes].sum()
     return float(2 * np.diag(cells)[classes].sum() / either) if either else 0.0
 
@@ -208,7 +208,7 @@ def word_f1(outputs: Array, labels: Array) -> float:
 
 
 def mcc(outputs: Array, labels: Array) -> float:
-    """Return Matthews' correlation coefficient; of several classes, Gorodkin's (2004).  0 where a side is constant."""
+    """Return Matthews' correlation coefficient, or Gorodkin's (2004) for several classes; 0 if a side is constant."""
     cells = confusion(outputs, labels).astype(float)
     predicted, true, total = cells.sum(0), cells.sum(1), cells.sum()
     spread = np.sqrt((total**2 - predicted @ predicted) * (total**2 - true @ true))
@@ -271,12 +271,12 @@ TASKS = {
 
 
 def task_of_head(outputs: int) -> Task:
-    """Return the task of a head for whole texts, by how many outputs it has."""
+    """Return the task of a head for whole texts, by its number of outputs."""
     return TASKS["classification" if outputs > 1 else "regression"]
 
 
 def run_model(model: Any, batch: Batch, **options: Any) -> Any:
-    """Return what a model computes of a batch without its labels, in eval mode; the model is restored."""
+    """Return a model's output for a batch without its labels, in eval mode; the model is restored."""
     with eval_mode(model), torch.no_grad():
         return model(**inputs_of(batch), **options, return_dict=True)
 
@@ -304,7 +304,7 @@ def predict(
     """Return the outputs of every example, in their order, in eval mode; the model is restored.
 
     Args:
-        outputs: (what the model computes, batch, task) -> (B, …), what is kept of it.
+        outputs: (the model's output, batch, task) -> (B, …), the part to keep.
     """
     device = next(model.parameters()).device
     found: dict[int, Array] = {}
@@ -321,9 +321,9 @@ def predict(
 
 
 def metrics_of(outputs: Array, labels: Array, task: Task, dense: Array | None = None) -> dict[str, float]:
-    """Return every metric of the task, and given the dense model's outputs "kl", the divergence from it in nats.
+    """Return every metric of the task, and "kl", the divergence in nats from the dense model if its outputs are given.
 
-    The F1 of class 1 is left out where there are more classes than two.
+    The F1 of class 1 is left out if there are more than two classes.
     """
     known = {name: metric for name, metric in task.metrics.items() if metric is not f1 or outputs.shape[-1] == 2}
     found = {name: metric(outputs, labels) for name, metric in known.items()}
@@ -331,7 +331,7 @@ def metrics_of(outputs: Array, labels: Array, task: Task, dense: Array | None = 
 
 
 def measure_metrics(outputs: Array, labels: Array, task: Task, metric: str) -> dict[str, Any]:
-    """Return every metric of the task, and "low" and "high", the ends of one's interval over the examples, or None."""
+    """Return every metric of the task, and "low" and "high", the ends of one interval over the examples, or None."""
     interval = interval_over_examples(outputs, labels, task, metric)
     return {
         **metrics_of(outputs, labels, task),
@@ -341,7 +341,7 @@ def measure_metrics(outputs: Array, labels: Array, task: Task, metric: str) -> d
 
 
 def interval_over_examples(found: Array, truth: Array, task: Task, metric: str) -> Interval | None:
-    """Return the 95 % interval of one model's metric over the examples, None where nothing varies."""
+    """Return the 95 % interval of one model's metric over the examples, None if nothing varies."""
     if metric == "accuracy" and truth.ndim == 1:
         return wilson(int(np.sum(found.argmax(1) == truth)), len(truth))
     figure = task.metrics[metric]

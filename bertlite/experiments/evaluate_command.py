@@ -1,4 +1,4 @@
-"""The work of `bertlite evaluate`: a checkpoint's metrics on labelled examples, alone or against another's."""
+"""The work of `bertlite evaluate`: a checkpoint's metrics on labelled examples, alone or against another one."""
 
 import argparse
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from bertlite.support.files import write_json
 from bertlite.tokenizer import BertTokenizer
 
 TASK_OF = {"BertForTokenClassification": "tokens", "BertModel": "similarity", "BertForMaskedLM": "masked"}
-MASKED_SHARE = 0.15  # of a text's tokens, as in BERT's training (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
+MASKED_SHARE = 0.15  # share of tokens, as in BERT's training (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
 MASKED_BATCH = 8  # texts: a logit for every word of the vocabulary, at every token
 
 
@@ -47,7 +47,7 @@ class Predictions:
         """Return these predictions with the classes in another's order, to compare them.
 
         Raises:
-            ValueError: their classes differ, or their labels, since one truncates texts earlier.
+            ValueError: their classes differ, or their labels, because one truncates texts earlier.
         """
         pair, outputs, labels = f"{other.checkpoint} and {self.checkpoint}", self.outputs, self.labels
         if self.classes and other.classes:
@@ -96,23 +96,23 @@ def evaluate(
     max_length: int | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Return the metrics of a checkpoint on labelled examples, alone or compared with another's.
+    """Return the metrics of a checkpoint on labelled examples, alone or compared with another checkpoint.
 
     Args:
         checkpoint: a folder or a hub id, with its tokenizer.
-        data: a file with the columns "text" and "label", or a `bertlite.experiments.data.DataSource`, which names
-            others, classes, or a hub data set.  Masked words need no labels.
-        task: "classification", "tokens", "regression", "similarity" or "masked"; by default that of its class.
-        against: another checkpoint of the task, evaluated as it is.
-        metric: of the interval and the comparison; by default the task's headline.
-        dtype, backend: evaluate what `optimize_for_inference` makes of the checkpoint with these; if one is given, the
-            record also says how much of the checkpoint's own results is kept.
-        max_length: tokens to truncate texts to; by default 128, or as sentence-transformers would.
+        data: a file with the columns "text" and "label", or a `bertlite.experiments.data.DataSource`, which can
+            name other columns, classes, or a hub data set.  Masked words need no labels.
+        task: "classification", "tokens", "regression", "similarity" or "masked"; by default its class tells.
+        against: another checkpoint for the task, evaluated as it is.
+        metric: the metric of the interval and the comparison; by default the task's headline.
+        dtype, backend: evaluate the checkpoint after `optimize_for_inference` with these.  If one is given, the record
+            also has the agreement with the checkpoint's own results.
+        max_length: the number of tokens to truncate texts to; by default 128, or as sentence-transformers would.
 
     Returns:
-        The record: the task, the metrics with the 95 % interval of one over the examples, "against" and "comparison",
-        the difference with its interval and p; "kept", shares of labels or neighbours, cosines or correlations; and
-        notes on misleading figures.
+        The record: the task, the metrics with the 95 % interval of one over the examples, and notes on misleading
+        figures.  Then "against" and "comparison", the difference with its interval and p; and "kept", shares of labels
+        or neighbours, cosines or correlations.
 
     Raises:
         FileNotFoundError: there is no such checkpoint or file.
@@ -152,7 +152,7 @@ def is_worse(record: dict[str, Any]) -> bool:
 
 
 def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
-    """Return the task of a checkpoint: that of its class, unless one is given.
+    """Return the task of a checkpoint: its class's, unless one is given.
 
     Raises:
         ValueError: there is no task for it.
@@ -165,7 +165,7 @@ def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
     named = named or TASK_OF.get(name)
     if named is None:
         known = ", ".join(["BertForSequenceClassification", *TASK_OF])
-        raise ValueError(f"{checkpoint} is a {name}; those evaluated are {known}, or name the --task")
+        raise ValueError(f"{checkpoint} is a {name}, which has no task here; have: {known}; or name the --task")
     return {**TASKS, MASKED.name: MASKED}[named].of_checkpoint(checkpoint)
 
 
@@ -181,7 +181,7 @@ def predict_examples(
 ) -> tuple[Examples, Predictions, dict[str, Any]]:
     """Return the examples, with labels in a checkpoint's order of classes, and its predictions.
 
-    With a dtype or a backend also how it ran, and how much of its own results is kept.
+    With a dtype or a backend, also return how it ran, and the agreement with its own results.
     """
     model = task.load(checkpoint).to(device)
     tokenizer = task.read_tokenizer(checkpoint, max_length)
@@ -204,7 +204,7 @@ def predict_examples(
 
 
 def kept_results(quick: Any, model: Any, data: EncodedExamples, task: Task) -> dict[str, float]:
-    """Return how much of a model's results on examples an optimised copy keeps; nothing for masked words."""
+    """Return the agreement of an optimised copy with a model's results on examples; nothing for masked words."""
     if task is MASKED:
         return {}
     if task.apart:
@@ -240,17 +240,17 @@ def metric_lines(row: dict[str, Any], metric: str) -> Iterator[str]:
 
 
 def span(low: float | None, high: float | None, sign: str = "") -> str:
-    """Return " [LOW, HIGH]"; empty where nothing varies."""
+    """Return " [LOW, HIGH]"; empty if nothing varies."""
     return "" if low is None or high is None else f" [{low:{sign}.4f}, {high:{sign}.4f}]"
 
 
-# Masked words: tokens are taken out of texts, and a masked language model is named for them; no labels are needed.
+# Masked words: tokens are taken out of texts, and a masked language model predicts them; no labels are needed.
 
 
 def mask_tokens(examples: Examples, tokenizer: BertTokenizer) -> EncodedExamples:
-    """Put the mask token in the place of some tokens of each text, the same every time.
+    """Replace some tokens of each text by the mask token, the same every time.
 
-    The tokens that it replaces are the labels, and -100 of others.
+    The replaced tokens are the labels; other tokens have -100.
 
     Raises:
         ValueError: the tokenizer has no [MASK].
@@ -286,7 +286,7 @@ def mean_of(column: int) -> Any:
 
 
 def no_divergence(dense: Array, outputs: Array) -> float:
-    raise ValueError("masked words are evaluated alone, not beside a dense model's distributions")
+    raise ValueError("masked words are evaluated alone, without a dense model's distributions")
 
 
 MASKED = Task(

@@ -1,4 +1,4 @@
-"""Heads removed in many ways from one dense model: each way is a cell, and leaves a run's folder.
+"""Remove heads in many ways from one dense model: each way is a cell, and writes a run's folder.
 
 data = {name: DataSource(f"{name}.tsv") for name in ("train", "dev")}
 setting = Setting(model="runs/sst2/model", task="classification", **data)
@@ -56,8 +56,8 @@ from bertlite.support.runs import Record, Run, read_runs, run_is_finished
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
 SEEDED = "random"  # the criterion that has seeds of its own
-COUNTED = 128  # tokens of a sequence to count multiply-accumulates for
-OPTIONS = {"calibration": "calibration", "retrain": "train-examples"}  # of the command, for fields of a Setting
+COUNTED = 128  # multiply-accumulates are counted for a sequence of so many tokens
+OPTIONS = {"calibration": "calibration", "retrain": "train-examples"}  # {field of a Setting: option of the command}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Setting:
         model: the dense model: a folder or a hub id with its tokenizer.
         train: source of the examples for calibration and retraining.
         dev: source of the examples for evaluation.
-        max_length: in tokens, to truncate texts to; by default as `read_tokenizer`.
+        max_length: the number of tokens to truncate texts to; by default as for `read_tokenizer`.
         calibration: number of training examples for criteria and repair.
         retrain: number of training examples for retraining; None is all.
         recipe: settings of the retraining.
@@ -108,11 +108,11 @@ class Cell:
     def __post_init__(self) -> None:
         parse_criterion(self.criterion)
         if not 0 <= self.fraction <= 1:
-            raise ValueError(f"fraction is {self.fraction}; it is a share, 0 to 1")
+            raise ValueError(f"fraction is {self.fraction}; it must be a share, 0 to 1")
         if self.repair not in REPAIRS:
             raise ValueError(f"there is no repair {self.repair!r}; have: {', '.join(REPAIRS)}")
         if not 0 <= self.epochs < math.inf:
-            raise ValueError(f"epochs is {self.epochs}; it is a finite number from 0")
+            raise ValueError(f"epochs is {self.epochs}; it must be a finite number of 0 or more")
 
 
 def parse_criterion(criterion: str) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Experiment:
 
     @cached_property
     def hashes(self) -> dict[str, dict[str, str]]:
-        """Hashes of the model: of its weights, and of all that determines its outputs; and of the data."""
+        """Hashes of the model, of its weights and of everything that determines its outputs; and of the data."""
         key = model_key(self.dense, self.tokenizer, self.task.head if self.task.apart else None)
         return {
             "model": {"dense": model_sha256(self.dense), "key": key},
@@ -330,15 +330,15 @@ def prune_run(
     save_model: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Score, prune, repair, retrain and evaluate in many ways, each in a folder; what is finished is not done again.
+    """Score, prune, repair, retrain and evaluate in many ways, each in a folder; finished ones are not done again.
 
-    A cell whose training diverges is said at once and left out; its folder says that it failed.
+    A cell whose training diverges is reported at once and left out; its folder says that it failed.
 
     Args:
-        cells: the ways, such as those of `grid`.
+        cells: the ways, such as from `grid`.
         folder: the folders of the runs are made in it.
         save_model: keep the pruned models.
-        progress: show how many are done.
+        progress: show the number of finished ones.
 
     Returns:
         The record: as "runs" the facts of each run with its folder and results, in the order of the cells.

@@ -31,8 +31,8 @@ def model_sha256(model: Any) -> str:
 
 
 def model_key(model: Any, tokenizer: BertTokenizer | None = None, head: VectorHead | None = None) -> str:
-    """Return a hash of all that determines what is computed of texts: weights, config, tokenizer, and vectors."""
-    config = getattr(model, "config", None)  # which a recorded teacher has not
+    """Return a hash of everything that determines results for texts: weights, config, tokenizer, and vectors."""
+    config = getattr(model, "config", None)  # a recorded teacher has none
     known = {} if config is None else {**config.to_dict(), **dict.fromkeys(NO_EFFECT)}
     texts = [] if tokenizer is None else [tokenizer.backend_tokenizer.to_str(), tokenizer.text_settings]
     vectors = [] if head is None else [replace(head, modules=()), [model_sha256(each) for each in head.modules]]
@@ -40,7 +40,7 @@ def model_key(model: Any, tokenizer: BertTokenizer | None = None, head: VectorHe
 
 
 def prediction_lines(labels: Array, **outputs: Array) -> Iterator[dict[str, Any]]:
-    """Yield a line for each example: its label and each of its named outputs, to 6 digits; of words, for each word."""
+    """Yield a line for each example: its label and each of its named outputs, to 6 digits, or those of each word."""
     for i, label in enumerate(labels):
         counted = label != NO_LABEL if labels.ndim > 1 else ...
         rows = {name: np.round(value[i][counted].astype(float), 6).tolist() for name, value in outputs.items()}
@@ -63,7 +63,7 @@ def labels(run: Record) -> Array:
 
 
 def as_array(rows: Sequence[Any], padding: float) -> Array:
-    """Return rows of numbers as an array; those of words, of several lengths, filled up."""
+    """Return rows of numbers as an array; rows of several lengths, for words, are filled up."""
     if not any(isinstance(row, list) and (padding == NO_LABEL or not row or isinstance(row[0], list)) for row in rows):
         return np.array(rows)
     width = next(np.shape(row)[1:] for row in rows if row)

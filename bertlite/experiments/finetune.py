@@ -23,7 +23,7 @@ FACTS = "facts.json"  # in the folder of a state
 
 
 class DivergedError(ValueError):
-    """A training whose loss is nan or infinite: nothing of it is kept."""
+    """A training whose loss is nan or infinite; nothing is kept."""
 
 
 def finetune_(
@@ -44,17 +44,17 @@ def finetune_(
 ) -> int:
     """Train all weights of a model on labelled examples; under torchrun the processes share the batches of each step.
 
-    The model ends on the device it came from, in eval mode.  The step whose weights it has is returned.
+    The model ends on the device it came from, in eval mode.  Return the step whose weights it has.
 
     Args:
         teacher: model for `recipe.distil`; not changed.
         log: called as log(step=, loss=, lr=) about twenty times.
-        describe: called after each epoch for a text that is printed beside the epoch's mean loss; in one process.
-        progress: show how many steps are done.
-        state: folder in which the state of the training is saved, `saves` times; if it has one, the training
+        describe: called after each epoch for a text to print with the epoch's mean loss; in one process.
+        progress: show the number of finished steps.
+        state: folder in which the state of the training is saved, `saves` times.  If it has a state, the training
             continues from it, and on the CPU ends with the weights of an uninterrupted one, bit for bit.
-        score: returns how good the model is; it is called before the first step and after each of `checks` equal parts
-            of the training, and the model ends with the weights of the highest.
+        score: returns how good the model is.  It is called before the first step and after each of `checks` equal
+            parts of the training; the model ends with the weights of the highest score.
 
     Raises:
         ValueError: the examples and epochs make no step, the recipe distils without a teacher, or the state belongs to
@@ -84,7 +84,7 @@ def finetune_(
         teacher = teacher.to(accelerator.device).eval()
     wrapped.train()
     every, epoch = max(1, steps // 20), len(batch_indices(data, recipe.batch_size)) / share  # steps; may be a fraction
-    losses: list[Tensor] = []  # of the epoch
+    losses: list[Tensor] = []  # in this epoch
     shown = progress and accelerator.is_local_main_process
     with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
         for step in range(first, steps):
@@ -108,7 +108,7 @@ def finetune_(
 
 
 def check_finite(loss: Tensor, step: int, steps: int, every: int, lr: float) -> None:
-    """Raise DivergedError for a loss that is nan or infinite; a GPU, which is waited for, is asked now and then."""
+    """Raise DivergedError for a loss that is nan or infinite; on a GPU only now and then, since this waits for it."""
     if (loss.is_cpu or step % every == 0 or step == steps) and not loss.isfinite():
         raise DivergedError(
             f"the loss is {loss.item()} at step {step} of {steps}: the training diverged; give a smaller learning rate"
@@ -126,14 +126,14 @@ def step_(accelerator: Any, model: nn.Module, loss: Tensor, clip: float, optimiz
 
 
 def print_epoch(bar: Progress, epoch: float, losses: list[Tensor], describe: Callable[[], str] | None) -> None:
-    """Print the mean of the losses of an epoch and what `describe` says, and clear them."""
+    """Print the mean of the losses of an epoch with the text of `describe`, and clear them."""
     if describe is not None:
         bar.print(f"epoch {epoch:.3g}: loss {torch.stack(losses).mean():.4f}, {describe()}")
     losses.clear()
 
 
 class Best:
-    """The weights of a model at that of its `checks` at which the score was highest; without a score, its last."""
+    """The weights of a model at the check with the highest score; without a score, the last weights."""
 
     def __init__(self, model: nn.Module, score: Callable[[], Any] | None, steps: int, checks: int) -> None:
         self.model, self.score, self.steps, self.checks = model, score, steps, checks
@@ -142,7 +142,7 @@ class Best:
         self.offer(0)
 
     def offer(self, step: int) -> None:
-        """Keep the weights that the model has now, if a check is due and their score is higher than all before."""
+        """Keep the model's current weights, if a check is due and their score is higher than all before."""
         if self.score is None or (step and not is_part(step, self.steps, self.checks)):
             return
         value = self.score()
@@ -151,7 +151,7 @@ class Best:
             self.step, self.value, self.weights = step, value, weights
 
     def restore_(self) -> int:
-        """Give the model the weights that were kept, and return their step."""
+        """Give the model the kept weights, and return their step."""
         if self.weights:
             self.model.load_state_dict(self.weights)
         return self.step
@@ -169,7 +169,7 @@ def is_part(step: int, steps: int, parts: int) -> bool:
 
 
 def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None) -> Tensor:
-    """Return the loss of a batch: of its labels, and with `recipe.distil` of the distance to the teacher."""
+    """Return the loss of a batch: for its labels, and with `recipe.distil` for the distance to the teacher."""
     from bertlite.pruning.importance import distillation_loss
 
     options: Any = {"return_dict": True, "output_hidden_states": recipe.hidden > 0}
@@ -197,7 +197,7 @@ def save_state(accelerator: Any, state: Path, step: int, training: str) -> None:
     folder = state / str(step)
     try:
         accelerator.save_state(str(folder))
-    except Exception as error:  # of torch's or safetensors' own kind, as for a full disk
+    except Exception as error:  # torch or safetensors raise their own kinds, as for a full disk
         raise OSError(f"the state of the training cannot be written to {folder}: {error}") from error
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:

@@ -7,7 +7,7 @@ from typing import Any
 from bertlite.experiments.compare import describe_way
 from bertlite.support.extras import import_optional
 
-SummaryRow = dict[str, Any]  # of `compare.summarise`
+SummaryRow = dict[str, Any]  # from `compare.summarise`
 BASELINE = "random"
 COLOURS = tuple(f"C{i}" for i in range(10) if i != 7)  # C7 is grey
 

@@ -1,6 +1,6 @@
 """Settings of pruning and training: options get their defaults here, and resuming compares them.
 
-No torch, as `--help` imports this.
+No torch, since `--help` imports this.
 """
 
 import json
@@ -14,33 +14,33 @@ Settings = TypeVar("Settings")
 LABELS_FOR = ("all", "judging")
 WAYS = ("auto", "latency", "macs")
 DETERMINES = "determines"  # in a field's metadata; without it a setting determines everything
-REST, NOTHING = "what follows gradients and curves", "nothing"
+REST, NOTHING = "everything after gradients and curves", "nothing"
 
 
 @dataclass(frozen=True)
 class PruneSettings:
-    """The settings of `prune_to`, named as the options of `bertlite prune to`.
+    """The settings of `prune_to`, named like the options of `bertlite prune to`.
 
-    A field determines the result, and unfinished work with another value is not continued, unless it says otherwise.
+    A field determines the result: unfinished work with another value is not continued.  Exceptions say so.
 
     Args:
         text: names of the columns with the text: one, or two for pairs.
         columns: names of all columns, for a .csv or .tsv file without a header.
         label: name of the column with the label; None uses no labels.
-        labels_for: "all", or "judging" to measure the loss alone.
-        max_length: in tokens, to truncate texts to; by default 128, or as sentence-transformers would.
+        labels_for: "all", or "judging" to use labels only for judging.
+        max_length: the number of tokens to truncate texts to; by default 128, or as sentence-transformers would.
         calibration: texts to fit to; by default 1024, or fewer with 16 tokens for each input of the widest matrix.
         vocabulary: keep only the tokens that the texts use.
-        seed: of the texts drawn.
+        seed: the seed for drawing texts.
         device: "cpu" or "cuda".
         at: (sequences, tokens) of the batch that the target is for; by default (8, 128) without `lengths`.
         lengths: a file with a length in tokens on each line; the batch has `batch_size` of their quantiles.
-        backend: runs the timed models: a backend of `optimize_for_inference`, or "plain".
-        dtype: of the timed models; by default the checkpoint's.
+        backend: how models are timed: "plain" PyTorch, or a backend of `optimize_for_inference`.
+        dtype: the dtype of the timed models; by default the checkpoint's.
         allocate: the cost of a size, "latency" or "macs"; "auto" is latency for a speed or a time of plain models.
-        size: a share is one of the file's bytes, not of the MACs.
+        size: a target like 40% is a share of the file's bytes, not of the MACs.
         distil: minutes of training after pruning.
-        lose_at_most: points that the model may lose; by default as many as are normal.
+        lose_at_most: points that the model may lose; by default a normal number.
 
     Raises:
         ValueError: a value is none of these.
@@ -79,7 +79,7 @@ class PruneSettings:
             raise ValueError("--labels-for judging needs --label NAME, the column with the labels")
 
     def determining(self, *, curves: bool = False) -> dict[str, Any]:
-        """Return the settings that determine a result, JSON-ready; or those of gradients and curves alone."""
+        """Return the settings that determine a result, or only gradients and curves; JSON-ready."""
         left_out = (NOTHING, REST) if curves else (NOTHING,)
         kept = [each.name for each in fields(self) if each.metadata.get(DETERMINES) not in left_out]
         found: dict[str, Any] = json.loads(json.dumps({name: getattr(self, name) for name in kept}, default=str))
@@ -96,7 +96,7 @@ class Recipe:
         warmup: share of the steps.
         clip: largest norm of the gradients.
         distil: weight of the distance to a teacher's logits in the loss, 0 to 1; the rest is the labels' loss.
-        hidden: factor of the distance to the teacher's hidden states, which is added to that to its logits.
+        hidden: factor of the distance to the teacher's hidden states, which is added.
     """
 
     epochs: float = 3
@@ -120,6 +120,6 @@ class Recipe:
 
 
 def from_options(cls: type[Settings], options: Mapping[str, Any]) -> Settings:
-    """Make settings of the options with the names of their fields; other fields have their defaults."""
+    """Make settings from the options with the names of their fields; other fields have their defaults."""
     names = [each.name for each in fields(cls) if each.name in options]  # type: ignore[arg-type]  # a dataclass
     return cls(**{name: options[name] for name in names})

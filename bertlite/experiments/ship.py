@@ -1,4 +1,4 @@
-"""What a run leaves of the model that it made: results, predictions, and the model itself with its card."""
+"""The files that a run writes about its model: results, predictions, and the model itself with its card."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def metric_figures(outputs: Array, labels: Array, task: Task, data: str, results
 
     Args:
         data: name of the evaluation data.
-        results: {metric: value}; where they are known "dense", those of the dense model, and "macs" as a share of its.
+        results: {metric: value}; if known, also "dense", the dense model's, and "macs", as a share of it.
     """
     name, dense = task.headline, results.get(DENSE, {})
     interval = interval_over_examples(outputs, labels, task, name)

@@ -1,4 +1,4 @@
-"""The speed of a checkpoint on this machine: the library that it is for, beside each dtype of optimize_for_inference.
+"""The speed of a checkpoint on this machine: in the library that it is for, and in each dtype.
 
 All take turns in one process, on the same texts, and each is called as its users call it, from texts to results.
 """
@@ -26,9 +26,9 @@ from bertlite.tokenizer import BertTokenizer
 DTYPES = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16", "float16")}  # that are compared
 BATCHES = (1, 32)  # texts in a call
 FEWEST_TEXTS = 20
-ROUNDS = 15  # at most
-TIMING, JUDGING = 25.0, 20.0  # seconds for each size of batch, and for what is kept
-IN_ALL = 3.0  # times the library's own time, for which it and three dtypes run
+ROUNDS = 15  # the most rounds
+TIMING, JUDGING = 25.0, 20.0  # seconds for each size of batch, and for judging
+IN_ALL = 3.0  # the time of the library and three dtypes, over the library's own
 JUDGED = (50, 1000)  # texts to judge by, the fewest that have neighbours and the most
 
 
@@ -49,18 +49,18 @@ def measure_speed(
 
     Args:
         texts: strings or pairs of them, 20 or more, of the kind that the model will see.  A reranker of single texts
-            gets each with the next.  Those that are timed are drawn at random; others judge what is kept.
-        dtype: compare the library with this one alone.
-        backend: of `optimize_for_inference`; by default "auto".
+            gets each with the next.  Timed texts are drawn at random; other texts are for judging the results.
+        dtype: compare the library only with this one.
+        backend: a backend of `optimize_for_inference`; by default "auto".
         max_length: tokens to truncate texts to, at most what the checkpoint reads.
         progress: show bars on standard error.
 
     Returns:
-        The record: for the library and each dtype the milliseconds a text and the texts a second, one by one and in
-        batches of 32, with quartiles over rounds; the speed as a multiple of the library's, a ratio in each round;
-        and "kept", of the library's results for other texts: cosines and nearest neighbours of vectors, the rank
-        correlation of scores, or the share of texts with the same label or labels.  "left_out" has the dtypes that
-        cannot run here, with the reason.
+        The record.  For the library and each dtype it has the milliseconds a text and the texts a second, one by one
+        and in batches of 32, with quartiles over rounds.  The speed is a multiple of the library's, a ratio in each
+        round.  "kept" is the agreement with the library's results for other texts: cosines and nearest neighbours of
+        vectors, the rank correlation of scores, or the share of texts with the same label or labels.
+        "left_out" has the dtypes that cannot run here, with the reason.
 
     Raises:
         ModuleNotFoundError: the library is not installed.
@@ -136,7 +136,7 @@ def split_texts(original: Original, texts: Sequence[Any]) -> tuple[list[Any], li
 
 
 def fitting(seconds: float, one: float, most: int) -> int:
-    """Return how many texts all models can run in some seconds, of which the library takes one for a text."""
+    """Return the number of texts that all models can run in `seconds`; the library takes `one` for a text."""
     return min(most, int(seconds / (IN_ALL * one)))
 
 
@@ -177,9 +177,9 @@ def backend_of(thing: Any) -> str | None:
 
 
 def describe_speed(record: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a record for people: a table of times for each size of batch, and one of what is kept."""
+    """Yield the lines of a record for people: a table of times for each size of batch, and one of the agreement."""
     library, texts, machine = record["library"], record["texts"], record["environment"]
-    yield f"{record['checkpoint']}: {record['kind']}, beside {library['name']} {library['version']}"
+    yield f"{record['checkpoint']}: {record['kind']}, against {library['name']} {library['version']}"
     yield f"{machine['gpu'] if 'gpu' in machine else machine['cpu']}, {count_of(machine['threads'], 'thread')}"
     yield f"{texts['timed']} texts of {texts['tokens']:.0f} tokens on average; medians, in brackets quartiles"
     width = max(map(len, (*record["rows"], *map(name_of_batch, BATCHES))))
@@ -193,7 +193,7 @@ def describe_speed(record: dict[str, Any]) -> Iterator[str]:
             yield f"{name:{width}}  {times:9.2f}  {rate:14.1f}  {faster}".rstrip()
     yield from (f"{name} is left out: {reason}" for name, reason in record["left_out"].items())
     kept = {name: row["kept"] for name, row in record["rows"].items() if row["kept"]}
-    yield f"\nof the results for {texts['judged']} other texts is kept"
+    yield f"\nagreement with its results for {texts['judged']} other texts"
     yield " " * width + "".join(f"  {what}" for what in next(iter(kept.values())))
     for name, row in kept.items():
         yield f"{name:{width}}" + "".join(f"  {value:{len(what)}.4f}" for what, value in row.items())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]  # (predictions, labels) of the same examples -> the figure
 Figures = Callable[[Array], Sequence[Array]]  # indices of examples -> one or two samples of clusters
-LEVEL = 0.95  # of intervals
+LEVEL = 0.95  # the level of intervals
 RESAMPLES = 1000
 SMALLEST_P = 1e-9  # below it, p is not computed
 ROUNDING = 1e-12  # standard errors up to this are rounding
@@ -39,7 +39,7 @@ class Estimate:
     parts: tuple[tuple[float, float], ...]
 
     def reach(self, level: float) -> float:
-        """Return the half-width of the interval of this level."""
+        """Return the half-width of the interval at this level."""
         from scipy.stats import t
 
         return math.sqrt(sum(float(t.ppf((1 + level) / 2, freedom)) ** 2 * part for part, freedom in self.parts))
@@ -66,16 +66,16 @@ class Estimate:
 def crossed_estimate(figures: Figures, count: int) -> Estimate:
     """Estimate a mean over clusters, fine-tuned models or seeds, that are all measured on the same examples.
 
-    The variance of the mean has two parts: that of the clusters, s²/n, and that of the examples, from the bootstrap
-    over them with the clusters as they are.  Their sum is what resampling clusters and examples at once gives, but for
-    terms of order 1/n (Owen 2007, The pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411).  A percentile of
-    resampled clusters is too narrow: three models give no other means than ten (Hesterberg 2015, arXiv:1411.5279).  So
-    each part has Student's quantile with its own degrees of freedom, and the two intervals add in squares (Zou and
-    Donner 2008, Statistics in Medicine 27, 1693-1702).
+    The variance of the mean has two parts: the clusters', s²/n, and the examples', from the bootstrap over them with
+    fixed clusters.  Resampling clusters and examples at once gives their sum, up to terms of order 1/n (Owen 2007, The
+    pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411).  A percentile of resampled clusters is too narrow:
+    three models give only ten different means (Hesterberg 2015, arXiv:1411.5279).  So each part has Student's quantile
+    with its own degrees of freedom.  The two intervals add in squares (Zou and Donner 2008, Statistics in Medicine 27,
+    1693-1702).
 
     Args:
-        figures: (indices of examples) -> samples of clusters; the estimate is the mean of the first, minus that of the
-            second if there are two.  Samples of one cluster leave the examples as the only source of variance.
+        figures: (indices of examples) -> samples of clusters.  The estimate is the mean of the first, minus the
+            second's if there are two.  In samples of one cluster only the examples vary.
         count: number of examples.
     """
     whole = figures(np.arange(count))
@@ -95,7 +95,7 @@ def clustered_estimate(clusters: Sequence[Sequence[float]]) -> Estimate:
 
 
 def difference_of_means(samples: Sequence[Array]) -> float:
-    """Return the mean of the first sample, minus that of the second if there is one."""
+    """Return the mean of the first sample, minus the second's if there is one."""
     first, *others = (float(np.mean(each)) for each in samples)
     return first - sum(others)
 

@@ -179,7 +179,7 @@ def test_what_cannot_be_evaluated_is_refused(save, capsys):
     save("named", "BertForSequenceClassification", **names)
     save("other", "BertForSequenceClassification", id2label=dict(enumerate(NAMES)))
     for words, message in (
-        (["answers"], "answers is a BertForQuestionAnswering; those evaluated are BertForSequenceClassification,"),
+        (["answers"], "answers is a BertForQuestionAnswering, which has no task here; have: BertForSequenceClass"),
         (
             ["bare", "--task", "classification"],
             "bare has no classifier, which would be random: train it first",
@@ -187,7 +187,7 @@ def test_what_cannot_be_evaluated_is_refused(save, capsys):
         (["bare"], "similarity compares two texts; name two text columns, not one"),
         (["many"], "gives a text several labels at once, for which there is no metric here"),
         (["three", "--metric", "spearman"], "classification has no metric 'spearman'"),
-        (["three", "--metric", "f1"], "f1 is that of class 1 of two; for 3 classes there is macro-f1"),
+        (["three", "--metric", "f1"], "f1 counts class 1 of two; for 3 classes use macro-f1"),
         (["three", "--against", "four"], "three and four have heads of 3 and 4 outputs: compare models of one task"),
         (["named", "--against", "other"], "named and other have different classes, x, y, z and bad, fair, good"),
         (["nowhere/at/all"], "nowhere/at/all"),

@@ -132,7 +132,7 @@ def write_labels(path, labels):
         (["good", "1.000,5"], {"collect": True}, "the label '1.000,5' looks like a number"),
         (["good", "50 %"], {"collect": True}, "the label '50 %' looks like a number"),
         (["good", "3"], {"collect": True}, "the label '3' is a number, and most are words; or name the classes with"),
-        (["good", "Good"], {"collect": True}, "the label 'Good' differs from 'good' in small and"),
+        (["good", "Good"], {"collect": True}, "the label 'Good' differs from 'good' only in upper and"),
         (["1", "none", "2"], {"collect": True}, "the label 'none' is a word, and most are numbers; or name"),
         (["good", "N/A", "bad"], {"collect": True}, "the label 'N/A' stands for none: leave the row out; or name"),
         (["18-24", "65+", "18-24"], {"collect": True}, (0, 1, 0)),
@@ -170,7 +170,7 @@ def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "options", "said"),
     [
-        ("empty.tsv", "text\tlabel\n", {}, "empty.tsv has no examples: it is empty, or has a header alone"),
+        ("empty.tsv", "text\tlabel\n", {}, "empty.tsv has no examples: it is empty, or has only a header"),
         ("x.csv", "text,label\na,pos\nb,neg\ntext,label\nc,pos\n", {}, r"row 3 \(line 4\): the row repeats the names"),
         (
             "x.csv",
@@ -421,7 +421,7 @@ def test_metrics_are_scikit_learns(classes):
         assert found["f1"] == pytest.approx(f1_score(labels, predicted), abs=1e-12)
     else:  # what scikit-learn calls macro is never called f1
         assert "f1" not in found
-        with pytest.raises(ValueError, match="f1 is that of class 1 of two; for 5 classes there is macro-f1"):
+        with pytest.raises(ValueError, match="f1 counts class 1 of two; for 5 classes use macro-f1"):
             TASKS["classification"].metric("f1", 5)
     constant = np.zeros_like(outputs)
     assert (metrics["mcc"](constant, labels), metrics["f1"](constant[:, :2], labels % 2)) == (0, 0)
@@ -759,9 +759,9 @@ def test_similarity_is_pruned_without_labels(world, tmp_path):
     [
         ({"criterion": "mitchell"}, "there is no criterion 'mitchell'; have: michel, "),
         ({"criterion": "michel/twice"}, "criterion 'michel/twice': there is no option 'twice'; have: example, "),
-        ({"fraction": 1.5}, "fraction is 1.5; it is a share, 0 to 1"),
+        ({"fraction": 1.5}, "fraction is 1.5; it must be a share, 0 to 1"),
         ({"repair": "glue"}, "there is no repair 'glue'; have: none, mean, refit"),
-        ({"epochs": -1.0}, r"epochs is -1\.0; it is a finite number from 0"),
+        ({"epochs": -1.0}, r"epochs is -1\.0; it must be a finite number of 0 or more"),
         ({"epochs": math.nan}, "epochs is nan"),
     ],
 )
@@ -890,7 +890,7 @@ def test_labels_lengths_and_cells_out_of_range_are_refused_by_row(world, tmp_pat
         assert main([*command, "--out", str(tmp_path / "no")]) == 2
         assert said in capsys.readouterr().err
     assert main(["prune", "finetune", *data_arguments(world), "--max-length", "1", "--out", str(tmp_path / "no")]) == 2
-    assert "--max-length 1 leaves no word beside 3 special tokens" in capsys.readouterr().err
+    assert "--max-length 1 leaves no room for a word, with 3 special tokens" in capsys.readouterr().err
 
 
 # Comparisons, figures and the command -------------------------------------------------------------------------------
@@ -924,7 +924,7 @@ def test_rows_say_what_their_interval_is_over(runs):
         compare.summarise([])
     other = read_runs(runs)[0]
     other.facts["data"]["dev"] = "0" * 64
-    with pytest.raises(ValueError, match="the runs have 2 evaluation data; compare those of one"):
+    with pytest.raises(ValueError, match="the runs have 2 evaluation data; compare runs with only one"):
         compare.summarise([*read_runs(runs), other])
 
 
@@ -973,7 +973,7 @@ def test_several_models_are_compared_over_models_and_examples(runs):
     found, other = compare.summarise(made, against="random")
     assert found["difference"] == pytest.approx(better["accuracy"] - worse["accuracy"])
     assert "p" not in other
-    with pytest.raises(ValueError, match="began with other models: run both sides on the same ones"):
+    with pytest.raises(ValueError, match="began with different models: run both sides on the same ones"):
         compare.summarise([made[0], made[3]], against="random")
 
 
@@ -1005,9 +1005,7 @@ def test_where_most_examples_have_one_label_accuracy_is_doubted(runs):
 def test_models_that_predict_one_class_are_noted():
     one, two, words = np.eye(3)[[1, 1, 1]], np.eye(3)[[0, 1, 1]], np.full((2, 2, 2), np.nan)
     words[0, 0], words[1] = (1, 0), [(3, 2), (5, 1)]
-    assert (
-        compare.note_on_predictions([one]) == "the model predicts the same class for all examples, whatever they say"
-    )
+    assert compare.note_on_predictions([one]) == "the model predicts the same class for all examples"
     assert compare.note_on_predictions([one, two, words]).startswith("2 of 3 models predict the same class")
     assert compare.note_on_predictions([two]) is compare.note_on_predictions([np.ones((3, 1))]) is None
 

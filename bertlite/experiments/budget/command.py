@@ -375,7 +375,7 @@ def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | 
 def read_both(
     texts: Texts, dev: Texts | None, settings: PruneSettings, config: BertConfig
 ) -> tuple[Examples, Examples | None]:
-    """Read the texts to fit to and the texts to judge by; plain texts have no labels, even if the others have."""
+    """Read the texts to fit to and the texts to judge by; plain texts have no labels, even if others have."""
 
     def read(given: Texts, label: str | None) -> Examples:
         return examples_of(given, settings.text, label, settings.columns, config)
