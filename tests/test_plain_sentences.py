@@ -13,25 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "notebooks" / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-ROOMS = (  # of the package, held so far
-    "attention_view",
-    "causal.py",
-    "checkpoint",
-    "cli",
-    "config.py",
-    "embed",
-    "experiments",
-    "hf",
-    "inference",
-    "inspection.py",
-    "models",
-    "parity",
-    "pruning",
-    "runtime",
-    "shipping",
-    "stack",
-    "support",
-    "tokenizer",
+ROOMS = sorted(
+    path for path in (ROOT / "bertlite").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
 )
 NOT_PROSE = re.compile(
     r"^```.*?^```$|^<!-- ([a-z]+) -->$.*?^<!-- /\1 -->$|<!--.*?-->|^(?:\||#|!\[).*?$", re.MULTILINE | re.DOTALL
@@ -105,10 +88,9 @@ def test_sentences_are_short_and_plain(page: Path) -> None:
     assert len(long) <= len(found) / 10, long
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_docstrings_messages_and_comments_are_short_and_plain(room: str) -> None:
-    place = ROOT / "bertlite" / room
-    modules = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_docstrings_messages_and_comments_are_short_and_plain(room: Path) -> None:
+    modules = sorted(room.rglob("*.py")) if room.is_dir() else [room]
     found = [(module.name, sentence) for module in modules for text in prose(module) for sentence in sentences(text)]
     assert [each for each in found if WRITTEN_AROUND_A_NOUN.search(each[1])] == []
     long = [each for each in found if len(each[1].split()) > 25]

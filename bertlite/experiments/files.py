@@ -40,7 +40,7 @@ def model_key(model: Any, tokenizer: BertTokenizer | None = None, head: VectorHe
 
 
 def prediction_lines(labels: Array, **outputs: Array) -> Iterator[dict[str, Any]]:
-    """Yield a line for each example: its label and each of its named outputs, to 6 digits, or those of each word."""
+    """Yield a line for each example: its label and each of its named outputs, to 6 digits, or of each word."""
     for i, label in enumerate(labels):
         counted = label != NO_LABEL if labels.ndim > 1 else ...
         rows = {name: np.round(value[i][counted].astype(float), 6).tolist() for name, value in outputs.items()}
