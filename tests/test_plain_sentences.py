@@ -1,7 +1,8 @@
-"""Pages and code are read once: nine of ten sentences have at most 25 words, and none is written around a noun."""
+"""Pages, notebooks and code are read once: short sentences (nine of ten within 25 words), none around a noun."""
 
 import ast
 import io
+import json
 import re
 import tokenize
 from collections.abc import Iterator
@@ -80,18 +81,28 @@ def test_docstrings_messages_and_comments_are_found(tmp_path: Path) -> None:
     assert set(found[2:]) == {"what is given to another one.", "it is x: no name", "of three", "two lines"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_sentences_are_short_and_plain(page: Path) -> None:
-    found = sentences(page.read_text(encoding="utf-8"))
-    assert [sentence for sentence in found if WRITTEN_AROUND_A_NOUN.search(sentence)] == []
-    long = [sentence for sentence in found if len(sentence.split()) > 25]
-    assert len(long) <= len(found) / 10, long
-
-
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_docstrings_messages_and_comments_are_short_and_plain(room: Path) -> None:
-    modules = sorted(room.rglob("*.py")) if room.is_dir() else [room]
-    found = [(module.name, sentence) for module in modules for text in prose(module) for sentence in sentences(text)]
+def check(found: list[tuple[str, str]]) -> None:
+    """Check sentences, each with the place where it stands."""
     assert [each for each in found if WRITTEN_AROUND_A_NOUN.search(each[1])] == []
     long = [each for each in found if len(each[1].split()) > 25]
     assert len(long) <= len(found) / 10, long
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_are_plain(page: Path) -> None:
+    check([(page.name, sentence) for sentence in sentences(page.read_text(encoding="utf-8"))])
+
+
+def test_notebooks_are_plain() -> None:
+    found = []
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "markdown":
+                found += [(path.name, each) for each in sentences("".join(cell["source"])) if not each.endswith("?")]
+    check(found)
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_docstrings_messages_and_comments_are_plain(room: Path) -> None:
+    modules = sorted(room.rglob("*.py")) if room.is_dir() else [room]
+    check([(module.name, sentence) for module in modules for text in prose(module) for sentence in sentences(text)])
