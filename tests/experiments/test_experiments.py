@@ -487,7 +487,9 @@ def test_similarity_is_that_of_the_checkpoints_own_library(world, tmp_path):
     )
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([modules[0], *modules[2:]]))
-    with pytest.raises(ValueError, match=r"makes no vector of a whole text, as it has no Pooling \(is it a ColBERT"):
+    with pytest.raises(
+        ValueError, match=r"makes no vector of a whole text, since it has no Pooling \(is it a ColBERT"
+    ):
         TASKS["similarity"].of_checkpoint(str(folder))
     (folder / "modules.json").write_text(
         json.dumps([*modules[:2], {"type": "sentence_transformers.CNN", "path": "2"}])
@@ -688,7 +690,7 @@ def test_a_checkpoint_without_the_head_that_its_config_names_is_refused(world, t
     shutil.copy(world / "model" / "config.json", tmp_path / "bare")
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
-    assert "bare has no classifier, which would be random: train it first, as by" in capsys.readouterr().err
+    assert "bare has no classifier, which would be random: train it first, with" in capsys.readouterr().err
     assert not Path("x").exists()
 
 

@@ -192,7 +192,9 @@ def test_ids_are_all_integers_or_all_texts_and_else_rows_are_numbered_through_al
     assert list(Rows((first, second))) == [(0, "a"), (1, "b"), (2, "c")]
     assert list(Rows((second,), column="n", id="n")) == [("7", "7")]
     assert list(Rows((second,), column="b", id="a", columns=("a", "b"))) == [("n", "text"), ("7", "c")]
-    with pytest.raises(ValueError, match="name the column of the text with --text, that of the id with --id"):
+    with pytest.raises(
+        ValueError, match="name the column of the text with --text, and the column of the id with --id"
+    ):
         list(Rows((second,), id="m"))
     for before, last, fit in (
         ([1, -1], 2**63, "int64"),
@@ -203,7 +205,7 @@ def test_ids_are_all_integers_or_all_texts_and_else_rows_are_numbered_through_al
     ):
         first.write_text("".join(json.dumps({"text": "a", "n": n}) + "\n" for n in before))
         (tmp_path / "c.jsonl").write_text(json.dumps({"text": "a", "n": last}))
-        error = rf"c\.jsonl, row 1 \(line 1\): column 'n' holds {last!r}; .* those before it fit {fit}"
+        error = rf"c\.jsonl, row 1 \(line 1\): column 'n' holds {last!r}; .* earlier ids fit {fit}"
         with pytest.raises(ValueError, match=error):
             list(Rows((first, tmp_path / "c.jsonl"), id="n"))
     first.write_text('{"text": "a", "n": 1.5}')

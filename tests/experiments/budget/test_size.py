@@ -70,7 +70,7 @@ def test_a_vocabulary_is_pruned_by_a_command(cls: Any, world: Path, tmp_path: Pa
     printed = capsys.readouterr().out
     assert f"The vocabulary has {len(VOCAB) - 2} of {len(VOCAB)} tokens" in printed
     assert "50.0 % of 4 texts of dev.txt are cut into other tokens" in printed
-    assert "50.0 % are cut into other tokens" in (out / "README.md").read_text(encoding="utf-8")
+    assert "50.0 % of 4 texts of dev.txt are cut into other tokens" in (out / "README.md").read_text(encoding="utf-8")
     transformers = pytest.importorskip("transformers")
     stock = transformers.AutoTokenizer.from_pretrained(out)
     assert stock("the rare film")["input_ids"] == tokenizers[1].encode("the rare film")
