@@ -49,12 +49,12 @@ class SelfAttention(nn.Module):
         projected = self.query(x), self.key(x), self.value(x)
         q, k, v = (y.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for y in projected)  # (B, N, S, H)
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.head_size)  # (B, N, S queries, S keys)
-        scores = scores.masked_fill(~is_token[:, None, None, :], -math.inf)  # exp(-∞) = 0: nobody attends to padding
+        scores = scores.masked_fill(~is_token[:, None, None, :], -math.inf)  # exp(-∞) = 0: no token attends to padding
         return (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2)  # the heads' results side by side again
 
 
 class AddAndNormalise(nn.Module):
-    """LayerNorm(x + W·y + b): what was computed is added to what was there, so that each part makes a correction."""
+    """LayerNorm(x + W·y + b): the result is added to the old state, so that each part makes a correction."""
 
     def __init__(self, width: int, config: SimpleNamespace) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class AddAndNormalise(nn.Module):
 
 
 class Layer(nn.Module):
-    """Tokens exchange what they know (attention), then each works on its own (a network with one wide layer)."""
+    """Tokens exchange information (attention), then each works on its own (a network with one wide layer)."""
 
     def __init__(self, config: SimpleNamespace) -> None:
         super().__init__()

@@ -258,7 +258,7 @@ def test_several_heads_are_shown_at_once_each_in_its_colour(visit, folder, prune
         opened.keyboard.press(key)
         assert opened.locator(".cell[aria-selected=true]").count() == count
     cell(opened, 1, 2).click()
-    assert "averages over these heads, but for pruned ones." in opened.locator("#why").text_content()
+    assert "averages over these heads, except pruned ones." in opened.locator("#why").text_content()
     for head in ((0, 0), (0, 1), (0, 2), (2, 0), (2, 3), (0, 3)):
         cell(opened, *head).click()
     assert opened.locator("#chosen").text_content() == "8 heads"

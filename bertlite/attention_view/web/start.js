@@ -34,7 +34,7 @@ async function choose(layer, head, focus = false) {
   state.maps = maps;
   const [one] = heads, isFirst = one.layer === data.first.head[0] && one.head === data.first.head[1];
   element("chosen").textContent = isSeveral() ? `${heads.length} heads` : `Layer ${one.layer}, head ${one.head}`;
-  const lost = maps.some(each => each.includes(undefined)) ? ", but for pruned ones" : "";
+  const lost = maps.some(each => each.includes(undefined)) ? ", except pruned ones" : "";
   element("why").textContent = isSeveral() ? `${full ? `No more than ${MOST_HEADS} at once. ` : ""}Numbers are averages over these heads${lost}.`
     : isFirst ? data.first.why : sentenceOf(labelOf(one.layer, one.head));
   element("pointed").textContent = sentenceOf(labelOf(layer, head));

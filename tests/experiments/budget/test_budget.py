@@ -728,7 +728,7 @@ def test_distillation_is_told_and_leaves_nothing_worse(
     assert step in (0, 6, 12, 18, 24, 30)
     card = (tmp_path / "trained" / "README.md").read_text(encoding="utf-8")
     for page in (capsys.readouterr().out, card):
-        assert "then the layers were trained on 96 texts, 2.5 times each in 30 steps of 0.01 s, 2 min" in page
+        assert "then the layers were trained on 96 texts, 2.5 times each in 30 steps of 0.01 s (2 min" in page
         assert f"step {step} were kept, the best of 6 on the 24 texts held out of texts.tsv" in page
         assert ("and for the labels" in page) == labels
     assert "no weight was trained" not in card
