@@ -213,7 +213,10 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": ids(B, S), "token_type_ids": ids(1, B, S)}, "token_type_ids has shape \\(1, 2, 11\\)"),
     ({"input_ids": ids(B, S), "token_type_ids": ids(B, S, fill=5)}, "token_type_ids holds 5; .* 0 to 4"),
     ({"input_ids": ids(B, S), "token_type_ids": ids(B, S).half()}, "token_type_ids is torch.float16"),
-    ({"input_ids": ids(B, S), "position_ids": ids(S - 1)}, "position_ids has shape \\(10,\\);.* \\(2, 11\\), or what"),
+    (
+        {"input_ids": ids(B, S), "position_ids": ids(S - 1)},
+        "position_ids has shape \\(10,\\);.* \\(2, 11\\), or broad",
+    ),
     ({"input_ids": ids(B, S), "position_ids": ids(3, S)}, "position_ids has shape \\(3, 11\\)"),
     ({"input_ids": ids(B, S), "position_ids": ids(B, S, fill=40)}, "position_ids holds 40; .* 0 to 39"),
     ({"input_ids": ids(B, S), "position_ids": ids(S, fill=-1)}, "position_ids holds -1"),
