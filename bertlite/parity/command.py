@@ -194,9 +194,7 @@ def print_verdict(found: Mapping[str, Any], seconds: float) -> int:
     cases = [case for model in models for case in model["cases"]]
     unchecked = Counter(case["not_checked"] for case in cases if "not_checked" in case)
     for reason, count in sorted(unchecked.items()):
-        print(
-            f"not checked: {count_of(count, 'case')}: {reason}; tests/golden has the results of transformers 4.57.6"
-        )
+        print(f"not checked: {count_of(count, 'case')}: {reason}; tests/golden has the results of transformers 4.57.6")
     differ = [case["name"] for case in cases if not case.get("ok", True)]
     tensors, wrong = (
         sum(claim[name] for model in models for claim in model["claims"]) for name in ("tensors", "failed")
