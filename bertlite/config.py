@@ -15,8 +15,24 @@ from torch import nn
 from bertlite.support.activations import ACTIVATIONS, ONLY_HERE
 from bertlite.support.files import to_json, write_text
 
-RELATIVE = ("relative_key", "relative_key_query")
-POSITIONS = ("absolute", *RELATIVE, "bucketed", "disentangled")
+
+@dataclass(frozen=True)
+class Positions:
+    """A kind of positions; `bertlite.stack.positions.DISTANCES` has what it adds to the scores."""
+
+    in_embeddings: bool = True  # a vector for each position is added to the embeddings
+    in_scores: bool = True  # something for each distance is added to the scores of attention
+    in_bert: bool = True  # transformers' BERT has it
+    zeroes_padding: bool = False  # an encoder's padding is embedded as zeros, and attends to all keys alike
+
+
+POSITIONS = {  # by position_embedding_type
+    "absolute": Positions(in_scores=False),
+    "relative_key": Positions(in_embeddings=False),
+    "relative_key_query": Positions(in_embeddings=False),
+    "bucketed": Positions(in_bert=False),
+    "disentangled": Positions(in_bert=False, zeroes_padding=True),
+}
 DISENTANGLED = ("c2p", "p2c", "c2p|p2c")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 SIZES = (  # a checkpoint must state these, as defaults fit only bert-base
@@ -365,11 +381,17 @@ def embeds_size(config: BertConfig) -> int:
     return own_field(config, "embedding_size") or config.hidden_size
 
 
+def embeds_as_bert(config: BertConfig) -> bool:
+    """Return whether embeddings are BERT's: of the hidden size, with a position for each token of a row."""
+    names = ("embedding_size", "positions_skip_padding", "padding_has_position", "position_biased_input")
+    return all(own_field(config, name) == OWN[name] for name in names)
+
+
 def differs_from_bert(config: BertConfig) -> bool:
     """Return whether other libraries' BERT, with the same tensors, would compute something else or fail late."""
     projected = embeds_size(config) != config.hidden_size
     positions = (
-        config.position_embedding_type in ("bucketed", "disentangled")
+        not POSITIONS[config.position_embedding_type].in_bert
         or own_field(config, "padding_has_position")
         or not own_field(config, "position_biased_input")
     )

@@ -29,7 +29,7 @@ from bertlite.checkpoint.names import (
 from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.checkpoint.skeleton import make_skeleton
-from bertlite.config import RELATIVE, BertConfig, differs_from_bert, kept_heads, kept_neurons
+from bertlite.config import POSITIONS, BertConfig, differs_from_bert, kept_heads, kept_neurons
 from bertlite.models import heads
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.support.activations import ONLY_HERE
@@ -171,7 +171,7 @@ def in_transformers_5(cls: type[BertPreTrainedModel], config: BertConfig, stored
     yield from tensors_in(cls, whole, stored)
     if config.pruned_heads:
         yield DIFFERS, NO_PRUNING
-    if config.position_embedding_type in RELATIVE:
+    if (kind := POSITIONS[config.position_embedding_type]).in_bert and kind.in_scores:
         yield DIFFERS, f"computes absolute positions instead of {config.position_embedding_type}"
     if not config.tie_word_embeddings and HEAD_BIAS in stored and DECODER_BIAS not in stored and predicts_tokens(cls):
         yield DIFFERS, f"initialises {DECODER_BIAS}, which it does not tie to {HEAD_BIAS}"

@@ -20,7 +20,7 @@ from bertlite.checkpoint.names import (
 )
 from bertlite.checkpoint.reading import State
 from bertlite.config import BertConfig, pruned_neurons
-from bertlite.stack.modules import PROJECTIONS
+from bertlite.stack.positions import PROJECTIONS
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER_NAME = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\.")

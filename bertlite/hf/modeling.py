@@ -26,7 +26,7 @@ from transformers.utils import logging
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import is_misaligned
-from bertlite.config import embeds_size, normalise_heads, set_config
+from bertlite.config import embeds_as_bert, embeds_size, normalise_heads, set_config
 from bertlite.hf import compat, layers4, layers5, parts
 from bertlite.hf.calls import StockCalls, check_unused
 from bertlite.hf.folder import check_folder, says_if_missing
@@ -188,7 +188,7 @@ class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
     encoder_class = layers.BertEncoder
 
     def build(self, config: Any, add_pooling_layer: bool = True) -> None:
-        self.embeddings = parts.BertEmbeddings(config)
+        self.embeddings = (parts.BertEmbeddings if embeds_as_bert(config) else parts.FamilyEmbeddings)(config)
         self.encoder = self.encoder_class(config)
         self.pooler = parts.BertPooler(config) if add_pooling_layer else None
         self.attn_implementation = config._attn_implementation  # as in 4.57

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf.compat import complete_config_
-from bertlite.stack import modules
+from bertlite.stack import embeddings, modules
 
 
 class WithoutStock(nn.Module):
@@ -51,7 +51,11 @@ class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings)
             end = first + tokens.shape[1]
             if first or end <= self.position_ids.shape[1]:  # otherwise the table is longer
                 position_ids = self.position_ids[:, first:end]
-        return modules.BertEmbeddings.forward(self, input_ids, token_type_ids, position_ids, inputs_embeds)
+        return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
+
+
+class FamilyEmbeddings(BertEmbeddings, embeddings.FamilyEmbeddings):
+    """The embeddings of a checkpoint that another family's became."""
 
 
 class BertSelfOutput(modules.BertSelfOutput, WithoutStock, stock.BertSelfOutput):

@@ -13,7 +13,6 @@ from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.library import missing_platform
 from bertlite.runtime.structs import ACTIVATIONS, NUMBERS
 from bertlite.stack.modules import (
-    DISTANCE_BUCKETS,
     Activation,
     BertAttention,
     BertEncoder,
@@ -23,6 +22,7 @@ from bertlite.stack.modules import (
     BertSelfAttention,
     BertSelfOutput,
 )
+from bertlite.stack.positions import DISTANCES
 
 HOMES = ("torch.nn.", "transformers.", "bertlite.")  # classes from here compute as their names say
 RECORDING = "transformers.utils.output_capturing"  # hooks that keep hidden states
@@ -163,10 +163,6 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
         own = layer.attention.self
         if (own.attention_head_size, own.position_embedding_type) != wanted:
             yield f"encoder.layer.{i}.attention.self has {own.position_embedding_type} positions or another head dim"
-        elif config.position_embedding_type not in ("absolute", "disentangled"):
-            found, shape = tuple(own.distance_embedding.weight.shape), distances_shape(own, config)
-            if found != shape:
-                yield f"encoder.layer.{i}.attention.self.distance_embedding has a weight of {found}, not of {shape}"
         norms = {"attention.output": layer.attention.output.LayerNorm, "output": layer.output.LayerNorm}
         for name, norm in norms.items():
             fault = norm_fault(norm, model.config.hidden_size, model.config.layer_norm_eps)
@@ -176,17 +172,10 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
         if type(act) is not Activation or act.name != config.hidden_act:
             place = f"encoder.layer.{i}.intermediate.intermediate_act_fn"
             yield f"{place} is {act!r}, and the config has {config.hidden_act!r}"
-        for name, shape in matrix_shapes(layer, model.config.hidden_size).items():
+        for name, shape in matrix_shapes(layer, config).items():
             found = tuple(layer.get_parameter(f"{name}.weight").shape)
             if found != shape:
                 yield f"encoder.layer.{i}.{name} has a weight of {found}, not of {shape}"
-
-
-def distances_shape(attention: BertSelfAttention, config: BertConfig) -> tuple[int, int]:
-    """Return the shape of a table of distances, by head or of vectors."""
-    if config.position_embedding_type == "bucketed":
-        return DISTANCE_BUCKETS, attention.num_attention_heads
-    return 2 * config.max_position_embeddings - 1, attention.attention_head_size
 
 
 def asks_for_more(config: BertConfig, others: Mapping[str, Any]) -> bool:
@@ -210,13 +199,15 @@ def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:
     return None if norm.eps == eps else f"has eps {norm.eps}, and the config {eps}"
 
 
-def matrix_shapes(layer: BertLayer, hidden_size: int) -> dict[str, tuple[int, int]]:
+def matrix_shapes(layer: BertLayer, config: BertConfig) -> dict[str, tuple[int, int]]:
     """Return the shapes of a layer's matrices by its counts of heads and neurons."""
-    own, neurons = layer.attention.self, layer.intermediate.dense.weight.shape[0]
+    own, neurons, hidden_size = layer.attention.self, layer.intermediate.dense.weight.shape[0], config.hidden_size
     width = own.num_attention_heads * own.attention_head_size
-    heads = {f"attention.self.{name}": (width, hidden_size) for name in ("query", "key", "value")}
+    heads = dict.fromkeys(("query", "key", "value"), (width, hidden_size))
+    if table := DISTANCES[own.position_embedding_type].table(config, own.num_attention_heads):
+        heads["distance_embedding"] = table
     return {
-        **heads,
+        **{f"attention.self.{name}": shape for name, shape in heads.items()},
         "attention.output.dense": (hidden_size, width),
         "intermediate.dense": (neurons, hidden_size),
         "output.dense": (hidden_size, neurons),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import RELATIVE, BertConfig, set_config
+from bertlite.config import POSITIONS, BertConfig, set_config
 from bertlite.models.structure import check_linear, layers_of, resize_
 
 
@@ -64,7 +64,7 @@ class Resizable:
         relative = [
             layer.attention.self
             for layer in layers_of(self)
-            if layer.attention.self.position_embedding_type in RELATIVE
+            if not POSITIONS[layer.attention.self.position_embedding_type].in_embeddings
         ]
         if positions is not None:
             check_embedding("position_embeddings", positions)

@@ -28,6 +28,7 @@ from bertlite.config import (
 )
 from bertlite.stack.body import BertBody
 from bertlite.stack.modules import BertAttention, BertLayer
+from bertlite.stack.positions import DISTANCES
 
 
 class BertLike(Protocol):
@@ -375,7 +376,7 @@ def resize_attention_(attention: BertAttention, change: Change) -> None:
     for part in own.projections().values():
         resize_(part, *(change(x, 0, own.attention_head_size) for x in (part.weight, part.bias)))
     resize_(dense, change(dense.weight, 1, own.attention_head_size), dense.bias)
-    if own.position_embedding_type == "bucketed":
+    if DISTANCES[own.position_embedding_type].per_head:
         set_columns_(own.distance_embedding, change(own.distance_embedding.weight, 1, 1))
     own.all_head_size = own.query.out_features
     own.num_attention_heads = own.all_head_size // own.attention_head_size

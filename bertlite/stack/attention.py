@@ -5,7 +5,6 @@ A kernel gets tensors and functions of tensors, never a module.
 Shapes:  B sequences · S queries · K keys · T tokens · N heads · H head dim · D hidden;  … is (B, S) or, packed, (T,)
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,14 +18,13 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertlite.stack.cache import Cache
-from bertlite.stack.disentangled import DistanceTable
 from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Layout, Packed
+from bertlite.stack.positions import DistanceTable, ScoreBias
 from bertlite.support import torch_private
 
 SWITCHING = RLock()  # held while a thread has cuDNN switched off, or another thread would switch it on again
 MOST_DRAWING = 4  # up to this many threads, one thread drawing for all in `drop` is faster than `F.dropout`
-ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> added to (B, N, S, K)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class LayerContext:
         returns_weights: attention returns its weights, even if the kernel gives none.
         weights: {layer: attention weights, (B, N, S, K)}, filled by the layers if weights are wanted.
         layer: the number of the layer that gets this.
-        distance_table: the encoder's table of distances, if positions are "disentangled".
+        distance_table: the encoder's, for kinds of positions with one table for all layers.
     """
 
     backend: Backend
@@ -141,20 +139,6 @@ def as_scores(bias: Tensor, dtype: torch.dtype) -> Tensor:
         return bias
     limit = torch.finfo(dtype).max / 2
     return bias.to(dtype).clamp(-limit, limit)
-
-
-def relative_scores(q: Tensor, k: Tensor, table: Tensor, with_keys: bool) -> Tensor:
-    """Return the scores of the distance from query to key, to add to the scaled scores, (B, N, S, K).
-
-    Args:
-        table: (S, K, H) for the longest sequence: the vector of the distance between each two tokens.
-        with_keys: multiply keys by it too (Huang et al. 2020), not only queries (Shaw et al. 2018).
-    """
-    table = table[: q.shape[-2], : k.shape[-2]]
-    scores = torch.einsum("bnsh,skh->bnsk", q, table)
-    if with_keys:
-        scores = scores + torch.einsum("bnkh,skh->bnsk", k, table)
-    return scores / math.sqrt(q.shape[-1])
 
 
 def probabilities(q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | None) -> Tensor:

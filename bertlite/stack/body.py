@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from bertlite.config import BertConfig
+from bertlite.config import POSITIONS, BertConfig, embeds_as_bert
 from bertlite.stack.attention import PACKING, Backend, LayerContext, Requirements, select
 from bertlite.stack.cache import KeyValueCache
-from bertlite.stack.disentangled import zero_padding
+from bertlite.stack.embeddings import FamilyEmbeddings
 from bertlite.stack.inputs import (
     ForwardArgs,
     Mask,
@@ -29,6 +29,7 @@ from bertlite.stack.inputs import (
 from bertlite.stack.layouts import CPU, MAX_FILL, MIN_POSITIONS, Layout, Packed, Padded, packing_of, token_positions
 from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput, ModelOutput
+from bertlite.stack.positions import zero_padding
 
 Out = TypeVar("Out")
 
@@ -55,7 +56,7 @@ class BertBody(Body, Generic[Out]):
 
     def build(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         """Attach the parts."""
-        self.embeddings = BertEmbeddings(config)
+        self.embeddings = (BertEmbeddings if embeds_as_bert(config) else FamilyEmbeddings)(config)
         self.encoder = self.encoder_class(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
 
@@ -143,7 +144,7 @@ class BertBody(Body, Generic[Out]):
             positions = args.positions(config, 0 if cache is None else cache.length)
         packed = layout.pack_inputs(args.input_ids, args.token_type_ids, positions, args.inputs_embeds)
         x = self.embeddings(*packed)  # (B, S, D) or (T, D)
-        if config.position_embedding_type == "disentangled" and not (config.is_decoder or layout.packs):
+        if POSITIONS[config.position_embedding_type].zeroes_padding and not (config.is_decoder or layout.packs):
             x = zero_padding(x, args.attention_mask)
         inputs = self.layer_context(args, layout, x, cache)
         x, states = self.run_encoder(x, inputs)
@@ -213,7 +214,8 @@ class BertBody(Body, Generic[Out]):
         elif mask is not None and self.why_padded(args, mask, cache is not None) is None:
             real = token_positions(x, mask)
             found = Packed.of_mask(real) if bool(real[:, 0].all()) else None
-        if found is not None and self.config.position_embedding_type != "absolute" and not found.is_contiguous:
+        in_scores = POSITIONS[self.config.position_embedding_type].in_scores
+        if found is not None and in_scores and not found.is_contiguous:
             if name in PACKING:
                 raise ValueError(
                     "packed attention cannot use relative positions when padding lies between tokens;"
@@ -277,13 +279,14 @@ class BertBody(Body, Generic[Out]):
             crosses: whether keys are an encoder's output.
         """
         config, name = self.config, args.attention
+        kind = POSITIONS[config.position_embedding_type]
         mask = args.encoder_attention_mask if crosses else args.attention_mask
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
             refuse_pruned(config, f"an {'encoder_' if crosses else ''}attention_mask for each head")
         requirements = Requirements(
             weights=args.output_attentions,
             dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
-            relative=config.position_embedding_type != "absolute",
+            relative=kind.in_scores,
             device=x.device.type,
             dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
             head_dim=config.hidden_size // config.num_attention_heads,
@@ -296,7 +299,7 @@ class BertBody(Body, Generic[Out]):
         is_causal = config.is_decoder and not crosses
         causal = causal_mask(layout.length, layout.keys, layout.device) if is_causal else None
         shape = layout.batch, layout.length, layout.keys
-        evenly = config.position_embedding_type == "disentangled" and not (config.is_decoder or crosses)
+        evenly = kind.zeroes_padding and not (config.is_decoder or crosses)
         return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name, evenly)
 
     def may_skip_padding(self) -> bool:

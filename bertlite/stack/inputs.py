@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads
+from bertlite.config import POSITIONS, BertConfig, embeds_size, kept_heads
 from bertlite.support import torch_private
 
 TENSORS = (
@@ -145,8 +145,9 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
         batch, longest = given.shape[:2]  # as torch.fx can trace it
     else:
         longest = check_ends(args, name)
-    unlimited = not getattr(config, "position_biased_input", True) and config.position_embedding_type not in RELATIVE
-    counted = (args.position_ids is None or config.position_embedding_type != "absolute") and not unlimited
+    kind = POSITIONS[config.position_embedding_type]
+    unlimited = kind.in_embeddings and not getattr(config, "position_biased_input", True)
+    counted = (args.position_ids is None or kind.in_scores) and not unlimited
     if (in_rows and longest < 1) or (counted and past + longest > config.max_position_embeddings):
         raise ValueError(
             f"{'the sequences are' if in_rows else 'the longest sequence is'} {longest} tokens long"

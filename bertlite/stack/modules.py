@@ -3,24 +3,19 @@
 Shapes:  B sequences · S positions · D hidden · N heads kept · H head dim;  … is (B, S) or, packed, (T,)
 """
 
-import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
-from bertlite.stack.attention import LayerContext, ScoreBias, attend, drop, relative_scores
-from bertlite.stack.disentangled import add_projections_, add_table_, disentangled_bias, find_table
+from bertlite.config import POSITIONS, BertConfig, kept_heads, kept_neurons, own_field
+from bertlite.stack.attention import LayerContext, attend, drop
+from bertlite.stack.positions import DISTANCES, PROJECTIONS, find_table
 from bertlite.support.activations import ACTIVATIONS
-
-DISTANCE_BUCKETS = 32  # for positions "bucketed"
-PROJECTIONS = ("query", "key", "value", "pos_key_proj", "pos_query_proj")  # to heads; the last two only for distances
 
 
 def drop_by(module: nn.Module, x: Tensor) -> Tensor:
@@ -36,51 +31,35 @@ class BertEmbeddings(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        size = embeds_size(config)
-        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
-        positions = config.max_position_embeddings
-        self.padding_row = positions if own_field(config, "padding_has_position") else None
-        self.position_embeddings: Any = None
-        if own_field(config, "position_biased_input"):
-            rows = positions + (self.padding_row is not None)
-            self.position_embeddings = nn.Embedding(rows, size, self.padding_row)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
-        self.norms_last = own_field(config, "projected_before_norm")
-        self.LayerNorm = nn.LayerNorm(config.hidden_size if self.norms_last else size, eps=config.layer_norm_eps)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.position_embeddings: Any = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.projection: nn.Linear | None = None
-        if size != config.hidden_size:
-            self.projection = nn.Linear(size, config.hidden_size, bias=not self.norms_last)
-        self.skips_padding = own_field(config, "positions_skip_padding")  # padding is at -1
-        self.absolute = self.position_embeddings is not None and config.position_embedding_type not in RELATIVE
+        self.adds_positions = POSITIONS[config.position_embedding_type].in_embeddings
 
     def forward(
         self,
         input_ids: Tensor | None = None,  # (…,)
         token_type_ids: Tensor | None = None,  # (…,), zeros if not given
         position_ids: Tensor | None = None,  # (…,), (1, S) or (S,), counted from 0 if not given
-        inputs_embeds: Tensor | None = None,  # (…, D or the embedding size), instead of input_ids
+        inputs_embeds: Tensor | None = None,  # (…, D), instead of input_ids
     ) -> Tensor:  # (…, D)
         x = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if token_type_ids is None:
             token_type_ids = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
-        x = x + self.token_type_embeddings(token_type_ids)
-        if self.absolute:
-            if position_ids is None:
-                position_ids = torch.arange(x.shape[-2], device=x.device)[None]
-            if hasattr(self.position_embeddings.weight, "grad_sample"):  # Opacus, which needs (B, S)
-                position_ids = position_ids.expand(x.shape[:-1])
-            skips, row = self.skips_padding, self.padding_row
-            rows = position_ids.masked_fill(position_ids < 0, row or 0) if skips else position_ids
-            position_embeds = self.position_embeddings(rows)
-            if skips and row is None:
-                position_embeds = position_embeds * (position_ids >= 0)[..., None]
-            x = x + position_embeds
-        if self.projection is None:
-            return drop_by(self.dropout, self.LayerNorm(x))
-        if self.norms_last:
-            return drop_by(self.dropout, self.LayerNorm(self.projection(x)))
-        return self.projection(drop_by(self.dropout, self.LayerNorm(x)))
+        x = self.add_positions(x + self.token_type_embeddings(token_type_ids), position_ids)
+        return drop_by(self.dropout, self.LayerNorm(x))
+
+    def add_positions(self, x: Tensor, position_ids: Tensor | None) -> Tensor:  # (…, D) -> (…, D)
+        """Add the vector of each position, unless positions are only in the scores."""
+        if not self.adds_positions:
+            return x
+        if position_ids is None:
+            position_ids = torch.arange(x.shape[-2], device=x.device)[None]
+        if hasattr(self.position_embeddings.weight, "grad_sample"):  # Opacus, which needs (B, S)
+            position_ids = position_ids.expand(x.shape[:-1])
+        return x + self.position_embeddings(position_ids)
 
 
 class BertSelfAttention(nn.Module):
@@ -96,46 +75,29 @@ class BertSelfAttention(nn.Module):
         self.value = linear(config.hidden_size, self.all_head_size)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
         self.position_embedding_type = "absolute" if cross else config.position_embedding_type
-        if self.position_embedding_type == "bucketed":
-            self.distance_embedding = nn.Embedding(DISTANCE_BUCKETS, self.num_attention_heads)
-        elif self.position_embedding_type == "disentangled":
-            add_projections_(self, config, linear)
-        elif self.position_embedding_type != "absolute":
-            self.max_position_embeddings = config.max_position_embeddings
-            self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
+        DISTANCES[self.position_embedding_type].attach_(self, config, linear)
 
     def forward(
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, N·H), (B, N, S, K)
         q, k, v = self.project(hidden_states, inputs)
-        score_bias = None if self.position_embedding_type == "absolute" else self.score_bias(q, k, inputs)
+        score_bias = None
+        if POSITIONS[self.position_embedding_type].in_scores:
+            score_bias = DISTANCES[self.position_embedding_type].score_bias(self, q, k, inputs)
         return attend(q, k, v, inputs, score_bias, self.dropout.p if self.training else 0.0)
 
     def project(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, (…, N, H)."""
-        q = self.split(self.query(hidden_states))
+        heads = (-1, self.attention_head_size)
+        q = self.query(hidden_states).unflatten(-1, heads)
         x = hidden_states if inputs.source is None else inputs.source.to(hidden_states.device)
         if inputs.cache is None:
-            return q, self.split(self.key(x)), self.split(self.value(x))
-        return q, *inputs.through_cache(lambda: (self.split(self.key(x)), self.split(self.value(x))))
+            return q, self.key(x).unflatten(-1, heads), self.value(x).unflatten(-1, heads)
+        return q, *inputs.through_cache(lambda: (self.key(x).unflatten(-1, heads), self.value(x).unflatten(-1, heads)))
 
     def projections(self) -> dict[str, nn.Linear]:
         """Return the linear layers to heads, by name."""
         return {name: part for name, part in self.named_children() if name in PROJECTIONS}  # type: ignore[misc]
-
-    def split(self, x: Tensor) -> Tensor:  # (…, N·H) -> (…, N, H)
-        return x.unflatten(-1, (x.shape[-1] // self.attention_head_size, self.attention_head_size))
-
-    def score_bias(self, q: Tensor, k: Tensor, inputs: LayerContext) -> ScoreBias:  # (…, N, H) each
-        """Return the function that computes the score bias of relative positions."""
-        distances = inputs.distances(q, k)
-        if self.position_embedding_type == "disentangled":
-            return disentangled_bias(self, distances, inputs.distance_table)
-        if self.position_embedding_type == "bucketed":
-            buckets = self.distance_embedding(distance_buckets(distances)).permute(2, 0, 1)[None].to(q.dtype)
-            return lambda q, k: buckets[..., : q.shape[-2], : k.shape[-2]]
-        table = self.distance_embedding(distances + self.max_position_embeddings - 1).to(q.dtype)  # (S, K, H)
-        return partial(relative_scores, table=table, with_keys=self.position_embedding_type == "relative_key_query")
 
 
 class BertSelfOutput(nn.Module):
@@ -256,9 +218,8 @@ class BertEncoder(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
-        self.rel_embeddings: nn.Embedding | None = None  # the table of distances, of positions "disentangled"
-        if config.position_embedding_type == "disentangled":
-            add_table_(self, config)
+        self.rel_embeddings: nn.Embedding | None = None  # a table of distances for all layers, as in DeBERTa
+        DISTANCES[config.position_embedding_type].attach_to_encoder_(self, config)
 
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers on (…, D); return the last one's output and, if they are kept, the inputs of each layer."""
@@ -293,16 +254,6 @@ class BertPooler(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
         first = hidden_states[:, 0]
         return self.activation(self.dense(first if self.dropout is None else self.dropout(first)))
-
-
-def distance_buckets(distance: Tensor) -> Tensor:
-    """Return the bucket of each distance from query to key: one each up to 7, then logarithmic steps up to 127.
-
-    Keys after the query have the second half (Raffel et al. 2020, section 2.1; transformers' MPNetEncoder).
-    """
-    half, exact, size = DISTANCE_BUCKETS // 2, DISTANCE_BUCKETS // 4, distance.abs()
-    steps = torch.log(size.clamp(min=exact).float() / exact) / math.log(128 / exact) * (half - exact)
-    return torch.where(size < exact, size, (exact + steps.long()).clamp(max=half - 1)) + half * (distance < 0)
 
 
 def activation(name: str) -> nn.Module:

@@ -9,14 +9,13 @@ from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients,
 from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
-from bertlite.config import RELATIVE
 from bertlite.stack.modules import Activation, activation, linear
 from bertlite.support.activations import ACTIVATIONS
 
 L = 3
 
 
-@pytest.mark.parametrize("positions", RELATIVE)
+@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
 def test_relative_positions_know_only_distances(positions: str) -> None:
     model = make(position_embedding_type=positions)
     batch = make_batch(lengths=(11, 11))

@@ -14,7 +14,7 @@ from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.work import Work, full
 from bertlite.experiments.files import units_kept
 from bertlite.pruning.importance.allocation import BySize, head_macs, neuron_macs
-from bertlite.stack.modules import DISTANCE_BUCKETS
+from bertlite.stack.positions import DISTANCES
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
@@ -146,9 +146,7 @@ class UnitCosts:
         """Return the bytes of the weights of a model's heads and neurons."""
         config, each = model.config, model.dtype.itemsize
         D, H = config.hidden_size, config.hidden_size // config.num_attention_heads
-        distances = DISTANCE_BUCKETS if config.position_embedding_type == "bucketed" else 0
-        if config.position_embedding_type == "disentangled" and not config.share_att_key:
-            distances = (D + 1) * H * len(config.pos_att_type.split("|"))
+        distances = DISTANCES[config.position_embedding_type].numbers_of_head(config)
         return cls(each * (4 * D * H + 3 * H + distances), each * (2 * D + 1))
 
     def total(self, sizes: Sequence[tuple[int, int]]) -> int:

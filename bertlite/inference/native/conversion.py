@@ -12,7 +12,7 @@ from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.structs import Kernels
-from bertlite.stack.disentangled import normalised
+from bertlite.stack.positions import normalised
 
 
 @torch.no_grad()

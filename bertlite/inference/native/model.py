@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import embeds_size
+from bertlite.config import POSITIONS, embeds_size
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.support import asks_for_more, norm_fault
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.structs import ACTIVATIONS, Batch, Ids, Kernels, Model
 from bertlite.stack.attention import PACKING
 from bertlite.stack.body import has_hooks, has_hooks_within, output_or_tuple
+from bertlite.stack.embeddings import FamilyEmbeddings
 from bertlite.stack.inputs import first_position, values_readable
 from bertlite.stack.layouts import Padded
 from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
@@ -25,7 +26,7 @@ NO_LIMIT = 2**62  # positions, if there is no table of them
 PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
 
 
-class NativeEmbeddings(BertEmbeddings):
+class NativeEmbeddings(FamilyEmbeddings):
     """The embeddings, computed by the kernels."""
 
     kernels: Kernels
@@ -66,7 +67,7 @@ class NativeEmbeddings(BertEmbeddings):
         count = NO_LIMIT if positions is None else len(positions.weight) - padded
         return Ids(
             rows=rows, length=length, words=words.data_ptr(), segment_table=segments.weight.data_ptr(),
-            position_table=positions.weight.data_ptr() if self.absolute else None,
+            position_table=positions.weight.data_ptr() if self.adds_positions else None,
             norm_weight=norm.weight.data_ptr(), norm_bias=norm.bias.data_ptr(), word_count=words.shape[0],
             segment_count=len(segments.weight), position_count=count, padding_has_position=padded,
         )  # fmt: skip
@@ -164,7 +165,7 @@ class NativeBertModel(BertModel):
         told = self.encoder.skip_padding
         skips = (skips if told is None else told) is not False or self.attention_name() in PACKING
         given.takes_padding = skips and (first_only or not encoded)  # a head of tokens takes them without padding
-        given.keeps_order = self.config.position_embedding_type != "absolute"
+        given.keeps_order = POSITIONS[self.config.position_embedding_type].in_scores
         if self.config.positions_skip_padding:
             pad = self.config.pad_token_id
             given.skips_padding, given.padding = True, -1 if pad is None else pad
@@ -197,11 +198,12 @@ def address(x: Tensor | None) -> int | None:
 def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dtype) -> None:
     """Let the kernels compute the embeddings and the pooler too, if these are plain modules."""
     body, embeddings, pooler = model.base_model, model.base_model.embeddings, model.base_model.pooler
-    config, is_known = model.config, type(embeddings) is BertEmbeddings and type(body) is BertModel
+    config, is_known = model.config, type(embeddings) in (BertEmbeddings, FamilyEmbeddings) and type(body) is BertModel
     width = embeds_size(config)
     fault = norm_fault(embeddings.LayerNorm, width, config.layer_norm_eps)
     renormed = any(getattr(part, "max_norm", None) is not None for part in embeddings.children())
-    if is_known and fault is None and not (embeddings.norms_last or renormed):
+    if is_known and fault is None and not (config.projected_before_norm or renormed):
+        embeddings.projection = getattr(embeddings, "projection", None)
         embeddings.__class__, body.__class__ = NativeEmbeddings, NativeBertModel
         vars(embeddings).update(kernels=kernels, floats=floats, width=width)
         for parameter in embeddings.parameters():  # a table may be transposed

@@ -23,7 +23,7 @@ from bertlite.checkpoint.names import DECODER
 from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, State
 from bertlite.checkpoint.saving import SUPERSEDED, bytes_of, lay_out, write_safetensors
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
-from bertlite.config import BertConfig, set_config
+from bertlite.config import POSITIONS, BertConfig, embeds_size, set_config
 from bertlite.inference.native.conversion import run_natively_
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
@@ -101,17 +101,17 @@ def describe(model: BertPreTrainedModel) -> dict[str, Any]:
     body, config = model.base_model, model.config
     embeddings, encoder = body.embeddings, cast(NativeEncoder, body.encoder)
     pooler = {} if body.pooler is None else {"pooler": cast(NativeLinear, body.pooler.dense).activation}
-    projection = "after" if embeddings.norms_last else "before"
+    projection = "after" if config.projected_before_norm else "before"
     return {
         "shape": {**asdict(encoder.weights.shape), "blocks": None},
         "embeddings": {
             "epsilon": embeddings.LayerNorm.eps,
-            "absolute": embeddings.absolute,
+            "absolute": embeddings.adds_positions,
             "positions": config.max_position_embeddings,
-            "padding_has_position": embeddings.padding_row is not None,
-            "skips_padding": embeddings.skips_padding,
+            "padding_has_position": config.padding_has_position,
+            "skips_padding": config.positions_skip_padding,
             "padding": config.pad_token_id,
-            "norm": None if embeddings.projection is None else projection,
+            "norm": None if embeds_size(config) == config.hidden_size else projection,
         },
         **pooler,
     }
@@ -169,7 +169,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
     numbers: str = about["numbers"]
     config = BertConfig.from_values(path, about["config"])
     without_layers = replace(config, num_hidden_layers=0, pruned_heads={}, pruned_neurons={})
-    if config.position_embedding_type == "disentangled":  # its table of distances is packed with the layers
+    if POSITIONS[config.position_embedding_type].in_embeddings:  # an encoder's table of distances is with the layers
         without_layers = replace(without_layers, position_embedding_type="absolute")
     try:
         model = make_skeleton(CLASSES[about["class"]], without_layers, about["options"])

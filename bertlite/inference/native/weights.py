@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from bertlite.config import RELATIVE, BertConfig, kept_heads, pruned_neurons
+from bertlite.config import BertConfig, kept_heads, pruned_neurons
 from bertlite.runtime.packed import aligned, in_blocks, pack_matrix
 from bertlite.runtime.shapes import ALIGNMENT, MATRICES, TABLES, VECTORS, LayerShape, Shape, round_up
 from bertlite.runtime.structs import Blocks, Kernels
-from bertlite.stack.disentangled import project_table, table_rows
-from bertlite.stack.modules import BertLayer, distance_buckets
+from bertlite.stack.modules import BertLayer
+from bertlite.stack.positions import DISTANCES
 
 MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
 
@@ -69,7 +69,7 @@ class NativeWeights:
         """Pack the weights of a stack; `missing_for_native` must have found no fault in its modules.
 
         Args:
-            vectors: the encoder's table of distances, normalised, if positions are "disentangled".
+            vectors: the encoder's table of distances, normalised, if it has one.
         """
         left = (
             LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
@@ -82,9 +82,7 @@ class NativeWeights:
         for start, count in weights.at.values():
             data[start + count : start + round_up(count, ALIGNMENT)] = 0  # equal weights give equal files
         for i, layer in enumerate(layers):
-            weights.pack_layer(i, layer, kernels)
-            if vectors is not None:
-                weights.pack_tables(i, layer, vectors, kernels)
+            weights.pack_layer(i, layer, vectors, kernels)
         return weights
 
     def in_blocks(self, blocks: Blocks) -> "NativeWeights":
@@ -95,7 +93,7 @@ class NativeWeights:
         ask_for_huge_pages(data.ctypes.data, len(data))
         return NativeWeights(shape, torch.from_numpy(data))
 
-    def pack_layer(self, i: int, layer: BertLayer, kernels: Kernels) -> None:
+    def pack_layer(self, i: int, layer: BertLayer, table: Tensor | None, kernels: Kernels) -> None:
         own = layer.attention.self
         heads = [self.pad_heads(x) for part in (own.query, own.key, own.value) for x in (part.weight, bias_of(part))]
         self.pack_matrix(i, "qkv", torch.cat(heads[::2]), torch.cat(heads[1::2]), kernels)
@@ -107,24 +105,11 @@ class NativeWeights:
         vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
         for name, vector in zip(VECTORS, vectors, strict=True):
             self.part(i, name).copy_(vector)
-        if self.shape.positions in RELATIVE:
-            weight = pad(own.distance_embedding.weight.flip(0), (0, self.shape.padded_head - self.shape.head_size))
-            self.pack_matrix(i, "distances", weight, weight.new_zeros(len(weight)), kernels)
-        elif self.shape.positions == "bucketed":
-            distances = torch.arange(self.shape.max_positions - 1, -self.shape.max_positions, -1, device="cpu")
-            bias = own.distance_embedding.weight[distance_buckets(distances)].T  # (N, 2 P - 1)
-            self.part(i, "distance_bias").copy_(bias.flatten())
-
-    def pack_tables(self, i: int, layer: BertLayer, vectors: Tensor, kernels: Kernels) -> None:
-        """Pack each head's projection of the table of distances, the largest distance first."""
-        shape = self.shape
-        for kind, table in project_table(layer.attention.self, vectors).items():  # (N, head dim, R)
-            rows = pad(table.flip(2).mT, (0, shape.padded_head - shape.head_size, 0, shape.table_rows - len(vectors)))
-            flat = rows.flatten(0, 1)
-            self.pack_matrix(i, TABLES[kind], flat, flat.new_zeros(len(flat)), kernels)
-        distances = torch.arange(shape.reach, -shape.reach - 1, -1, device="cpu")
-        rows = len(vectors) - 1 - table_rows(distances, shape.buckets, shape.reach)
-        self.part(i, "distance_rows").copy_(rows)
+        for name, x in DISTANCES[self.shape.positions].packed(own, self.shape, table).items():
+            if x.dim() == 2:
+                self.pack_matrix(i, TABLES.get(name, name), x, x.new_zeros(len(x)), kernels)
+            else:
+                self.part(i, name).copy_(x)
 
     def pad_heads(self, x: Tensor) -> Tensor:
         """Pad each head of (N · head dim, …) with zeros, to (N · H, …)."""
