@@ -32,6 +32,7 @@ from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.config import POSITIONS, BertConfig, differs_from_bert, kept_heads, kept_neurons
 from bertlite.models import heads
 from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.models.body import LanguageModelBody
 from bertlite.support.activations import ONLY_HERE
 from bertlite.support.files import write_json
 from bertlite.support.progress import count_of
@@ -208,7 +209,7 @@ def name_in_transformers(name: str, base: str) -> str | None:
 
 
 def predicts_tokens(cls: type[BertPreTrainedModel]) -> bool:
-    return cls in (heads.BertForMaskedLM, heads.BertForPreTraining, heads.BertLMHeadModel)
+    return issubclass(cls, LanguageModelBody)
 
 
 def decoder_differs(config: BertConfig, stored: State) -> bool:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-import bertlite
 from bertlite.checkpoint.files import Source
 from bertlite.experiments.data import (
     NO_LABEL,
@@ -27,6 +26,8 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate, wilson
+from bertlite.models.base import BertModel
+from bertlite.models.heads import BertForSequenceClassification, BertForTokenClassification
 from bertlite.pruning.importance.batches import Batch, eval_mode, inputs_of, real_tokens
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.original import spearman
@@ -43,7 +44,7 @@ class Task:
     """A kind of experiment: its model class, dtype of labels and metrics.
 
     Args:
-        model: the name of the class in `bertlite`.
+        model_class: the class with its head.
         labels: the dtype of the labels in a batch.
         metrics: {name: (outputs, labels) -> figure}; the first is the headline.
         divergence: (dense outputs, outputs) -> nats, the mean KL divergence between their predictions.
@@ -54,7 +55,7 @@ class Task:
     """
 
     name: str
-    model: str
+    model_class: Any
     labels: torch.dtype
     metrics: Mapping[str, Metric]
     divergence: Callable[[Array, Array], float]
@@ -83,10 +84,6 @@ class Task:
             raise ValueError(f"f1 counts class 1 of two; for {outputs} classes use macro-f1")
         return self.headline if name is None else name
 
-    @property
-    def model_class(self) -> Any:
-        return getattr(bertlite, self.model)
-
     def load(self, checkpoint: str, **options: Any) -> Any:
         """Load a checkpoint into the task's class; raise ValueError if the checkpoint has no head for it."""
         return load_trained(self.model_class, checkpoint, **options)
@@ -97,7 +94,7 @@ class Task:
 
     def read_tokenizer(self, checkpoint: str, max_length: int | None) -> BertTokenizer:
         """Load a checkpoint's tokenizer; for a model without another head it follows sentence-transformers' files."""
-        own = self.scores is None and getattr(bertlite, self.model) is class_for(Source(checkpoint))
+        own = self.scores is None and self.model_class is class_for(Source(checkpoint))
         return read_tokenizer(checkpoint, max_length, sentences=own)
 
     def encode(self, examples: Examples, tokenizer: BertTokenizer) -> EncodedExamples:
@@ -245,14 +242,14 @@ TASKS = {
     for task in (
         Task(
             "classification",
-            "BertForSequenceClassification",
+            BertForSequenceClassification,
             torch.long,
             {"accuracy": accuracy, "f1": f1, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
             class_divergence,
         ),
         Task(
             "tokens",
-            "BertForTokenClassification",
+            BertForTokenClassification,
             torch.long,
             {"f1": word_f1, "accuracy": accuracy, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
             class_divergence,
@@ -260,12 +257,12 @@ TASKS = {
         ),
         Task(
             "regression",
-            "BertForSequenceClassification",
+            BertForSequenceClassification,
             torch.float32,
             {"spearman": spearman, "loss": squared_error},
             normal_divergence,
         ),
-        Task("similarity", "BertModel", torch.float32, {"spearman": spearman}, normal_divergence, apart=True),
+        Task("similarity", BertModel, torch.float32, {"spearman": spearman}, normal_divergence, apart=True),
     )
 }
 

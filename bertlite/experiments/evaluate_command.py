@@ -23,13 +23,13 @@ from bertlite.experiments.files import class_names
 from bertlite.experiments.speed import describe_speed, measure_speed
 from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
+from bertlite.models.heads import BertForMaskedLM
 from bertlite.shipping.carried import class_for
 from bertlite.shipping.original import same_labels, what_is_kept
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from bertlite.tokenizer import BertTokenizer
 
-TASK_OF = {"BertForTokenClassification": "tokens", "BertModel": "similarity", "BertForMaskedLM": "masked"}
 MASKED_SHARE = 0.15  # share of tokens, as in BERT's training (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
 MASKED_BATCH = 8  # texts: a logit for every word of the vocabulary, at every token
 
@@ -158,15 +158,17 @@ def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
         ValueError: there is no task for it.
     """
     config = read_config(Source(checkpoint))
-    name = class_for(Source(checkpoint)).__name__
-    if named is None and name == "BertForSequenceClassification":
+    cls, known = class_for(Source(checkpoint)), {**TASKS, MASKED.name: MASKED}
+    if named is None and cls is TASKS["regression"].model_class:
         number = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
         named = "regression" if number else "classification"
-    named = named or TASK_OF.get(name)
+    named = named or next((name for name, task in known.items() if task.model_class is cls), None)
     if named is None:
-        known = ", ".join(["BertForSequenceClassification", *TASK_OF])
-        raise ValueError(f"{checkpoint} is a {name}, which has no task here; have: {known}; or name the --task")
-    return {**TASKS, MASKED.name: MASKED}[named].of_checkpoint(checkpoint)
+        classes = ", ".join(dict.fromkeys(task.model_class.__name__ for task in known.values()))
+        raise ValueError(
+            f"{checkpoint} is a {cls.__name__}, which has no task here; have: {classes}; or name the --task"
+        )
+    return known[named].of_checkpoint(checkpoint)
 
 
 def predict_examples(
@@ -291,7 +293,7 @@ def no_divergence(dense: Array, outputs: Array) -> float:
 
 MASKED = Task(
     "masked",
-    "BertForMaskedLM",
+    BertForMaskedLM,
     torch.long,
     {"loss": mean_of(0), "accuracy": mean_of(1)},
     no_divergence,

@@ -10,7 +10,6 @@ except ModuleNotFoundError:
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.pytorch_utils import apply_chunking_to_forward
 
-from bertlite.checkpoint.remote import export_remote_code
 from bertlite.hf.compat import find_pruneable_heads_and_indices, prune_linear_layer
 from bertlite.hf.modeling import (
     BertForMaskedLM,
@@ -38,6 +37,7 @@ from bertlite.hf.parts import (
     BertSelfOutput,
 )
 from bertlite.hf.registry import register, registered, unregister
+from bertlite.models.remote import export_remote_code
 
 BertAttention = layers.BertAttention
 BertEncoder = layers.BertEncoder

@@ -13,6 +13,7 @@ from torch import nn
 
 from bertlite.inference.holders import DEPTH, LEAVES, lists_of, parts_of
 from bertlite.inference.support import kind_of, own_method
+from bertlite.models import heads
 from bertlite.models.losses import labels_padding
 from bertlite.stack.body import has_hooks
 
@@ -23,13 +24,10 @@ BODIES = (
     *("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet"),
     "DebertaV2",
 )
-HEADS: dict[str, Role] = {
-    "ForSequenceClassification": "pools",
-    "ForNextSentencePrediction": "pools",
-    "ForMultipleChoice": "pools",
-    "ForTokenClassification": "each",
-    "ForMaskedLM": "each",
-    "ForPreTraining": "each",
+HEADS: dict[str, Role] = {  # without those that have padding computed
+    name.removeprefix("Bert"): "each" if head.predicts == "tokens" else "pools"
+    for name, head in heads.HEADS.items()
+    if not head.padding_reader
 }
 KNOWN: dict[tuple[str, str], Role] = {
     **{
@@ -39,7 +37,7 @@ KNOWN: dict[tuple[str, str], Role] = {
         for head, role in HEADS.items()
         if (family, head) != ("Electra", "ForMultipleChoice")  # its summary may be a mean of all positions
     },
-    ("bertlite", "BertForQuestionAnswering"): "each",  # it asks for padding itself
+    **{("bertlite", name): "each" for name, head in heads.HEADS.items() if head.padding_reader},
     **{
         ("transformers", f"{task}Pipeline"): "ends"
         for task in ("TextClassification", "ZeroShotClassification", "TokenClassification", "FillMask")

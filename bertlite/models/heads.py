@@ -98,6 +98,7 @@ class CausalLMBody(MaskedLMBody[Out]):
 
 
 class PreTrainingBody(LanguageModelBody[Out]):
+    of_bert_alone = True
     output_type = PreTrainingOutput
     head_class = BertPreTrainingHeads
     needs_pooler = True
@@ -132,9 +133,10 @@ class PreTrainingBody(LanguageModelBody[Out]):
 
 
 class NextSentencePredictionBody(HeadBody[Out]):
+    of_bert_alone = True
     head_class = BertOnlyNSPHead
     needs_pooler = True
-    needs_tokens = False
+    predicts = "texts"
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"labels": (shape[0], 2)}
@@ -144,8 +146,9 @@ class NextSentencePredictionBody(HeadBody[Out]):
 
 
 class SequenceClassificationBody(ClassifierBody[Out]):
+    own_labels = True
     needs_pooler = True
-    needs_tokens = False
+    predicts = "texts"
 
     @property
     def label_kind(self) -> LabelKind:
@@ -178,13 +181,15 @@ class SequenceClassificationBody(ClassifierBody[Out]):
 
 
 class TokenClassificationBody(ClassifierBody[Out]):
+    own_labels = True
+
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         return self.loss(out.logits[rows], labels_without_padding(labels["labels"][rows], real[rows]))
 
 
 class MultipleChoiceBody(ClassifierBody[Out]):
     needs_pooler = True
-    needs_tokens = False
+    predicts = "choices"  # inputs are (B, choices, S)
 
     def classes(self, config: BertConfig) -> int:
         return 1
@@ -279,12 +284,16 @@ class BertForMaskedLM(MaskedLMBody[LogitsOutput], BertPreTrainedModel):
     """Predict masked words.  labels (B, S), or -100 for none; logits (B, S, vocabulary); loss in nats per label."""
 
     config: BertConfig
+    auto_classes = ("AutoModelForMaskedLM", "AutoModelWithLMHead")
+    pipeline_tag = "fill-mask"
 
 
 class BertLMHeadModel(CausalLMBody[CausalLMOutput], BertPreTrainedModel):
     """Predict the next word: BERT as a decoder (is_decoder=True), with cross-attention if add_cross_attention=True."""
 
     config: BertConfig
+    auto_classes = ("AutoModelForCausalLM",)
+    pipeline_tag = "text-generation"
 
     def __init__(self, config: BertConfig) -> None:
         if not config.is_decoder:
@@ -298,12 +307,16 @@ class BertForPreTraining(PreTrainingBody[PreTrainingOutput], BertPreTrainedModel
     """Predict masked words, and whether the second segment follows the first: the pre-training of BERT."""
 
     config: BertConfig
+    auto_classes = ("AutoModelForPreTraining",)
+    pipeline_tag = "fill-mask"
 
 
 class BertForNextSentencePrediction(NextSentencePredictionBody[LogitsOutput], BertPreTrainedModel):
     """Predict whether the second segment follows the first.  labels (B,), 0 if it does; logits (B, 2)."""
 
     config: BertConfig
+    auto_classes = ("AutoModelForNextSentencePrediction",)
+    pipeline_tag = "text-classification"
 
 
 class BertForSequenceClassification(SequenceClassificationBody[LogitsOutput], BertPreTrainedModel):
@@ -315,27 +328,35 @@ class BertForSequenceClassification(SequenceClassificationBody[LogitsOutput], Be
     """
 
     config: BertConfig
+    auto_classes = ("AutoModelForSequenceClassification",)
+    pipeline_tag = "text-classification"
+    runtime_kind = "classifier"
 
 
 class BertForMultipleChoice(MultipleChoiceBody[LogitsOutput], BertPreTrainedModel):
     """Pick one of several continuations."""
 
     config: BertConfig
+    auto_classes = ("AutoModelForMultipleChoice",)
+    pipeline_tag = "multiple-choice"
 
 
 class BertForTokenClassification(TokenClassificationBody[LogitsOutput], BertPreTrainedModel):
     """Label every token.  labels (B, S), or -100 for none; logits (B, S, num_labels)."""
 
     config: BertConfig
+    auto_classes = ("AutoModelForTokenClassification",)
+    pipeline_tag = "token-classification"
+    runtime_kind = "tagger"
 
 
 class BertForQuestionAnswering(QuestionAnsweringBody[QuestionAnsweringOutput], BertPreTrainedModel):
     """Find the answer in the text: its first and its last token."""
 
     config: BertConfig
+    auto_classes = ("AutoModelForQuestionAnswering",)
+    pipeline_tag = "question-answering"
 
 
-CLASSES: dict[str, type[BertPreTrainedModel]] = {
-    "BertModel": BertModel,
-    **{name: globals()[name] for name in __all__},
-}  # every model of bertlite, by its name
+HEADS: dict[str, Any] = {name: globals()[name] for name in __all__}
+CLASSES: dict[str, type[BertPreTrainedModel]] = {"BertModel": BertModel, **HEADS}  # every model of bertlite

@@ -10,19 +10,15 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TypeAlias
 
+from bertlite.config import POSITIONS
+from bertlite.models import heads
+
 Overrides: TypeAlias = Mapping[str, bool | int | str]  # fields of the config
 Facet: TypeAlias = tuple[str, ...]  # its name and its values, such as ("backend × dtype", "sdpa", "float64")
 
 DECODER = "BertLMHeadModel"
-HEADS = (
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-    "BertForMultipleChoice",
-    "BertForTokenClassification",
-    "BertForQuestionAnswering",
-)
+LARGEST, MASKED = heads.BertForPreTraining.__name__, heads.BertForMaskedLM.__name__  # the first has every part of BERT
+HEADS = tuple(name for name in heads.HEADS if name != DECODER)
 BACKENDS = ("eager", "sdpa")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 BATCHES = {  # {name: contents}
@@ -37,6 +33,7 @@ BATCHES = {  # {name: contents}
     "emptyrow": "one sequence is all padding: its outputs must be finite; the other sequences are compared",
 }
 MASKS_OF_QUERIES = ("mask3d", "mask4d", "additive")
+RELATIVE = tuple(name for name, kind in POSITIONS.items() if kind.in_bert and kind.in_scores)
 FEATURES: dict[str, Overrides] = {  # {name: overrides of the config}
     "": {},
     "attentions": {},
@@ -50,8 +47,7 @@ FEATURES: dict[str, Overrides] = {  # {name: overrides of the config}
     "gelu_new": {"hidden_act": "gelu_new"},
     "relu": {"hidden_act": "relu"},
     "crossed": {"add_cross_attention": True},  # a decoder that attends to an encoder's output
-    "relative_key": {"position_embedding_type": "relative_key"},
-    "relative_key_query": {"position_embedding_type": "relative_key_query"},
+    **{name: {"position_embedding_type": name} for name in RELATIVE},
 }
 GRADIENTS = ("gradients", "checkpointed")  # the features whose tensors are gradients
 COPIES = ("pruned", "pruned_layer", "head_mask")  # the features that copy the models
@@ -62,7 +58,7 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # the kernels o
     "cudnn": (("bfloat16", "float16"), ("full", "padded")),
 }
 CPU_KERNELS = ("math", "flash")
-PACKED_FEATURES = (*GRADIENTS, *COPIES, "chunked", "relative_key", "relative_key_query")
+PACKED_FEATURES = (*GRADIENTS, *COPIES, "chunked", *RELATIVE)
 SLOWER = {"float64": 2.0, "float32": 1.0, "bfloat16": 3.0, "float16": 10.0}  # on a CPU, with a float64 truth
 PAIRS = (("backend", "dtype"), ("backend", "batch"), ("backend", "feature"), ("backend", "mode"), ("dtype", "mode"))
 
@@ -115,16 +111,16 @@ def _cases() -> Iterator[Case]:
     yield from _each("BertModel", BACKENDS, "padded", DTYPES, changed)
     yield from _each(HEADS, BACKENDS, "padded", DTYPES[:3])
     yield from _each(("BertModel", *HEADS), BACKENDS, "padded", "float64", GRADIENTS)
-    yield from _each(("BertModel", "BertForMaskedLM"), BACKENDS, "padded", ("float32", "bfloat16"), GRADIENTS)
+    yield from _each(("BertModel", MASKED), BACKENDS, "padded", ("float32", "bfloat16"), GRADIENTS)
     yield from _each(DECODER, BACKENDS, ("full", "padded"), DTYPES, ("", "crossed"))
     yield from _each(DECODER, BACKENDS, "padded", "float64", "gradients")
     # packed is compared with their sdpa at the real tokens.  The head for question answering is not compared: our
     # packed loss leaves padding out, and theirs does not
-    heads = [head for head in HEADS if head != "BertForQuestionAnswering"]
+    packing = [name for name in HEADS if not heads.HEADS[name].padding_reader]
     yield from _each("BertModel", "packed", [b for b in BATCHES if b not in MASKS_OF_QUERIES], DTYPES)
     yield from _each("BertModel", "packed", "padded", DTYPES, PACKED_FEATURES)
-    yield from _each(heads, "packed", "padded", ("float64", "float32"))
-    yield from _each(heads, "packed", "padded", "float64", GRADIENTS)
+    yield from _each(packing, "packed", "padded", ("float64", "float32"))
+    yield from _each(packing, "packed", "padded", "float64", GRADIENTS)
     yield from _of_kernels(CPU_KERNELS)
 
 
@@ -172,7 +168,7 @@ def _depends_on_shape(case: Case) -> bool:
         case.feature in ("", "head_mask", "pruned", "gradients")
         and case.batch in ("full", "padded", "long")
         and (case.batch != "long" or case.dtype == "float32")
-        and (case.model in ("BertModel", "BertForPreTraining") or (case.dtype == "float64" and not case.feature))
+        and (case.model in ("BertModel", LARGEST) or (case.dtype == "float64" and not case.feature))
     )
 
 

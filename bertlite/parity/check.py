@@ -25,8 +25,9 @@ from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig
 from bertlite.inference import optimize_for_inference
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.models.heads import CLASSES, BertForQuestionAnswering, BertForSequenceClassification
 from bertlite.parity import families, reference
-from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, Case, Overrides
+from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, RELATIVE, Case, Overrides
 from bertlite.parity.compare import (
     Report,
     Row,
@@ -44,8 +45,7 @@ from bertlite.parity.inputs import CaseInputs, case_inputs
 
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
-OTHER_ORDER_OF_SUMS = ("head_mask", "pruned", "pruned_layer", "relative_key", "relative_key_query")
-LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
+OTHER_ORDER_OF_SUMS = ("head_mask", "pruned", "pruned_layer", *RELATIVE)
 SDPA_KERNELS = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -96,7 +96,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     start = time.perf_counter()
     overrides = tuple(overrides_for(case, checkpoint).items())
     models = models_for(str(checkpoint), case.model, overrides, case.dtype, device)
-    inputs = case_inputs(case, models.ours.config, models.source, device)
+    inputs = case_inputs(case, models.ours, models.source, device)
     ours = our_model(case, models.ours, inputs, tamper)
     references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
     if needs_truth(case, device):
@@ -134,10 +134,12 @@ def overrides_for(case: Case, checkpoint: str | Path) -> Overrides:
     """
     config = read_config(Source(checkpoint))
     architectures = config.extra.get("architectures") or ()
-    labels: dict[str, Any] = {"num_labels": 3} if case.model in LABELLED and case.model not in architectures else {}
-    if case.model == "BertForQuestionAnswering":
+    head, labels = CLASSES[case.model], dict[str, Any]()
+    if getattr(head, "own_labels", False) and case.model not in architectures:
+        labels["num_labels"] = 3
+    if head is BertForQuestionAnswering:
         labels["num_labels"] = 2
-    if case.family.startswith("deberta") and case.model == LABELLED[0] and config.problem_type is None:
+    if case.family.startswith("deberta") and head is BertForSequenceClassification and config.problem_type is None:
         one = config.num_labels == 1 and not labels  # without a problem type, the loss there is float32
         labels["problem_type"] = "regression" if one else "single_label_classification"
     return {**labels, **({"is_decoder": True} if case.model == DECODER else {}), **case.overrides}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bertlite.checkpoint.families import FAMILIES, Origin, query_scale
 from bertlite.checkpoint.names import apply_current_names_, fill_shared_names_
+from bertlite.models import heads
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity import reference
 from bertlite.parity.cases import DECODER, HEADS, Case
@@ -56,7 +57,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # {kind: fields in addition to a shape}
 }
 KINDS = (*(kind for kind in FAMILIES if kind != "bert"), PROJECTED, "deberta-v2/apart")
 SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # larger modules return something else
-FAMILY_HEADS = tuple(head for head in HEADS if head not in ("BertForPreTraining", "BertForNextSentencePrediction"))
+FAMILY_HEADS = tuple(name for name in HEADS if not heads.HEADS[name].of_bert_alone)
 WITHOUT = {("deberta-v2", DECODER), *(("bert-generation", head) for head in FAMILY_HEADS)}  # heads of transformers
 
 
@@ -66,13 +67,13 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
     Args:
         quick: a few of them, with every backend, and with padding on either side and without.
     """
-    heads = tuple(head for head in FAMILY_HEADS if (kind.partition("/")[0], head) not in WITHOUT)
+    known = tuple(head for head in FAMILY_HEADS if (kind.partition("/")[0], head) not in WITHOUT)
     if quick:
         plan = [("sdpa", "left", "float64", ""), ("packed", "padded", "float64", "gradients")]
         plan += [("native", "left", "float32", ""), ("eager", "full", "float32", "gradients")]
         found = [Case("BertModel", *each, family=kind) for each in plan]
-        first = KINDS.index(kind)  # so that the families together have every head
-        some = [heads[(first + step) % len(heads)] for step in (0, 2)] if heads else []
+        first = KINDS.index(kind)  # so that together the families have every head
+        some = [known[(first + step) % len(known)] for step in (0, 2)] if known else []
         return (*found, *(Case(head, "sdpa", "padded", "float64", family=kind) for head in some))
     found = [
         Case("BertModel", backend, batch, dtype, feature, family=kind)
@@ -84,7 +85,7 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
     ]
     found += [
         Case(head, backend, "padded", "float64", feature, family=kind)
-        for head in heads
+        for head in known
         for backend in ("eager", "sdpa")
         for feature in ("", "gradients")
     ]

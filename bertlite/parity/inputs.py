@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from bertlite.checkpoint.files import Source, locate
 from bertlite.config import BertConfig
+from bertlite.models.body import HeadBody
 from bertlite.parity.cases import DECODER, Case
 from bertlite.tokenizer import BertTokenizer
 
@@ -22,12 +23,12 @@ SENTENCES = (  # pairs, of unequal lengths
     ("In 1977 two probes left for the outer planets, and both still answer when they are called.", "Slowly."),
 )
 TOKENIZER = "tokenizer.json"
-FLOATS = ("regression", "multi_label_classification")  # problem types whose labels are floats
 LENGTH = 24  # tokens of the longest sequence, or fewer if the position table is shorter
 
 
-def case_inputs(case: Case, config: BertConfig, checkpoint: str | Path, device: str) -> dict[str, Tensor | bool]:
-    """Return the keyword arguments of both models' forward for one case."""
+def case_inputs(case: Case, model: Any, checkpoint: str | Path, device: str) -> dict[str, Tensor | bool]:
+    """Return the keyword arguments of both models' forward for one case, by ours."""
+    config: BertConfig = model.config
     ids, types, mask = tokens(case, config, checkpoint)  # each (B, S)
     batch, length = ids.shape
     dtype: torch.dtype = getattr(torch, case.dtype)
@@ -47,8 +48,8 @@ def case_inputs(case: Case, config: BertConfig, checkpoint: str | Path, device: 
         states = torch.randn(batch, length // 2, config.hidden_size, generator=draw, dtype=torch.float32, device="cpu")
         inputs["encoder_hidden_states"] = states.to(dtype)
         inputs["encoder_attention_mask"] = mask[:, : length // 2]
-    inputs.update(labels_of(case, config, ids, mask, draw))
-    if case.model == "BertForMultipleChoice":
+    inputs.update(labels_of(case, model, ids, mask, draw))
+    if getattr(model, "predicts", "") == "choices":
         for name in ("input_ids", "token_type_ids", "attention_mask"):
             inputs[name] = inputs[name].unflatten(0, (-1, 2))
     moved: dict[str, Tensor | bool] = {name: x.to(device) for name, x in inputs.items()}
@@ -82,37 +83,26 @@ def masked_tokens(
     return {**plain, "attention_mask": mask}
 
 
-def labels_of(
-    case: Case, config: BertConfig, ids: Tensor, mask: Tensor, draw: torch.Generator
-) -> Mapping[str, Tensor]:
+def labels_of(case: Case, model: Any, ids: Tensor, mask: Tensor, draw: torch.Generator) -> Mapping[str, Tensor]:
     """Return the labels that the case's model takes."""
     batch, length = ids.shape
     some = (torch.rand(batch, length, generator=draw, dtype=torch.float32, device="cpu") < 0.4) & mask.bool()
-    words = ids.where(some, -100)
-    match case.model:
-        case "BertLMHeadModel" if case.dtype != "float64":  # transformers sums this loss in float32, always
-            return {"labels": ids.where(mask.bool(), -100)}
-        case "BertForMaskedLM":
-            return {"labels": words}
-        case "BertForPreTraining":
-            return {"labels": words, "next_sentence_label": torch.arange(batch, device="cpu") % 2}
-        case "BertForNextSentencePrediction":
-            return {"labels": torch.arange(batch, device="cpu") % 2}
-        case "BertForSequenceClassification" if config.num_labels == 1 or config.problem_type in FLOATS:
-            shape = (batch,) if config.num_labels == 1 else (batch, config.num_labels)
-            return {"labels": (torch.arange(math.prod(shape), device="cpu") % 2).view(shape).float()}
-        case "BertForSequenceClassification":
-            return {"labels": torch.arange(batch, device="cpu") % config.num_labels}
-        case "BertForTokenClassification":
-            return {"labels": (ids % config.num_labels).where(some, -100)}
-        case "BertForMultipleChoice":
-            return {"labels": torch.arange(batch // 2, device="cpu") % 2}
-        case "BertForQuestionAnswering":
-            return {
-                "start_positions": torch.arange(batch, device="cpu"),
-                "end_positions": torch.arange(batch, device="cpu") + length - 2,
-            }
-    return {}
+    if case.model == DECODER:  # transformers sums this loss in float32, always
+        return {} if case.dtype == "float64" else {"labels": ids.where(mask.bool(), -100)}
+    if not isinstance(model, HeadBody):
+        return {}
+    found, shape = {}, (batch // 2, 2, length) if model.predicts == "choices" else (batch, length)
+    for name, (*rows, classes) in model.label_shapes(shape).items():
+        if len(rows) > 1:
+            found[name] = (ids % classes).where(some, -100)
+        elif model.label_kind == "class":
+            found[name] = torch.arange(*rows, device="cpu") % classes
+        else:
+            flags = torch.arange(math.prod([*rows, classes]), device="cpu") % 2
+            found[name] = flags.view(*rows, classes).squeeze(-1).float()
+    if "end_positions" in found:
+        found["end_positions"] += length - 2  # some are past the end, and do not count
+    return found
 
 
 def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.config import BertConfig
-from bertlite.parity.cases import DECODER, Case, Overrides
+from bertlite.parity.cases import DECODER, LARGEST, RELATIVE, Case, Overrides
 from bertlite.parity.inputs import CaseInputs
 from bertlite.support.extras import import_optional
 
@@ -21,8 +21,7 @@ HONOURS = {  # {major version: features that its BERT supports}; it rejects or s
     5: {"4-D additive masks"},
 }
 NEEDS = {  # {feature or batch: the features that the reference must support for it}
-    "relative_key": "relative positions",
-    "relative_key_query": "relative positions",
+    **dict.fromkeys(RELATIVE, "relative positions"),
     "additive": "4-D additive masks",
 }
 
@@ -150,7 +149,7 @@ def base_shaped(folder: Path, model_type: str = "bert", **sizes: Any) -> Path:
     """
     torch.manual_seed(0)
     config = stock().AutoConfig.for_model(model_type, **sizes)
-    model = family_class("BertForPreTraining" if model_type == "bert" else "BertModel", config)(config)
+    model = family_class(LARGEST if model_type == "bert" else "BertModel", config)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".bias") or "LayerNorm" in name:

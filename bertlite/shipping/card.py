@@ -7,22 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bertlite.checkpoint.files import Folder, Source, locate
-from bertlite.checkpoint.remote import AUTO_CLASSES
 from bertlite.config import BertConfig, differs_from_bert, kept_heads, kept_neurons
+from bertlite.models.base import BertModel
+from bertlite.models.heads import CLASSES
 from bertlite.support.extras import install_hint
 
 CARD = "README.md"
-PIPELINES = {  # the hub's name of the task of a class
-    "BertModel": "feature-extraction",
-    "BertForMaskedLM": "fill-mask",
-    "BertForPreTraining": "fill-mask",
-    "BertLMHeadModel": "text-generation",
-    "BertForSequenceClassification": "text-classification",
-    "BertForNextSentencePrediction": "text-classification",
-    "BertForTokenClassification": "token-classification",
-    "BertForQuestionAnswering": "question-answering",
-    "BertForMultipleChoice": "multiple-choice",
-}
 OTHER_BERT = "transformers' own BERT would compute something else, and refuses this model."
 LEFT_PADDING = """, with padding on the right: its BERT gives the tokens of left-padded rows other positions than this
 model was trained with."""
@@ -139,7 +129,7 @@ def front_matter(config: BertConfig, facts: Facts) -> str:
     stock = "sentence-transformers" if facts.sentences else "transformers"
     pruned = ["pruned"] if is_pruned(facts.left) else []
     tags = ["bert", "bertlite", *pruned, *([stock] if facts.sentences else [])]
-    pipeline = "sentence-similarity" if facts.sentences else PIPELINES.get(facts.cls)
+    pipeline = "sentence-similarity" if facts.sentences else getattr(CLASSES.get(facts.cls), "pipeline_tag", None)
     data = ModelCardData(
         library_name="bertlite" if needs_code(config) else stock, pipeline_tag=pipeline, tags=tags, **facts.origin
     )
@@ -189,7 +179,7 @@ def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
     """Yield how to load the model."""
     code = needs_code(config)
     trust = ", trust_remote_code=True" if code else ""
-    auto = next((auto for auto, name in AUTO_CLASSES.items() if name == facts.cls), "AutoModel")
+    auto = CLASSES.get(facts.cls, BertModel).auto_classes[0]
     yield from ("", "## How to load it", "", "With bertlite:", "", "```python", f"from bertlite import {facts.cls}")
     yield from ("", 'folder = "."  # or the name of this repository on the hub')
     yield from (f"model = {facts.cls}.from_pretrained(folder)", "```", "")

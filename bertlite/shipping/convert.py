@@ -102,7 +102,8 @@ def transformers_differences(
 def difference(model: BertPreTrainedModel, checkpoint: str, batch: str, family: str = "bert") -> float:
     """Return the largest difference between the outputs of a model and of transformers' class for a checkpoint."""
     name = type(model).__name__
-    case = Case(name, "eager", "padded" if name == "BertForMultipleChoice" else batch, "float64", family=family)
+    batch = "padded" if getattr(model, "predicts", "") == "choices" else batch
+    case = Case(name, "eager", batch, "float64", family=family)
     [report] = check_all([case], "cpu", checkpoint)
     errors = torch.tensor([row.error for row in report.rows], dtype=torch.float64, device="cpu")
     return float(errors.max())  # nan if one is

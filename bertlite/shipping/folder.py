@@ -12,10 +12,10 @@ from typing import Any
 
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.folders import replacing
-from bertlite.checkpoint.remote import MODULE, export_remote_code
 from bertlite.checkpoint.saving import SUPERSEDED, write_sorted_json
 from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons, read_json_object
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.models.remote import MODULE, export_remote_code
 from bertlite.shipping.card import (
     CARD,
     Facts,

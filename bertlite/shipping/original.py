@@ -13,17 +13,13 @@ from numpy.typing import NDArray
 
 from bertlite.checkpoint.files import Source, locate
 from bertlite.config import read_json_object
+from bertlite.models.heads import CLASSES
 from bertlite.shipping.carried import class_for
 from bertlite.support.extras import import_optional
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import last_name, read_modules
 
 Array = NDArray[Any]
-KINDS = {  # {class: kind, with its calls in the runtime}
-    "BertModel": "encoder",
-    "BertForSequenceClassification": "classifier",
-    "BertForTokenClassification": "tagger",
-}
 NEAREST = 10  # neighbours of each text that are counted
 MOST = 2000  # neighbours are sought among at most so many texts
 
@@ -36,10 +32,11 @@ def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
     Raises:
         ValueError: its class has no kind.
     """
-    name = class_for(source).__name__
-    if name not in KINDS:
-        raise ValueError(f"{source.name} is a {name}, not one of {', '.join(KINDS)}")
-    kind, path = KINDS[name], locate(source).get("config.json")
+    cls = class_for(source)
+    if (kind := cls.runtime_kind) is None:
+        known = ", ".join(name for name, each in CLASSES.items() if each.runtime_kind)
+        raise ValueError(f"{source.name} is a {cls.__name__}, not one of {known}")
+    path = locate(source).get("config.json")
     stated = ({} if path is None else read_json_object(path)).get("sentence_transformers") or {}
     if kind == "classifier" and (config.num_labels == 1 or stated or read_modules(locate(source))):
         usual = "Sigmoid" if config.num_labels == 1 else "Identity"

@@ -44,10 +44,10 @@ class FamilyEmbeddings(BertEmbeddings):
 
     def add_positions(self, x: Tensor, position_ids: Tensor | None) -> Tensor:  # (…, E) -> (…, what is normalised)
         """Add what belongs to each position, to padding its own row or nothing; project what is normalised last."""
-        padding = position_ids < 0 if self.skips_padding and position_ids is not None else None
-        if padding is None:
-            x = super().add_positions(x, position_ids)
-        else:
+        if self.skips_padding and position_ids is not None:
+            padding = position_ids < 0
             summed = super().add_positions(x, position_ids.masked_fill(padding, self.padding_row or 0))
             x = x.where(padding[..., None], summed) if self.padding_row is None else summed
+        else:
+            x = super().add_positions(x, position_ids)
         return self.projection(x) if self.projection is not None and self.norms_last else x

@@ -65,6 +65,9 @@ class BertEmbeddings(nn.Module):
 class BertSelfAttention(nn.Module):
     """Project to queries, keys and values, and let every head attend; heads of cross-attention are never pruned."""
 
+    distance_embedding: nn.Embedding  # of some kinds of positions
+    max_position_embeddings: int
+
     def __init__(self, config: BertConfig, layer: int, cross: bool = False) -> None:
         super().__init__()
         self.attention_head_size = config.hidden_size // config.num_attention_heads

@@ -39,12 +39,12 @@ from bertlite.checkpoint import folders, skeleton
 from bertlite.checkpoint.files import WEIGHT_FILES
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS, WORD_EMBEDDINGS
 from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, read_weights
-from bertlite.checkpoint.remote import export_remote_code
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.checkpoint.skeleton import SkeletonMode, is_misaligned, make_skeleton
 from bertlite.cli import main
 from bertlite.inference import InferenceModel
 from bertlite.inspection import inspect
+from bertlite.models.remote import export_remote_code
 from bertlite.shipping.folder import write_model
 from bertlite.support.runs import Run, read_runs
 

@@ -53,9 +53,9 @@ def read_texts(source: DataSource, config: BertConfig) -> Examples:
         FileNotFoundError: there is no such file.
         ValueError: as for `read_examples`; or the model takes no labels of texts, or not these.
     """
-    model = class_of(config).__name__
-    if source.label is not None and model != "BertForSequenceClassification":
-        raise ValueError(f"{model} does not classify texts: leave out --label, it needs no labels")
+    head: Any = class_of(config)
+    if source.label is not None and not (getattr(head, "own_labels", False) and head.predicts == "texts"):
+        raise ValueError(f"{head.__name__} does not classify texts: leave out --label, it needs no labels")
     found = read_examples(source, classes=[str(config.id2label[i]) for i in sorted(config.id2label)])
     if source.label is not None:
         task_of_head(config.num_labels).check(found, config)

@@ -22,7 +22,6 @@ from bertlite.tokenizer import BertTokenizer
 
 HELD_OUT, BATCH = 1024, 32  # the most texts without --dev; texts in a forward
 Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
-OF_TEXTS = ("BertForSequenceClassification", "BertForNextSentencePrediction")  # they predict for a whole text
 
 
 def main(args: argparse.Namespace) -> int:
@@ -130,13 +129,13 @@ def compare(dense: Pair, small: Pair, texts: list[Text], longest: int) -> dict[s
         for model, tokenizer in (dense, small):
             inputs = tokenizer.encode_texts(changed[start : start + BATCH], longest, padding=True, return_tensors="pt")
             batch = {name: x.to(model.device) for name, x in inputs.items()}
-            judged = model if type(model).__name__ in OF_TEXTS else model.base_model
+            judged = model if getattr(model, "predicts", "") == "texts" else model.base_model
             both.append(predictions(judged, judged(**batch, return_dict=True), batch))
         kl.append(divergence(*both))
         differ.append(sum_terms(p.disagreement(q) for p, q in zip(*both, strict=True)))
     if changed:
         found["kl"] = float(torch.cat(kl).mean())
-        if type(model).__name__ in OF_TEXTS and model.config.num_labels > 1:
+        if getattr(model, "predicts", "") == "texts" and model.config.num_labels > 1:
             found["agreement"] = 1 - float(torch.cat(differ).mean())
     return found
 

@@ -197,8 +197,9 @@ def address(x: Tensor | None) -> int | None:
 
 def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dtype) -> None:
     """Let the kernels compute the embeddings and the pooler too, if these are plain modules."""
-    body, embeddings, pooler = model.base_model, model.base_model.embeddings, model.base_model.pooler
-    config, is_known = model.config, type(embeddings) in (BertEmbeddings, FamilyEmbeddings) and type(body) is BertModel
+    body, config, pooler = model.base_model, model.config, model.base_model.pooler
+    embeddings: Any = body.embeddings
+    is_known = type(embeddings) in (BertEmbeddings, FamilyEmbeddings) and type(body) is BertModel
     width = embeds_size(config)
     fault = norm_fault(embeddings.LayerNorm, width, config.layer_norm_eps)
     renormed = any(getattr(part, "max_norm", None) is not None for part in embeddings.children())
