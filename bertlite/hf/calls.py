@@ -10,7 +10,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from bertlite.hf import compat
 from bertlite.hf.cache import LayerCache, past_of
-from bertlite.hf.compat import V5
 from bertlite.hf.masks import OURS, gets_context, head_mask_of, is_ours, mask_tensor
 from bertlite.stack.attention import BACKENDS, Backend, LayerContext
 from bertlite.stack.body import BertBody
@@ -59,7 +58,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
     def encode(self, args: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
         """Run the parts, and return the results of transformers' model: see `BertBody.encode`."""
         ids, unmasked = args.input_ids, args.attention_mask is None and args.cu_seqlens is None
-        if not V5 and unmasked and ids is not None and values_readable(ids):
+        if compat.WARNS_OF_PADDING and unmasked and ids is not None and values_readable(ids):
             self.warn_if_padding_and_no_attention_mask(ids, None)
         parts, layout = super().encode(args, cache)
         named: Any = args.output_hidden_states
@@ -75,7 +74,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         """Return the output of `forward`; hidden states and attentions come last in 5, and in the tuples of 4."""
         wants_dict = self.config.return_dict if return_dict is None else return_dict
         parts[compat.CACHE] = parts.pop("past_key_values")
-        if wants_dict and not V5:
+        if wants_dict and compat.RETURNS_TUPLES:
             return self.output_type(**parts)
         out = self.output_type(**{name: parts[name] for name in FIRST})
         for name, value in parts.items():
@@ -83,7 +82,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
                 out[name] = value
         if wants_dict:
             return out
-        return out.to_tuple() if V5 or self.pooler is not None else (out[0], None, *out[1:])
+        return out.to_tuple() if not compat.RETURNS_TUPLES or self.pooler is not None else (out[0], None, *out[1:])
 
     @property
     def limits(self) -> Any:

@@ -22,6 +22,10 @@ from bertlite.stack.attention import Backend, LayerContext, apply_gate
 from bertlite.stack.modules import linear
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
+RETURNS_TUPLES = not V5  # layers do, and outputs have fields that are None
+SHARES_BIAS = not V5  # a language model's head has one vector under both names; 5's model ties two
+KNOWS_PRUNING = not V5  # configs have pruned_heads, and init_weights prunes by it
+WARNS_OF_PADDING = not V5  # a model that is given padding and no mask
 RECORDS_CROSS = capturing is not None  # it has attentions of cross-attention, or ()
 INDEXES_STATES = hasattr(capturing, "selected_hidden_states")  # also by one number
 TAKEN = {  # arguments of the functions that make masks

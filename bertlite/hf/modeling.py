@@ -42,7 +42,7 @@ from bertlite.stack.outputs import EncoderOutput
 logger = logging.get_logger(__name__)
 
 
-layers = layers5 if compat.V5 else layers4
+layers = layers4 if compat.RETURNS_TUPLES else layers5
 
 
 class BertPreTrainedModel(stock.BertPreTrainedModel):
@@ -86,7 +86,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
 
     def save_pretrained(self, *args: Any, **options: Any) -> Any:
         """Save as transformers does; an unpruned model's config has no `pruned_heads`, which 5 does not have."""
-        config, empty = self.config, compat.V5 and not getattr(self.config, "pruned_heads", True)
+        config, empty = self.config, not (compat.KNOWS_PRUNING or getattr(self.config, "pruned_heads", True))
         if empty:
             del config.pruned_heads
         try:
@@ -122,7 +122,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
             return requested_attention
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
-    if compat.V5:  # here only code for transformers 4 calls this
+    if not compat.KNOWS_PRUNING:  # here only code for transformers 4 calls this
 
         def init_weights(self) -> None:
             """Initialise the weights that are new; 5 wants `post_init`, which calls this, and 4 prunes here."""
@@ -211,7 +211,7 @@ class BertLMPredictionHead(head_layers.BertLMPredictionHead, parts.WithoutStock,
         nn.Module.__init__(self)
         self.transform = BertPredictionHeadTransform(config)
         self.decoder = nn.Linear(embeds_size(config), config.vocab_size)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if compat.V5 else self.decoder.bias
+        self.bias = self.decoder.bias if compat.SHARES_BIAS else nn.Parameter(torch.zeros(config.vocab_size))
 
 
 class BertOnlyMLMHead(head_layers.BertOnlyMLMHead, parts.WithoutStock, stock.BertOnlyMLMHead):

@@ -15,7 +15,7 @@ from bertlite.hf.layers4 import BertAttention, BertEncoder, BertLayer, BertSelfA
 from bertlite.hf.signatures import ORDER_OF_4, in_order
 from bertlite.models.body import HeadBody
 
-if compat.V5:
+if not compat.RETURNS_TUPLES:
 
     @in_order(ORDER_OF_4)
     class BertModel(modeling.BertModel):
