@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields
+from functools import partial
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -60,22 +61,11 @@ FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     list | str | None: ((list, str, type(None)), "a list, a string or null"),
 }
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
-OWN: dict[str, Any] = {  # fields of bertlite alone
-    "pooler_act": "tanh",
-    "pooler_dropout": 0.0,
-    "positions_skip_padding": False,
-    "padding_has_position": False,
-    "embedding_size": None,
-    "projected_before_norm": False,
-    "position_biased_input": True,
-    "pos_att_type": "",
-    "share_att_key": False,
-    "position_buckets": 0,
-    "max_relative_positions": 0,
-    "norm_rel_ebd": "none",
-    "pruned_neurons": {},
-}
-UNWRITTEN = {**OWN, "pruned_heads": {}}  # values that are left out of config.json: transformers lacks these fields
+OWN_FIELDS = (  # of bertlite alone
+    *("pooler_act", "pooler_dropout", "positions_skip_padding", "padding_has_position", "embedding_size"),
+    *("projected_before_norm", "position_biased_input", "pos_att_type", "share_att_key", "position_buckets"),
+    *("max_relative_positions", "norm_rel_ebd"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +270,10 @@ class BertConfig:
         return to_json(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
 
+OWN: dict[str, Any] = {**{name: getattr(BertConfig, name) for name in OWN_FIELDS}, "pruned_neurons": {}}
+UNWRITTEN = {**OWN, "pruned_heads": {}}  # values that are left out of config.json: transformers lacks these fields
+
+
 def refuse_to_change(config: BertConfig, name: str, *value: Any) -> NoReturn:
     """Raise FrozenInstanceError; it says how to make another config, and a model with it."""
     new = f"{name}={value[0]!r}" if value else f"{name}=…"
@@ -423,25 +417,17 @@ def parse_index(value: Any) -> int:
     return int(value) if isinstance(value, str) else index(value)
 
 
-def normalise_heads(heads: Mapping[Any, Iterable[Any]], layers: int, built_with: int) -> dict[int, tuple[int, ...]]:
-    """Return {layer: heads} with integer keys (JSON has none), each layer's heads sorted and unique.
-
-    Raises:
-        ValueError: a layer or head that a model of `layers` x `built_with` heads does not have.
-    """
-    return normalise_units(heads, layers, built_with, "head")
-
-
-def normalise_neurons(
-    neurons: Mapping[Any, Iterable[Any]], layers: int, built_with: int
-) -> dict[int, tuple[int, ...]]:
-    """Return {layer: intermediate neurons}, likewise."""
-    return normalise_units(neurons, layers, built_with, "neuron")
-
-
 def normalise_units(
     units: Mapping[Any, Iterable[Any]], layers: int, built_with: int, unit: str
 ) -> dict[int, tuple[int, ...]]:
+    """Return {layer: units} with integer keys (JSON has none), each layer's units sorted and unique.
+
+    Args:
+        unit: "head" or "neuron", as errors name it.
+
+    Raises:
+        ValueError: a layer or unit that a model of `layers` x `built_with` units does not have.
+    """
     if not isinstance(units, Mapping):
         raise ValueError(f"{unit}s are given as {{layer: [{unit}s]}}, not as {units!r}")
     merged: dict[int, set[int]] = {}
@@ -465,6 +451,9 @@ def normalise_units(
                 )
         merged.setdefault(layer, set()).update(chosen)
     return {layer: tuple(sorted(merged[layer])) for layer in sorted(merged) if merged[layer]}
+
+
+normalise_heads, normalise_neurons = partial(normalise_units, unit="head"), partial(normalise_units, unit="neuron")
 
 
 def kept_heads(config: BertConfig, layer: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import POSITIONS, BertConfig, set_config
-from bertlite.models.structure import check_linear, layers_of, resize_
+from bertlite.models.structure import check_linear, layers_of, resize_, set_table_
 
 
 class Resizable:
@@ -75,10 +75,10 @@ class Resizable:
             rows = torch.cat([rows, torch.tensor([old], dtype=torch.long, device="cpu")])
             embeddings.padding_row = positions.padding_idx = size
         if positions is not None:
-            set_rows_(positions, positions.weight[rows])
+            set_table_(positions, positions.weight[rows])
         distances = torch.arange(1 - size, size, device="cpu").clamp(1 - old, old - 1)
         for attention in relative:
-            set_rows_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])
+            set_table_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])
             attention.max_position_embeddings = size
         set_config(self, config)
 
@@ -98,7 +98,7 @@ def change_tokens_(model: Any, config: BertConfig, rows: Callable[[Tensor], Tens
     if decoder is not None:
         check_linear("cls.predictions.decoder", decoder)
         resize_(decoder, rows(decoder.weight), rows(decoder.bias))
-    set_rows_(words, rows(words.weight))
+    set_table_(words, rows(words.weight))
     words.padding_idx = config.pad_token_id
     set_config(model, config)
     model.tie_weights()
@@ -126,10 +126,3 @@ def with_mean_rows(table: Tensor, size: int) -> Tensor:
     """Return the first `size` rows of a table; missing rows are the mean of all."""
     mean = table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table.dtype)
     return torch.cat([table[:size], mean.expand(max(0, size - len(table)), *mean.shape)])
-
-
-@torch.no_grad()
-def set_rows_(part: nn.Embedding, weight: Tensor) -> None:
-    """Replace the weight of an embedding.  Its hooks and mode stay; its gradient is dropped."""
-    part.weight = nn.Parameter(weight.detach().clone(), requires_grad=part.weight.requires_grad)
-    part.num_embeddings = len(weight)

@@ -377,7 +377,7 @@ def resize_attention_(attention: BertAttention, change: Change) -> None:
         resize_(part, *(change(x, 0, own.attention_head_size) for x in (part.weight, part.bias)))
     resize_(dense, change(dense.weight, 1, own.attention_head_size), dense.bias)
     if DISTANCES[own.position_embedding_type].per_head:
-        set_columns_(own.distance_embedding, change(own.distance_embedding.weight, 1, 1))
+        set_table_(own.distance_embedding, change(own.distance_embedding.weight, 1, 1))
     own.all_head_size = own.query.out_features
     own.num_attention_heads = own.all_head_size // own.attention_head_size
 
@@ -430,7 +430,8 @@ def resize_(part: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     part.out_features, part.in_features = weight.shape
 
 
-def set_columns_(table: nn.Embedding, weight: Tensor) -> None:
-    """Replace the weight of an embedding; its gradient is dropped."""
-    table.weight = nn.Parameter(weight.detach().clone(), requires_grad=table.weight.requires_grad)
-    table.embedding_dim = weight.shape[1]
+@torch.no_grad()
+def set_table_(part: nn.Embedding, weight: Tensor) -> None:
+    """Replace the weight of an embedding.  Its hooks and mode stay; its gradient is dropped."""
+    part.weight = nn.Parameter(weight.detach().clone(), requires_grad=part.weight.requires_grad)
+    part.num_embeddings, part.embedding_dim = weight.shape

@@ -61,16 +61,8 @@ class Distances:
         """Return the function that computes the score bias; `inputs` is the layer's `LayerContext`."""
         raise NotImplementedError
 
-    def numbers_of_head(self, config: BertConfig) -> int:
-        """Return how many numbers of an attention's parts belong to one head."""
-        return 0
-
     def packed(self, attention: Any, shape: "Shape", table: Tensor | None) -> dict[str, Tensor]:
-        """Return the matrices and vectors that the native kernels take, by their names or kinds in `runtime.shapes`.
-
-        Args:
-            table: the encoder's, (R, D), normalised.
-        """
+        """Return what the native kernels take, by names or kinds of `runtime.shapes`; `table` is the encoder's."""
         return {}
 
 
@@ -122,9 +114,6 @@ class BucketedDistances(Distances):
         buckets = distance_buckets(inputs.distances(q, k))
         bias = attention.distance_embedding(buckets).permute(2, 0, 1)[None].to(q.dtype)
         return lambda q, k: bias[..., : q.shape[-2], : k.shape[-2]]
-
-    def numbers_of_head(self, config: BertConfig) -> int:
-        return BUCKETS
 
     def packed(self, attention: Any, shape: "Shape", table: Tensor | None) -> dict[str, Tensor]:
         distances = torch.arange(shape.max_positions - 1, -shape.max_positions, -1, device="cpu")
@@ -187,12 +176,6 @@ class DisentangledDistances(Distances):
             return sum(parts[1:], parts[0]) / math.sqrt(size)
 
         return scores
-
-    def numbers_of_head(self, config: BertConfig) -> int:
-        if config.share_att_key:
-            return 0
-        head_dim = config.hidden_size // config.num_attention_heads
-        return (config.hidden_size + 1) * head_dim * len(config.pos_att_type.split("|"))
 
     def packed(self, attention: Any, shape: "Shape", table: Tensor | None) -> dict[str, Tensor]:
         """Return each head's projection of the encoder's table, the largest distance first, and the row of each."""

@@ -13,6 +13,7 @@ from typing import Any
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.work import Work, full
 from bertlite.experiments.files import units_kept
+from bertlite.models.structure import layers_of
 from bertlite.pruning.importance.allocation import BySize, head_macs, neuron_macs
 from bertlite.stack.positions import DISTANCES
 
@@ -144,10 +145,12 @@ class UnitCosts:
     @classmethod
     def bytes(cls, model: Any) -> "UnitCosts":
         """Return the bytes of the weights of a model's heads and neurons."""
-        config, each = model.config, model.dtype.itemsize
+        config, own, each = model.config, next(layers_of(model)).attention.self, model.dtype.itemsize
         D, H = config.hidden_size, config.hidden_size // config.num_attention_heads
-        distances = DISTANCES[config.position_embedding_type].numbers_of_head(config)
-        return cls(each * (4 * D * H + 3 * H + distances), each * (2 * D + 1))
+        head = len(own.projections()) * (D + 1) * H + D * H
+        if DISTANCES[config.position_embedding_type].per_head:
+            head += own.distance_embedding.num_embeddings
+        return cls(each * head, each * (2 * D + 1))
 
     def total(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Return the cost of layers that keep these numbers of heads and neurons."""

@@ -20,6 +20,7 @@ from bertlite import (
 from bertlite.cli import main
 from bertlite.experiments.budget import search
 from bertlite.experiments.budget.target import Target, UnitCosts
+from bertlite.stack.positions import DISTANCES
 
 LETTERS = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
 WORDS = ["good", "fine", "bad", "poor", "film", "plot", "the", "rare", "word"]
@@ -118,7 +119,7 @@ def test_a_size_is_stated_in_bytes_or_as_a_share() -> None:
         Target.parse("0MB")
 
 
-@pytest.mark.parametrize("kind", ["absolute", "bucketed", "disentangled"])
+@pytest.mark.parametrize("kind", DISTANCES)
 def test_a_unit_costs_the_bytes_of_its_weights(kind: str) -> None:
     model = make(position_embedding_type=kind).bfloat16()
     unit = UnitCosts.bytes(model)
