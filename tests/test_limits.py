@@ -5,6 +5,7 @@ Complexity (12) and docstrings in the imperative are ruff's, in pyproject.toml.
 
 import ast
 import inspect
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -102,6 +103,17 @@ def test_a_forward_pass_is_a_short_way_through_few_files(way: str) -> None:
     assert str(ROOT / "bertlite/stack/modules.py") in files
     found = len(set(ran)), len(set(files)), sum(map(ne, files, files[1:]))
     assert all(map(le, found, WAYS[way])), f"functions, files and changes of file are {found}: {Counter(files)}"
+
+
+@pytest.mark.parametrize(
+    "fact, files",
+    [("disentangled", 4), (r"[\"']BertFor", 5), (r"\bV5\b|transformers\.__version__", 1)],
+    ids=["a kind of positions", "a head", "the version of transformers"],
+)
+def test_a_fact_stands_in_few_files(fact: str, files: int) -> None:
+    """What is true of a kind of positions, a head or a transformers is asked by its name nowhere else."""
+    found = [path for path, text in sources("py").items() if path.startswith("bertlite/") and re.search(fact, text)]
+    assert 0 < len(found) <= files, found
 
 
 def test_lines_of_cpp_are_no_longer_than_those_of_python() -> None:

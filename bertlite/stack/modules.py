@@ -66,7 +66,6 @@ class BertSelfAttention(nn.Module):
     """Project to queries, keys and values, and let every head attend; heads of cross-attention are never pruned."""
 
     distance_embedding: nn.Embedding  # of some kinds of positions
-    max_position_embeddings: int
 
     def __init__(self, config: BertConfig, layer: int, cross: bool = False) -> None:
         super().__init__()
@@ -78,6 +77,7 @@ class BertSelfAttention(nn.Module):
         self.value = linear(config.hidden_size, self.all_head_size)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
         self.position_embedding_type = "absolute" if cross else config.position_embedding_type
+        self.max_position_embeddings = config.max_position_embeddings
         DISTANCES[self.position_embedding_type].attach_(self, config, linear)
 
     def forward(

@@ -8,9 +8,8 @@ Shapes:  B sequences · S queries · K keys · N heads · H head dim · D hidden
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +25,11 @@ BUCKETS = 32  # of distances in MPNet
 ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> added to (B, N, S, K)
 
 
-@dataclass(frozen=True, eq=False)
-class DistanceTable:
-    """The encoder's table of distances in one forward.
+class DistanceTable(NamedTuple):
+    """The encoder's table of distances in one forward."""
 
-    Args:
-        vectors: (R, D), the rows that it needs, normalised.
-        rows: (2 K - 1,), the index in `vectors` for each distance from query to key, from 1 - K on.
-    """
-
-    vectors: Tensor
-    rows: Tensor
+    vectors: Tensor  # (R, D), the rows that it needs, normalised
+    rows: Tensor  # (2 K - 1,), the index in `vectors` for each distance from query to key, from 1 - K on
 
 
 class Distances:
@@ -75,12 +68,8 @@ class VectorDistances(Distances):
     def table(self, config: BertConfig, heads: int) -> tuple[int, int]:
         return 2 * config.max_position_embeddings - 1, config.hidden_size // config.num_attention_heads
 
-    def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
-        super().attach_(attention, config, linear)
-        attention.max_position_embeddings = config.max_position_embeddings
-
     def score_bias(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> ScoreBias:
-        rows = inputs.distances(q, k) + attention.max_position_embeddings - 1
+        rows = inputs.distances(q, k) + attention.distance_embedding.num_embeddings // 2
         return partial(relative_scores, table=attention.distance_embedding(rows).to(q.dtype), with_keys=self.with_keys)
 
     def packed(self, attention: Any, shape: "Shape", table: Tensor | None) -> dict[str, Tensor]:

@@ -84,6 +84,15 @@ def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
     assert_same(dict(model(**rest, inputs_embeds=embeds).items()), dict(model(**inputs).items()), atol=0)
 
 
+@pytest.mark.parametrize("cls", HEADED)
+def test_what_a_head_says_of_itself_is_true(cls: Any) -> None:
+    ids = inputs_of(cls.__name__)["input_ids"]
+    first = next(iter(build(cls).label_shapes(tuple(ids.shape)).values()))
+    assert (first[:2] == (B, S)) == (cls.predicts == "tokens")
+    assert (ids.dim() == 3) == (cls.predicts == "choices")
+    assert (first[-1] == LABELS) == cls.own_labels
+
+
 def test_multiple_choice_needs_an_axis_of_choices() -> None:
     model = build(BertForMultipleChoice)
     with pytest.raises(ValueError, match="input_ids has shape \\(2, 11\\); expected \\(batch, choices, length\\)"):
