@@ -19,7 +19,7 @@ from bertlite.support.files import to_json, write_text
 
 @dataclass(frozen=True)
 class Positions:
-    """A kind of positions; `bertlite.stack.positions.DISTANCES` has what it adds to the scores."""
+    """A kind of positions; `bertlite.stack.positions.DISTANCES` has its part in attention."""
 
     in_embeddings: bool = True  # a vector for each position is added to the embeddings
     in_scores: bool = True  # something for each distance is added to the scores of attention
@@ -27,7 +27,7 @@ class Positions:
     zeroes_padding: bool = False  # an encoder's padding is embedded as zeros, and attends to all keys alike
 
 
-POSITIONS = {  # by position_embedding_type
+POSITIONS = {  # {position_embedding_type: its facts}
     "absolute": Positions(in_scores=False),
     "relative_key": Positions(in_embeddings=False),
     "relative_key_query": Positions(in_embeddings=False),
@@ -61,7 +61,7 @@ FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     list | str | None: ((list, str, type(None)), "a list, a string or null"),
 }
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
-OWN_FIELDS = (  # of bertlite alone
+OWN_FIELDS = (  # only bertlite has them
     *("pooler_act", "pooler_dropout", "positions_skip_padding", "padding_has_position", "embedding_size"),
     *("projected_before_norm", "position_biased_input", "pos_att_type", "share_att_key", "position_buckets"),
     *("max_relative_positions", "norm_rel_ebd"),

@@ -106,7 +106,7 @@ def test_a_forward_pass_is_a_short_way_through_few_files(way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fact, files",
+    ("fact", "files"),
     [("disentangled", 4), (r"[\"']BertFor", 5), (r"\bV5\b|transformers\.__version__", 1)],
     ids=["a kind of positions", "a head", "the version of transformers"],
 )

@@ -25,7 +25,7 @@ BODIES = (
     "DebertaV2",
 )
 HEADS: dict[str, Role] = {  # without those that have padding computed
-    name.removeprefix("Bert"): "each" if head.predicts == "tokens" else "pools"
+    name.removeprefix("Bert"): "each" if head.needs_tokens else "pools"
     for name, head in heads.HEADS.items()
     if not head.padding_reader
 }

@@ -50,9 +50,9 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     _config: BertConfig
     base_model_prefix: ClassVar[str] = "bert"
     base_class: ClassVar[type[Any]]  # BertModel; heads use it
-    auto_classes: ClassVar[tuple[str, ...]] = ()  # of transformers, that load it; cards name the first
+    auto_classes: ClassVar[tuple[str, ...]] = ()  # classes of transformers that load it; cards name the first
     pipeline_tag: ClassVar[str | None] = None  # the hub's name of its task
-    runtime_kind: ClassVar[str | None] = None  # by which bertlite.runtime runs it
+    runtime_kind: ClassVar[str | None] = None  # the name under which bertlite.runtime runs it
 
     def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__()

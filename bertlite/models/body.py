@@ -72,8 +72,9 @@ class HeadBody(Body, Generic[Out]):
     head_class: ClassVar[type[nn.Module]]  # the class of `cls`
     output_type: ClassVar[type[Any]] = LogitsOutput
     needs_pooler: ClassVar[bool] = False
-    predicts: ClassVar[Literal["tokens", "texts", "choices"]] = "tokens"  # of others it reads only the pooler
+    needs_tokens: ClassVar[bool] = True  # False: the head reads only the pooler
     padding_reader: ClassVar[str | None] = None  # the part of the head that reads positions of padding
+    takes_choices: ClassVar[bool] = False  # inputs are (B, choices, S)
     of_bert_alone: ClassVar[bool] = False  # no other family has it
     own_labels: ClassVar[bool] = False  # id2label names its outputs, of which there may be any number
 
@@ -99,7 +100,7 @@ class HeadBody(Body, Generic[Out]):
         skips = getattr(self.bert, "leaves_padding_out", False)
         if self.padding_reader or (skips and labels_padding(labels, inputs.get("attention_mask"))):
             inputs["skip_padding"] = False
-        if self.predicts != "tokens":
+        if not self.needs_tokens:
             inputs["first_token_only"] = self.first_token_suffices(
                 inputs.get("output_attentions"), inputs.get("output_hidden_states")
             )
@@ -187,9 +188,9 @@ class HeadBody(Body, Generic[Out]):
         encoded = self.encode(labels, **inputs)
         logits, loss = self.logits(encoded), None
         if labels is not None:
-            labels = pack_labels(encoded.layout, labels) if self.predicts == "tokens" else labels
+            labels = pack_labels(encoded.layout, labels) if self.needs_tokens else labels
             loss = self.loss(logits, labels, num_items_in_batch)
-        logits = encoded.layout.unpack(logits) if self.predicts == "tokens" else logits
+        logits = encoded.layout.unpack(logits) if self.needs_tokens else logits
         return self.finish(encoded, loss, logits=logits)
 
     def finish(self, encoded: EncoderOutput, loss: Tensor | None, **parts: Any) -> Any:
@@ -234,5 +235,5 @@ class ClassifierBody(HeadBody[Out]):
         return config.num_labels
 
     def logits(self, encoded: EncoderOutput) -> Tensor:
-        x = encoded.last_hidden_state if self.predicts == "tokens" else encoded.pooler_output
+        x = encoded.last_hidden_state if self.needs_tokens else encoded.pooler_output
         return self.classifier(self.dropout(x))

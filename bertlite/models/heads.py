@@ -136,7 +136,7 @@ class NextSentencePredictionBody(HeadBody[Out]):
     of_bert_alone = True
     head_class = BertOnlyNSPHead
     needs_pooler = True
-    predicts = "texts"
+    needs_tokens = False
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"labels": (shape[0], 2)}
@@ -148,7 +148,7 @@ class NextSentencePredictionBody(HeadBody[Out]):
 class SequenceClassificationBody(ClassifierBody[Out]):
     own_labels = True
     needs_pooler = True
-    predicts = "texts"
+    needs_tokens = False
 
     @property
     def label_kind(self) -> LabelKind:
@@ -189,7 +189,8 @@ class TokenClassificationBody(ClassifierBody[Out]):
 
 class MultipleChoiceBody(ClassifierBody[Out]):
     needs_pooler = True
-    predicts = "choices"  # inputs are (B, choices, S)
+    needs_tokens = False
+    takes_choices = True
 
     def classes(self, config: BertConfig) -> int:
         return 1

@@ -49,7 +49,7 @@ def case_inputs(case: Case, model: Any, checkpoint: str | Path, device: str) -> 
         inputs["encoder_hidden_states"] = states.to(dtype)
         inputs["encoder_attention_mask"] = mask[:, : length // 2]
     inputs.update(labels_of(case, model, ids, mask, draw))
-    if getattr(model, "predicts", "") == "choices":
+    if getattr(model, "takes_choices", False):
         for name in ("input_ids", "token_type_ids", "attention_mask"):
             inputs[name] = inputs[name].unflatten(0, (-1, 2))
     moved: dict[str, Tensor | bool] = {name: x.to(device) for name, x in inputs.items()}
@@ -91,7 +91,7 @@ def labels_of(case: Case, model: Any, ids: Tensor, mask: Tensor, draw: torch.Gen
         return {} if case.dtype == "float64" else {"labels": ids.where(mask.bool(), -100)}
     if not isinstance(model, HeadBody):
         return {}
-    found, shape = {}, (batch // 2, 2, length) if model.predicts == "choices" else (batch, length)
+    found, shape = {}, (batch // 2, 2, length) if model.takes_choices else (batch, length)
     for name, (*rows, classes) in model.label_shapes(shape).items():
         if len(rows) > 1:
             found[name] = (ids % classes).where(some, -100)

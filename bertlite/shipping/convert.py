@@ -102,7 +102,7 @@ def transformers_differences(
 def difference(model: BertPreTrainedModel, checkpoint: str, batch: str, family: str = "bert") -> float:
     """Return the largest difference between the outputs of a model and of transformers' class for a checkpoint."""
     name = type(model).__name__
-    batch = "padded" if getattr(model, "predicts", "") == "choices" else batch
+    batch = "padded" if getattr(model, "takes_choices", False) else batch
     case = Case(name, "eager", batch, "float64", family=family)
     [report] = check_all([case], "cpu", checkpoint)
     errors = torch.tensor([row.error for row in report.rows], dtype=torch.float64, device="cpu")

@@ -12,9 +12,9 @@ from bertlite.stack.modules import BertEmbeddings
 
 
 class FamilyEmbeddings(BertEmbeddings):
-    """BERT's embeddings, with what a config says of them that no BERT's does."""
+    """BERT's embeddings with the changes of other families, as the config says."""
 
-    padding_row: int | None = None  # of the table of positions
+    padding_row: int | None = None  # in the table of positions
     skips_padding = False  # positions are counted over tokens, and padding is at -1
     norms_last = False  # they are normalised after the projection
 
@@ -42,8 +42,8 @@ class FamilyEmbeddings(BertEmbeddings):
         x = super().forward(*inputs, **named)
         return x if self.projection is None or self.norms_last else self.projection(x)
 
-    def add_positions(self, x: Tensor, position_ids: Tensor | None) -> Tensor:  # (…, E) -> (…, what is normalised)
-        """Add what belongs to each position, to padding its own row or nothing; project what is normalised last."""
+    def add_positions(self, x: Tensor, position_ids: Tensor | None) -> Tensor:  # (…, E) -> (…, E or D)
+        """Add the row of each position, to padding its own or none; project embeddings that are normalised last."""
         if self.skips_padding and position_ids is not None:
             padding = position_ids < 0
             summed = super().add_positions(x, position_ids.masked_fill(padding, self.padding_row or 0))

@@ -65,7 +65,7 @@ class BertEmbeddings(nn.Module):
 class BertSelfAttention(nn.Module):
     """Project to queries, keys and values, and let every head attend; heads of cross-attention are never pruned."""
 
-    distance_embedding: nn.Embedding  # of some kinds of positions
+    distance_embedding: nn.Embedding  # only some kinds of positions have it
 
     def __init__(self, config: BertConfig, layer: int, cross: bool = False) -> None:
         super().__init__()

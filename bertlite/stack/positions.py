@@ -1,7 +1,7 @@
-"""What distances from query to key add to the scores of attention, by kind of positions.
+"""Kinds of positions in attention: each adds a score bias for the distance from query to key.
 
-`DISTANCES` has for each kind what it attaches to the modules, its score bias, and what pruning and the native kernels
-take of it; `bertlite.config.POSITIONS` has what follows from a config alone.
+An entry of `DISTANCES` attaches its parts to the modules, computes the bias, and names the parts for pruning and the
+native kernels.  `bertlite.config.POSITIONS` has the facts that follow from a config alone.
 
 Shapes:  B sequences · S queries · K keys · N heads · H head dim · D hidden · P positions · R rows of a table
 """
@@ -21,7 +21,7 @@ from bertlite.stack.inputs import values_readable
 if TYPE_CHECKING:
     from bertlite.runtime.shapes import Shape
 
-BUCKETS = 32  # of distances in MPNet
+BUCKETS = 32  # MPNet sorts distances into so many
 ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> added to (B, N, S, K)
 
 
@@ -33,9 +33,9 @@ class DistanceTable(NamedTuple):
 
 
 class Distances:
-    """What one kind of positions does with distances: nothing, as absolute ones do, unless a method says otherwise."""
+    """One kind of positions; this one is absolute, and does nothing with distances."""
 
-    projections: tuple[str, ...] = ()  # linear layers to heads that an attention gets beside those of tokens
+    projections: tuple[str, ...] = ()  # more linear layers to heads that an attention gets
     per_head = False  # the columns of an attention's table are heads
 
     def table(self, config: BertConfig, heads: int) -> tuple[int, int] | None:
@@ -223,7 +223,7 @@ def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None or mask.dim() != 2 else x * (mask != 0)[..., None]
 
 
-DISTANCES = {  # by position_embedding_type
+DISTANCES = {  # {position_embedding_type: its part in attention}
     "absolute": Distances(),
     "relative_key": VectorDistances(with_keys=False),
     "relative_key_query": VectorDistances(with_keys=True),

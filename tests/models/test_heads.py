@@ -88,8 +88,8 @@ def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
 def test_what_a_head_says_of_itself_is_true(cls: Any) -> None:
     ids = inputs_of(cls.__name__)["input_ids"]
     first = next(iter(build(cls).label_shapes(tuple(ids.shape)).values()))
-    assert (first[:2] == (B, S)) == (cls.predicts == "tokens")
-    assert (ids.dim() == 3) == (cls.predicts == "choices")
+    assert (first[:2] == (B, S)) == cls.needs_tokens
+    assert (ids.dim() == 3) == cls.takes_choices
     assert (first[-1] == LABELS) == cls.own_labels
 
 

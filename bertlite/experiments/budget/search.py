@@ -391,7 +391,7 @@ class Search:
 
     def time_every_token(self, model: Any) -> dict[str, Any] | None:
         """Return times with a last layer that computes every token, as in transformers; None if the timed one does."""
-        if getattr(model, "predicts", "tokens") == "tokens":
+        if getattr(model, "needs_tokens", True):
             return None
         pair = {"dense": self.timed, "pruned": self.prepare(model)}
         return speed_of(clock({name: each.base_model for name, each in pair.items()}, self.work, self.device))

@@ -54,7 +54,7 @@ def read_texts(source: DataSource, config: BertConfig) -> Examples:
         ValueError: as for `read_examples`; or the model takes no labels of texts, or not these.
     """
     head: Any = class_of(config)
-    if source.label is not None and not (getattr(head, "own_labels", False) and head.predicts == "texts"):
+    if source.label is not None and not (getattr(head, "own_labels", False) and not head.needs_tokens):
         raise ValueError(f"{head.__name__} does not classify texts: leave out --label, it needs no labels")
     found = read_examples(source, classes=[str(config.id2label[i]) for i in sorted(config.id2label)])
     if source.label is not None:

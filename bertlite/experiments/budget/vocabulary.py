@@ -123,19 +123,20 @@ def compare(dense: Pair, small: Pair, texts: list[Text], longest: int) -> dict[s
     before, after = (tokenizer.encode_texts(texts, longest).encodings for _, tokenizer in (dense, small))
     changed = [text for text, old, new in zip(texts, before, after, strict=True) if old.tokens != new.tokens]
     found: dict[str, Any] = {"changed": len(changed) / len(texts)}
+    of_texts = not (getattr(dense[0], "needs_tokens", True) or dense[0].takes_choices)
     kl, differ = [], []
     for start in range(0, len(changed), BATCH):
         both = []
         for model, tokenizer in (dense, small):
             inputs = tokenizer.encode_texts(changed[start : start + BATCH], longest, padding=True, return_tensors="pt")
             batch = {name: x.to(model.device) for name, x in inputs.items()}
-            judged = model if getattr(model, "predicts", "") == "texts" else model.base_model
+            judged = model if of_texts else model.base_model
             both.append(predictions(judged, judged(**batch, return_dict=True), batch))
         kl.append(divergence(*both))
         differ.append(sum_terms(p.disagreement(q) for p, q in zip(*both, strict=True)))
     if changed:
         found["kl"] = float(torch.cat(kl).mean())
-        if getattr(model, "predicts", "") == "texts" and model.config.num_labels > 1:
+        if of_texts and model.config.num_labels > 1:
             found["agreement"] = 1 - float(torch.cat(differ).mean())
     return found
 
