@@ -22,17 +22,17 @@ constexpr Long AMX_COLUMNS = 32;        // outputs of a block of sums
 
 // Assembly, because GCC's intrinsics do not tell it what memory they read and write.
 #define TILE_LOAD(tile, at, stride) \
-    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"(Long(stride)) : "memory")
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(at), "r"(Long(stride)) : "memory")
 #define TILE_STREAM(tile, at, stride) \
-    asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(at), "r"(Long(stride)) : "memory")
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile::"r"(at), "r"(Long(stride)) : "memory")
 #define TILE_STORE(tile, at, stride) \
     asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"(Long(stride)) : "memory")
-#define TILE_ADD(to, a, b)                                                    \
-    do {                                                                      \
-        if constexpr (Kind::per_word == 2)                                    \
-            asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #to ::); \
-        else                                                                  \
-            asm volatile("tdpbusd %%tmm" #b ", %%tmm" #a ", %%tmm" #to ::);   \
+#define TILE_ADD(to, a, b)                                                   \
+    do {                                                                     \
+        if constexpr (Kind::per_word == 2)                                   \
+            asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #to::); \
+        else                                                                 \
+            asm volatile("tdpbusd %%tmm" #b ", %%tmm" #a ", %%tmm" #to::);   \
     } while (false)
 
 // Whether Linux lets this process use tiles: it must be asked once (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
@@ -141,13 +141,13 @@ inline void add_products() {
 // Begin the sums of one tile, at `start`, whose rows are so many bytes apart, or at zero, with the first products.
 template <class Kind, int TILE>
 inline void begin_tile(const typename Kind::Sum* start, Long bytes) {
-#define BEGIN(tile, a, b)                                        \
-    if constexpr (TILE == tile) {                                \
-        if (start)                                               \
-            TILE_LOAD(tile, start, bytes);                       \
-        else                                                     \
-            asm volatile("tilezero %%tmm" #tile ::);             \
-        TILE_ADD(tile, a, b);                                    \
+#define BEGIN(tile, a, b)                           \
+    if constexpr (TILE == tile) {                   \
+        if (start)                                  \
+            TILE_LOAD(tile, start, bytes);          \
+        else                                        \
+            asm volatile("tilezero %%tmm" #tile::); \
+        TILE_ADD(tile, a, b);                       \
     }
     BEGIN(0, 4, 6) BEGIN(1, 4, 7) BEGIN(2, 5, 6) BEGIN(3, 5, 7)
 #undef BEGIN
@@ -218,7 +218,8 @@ void matmul_by_amx(const typename Kind::Value* rows, Long stride, Long count, co
                     const Long next = is_last ? column + columns : column, next_word = is_last ? 0 : word + some;
                     for (int i = 0; i < 2; i++)
                         ahead.at[i] = reinterpret_cast<const char*>(weight.at<Kind>(next + 16 * i, next_word));
-                    ahead.lines = divide_up(panel, std::max(Long(1), divide_up(end - from, 32) * (some / TILE_WORDS - 1)));
+                    ahead.lines =
+                        divide_up(panel, std::max(Long(1), divide_up(end - from, 32) * (some / TILE_WORDS - 1)));
                 }
                 for (Long row = from; row < end; row += 32) {
                     const bool two = row + 16 < end;

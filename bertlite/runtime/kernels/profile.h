@@ -50,7 +50,8 @@ __attribute__((visibility("default"), used)) inline const char* bertlite_phase(i
 }
 
 // Return the time of a thread in a phase, and forget it.
-__attribute__((visibility("default"), used)) inline uint64_t bertlite_time(int64_t thread, int64_t outer, int64_t phase) {
+__attribute__((visibility("default"), used)) inline uint64_t bertlite_time(int64_t thread, int64_t outer,
+                                                                           int64_t phase) {
     return std::exchange(all_times[thread].spent[outer][phase], 0);
 }
 }
