@@ -2,8 +2,7 @@
 
 import argparse
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -64,25 +63,23 @@ def attention(
         FileNotFoundError: there is no such checkpoint.
         ValueError: there is no such layer or head, or the text is too long, or the checkpoints cannot be compared.
     """
-    first, second = short_names(fspath(checkpoint), None if against is None else fspath(against))
-    tokenizer = BertTokenizer.from_pretrained(checkpoint)
-    maps, other = load_maps(checkpoint, tokenizer)(text, pair, layers=layers, heads=heads, name=first), None
-    if against is not None:
+    found: list[AttentionMaps] = []
+    both = [fspath(each) for each in (checkpoint, against) if each is not None]
+    for each, name in zip(both, short_names(both[0], both[-1] if against else None), strict=False):
         try:
-            tokenizer = BertTokenizer.from_pretrained(against)
+            tokenizer = BertTokenizer.from_pretrained(each)
         except FileNotFoundError:
-            find_checkpoint(Source(against))  # raises if there is no model either
-            warnings.warn(f"{against} has no tokenizer: the text is read with {checkpoint}'s", stacklevel=1)
-        other = load_maps(against, tokenizer)(text, pair, layers=layers, heads=heads, name=second)
-        check_comparable(maps, other)
+            find_checkpoint(Source(each))  # raises if there is no model either
+            if not found:
+                raise
+            warnings.warn(f"{each} has no tokenizer: the text is read with {checkpoint}'s", stacklevel=1)
+        model = BertModel.from_pretrained(each, add_pooling_layer=False)
+        found.append(attention_maps(model, tokenizer, text, pair, layers=layers, heads=heads, name=name))
+    if against is not None:
+        check_comparable(*found)
     if html is not None:
-        write_bytes(fspath(html), page(maps, other))
-    return make_record(maps, other)
-
-
-def load_maps(checkpoint: str | PathLike[str], tokenizer: BertTokenizer) -> Callable[..., AttentionMaps]:
-    """Return `attention_maps` of a checkpoint."""
-    return partial(attention_maps, BertModel.from_pretrained(checkpoint, add_pooling_layer=False), tokenizer)
+        write_bytes(fspath(html), page(*found))
+    return make_record(*found)
 
 
 def count_heads(weights: Mapping[str, Mapping[str, object]]) -> str:

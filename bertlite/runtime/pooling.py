@@ -26,16 +26,6 @@ def pool(tokens: Array, modes: Sequence[str], skip: int = 0) -> Array:
     return np.concatenate([POOLINGS[mode](tokens, skip) for mode in modes])
 
 
-def mean_of_tokens(tokens: Array, skip: int) -> Array:
-    total: Array = tokens[skip:].sum(0)
-    return total / np.float32(len(tokens) - skip)
-
-
-def mean_sqrt(tokens: Array, skip: int) -> Array:
-    total: Array = tokens[skip:].sum(0)
-    return total / np.sqrt(tokens.dtype.type(len(tokens) - skip))
-
-
 def weighted_mean(tokens: Array, skip: int) -> Array:
     """Return the mean in which token i of the text, from 0, counts i + 1 times."""
     weights = np.arange(skip + 1, len(tokens) + 1, dtype=np.float32)
@@ -47,8 +37,8 @@ POOLINGS: dict[str, Callable[[Array, int], Array]] = {  # {sentence-transformers
     "cls": lambda tokens, skip: tokens[skip],
     "lasttoken": lambda tokens, skip: tokens[-1],
     "max": lambda tokens, skip: tokens[skip:].max(0),
-    "mean": mean_of_tokens,
-    "mean_sqrt_len_tokens": mean_sqrt,
+    "mean": lambda tokens, skip: tokens[skip:].sum(0) / np.float32(len(tokens) - skip),
+    "mean_sqrt_len_tokens": lambda tokens, skip: tokens[skip:].sum(0) / np.sqrt(tokens.dtype.type(len(tokens) - skip)),
     "weightedmean": weighted_mean,
 }
 
