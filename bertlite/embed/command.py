@@ -65,7 +65,7 @@ def embed(
         model: a hub id or a folder, of whatever sentence-transformers loads.
         files: text (one row a line), csv, tsv, jsonl or Parquet.
         folder: to write; it may hold files of the same job.
-        format: of the files: text, csv, tsv, jsonl or parquet; by default by their suffixes.
+        format: the format of the files: text, csv, tsv, jsonl or parquet; by default by their suffixes.
         column: the name of the column with the text.
         id: the name of the column with the id; by default rows are numbered.
         columns: names of all columns, for csv and tsv files without a header.

@@ -46,7 +46,7 @@ log = logging.getLogger("bertlite")
 
 
 class Loaded(NamedTuple):
-    """A SentenceTransformer that runs optimised, and what it was before: its hashes, and each module in words."""
+    """A SentenceTransformer that runs optimised, with hashes and descriptions of its modules from before."""
 
     encoder: Any
     sha256: str

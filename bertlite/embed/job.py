@@ -107,7 +107,7 @@ class Job:
     """Rows to embed, with an embedder, into a folder.
 
     Args:
-        shard_rows, keep_text: of `EmbedSettings`.
+        shard_rows, keep_text: see `EmbedSettings`.
         rank, world: the index of this process and the number of processes, which share the shards.
     """
 

@@ -37,7 +37,7 @@ class VectorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedSettings(VectorSettings):
-    """The settings of `embed`: those of `Embedder`, and two of its files.
+    """The settings of `embed`: the fields of `Embedder`, and two for its files.
 
     Args:
         shard_rows: rows in a file; by default 10,000, or fewer if these have 1,000,000 characters.  A kill loses the

@@ -41,8 +41,8 @@ class ParitySettings:
     """The cases that `parity` runs.
 
     Args:
-        shapes: "base" and "large": also check models of these shapes with random weights; by default base beside the
-            demo's checkpoint, and none beside another.
+        shapes: also check random models of these shapes, "base" and "large"; by default base with the demo's
+            checkpoint, and none with another.
         device: "cpu" or "cuda", which adds every kernel of SDPA.
         families: run only other families, with random weights.
         all: run every case, not the quick choice.
