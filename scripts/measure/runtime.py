@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertlite.support.records import environment, sha256_of, write_record
-
 from bertlite.shipping.export import export
 from bertlite.shipping.pack import pack
+from bertlite.support.environment import environment, write_record
+from bertlite.support.files import sha256_of
 from bertlite.support.timing import check_rounds, quartiles
 
 TEXTS, BATCH, REPEATS = 64, 32, 5
