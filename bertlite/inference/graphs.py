@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.inference.support import asks_for_more
+from bertlite.inference.quick import QuickBertModel
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.shapes import round_up
 from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements
-from bertlite.stack.body import has_hooks_within, output_or_tuple
+from bertlite.stack.body import has_hooks_within
 from bertlite.stack.inputs import values_readable
 from bertlite.stack.layouts import Packed, Padded
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
@@ -194,72 +194,47 @@ class Graphs:
             self.made.popitem(last=False)
 
 
-class GraphedBertModel(BertModel):
-    """BertModel whose plain forward replays a graph; other forwards run as BertModel's."""
+class GraphedBertModel(QuickBertModel):
+    """BertModel whose usual forward replays a graph."""
 
     graphs: Graphs
     packed_backend: Backend | None  # leaves padding out under graphs; None: padding is computed
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        first_token_only: bool = False,
-        return_dict: bool | None = None,
-        return_encoded: bool = False,
-        skip_padding: bool | None = None,
-        **others: Any,
-    ) -> Any:
-        """Run BERT; arguments and results are as for BertBody."""
-        ids, mask, segments = input_ids, attention_mask, token_type_ids
-        states = None
-        plain = position_ids is None and not asks_for_more(self.config, others) and self.is_plain(ids, mask, segments)
-        if ids is not None and plain:
-            states = self.replay(ids, mask, segments, skip_padding, first_token_only or not return_encoded)
-        if states is None:
-            return super().forward(
-                ids, mask, segments, position_ids, first_token_only=first_token_only, return_dict=return_dict,
-                return_encoded=return_encoded, skip_padding=skip_padding, **others,
-            )  # fmt: skip
-        rows, length = states.shape[:2]
-        states = states[:, :1] if first_token_only else states
-        parts = {"last_hidden_state": states, "pooler_output": None if self.pooler is None else self.pooler(states)}
-        if return_encoded:
-            return EncoderOutput(**parts, layout=Padded(rows, length, length, states.device))
-        return output_or_tuple(
-            BertModelOutput(**parts), self.config.return_dict if return_dict is None else return_dict
-        )
-
-    def is_plain(self, ids: Any, mask: Any, segments: Any) -> bool:
+    def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether a graph computes what the modules would, and no hook sees these."""
         if not (isinstance(ids, Tensor) and ids.dim() == 2 and ids.numel() and values_readable(ids)):
             return False
-        if ids.shape[1] > self.config.max_position_embeddings:
-            return False  # BertModel's error names it
-        beside = [x for x in (mask, segments) if x is not None]
-        fits = all(x.shape == ids.shape and not x.is_floating_point() and x.device == ids.device for x in beside)
         name = self.attention_name()
         return (
-            fits
+            ids.shape[1] <= self.config.max_position_embeddings  # or BertBody's error names it
             and ids.device == self.device
             and (name in ("auto", "sdpa") or name in PACKING)
             and not torch.is_autocast_enabled(ids.device.type)
             and not has_hooks_within(self)
         )
 
-    def replay(
-        self, ids: Tensor, mask: Tensor | None, segments: Tensor | None, skips: bool | None, wants_rows: bool
-    ) -> Tensor | None:
-        """Return the last hidden states, (B, S, D), of a graph; None if there is none for so many tokens."""
-        rows, length = ids.shape
-        told = self.encoder.skip_padding
-        skips = (skips if told is None else told) is not False or self.attention_name() in PACKING
+    def run_at_once(
+        self,
+        input_ids: Any,
+        mask: Any,
+        segments: Any,
+        positions: Any,
+        ends: Any,
+        first_only: bool,
+        encoded: bool,
+        skips: bool | None,
+    ) -> BertModelOutput | None:
+        """Return the outputs of a graph; None if inputs are rare or many, so that graphs do not pay: BertBody runs."""
+        beside = [x for x in (mask, segments) if x is not None]
+        if positions is not None or ends is not None:
+            return None
+        if any(x.shape != input_ids.shape or x.is_floating_point() or x.device != self.device for x in beside):
+            return None
+        rows, length = input_ids.shape
+        leaves = self.takes_padding(skips) or self.attention_name() in PACKING
         tokens: int | None = rows * length
         longest = length
-        if not skips or not wants_rows or self.packed_backend is None:
+        if not leaves or self.packed_backend is None or (encoded and not first_only):  # a head of tokens takes rows
             tokens = None
         elif mask is not None:  # the only wait for the GPU
             begins, *lengths = torch.cat([mask[:, 0].ne(0).all()[None], mask.ne(0).sum(1)]).tolist()
@@ -267,7 +242,15 @@ class GraphedBertModel(BertModel):
         if (rows * length if tokens is None else tokens) > MOST_TOKENS:
             return None
         bucket = bucket_of(rows, length, tokens, longest, self.config.max_position_embeddings)
-        return self.graphs.run(self, bucket, ids, mask, segments)
+        states = self.graphs.run(self, bucket, input_ids, mask, segments)
+        if states is None:
+            return None
+        states = states[:, :1] if first_only else states
+        pooled = None if self.pooler is None else self.pooler(states)
+        if encoded:
+            layout = Padded(rows, length, length, states.device)
+            return EncoderOutput(last_hidden_state=states, pooler_output=pooled, layout=layout)
+        return BertModelOutput(last_hidden_state=states, pooler_output=pooled)
 
 
 def use_graphs_(model: BertPreTrainedModel) -> None:

@@ -1,6 +1,6 @@
 """Check a model before it is optimised: its modules, and whether the native kernels can run them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 
@@ -28,7 +28,6 @@ HOMES = ("torch.nn.", "transformers.", "bertlite.")  # classes from here compute
 RECORDING = "transformers.utils.output_capturing"  # hooks that keep hidden states
 INERT_HOOKS = ("make_inputs_require_grads", "make_inputs_require_grad")  # on embeddings, for gradient checkpointing
 DROPOUT = (nn.Dropout, nn.Identity)
-SWITCHES = ("use_cache", "output_attentions", "output_hidden_states")  # arguments of a forward that may be False
 LAYER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # the classes of a layer's modules; linear ones have no choice
     "": (BertLayer,),
     "attention": (BertAttention,),
@@ -176,15 +175,6 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
             found = tuple(layer.get_parameter(f"{name}.weight").shape)
             if found != shape:
                 yield f"encoder.layer.{i}.{name} has a weight of {found}, not of {shape}"
-
-
-def asks_for_more(config: BertConfig, others: Mapping[str, Any]) -> bool:
-    """Return whether other arguments of a forward add inputs or outputs; False and None do not."""
-    if config.output_attentions and others.get("output_attentions") is None:
-        return True
-    if config.output_hidden_states and others.get("output_hidden_states") is None:
-        return True
-    return any(x is not None and (x is not False or name not in SWITCHES) for name, x in others.items())
 
 
 def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from bertlite.config import POSITIONS, embeds_size
 from bertlite.inference.native.encoder import NativeEncoder
-from bertlite.inference.support import asks_for_more, norm_fault
+from bertlite.inference.quick import QuickBertModel
+from bertlite.inference.support import norm_fault
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.structs import ACTIVATIONS, Batch, Ids, Kernels, Model
 from bertlite.stack.attention import PACKING
-from bertlite.stack.body import has_hooks, has_hooks_within, output_or_tuple
+from bertlite.stack.body import has_hooks, has_hooks_within
 from bertlite.stack.embeddings import FamilyEmbeddings
 from bertlite.stack.inputs import first_position, values_readable
 from bertlite.stack.layouts import Padded
@@ -86,38 +87,11 @@ class NativeEmbeddings(FamilyEmbeddings):
         return True
 
 
-class NativeBertModel(BertModel):
+class NativeBertModel(QuickBertModel):
     """BertModel with the layers, and the rest if possible, in one call of the kernels."""
 
     embeddings: NativeEmbeddings
     encoder: NativeEncoder
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        first_token_only: bool = False,
-        return_dict: bool | None = None,
-        return_encoded: bool = False,
-        skip_padding: bool | None = None,
-        **others: Any,
-    ) -> Any:
-        """Run BERT; arguments and results are as for BertBody."""
-        given = (input_ids, attention_mask, token_type_ids, position_ids)
-        out = None
-        if not asks_for_more(self.config, others) and self.is_plain(*given[:2]):
-            out = self.run_at_once(*given, cu_seqlens, first_token_only, return_encoded, skip_padding)
-        if out is None:
-            out = super().forward(
-                *given, cu_seqlens=cu_seqlens, first_token_only=first_token_only, return_dict=True,
-                return_encoded=return_encoded, skip_padding=skip_padding, **others,
-            )  # fmt: skip
-        as_dict = return_encoded or (self.config.return_dict if return_dict is None else return_dict)
-        return output_or_tuple(out, as_dict)
 
     def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether the kernels compute what the modules would, and no hook sees these."""
@@ -162,8 +136,7 @@ class NativeBertModel(BertModel):
         given.ids, given.mask, given.segments, given.positions, given.ends = map(
             address, (input_ids, mask, segments, positions, ends)
         )
-        told = self.encoder.skip_padding
-        skips = (skips if told is None else told) is not False or self.attention_name() in PACKING
+        skips = self.takes_padding(skips) or self.attention_name() in PACKING
         given.takes_padding = skips and (first_only or not encoded)  # a head of tokens takes them without padding
         given.keeps_order = POSITIONS[self.config.position_embedding_type].in_scores
         if self.config.positions_skip_padding:

@@ -1,0 +1,77 @@
+"""QuickBertModel: a BertModel that runs a usual forward in another way, and every other as its modules."""
+
+from typing import Any
+
+from torch import Tensor
+
+from bertlite.models.base import BertModel
+from bertlite.stack.body import output_or_tuple
+
+INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}
+# a forward with one of these arguments is left to BertBody, unless the argument asks for nothing
+RARE = INPUTS | {"use_cache", "output_attentions", "output_hidden_states"}
+
+
+class QuickBertModel(BertModel):
+    """BertModel whose forward is `run_at_once`, unless that returns None or more is asked for."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        first_token_only: bool = False,
+        return_dict: bool | None = None,
+        return_encoded: bool = False,
+        skip_padding: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """Run BERT; arguments and results are as for BertBody."""
+        given = (input_ids, attention_mask, token_type_ids, position_ids)
+        out = None
+        if not self.asks_for_more(others) and self.is_plain(*given[:2]):
+            out = self.run_at_once(*given, cu_seqlens, first_token_only, return_encoded, skip_padding)
+        if out is None:
+            out = super().forward(
+                *given, cu_seqlens=cu_seqlens, first_token_only=first_token_only, return_dict=True,
+                return_encoded=return_encoded, skip_padding=skip_padding, **others,
+            )  # fmt: skip
+        as_dict = return_encoded or (self.config.return_dict if return_dict is None else return_dict)
+        return output_or_tuple(out, as_dict)
+
+    def asks_for_more(self, others: dict[str, Any]) -> bool:
+        """Return whether other arguments of a forward add inputs or outputs, or are none of a forward's."""
+        config = self.config
+        if not others.keys() <= RARE:
+            return True
+        if config.output_attentions and others.get("output_attentions") is None:
+            return True
+        if config.output_hidden_states and others.get("output_hidden_states") is None:
+            return True
+        return any(x is not None and (x is not False or name in INPUTS) for name, x in others.items())
+
+    def is_plain(self, ids: Any, mask: Any) -> bool:
+        """Return whether the quick way computes what the modules would, and no hook sees these."""
+        raise NotImplementedError
+
+    def run_at_once(
+        self,
+        input_ids: Any,
+        mask: Any,
+        segments: Any,
+        positions: Any,
+        ends: Any,
+        first_only: bool,
+        encoded: bool,
+        skips: bool | None,
+    ) -> Any:
+        """Return the outputs; None if inputs are wrong or rare: then BertBody runs."""
+        raise NotImplementedError
+
+    def takes_padding(self, skips: bool | None) -> bool:
+        """Return whether padding may be left out, by what a caller says and `optimize_for_inference` has set."""
+        told = self.encoder.skip_padding
+        return (skips if told is None else told) is not False
