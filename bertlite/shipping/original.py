@@ -21,6 +21,7 @@ from bertlite.tokenizer.sentences import last_name, read_modules
 
 Array = NDArray[Any]
 NEAREST = 10  # neighbours of each text that are counted
+NEIGHBOURS = "ten nearest neighbours"  # name of the share that is kept
 MOST = 2000  # neighbours are sought among at most so many texts
 
 
@@ -142,7 +143,7 @@ def what_is_kept(kind: str, found: Any, wanted: Any) -> dict[str, float]:
     if len(found) >= 5 * NEAREST:
         nearest = [np.argsort(-(x @ x.T) + 2 * np.eye(len(x)), axis=1)[:, :NEAREST] for x in (y[:MOST] for y in units)]
         shared = [len({*a} & {*b}) / NEAREST for a, b in zip(*nearest, strict=True)]
-        kept["ten nearest neighbours"] = float(np.mean(shared))
+        kept[NEIGHBOURS] = float(np.mean(shared))
     return kept
 
 
