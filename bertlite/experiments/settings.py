@@ -35,11 +35,13 @@ class PruneSettings:
         device: "cpu" or "cuda".
         at: (sequences, tokens) of the batch that the target is for; by default (8, 128) without `lengths`.
         lengths: a file with a length in tokens on each line; the batch has `batch_size` of their quantiles.
-        backend: how models are timed: "plain" PyTorch, or a backend of `optimize_for_inference`.
-        dtype: the dtype of the timed models; by default the checkpoint's.
+        backend: how models are timed: "plain" PyTorch, or a backend of `optimize_for_inference`; by default "plain", and
+            "auto" for int8.
+        dtype: the dtype that the pruned model will run in; by default the checkpoint's.
         allocate: the cost of a size, "latency" or "macs"; "auto" is latency for a speed or a time of plain models.
         size: a target like 40% is a share of the file's bytes, not of the MACs.
         distil: minutes of training after pruning.
+        mapping: of an encoder, fit a map after its pooling if there are 2,000 texts that nothing else uses.
         lose_at_most: points that the model may lose; by default a normal number.
 
     Raises:
@@ -58,11 +60,12 @@ class PruneSettings:
     at: tuple[int, int] | None = field(default=None, metadata={DETERMINES: REST})
     lengths: str | PathLike[str] | None = field(default=None, metadata={DETERMINES: REST})
     batch_size: int = field(default=32, metadata={DETERMINES: REST})
-    backend: str = field(default="plain", metadata={DETERMINES: REST})
+    backend: str | None = field(default=None, metadata={DETERMINES: REST})
     dtype: str | None = field(default=None, metadata={DETERMINES: REST})
     allocate: str = field(default="auto", metadata={DETERMINES: REST})
     size: bool = field(default=False, metadata={DETERMINES: REST})
     distil: float | None = field(default=None, metadata={DETERMINES: REST})
+    mapping: bool = field(default=True, metadata={DETERMINES: REST})
     lose_at_most: float | None = field(default=None, metadata={DETERMINES: NOTHING})
 
     def __post_init__(self) -> None:
