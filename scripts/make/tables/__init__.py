@@ -84,6 +84,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "training": speed.training,
     "checkpointing": partial(speed.checkpointing, "checkpointing"),
     "embed": speed.embed,
+    "runtime": speed.runtime,
     "batches": speed.batches,
     "nativeaccuracy": speed.native_accuracy,
     "neighbours": speed.neighbours,

@@ -307,6 +307,34 @@ def embed() -> str:
     )
 
 
+def runtime() -> str:
+    """Table of packed folders without torch beside onnxruntime and OpenVINO GenAI."""
+    found = record("runtime")
+    body, versions = list[list[str]](), dict[str, str]()
+    for name, engine in found["engines"].items():
+        peak = with_spread({end: each / 1e6 for end, each in engine["peak"].items()}, ".0f") + " MB"
+        folder = f"{engine['folder'] / 1e6:.1f} MB" if "folder" in engine else ""
+        times = [milliseconds(engine["first"], ".1f"), peak, folder, milliseconds(engine["texts"])]
+        body.append([name, f"{with_spread(engine['start'])} s", *times, f"{engine['cosine']:.4f}"])
+        versions |= engine["versions"]
+    head = ["one thread", "start, CPU", "first text", "peak", "folder", "64 texts", "least cosine"]
+    memory = found["memory"]
+    loads, texts = ([f"{each / 1e6:.0f}" for each in memory[f"after {what}"]] for what in ("loads", "texts"))
+    named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    return table(
+        head,
+        body,
+        f"{SPREAD} The start is beyond importing numpy and tokenizers, and includes the checksums. The"
+        f" {found['data']['texts']} texts are SST-2's, in batches of {found['data']['batch']}. Cosines are those with"
+        f" the runtime's float32. Measured on {found['environment']['cpu']}, {named}."
+        f"\n\nMemory of one process: {loads[0]} MB after {memory['loads'] // 10:,} loads of the int8 folder and"
+        f" {loads[1]} MB after {memory['loads']:,};"
+        f" {texts[0]} MB after a tenth of the time and {texts[1]} MB after all {memory['texts']:,} texts from"
+        f" {memory['threads']} threads. An environment of Python with the wheel alone has"
+        f" {found['image']['bytes'] / 1e6:.0f} MB.",
+    )
+
+
 def batches() -> str:
     """Table of the vectors that differ between a text alone and among others."""
     found = record("batches")
