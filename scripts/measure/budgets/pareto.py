@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bertlite.support.records import environment, quartiles, write_record
 from torch import nn
 
 from bertlite import BertModel, BertTokenizer, PruneSettings, optimize_for_inference, prune_to
@@ -38,7 +39,6 @@ from bertlite.shipping.carried import load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.shipping.original import NEIGHBOURS, spearman, what_is_kept
 from bertlite.shipping.vectors import read_head, with_map
-from bertlite.support.records import environment, quartiles, write_record
 from bertlite.support.timing import alternate, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.methods import OfLayers, Subject, with_fewer_layers
