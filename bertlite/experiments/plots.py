@@ -40,7 +40,7 @@ def save(figure: Any, path: str | Path) -> list[Path]:
 def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None, title: str = "") -> Any:
     """Draw the headline against the share of heads removed.
 
-    Each repair has a panel, and each way of pruning a line in it, with a band for the interval.  Random is grey.
+    Each repair has a panel, and each way of pruning a line in it, with bars for the interval.  Random is dashed.
     """
     panels: dict[str, dict[str, list[SummaryRow]]] = {}
     for row in rows:
@@ -48,7 +48,7 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
         way = f"{name}, epochs {epochs}" if epochs else name
         panels.setdefault(repair, {}).setdefault(way, []).append(row)
     ways = dict.fromkeys(way for lines in panels.values() for way in lines)
-    styles = {way: {"color": COLOURS[i % len(COLOURS)], "linestyle": "-"} for i, way in enumerate(ways)}
+    styles = {way: {"color": COLOURS[i % len(COLOURS)]} for i, way in enumerate(ways)}
     across, down = min(2, len(panels)), -(-len(panels) // 2)
     size = (4 * across, 3.2 * down + 0.11 * len(ways) + 0.5)
     figure, axes = pyplot().subplots(down, across, figsize=size, sharey=True, squeeze=False, layout="constrained")
@@ -60,12 +60,14 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
             points = sorted(points, key=lambda row: row["fraction"])
             x = [100 * row["fraction"] for row in points]
             random = points[0]["criterion"] == BASELINE
-            style = {"color": "0.4", "linestyle": "--"} if random else styles[way]
-            (drawn[way],) = panel.plot(x, [row[headline] for row in points], marker="o", markersize=4, **style)
-            low, high = (  # a point without an interval has no band
-                [row[headline] if row[end] is None else row[end] for row in points] for end in ("low", "high")
-            )
-            panel.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+            y = [row[headline] for row in points]
+            ends = [  # a point without an interval has no bar
+                [0.0 if row[end] is None else sign * (row[end] - row[headline]) for row in points]
+                for end, sign in (("low", -1), ("high", 1))
+            ]
+            x = [each + 0.4 * ([*ways].index(way) - (len(ways) - 1) / 2) for each in x]  # side by side
+            style = {**styles[way], "marker": "o", "markersize": 4, "linestyle": "--" if random else "-"}
+            drawn[way] = panel.errorbar(x, y, ends, elinewidth=0.8, capsize=2, **style)
         if dense is not None:
             drawn["dense"] = panel.axhline(dense, color="black", linewidth=0.8, linestyle=":")
         panel.set(xlabel="heads removed (%)", title=repair or ("no repair" if len(panels) > 1 else ""))

@@ -8,13 +8,18 @@ from typing import Any
 from bertlite.experiments.plots import COLOURS, pyplot
 
 LINES = {"pruned": "-", "distilled": "--", "timed": ":", "int8": "-."}
-WHEN = {"pruned": "", "distilled": ", distilled alike", "timed": ", distilled in equal time", "int8": ", in 8 bits"}
+WHEN = {
+    "pruned": "",
+    "distilled": ", distilled the same way",
+    "timed": ", distilled in equal time",
+    "int8": ", in 8 bits",
+}
 MANY = 10  # tasks of a comparison that tells something of others
 LOWEST = -25.0  # points; lines below end at the edge
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw rows of a record: a line for each way and stage, with bands for the intervals.
+    """Draw rows of a record: a line for each way and stage, with bars for the intervals, side by side.
 
     Drawn are those over MANY tasks or more, with the most shares.
     """
@@ -26,13 +31,14 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     colours = dict(zip(dict.fromkeys(way for way, _ in lines), COLOURS, strict=False))
     axes = {"share": ("multiply-accumulates (%)", 100), "speedup": ("speed, times the dense model's", 1)}
     for panel, (name, (label, factor)) in zip(panels, axes.items(), strict=True):
-        for way, stage in lines:
+        for place, (way, stage) in enumerate(lines):
             points = [row for row in rows if (row["way"], row["stage"]) == (way, stage) and name in row]
             points.sort(key=lambda row: row[name])
-            x, y, within = [factor * row[name] for row in points], [-row["lost"] for row in points], bounds(points)
-            style = {"color": colours[way], "linestyle": LINES[stage]}
-            panel.plot(x, y, marker="o", markersize=4, label=way + WHEN[stage], **style)
-            panel.fill_between(x, *within, color=colours[way], alpha=0.1, linewidth=0)
+            aside = 0.4 * (place - (len(lines) - 1) / 2) if name == "share" else 0  # or bars would hide each other
+            x, y = [factor * row[name] + aside for row in points], [-row["lost"] for row in points]
+            style = {"color": colours[way], "linestyle": LINES[stage], "marker": "o", "markersize": 4}
+            within = [row["lost_within"] or 0.0 for row in points]
+            panel.errorbar(x, y, within, elinewidth=0.8, capsize=2, label=way + WHEN[stage], **style)
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set(xlabel=label, ylim=(LOWEST, 3))
         panel.grid(alpha=0.3)
@@ -40,9 +46,3 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(path, dpi=140, bbox_inches="tight")
     plt.close(figure)
-
-
-def bounds(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Return both ends of the intervals."""
-    within = [row["lost_within"] or 0.0 for row in rows]
-    return [[-row["lost"] + side * each for row, each in zip(rows, within, strict=True)] for side in (-1, 1)]
