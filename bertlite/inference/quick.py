@@ -1,5 +1,6 @@
 """QuickBertModel: a BertModel that runs a usual forward in another way, and every other as its modules."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,10 @@ RARE = INPUTS | {"use_cache", "output_attentions", "output_hidden_states"}
 
 
 class QuickBertModel(BertModel):
-    """BertModel whose forward is `run_at_once`, unless that returns None or more is asked for."""
+    """BertModel whose forward is `run_at_once`, if it `is_plain`, does not return None and nothing more is asked for."""
+
+    is_plain: Callable[..., bool]  # (ids, mask): the quick way computes what the modules would, and no hook sees these
+    run_at_once: Callable[..., Any]  # (the inputs): the outputs; None if inputs are wrong or rare: then BertBody runs
 
     def forward(
         self,
@@ -52,24 +56,6 @@ class QuickBertModel(BertModel):
         if config.output_hidden_states and others.get("output_hidden_states") is None:
             return True
         return any(x is not None and (x is not False or name in INPUTS) for name, x in others.items())
-
-    def is_plain(self, ids: Any, mask: Any) -> bool:
-        """Return whether the quick way computes what the modules would, and no hook sees these."""
-        raise NotImplementedError
-
-    def run_at_once(
-        self,
-        input_ids: Any,
-        mask: Any,
-        segments: Any,
-        positions: Any,
-        ends: Any,
-        first_only: bool,
-        encoded: bool,
-        skips: bool | None,
-    ) -> Any:
-        """Return the outputs; None if inputs are wrong or rare: then BertBody runs."""
-        raise NotImplementedError
 
     def takes_padding(self, skips: bool | None) -> bool:
         """Return whether padding may be left out, by what a caller says and `optimize_for_inference` has set."""
