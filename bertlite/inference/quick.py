@@ -14,7 +14,7 @@ RARE = INPUTS | {"use_cache", "output_attentions", "output_hidden_states"}
 
 
 class QuickBertModel(BertModel):
-    """BertModel whose forward is `run_at_once`, if it `is_plain`, does not return None and nothing more is asked for."""
+    """BertModel whose usual forward is `run_at_once`."""
 
     is_plain: Callable[..., bool]  # (ids, mask): the quick way computes what the modules would, and no hook sees these
     run_at_once: Callable[..., Any]  # (the inputs): the outputs; None if inputs are wrong or rare: then BertBody runs
