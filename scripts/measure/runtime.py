@@ -196,7 +196,7 @@ def prepare(args: argparse.Namespace, home: Path) -> tuple[dict[str, tuple[Path,
 
 def child(python: Path, code: str, *arguments: object) -> dict[str, Any]:
     """Run code in a new process; return the JSON that it prints."""
-    command = [python, "-c", code, *map(str, arguments)]
+    command = [str(python), "-c", code, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env={"OMP_NUM_THREADS": "1"})
     if done.returncode:
         raise RuntimeError(f"{python} failed: {done.stderr[-2000:]}")
