@@ -41,7 +41,7 @@ class PruneSettings:
         allocate: the cost of a size, "latency" or "macs"; "auto" is latency for a speed or a time of plain models.
         size: a target like 40% is a share of the file's bytes, not of the MACs.
         distil: minutes of training after pruning.
-        mapping: of an encoder, fit a map after its pooling if there are 2,000 texts that nothing else uses.
+        mapping: fit a map after an encoder's pooling, if there are 2,000 texts that nothing else uses.
         lose_at_most: points that the model may lose; by default a normal number.
 
     Raises:

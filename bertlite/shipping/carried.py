@@ -31,7 +31,7 @@ from bertlite.tokenizer.sentences import (
 )
 
 Model = TypeVar("Model", bound=BertPreTrainedModel)
-TYPES = "sentence_transformers.models."  # of modules, in every version
+TYPES = "sentence_transformers.models."  # module types, in every version
 MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # files of one module
 
 

@@ -359,9 +359,8 @@ def prune_all(
     fresh = not (place / SETTINGS_FILE).exists()
     for folder, target in targets.items():
         if target.is_size:
-            spare_bytes(
-                job.model, target, job.given["dense_bytes"], parameter_bytes(job.map)
-            )  # raises if there are none
+            others = parameter_bytes(job.map)
+            spare_bytes(job.model, target, job.given["dense_bytes"], others)  # raises if there are none
         elif fresh and reports[folder] is None:
             hidden = Progress(None, "steps", shown=False)
             job.search(target=target, by=ways[folder], shared=None, state=None, progress=hidden).check_reachable()

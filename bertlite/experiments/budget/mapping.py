@@ -1,6 +1,6 @@
-"""A map after pooling: a linear layer from the pooled vectors of a pruned encoder to those of the given one.
+"""A map after pooling: a linear layer that turns pooled vectors of a pruned encoder into the given model's.
 
-It is one least-squares fit, to texts that the weights were not fitted to: on those, vectors are nearer than on others.
+It is one least-squares fit.  Its texts are others than the pruned weights were fitted to, which look too good.
 
 Shapes:  B texts of a batch · P numbers of a pooled vector
 """
@@ -27,12 +27,12 @@ def layer_of_map(head: VectorHead, config: Any) -> nn.Linear | None:
 
 @torch.no_grad()
 def fit_map(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], head: VectorHead) -> nn.Linear:
-    """Return the affine map that brings the pooled vectors of a model nearest to those of the dense one, P -> P.
+    """Return the affine map, P -> P, that brings a model's pooled vectors nearest to the dense model's.
 
     The penalty that keeps it near the identity is chosen by cross-validation over texts.
 
     Args:
-        batches: of texts that the model was not fitted to.
+        batches: texts that the model was not fitted to.
         head: how vectors are pooled; its modules are not run.
 
     Raises:

@@ -454,7 +454,8 @@ def clock(
         runs: dict[str, Callable[[], Any]] = {name: partial(model, **inputs) for name, model in models.items()}
         if after is not None:
             run, pooled = runs["pruned"], torch.zeros(len(work.lengths), after.in_features, device=device)
-            runs["pruned"] = lambda: (run(), after(pooled))
+            layer = after.to(device)
+            runs["pruned"] = lambda: (run(), layer(pooled))
         return alternate(runs, CLOCK_ROUNDS, device, seconds=CLOCK_SECONDS)
 
 
