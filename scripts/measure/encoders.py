@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     texts = {" ".join(first.split()): None for first, *_ in rows}
     (folder / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     for stage, minutes in (("pruned", None), ("distilled", args.minutes)):
-        settings, inputs = PruneSettings(max_length=64, distil=minutes), (TARGETS, folder / "texts.txt")
+        settings, inputs = PruneSettings(max_length=64, distil=minutes, mapping=False), (TARGETS, folder / "texts.txt")
         prune_to(args.checkpoint, *inputs, folder / stage, settings=settings, keep=folder / "curves", progress=True)
     dense = judged(args.checkpoint, args.data)
     found = [{"target": None, **{name: {"score": score(each)} for name, each in dense.items()}}]

@@ -65,6 +65,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgetlarge": pruning.large,
     "vocabulary": pruning.vocabulary,
     "encoders": pruning.encoders,
+    "pareto": pruning.pareto,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,
     "families": proof.families,

@@ -64,7 +64,12 @@ def session() -> str:
     found = records("pruning/prune_to.json")[0]
     report = found.get("targets", [found])[0]
     with redirect_stdout(StringIO()) as printed:
-        known = {"every_token": None, "lost": {"points": 0.0, "limit": 0.0}}  # which the oldest records lack
+        known = {  # which the oldest records lack
+            "every_token": None,
+            "alone": None,
+            "without_map": {},
+            "lost": {"points": 0.0, "limit": 0.0},
+        }
         print_report({**known, **report}, Path("fast"))
     shown = ("MACs", "weights", "time", report["metric"], "target")
     lines = [line for line in printed.getvalue().splitlines() if line.startswith(shown)]

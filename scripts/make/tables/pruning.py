@@ -9,6 +9,7 @@ from bertlite.experiments.experiment import REPAIRS
 from bertlite.pruning.criteria import CRITERIA
 from scripts.make.tables.read import Record, measured_on, record, records, table, with_spread
 from scripts.measure.budgets.methods import FEWER, OURS
+from scripts.measure.budgets.pareto import WAYS as PARETO
 from scripts.measure.budgets.picture import MANY
 
 NAME = f"`bertlite {OURS}`"
@@ -275,3 +276,29 @@ def encoders() -> str:
         " the paired difference from it. 95 % intervals are over pairs of texts or over intents."
     )
     return table(["MACs", "", "cosine", *names], body, note)
+
+
+def pareto() -> str:
+    """Table of a sentence encoder, pruned in several ways, in float32 and in int8: quality beside measured speed."""
+    found = record("pruning/pareto")
+    rows = {(row["target"], row["way"], row["dtype"]): row for row in found["rows"]}
+    body = []
+    for target, way in dict.fromkeys(each[:2] for each in rows):
+        exact, small = (rows[target, way, dtype] for dtype in ("float32", "int8"))
+        body.append(
+            [
+                target.replace("%", " %"),
+                PARETO.get(way, "the given model"),
+                *(f"{row['speedup']['median']:.1f}" for row in (exact, small)),
+                *(f"{100 * x:.1f}" for x in exact["scores"].values()),
+                *(f"{100 * row['mean']:.1f}" for row in (exact, small)),
+                f"{small['neighbours']:.3f}",
+            ]
+        )
+    head = ["MACs", "", "speed", "speed, int8", *exact["scores"], "mean", "mean, int8", "neighbours kept by int8"]
+    note = (
+        f"100 × Spearman's correlation or nDCG@10. By {found['texts']:,} texts at most, without labels; distilled:"
+        f" {found['steps']} steps of 32 texts, then the map. Speeds: beside the given model in float32 on the native"
+        f" kernels, 32 short texts at once; {measured_on(found)}."
+    )
+    return table(head, body, note)

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from bertlite.support.records import environment, quartiles, write_record
 from torch import nn
 
 from bertlite import BertModel, BertTokenizer, PruneSettings, optimize_for_inference, prune_to
@@ -39,7 +38,8 @@ from bertlite.shipping.carried import load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.shipping.original import NEIGHBOURS, spearman, what_is_kept
 from bertlite.shipping.vectors import read_head, with_map
-from bertlite.support.timing import alternate, ratios
+from bertlite.support.environment import environment, write_record
+from bertlite.support.timing import alternate, quartiles, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.methods import OfLayers, Subject, with_fewer_layers
 from scripts.measure.encoders import EACH, FOUND, SOURCES
