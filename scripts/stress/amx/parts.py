@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(name, kind, *(f"{way} {x['median']:.2f} ({x['largest']:.2f})" for way, x in ways.items()), sep="  ")
     if args.out is not None:
         record = {"emulated": "LD_PRELOAD" in os.environ, "texts": TEXTS, "tokens": TOKENS, "shares_of_torch": found}
-        write_record(args.out, {"what": "scripts/stress/amx/parts", **record, "environment": environment()})
+        write_record(args.out, {"what": "scripts.stress.amx.parts", **record, "environment": environment()})
     return 0
 
 
