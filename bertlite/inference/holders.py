@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from bertlite.inference.runtime import raise_missing
+from bertlite.inference.model import raise_missing
 
 DEPTH = 4  # levels of objects to search: a component of Haystack holds a backend, which holds a model
 LEAVES = (type, FunctionType, BuiltinFunctionType, ModuleType, Tensor, str, bytes, int, float, type(None))

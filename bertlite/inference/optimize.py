@@ -8,10 +8,10 @@ import torch
 from bertlite.checkpoint.checks import DTYPES as WEIGHTS
 from bertlite.inference.bodies import optimize_bodies
 from bertlite.inference.graphs import use_graphs_
+from bertlite.inference.model import InferenceModel
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.inference.readers import reader_of, warn_of
-from bertlite.inference.runtime import InferenceModel
 from bertlite.inference.support import check_unaltered, refuse_optimised
 from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel

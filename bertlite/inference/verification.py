@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bertlite.checkpoint.families import FAMILIES
 from bertlite.config import BertConfig
-from bertlite.inference.runtime import InferenceModel
+from bertlite.inference.model import InferenceModel
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.stack.inputs import values_readable
 
