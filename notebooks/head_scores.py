@@ -47,7 +47,8 @@ def heads_per_layer(kept: Mapping[str, Sequence[float]], built_with: int, title:
 def rank_correlation(names: Sequence[str], correlations: Array, title: str = "", of: str = "head") -> Any:
     """Draw Spearman's correlation of every pair of criteria as a matrix with numbers."""
     size = 0.7 * len(names) + 2
-    figure, axes = plt.subplots(figsize=(size, size))
+    figure, axes = plt.subplots(figsize=(size, size), layout="constrained")
+    figure.suptitle(title)  # over the colour bar too
     image = axes.imshow(correlations, cmap="RdBu_r", vmin=-1, vmax=1)
     for i, j in np.ndindex(*correlations.shape):
         dark = abs(correlations[i, j]) > 0.6
@@ -55,7 +56,7 @@ def rank_correlation(names: Sequence[str], correlations: Array, title: str = "",
             j, i, f"{correlations[i, j]:.2f}", ha="center", va="center", color="white" if dark else "black", fontsize=8
         )
     positions = range(len(names))
-    axes.set(xticks=positions, yticks=positions, yticklabels=names, title=title)
+    axes.set(xticks=positions, yticks=positions, yticklabels=names)
     axes.set_xticklabels(names, rotation=45, ha="right")
     figure.colorbar(image, ax=axes, label=f"Spearman's correlation of {of} scores", shrink=0.7)
     return figure
