@@ -176,20 +176,7 @@ def add_to(actions: Commands) -> None:
     group.add_argument("--labels-for", choices=LABELS_FOR, help=text)
     text = "texts to fit to (default: 1024, or fewer that hold 16 tokens for each input of the widest matrix)"
     group.add_argument("--calibration", type=count, metavar="N", help=text)
-    work = action.add_argument_group("work that the target is for")
-    text = "one batch of B sequences of S tokens each (default: 8x128 without --lengths)"
-    work.add_argument("--at", type=shape, metavar="BxS", help=text)
-    text = "a file with a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)"
-    work.add_argument("--lengths", metavar="FILE", help=text)
-    work.add_argument("--batch-size", type=count, help="number of sequences of --lengths")
-    text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference"
-    work.add_argument("--backend", help=f"{text} (default: plain; auto for int8)")
-    text = (
-        "dtype that the pruned model will run in: float32, bfloat16, float16 or int8; its gain counts towards a speed"
-        " (default: the checkpoint's)"
-    )
-    work.add_argument("--dtype", help=text)
-    add_device(work)
+    add_work(action)
     text = (
         "cost of a layer's size: its measured latency on this machine, or its macs; auto is latency if TARGET is a"
         " speed or a time and --backend is plain, else macs"
@@ -211,6 +198,24 @@ def add_to(actions: Commands) -> None:
     action.add_argument("--vocabulary", action="store_true", help=text)
     action.add_argument("--seed", type=integer, help="seed for drawing texts")
     set_defaults(action, vars(PruneSettings()))
+
+
+def add_work(action: Parser) -> None:
+    """Add the batch that a target is for, and how models run it."""
+    work = action.add_argument_group("work that the target is for")
+    text = "one batch of B sequences of S tokens each (default: 8x128 without --lengths)"
+    work.add_argument("--at", type=shape, metavar="BxS", help=text)
+    text = "a file with a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)"
+    work.add_argument("--lengths", metavar="FILE", help=text)
+    work.add_argument("--batch-size", type=count, help="number of sequences of --lengths")
+    text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference"
+    work.add_argument("--backend", help=f"{text} (default: plain; auto for int8)")
+    text = (
+        "dtype that the pruned model will run in: float32, bfloat16, float16 or int8; its gain counts towards a speed"
+        " (default: the checkpoint's)"
+    )
+    work.add_argument("--dtype", help=text)
+    add_device(work)
 
 
 def add_vocabulary(actions: Commands) -> None:

@@ -51,7 +51,8 @@ class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings)
             end = first + tokens.shape[1]
             if first or end <= self.position_ids.shape[1]:  # otherwise the table is longer
                 position_ids = self.position_ids[:, first:end]
-        return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
+        parent = super(BertEmbeddings, self)  # noqa: UP008  # the source of a forward may run again outside its class
+        return parent.forward(input_ids, token_type_ids, position_ids, inputs_embeds)
 
 
 class FamilyEmbeddings(BertEmbeddings, embeddings.FamilyEmbeddings):

@@ -97,8 +97,8 @@ INSTRUCTION_SETS = {  # from the best to the most common
         InstructionSet("avx512", HAS_AVX512, AVX512),
         InstructionSet("avx_vnni", frozenset({"avx2", "fma", "avx_vnni"}), (*AVX2, "-mavxvnni")),
         InstructionSet("avx2", frozenset({"avx2", "fma"}), AVX2),
-        InstructionSet("neon_bf16", frozenset({"asimddp", "i8mm", "bf16"}), ("-mcpu=generic+dotprod+i8mm+bf16",)),
-        InstructionSet("neon_dot", frozenset({"asimddp"}), ("-mcpu=generic+dotprod",)),
+        InstructionSet("neon_bf16", frozenset({"asimddp", "i8mm", "bf16"}), ("-march=armv8.2-a+dotprod+i8mm+bf16",)),
+        InstructionSet("neon_dot", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",)),
         InstructionSet("baseline", frozenset(), (), rounds_once=not ON_X86),  # SSE2 or NEON
         InstructionSet("baseline_exact", frozenset(), ("-DBERTLITE_ROUNDS_ONCE",)),
     )

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bertlite import __version__
@@ -118,9 +119,12 @@ def build_runtime(out: Path, sets: Sequence[str], note: str = "") -> None:
 
 
 def add_kernels(folder: Path, sets: Sequence[str]) -> None:
-    """Compile the kernels of sets of instructions into a folder."""
+    """Compile the kernels of sets of instructions into a folder, with the compiler that CXX names."""
+    by_zig = "ziglang" in os.environ.get("CXX", "")  # it names an architecture by -mcpu
     for name in sets:
-        compile_kernels(INSTRUCTION_SETS[name], folder / file_name(INSTRUCTION_SETS[name]))
+        wanted = INSTRUCTION_SETS[name]
+        flags = (each.replace("-march=armv8.2-a", "-mcpu=generic+v8_2a") if by_zig else each for each in wanted.flags)
+        compile_kernels(replace(wanted, flags=tuple(flags)), folder / file_name(wanted))
 
 
 def newest_system(text: str) -> int:

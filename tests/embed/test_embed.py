@@ -243,7 +243,7 @@ def test_a_folder_without_a_layer_is_refused_where_transformers_makes_one_up(tmp
         ({"dtype": "int4"}, "int4"),
         ({"dtype": "float64"}, r"dtype torch\.float64 is not among"),
         ({"dtype": "float16"}, "float16 is for GPUs"),
-        ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, native, plain"),
+        ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, native, graphs, plain"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options, message, checkpoint) -> None:

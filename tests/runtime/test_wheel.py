@@ -12,7 +12,7 @@ import pytest
 from natively import kernels_or_skip
 
 from bertlite.runtime import load
-from bertlite.runtime.library import INSTRUCTION_SETS, compile_kernels, usable_sets
+from bertlite.runtime.library import usable_sets
 from bertlite.shipping.pack import pack
 from scripts.make import wheel, wheel_hook
 from tests.clients.checks.common import minilm
@@ -72,5 +72,6 @@ def test_the_kernels_compile_for_macos_and_windows(
     pytest.importorskip("ziglang", reason="needs PyPI's ziglang, a compiler for other systems")
     pytest.importorskip("hatchling")
     monkeypatch.setenv("CXX", shlex.join(wheel.COMPILERS[platform]))
-    compile_kernels(INSTRUCTION_SETS[wheel.SETS[platform][0]], tmp_path / "kernels.so")
-    assert wheel_hook.platform_of((tmp_path / "kernels.so").read_bytes()) == tag
+    wheel.add_kernels(tmp_path, wheel.SETS[platform][:1])
+    [built] = tmp_path.glob("*.so")
+    assert wheel_hook.platform_of(built.read_bytes()) == tag

@@ -432,7 +432,7 @@ def test_a_head_of_the_pooler_asks_for_the_first_token_unless_more_is_wanted(bac
 
 def ran_packed(model: Any, inputs: dict[str, Any], **options: Any) -> bool:
     shapes: list[int] = []
-    with calls_of(model.base_model.encoder, lambda x, *args: shapes.append(x.dim())):
+    with calls_of(model.base_model.encoder, lambda x, **others: shapes.append(x.dim())):
         model(**inputs, **options)
     return shapes == [2]
 

@@ -453,8 +453,8 @@ def clock(
         inputs = work.inputs(next(iter(models.values())).config.vocab_size, device)
         runs: dict[str, Callable[[], Any]] = {name: partial(model, **inputs) for name, model in models.items()}
         if after is not None:
-            run, pooled = runs["pruned"], torch.zeros(len(work.lengths), after.in_features, device=device)
-            layer = after.to(device)
+            run, layer = runs["pruned"], after.to(device)
+            pooled = layer.weight.new_zeros(len(work.lengths), layer.in_features)
             runs["pruned"] = lambda: (run(), layer(pooled))
         return alternate(runs, CLOCK_ROUNDS, device, seconds=CLOCK_SECONDS)
 

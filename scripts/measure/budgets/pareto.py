@@ -199,7 +199,7 @@ def run(*steps: Callable[[], Any]) -> None:
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the mean score against the speed: a line for each way, solid in float32 and dashed in int8."""
     plt = pyplot()
-    figure, panel = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
+    figure, panel = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
     dense = [row for row in rows if row["way"] == "given"]
     for colour, (way, name) in zip(COLOURS, WAYS.items(), strict=False):
         for dtype, style in zip(DTYPES, ("-", "--"), strict=True):

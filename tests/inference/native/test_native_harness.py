@@ -24,7 +24,8 @@ def skip_without_tools(*tools: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "neon_bf16")) for name in wheel.SETS["aarch64"]]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "neon_bf16")) for name in wheel.SETS["linux-aarch64"]],
 )
 def test_arm_computes_the_same_by_emulation(name):
     tools = "aarch64-linux-gnu-g++", "qemu-aarch64"

@@ -54,10 +54,11 @@ def run_in_fork(work, seconds: float = 60) -> bytes:
 def encoder_call(quick: InferenceModel) -> Callable[[], bytes]:
     """Return a call of the kernels alone: torch's own LayerNorm of the embeddings waits for threads in a fork."""
     calls = []
-    handle = quick.model.encoder.register_forward_pre_hook(lambda encoder, args: calls.append(args))
+    handle = quick.model.encoder.register_forward_pre_hook(lambda *call: calls.append(call[1:]), with_kwargs=True)
     quick(**BATCH)
     handle.remove()
-    return lambda: quick.model.encoder(*calls[0])[0].view(torch.uint8).numpy().tobytes()
+    [(args, options)] = calls
+    return lambda: quick.model.encoder(*args, **options)[0].view(torch.uint8).numpy().tobytes()
 
 
 @dtypes
