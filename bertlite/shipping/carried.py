@@ -6,17 +6,21 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from safetensors.torch import save_file
+
 from bertlite.checkpoint.families import Origin, read_config
 from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.config import BertConfig
 from bertlite.inspection import bertlite_faults, class_of
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.support.records import to_json
+from bertlite.shipping.vectors import Dense, VectorHead
+from bertlite.support.records import to_json, write_json
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import (
     LEGACY_ENCODERS,
     MODULES,
+    POOLING,
     SENTENCE_CONFIG,
     TRANSFORMER_CONFIGS,
     Place,
@@ -27,6 +31,7 @@ from bertlite.tokenizer.sentences import (
 )
 
 Model = TypeVar("Model", bound=BertPreTrainedModel)
+TYPES = "sentence_transformers.models."  # of modules, in every version
 MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # of one module
 
 
@@ -94,8 +99,34 @@ def carry_modules(source: Source, folder: Path, cls: type[BertPreTrainedModel]) 
         else:
             copy_module_folder(place, inner, folder / inner)
     copy_files(place, (SENTENCE_CONFIG,), folder)
-    (folder / MODULES).write_text(to_json(modules, indent=2) + "\n", encoding="utf-8")
+    write_modules(folder, modules)
     return True
+
+
+def put_map(folder: Path, head: VectorHead) -> None:
+    """Write the first module of a head, a Dense, after the pooling that a folder has, or else the mean."""
+    modules, dense = read_modules(Folder(folder)), head.modules[0]
+    assert isinstance(dense, Dense)
+    if not modules:
+        kinds = {"": "Transformer", "1_Pooling": POOLING}
+        modules = [{"path": path, "name": str(i), "type": f"{TYPES}{kinds[path]}"} for i, path in enumerate(kinds)]
+        (folder / "1_Pooling").mkdir()
+        values = {"word_embedding_dimension": dense.values["in_features"], "pooling_mode_mean_tokens": True}
+        write_json(folder / "1_Pooling" / "config.json", values)
+    at = 1 + [last_name(each["type"]) for each in modules].index(POOLING)
+    if len(modules) - at < len(head.modules):
+        modules.insert(at, {"path": f"{len(modules)}_Dense", "name": "map", "type": f"{TYPES}Dense"})
+    inner = folder / modules[at]["path"]
+    inner.mkdir(exist_ok=True)
+    for name in MODULE_FILES:
+        (inner / name).unlink(missing_ok=True)
+    write_json(inner / "config.json", dense.values)
+    save_file(dense.state_dict(), inner / "model.safetensors")
+    write_modules(folder, [{**each, "idx": i} for i, each in enumerate(modules)])
+
+
+def write_modules(folder: Path, modules: list[dict[str, Any]]) -> None:
+    (folder / MODULES).write_text(to_json(modules, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_module_folder(place: Place, inner: PurePosixPath, target: Path) -> None:

@@ -25,7 +25,8 @@ from bertlite.shipping.card import (
     needs_code,
     read_origin,
 )
-from bertlite.shipping.carried import carry_modules, carry_tokenizer
+from bertlite.shipping.carried import carry_modules, carry_tokenizer, put_map
+from bertlite.shipping.vectors import VectorHead
 from bertlite.support.records import write_json
 from bertlite.tokenizer import BertTokenizer
 
@@ -49,6 +50,7 @@ def write_model(
     base_model: str | None = None,
     pruned: BertConfig | None = None,
     tokenizer: BertTokenizer | None = None,
+    mapped: VectorHead | None = None,
 ) -> Path:
     """Write a model with all files needed to run it, in one step, and return the folder.
 
@@ -67,6 +69,7 @@ def write_model(
         pruned: the config with what was removed, if the model has it again with weights of zero; by default the
             model's own.
         tokenizer: of the model, if it is not the source's.
+        mapped: how an encoder makes vectors, with a Dense that the source has not, or with other weights.
 
     Raises:
         FileNotFoundError: the source has no tokenizer.
@@ -93,6 +96,9 @@ def write_model(
         write_sorted_json(new / "config.json", saved)
         carry_tokenizer(source, new, config, tokenizer)
         sentences = carry_modules(source, new, type(model)) and cls == "BertModel"
+        if mapped is not None:
+            put_map(new, mapped)
+            sentences = True
         if needs_code(config):
             export_remote_code(new)
         facts = Facts(cls, origin, left, sentences, figures, how)

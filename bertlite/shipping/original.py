@@ -25,6 +25,7 @@ KINDS = {  # by class: the calls of the runtime
     "BertForTokenClassification": "tagger",
 }
 NEAREST = 10  # neighbours of each text that are counted
+NEIGHBOURS = "ten nearest neighbours"  # the name of the share that is kept
 MOST = 2000  # texts among which neighbours are sought
 
 
@@ -143,7 +144,7 @@ def what_is_kept(kind: str, found: Any, wanted: Any) -> dict[str, float]:
     if len(found) >= 5 * NEAREST:
         nearest = [np.argsort(-(x @ x.T) + 2 * np.eye(len(x)), axis=1)[:, :NEAREST] for x in (y[:MOST] for y in units)]
         shared = [len({*a} & {*b}) / NEAREST for a, b in zip(*nearest, strict=True)]
-        kept["ten nearest neighbours"] = float(np.mean(shared))
+        kept[NEIGHBOURS] = float(np.mean(shared))
     return kept
 
 

@@ -4,7 +4,7 @@ Letters:  B texts · S positions · T tokens, without padding · D hidden
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -150,7 +150,7 @@ class Dense(nn.Module):
         act = getattr(nn, last_name(named), None) if named.startswith(ACTIVATIONS) else None
         if not (isinstance(act, type) and issubclass(act, nn.Module)):
             raise ValueError(f"a Dense module has the activation {named!r}; known are those of torch.nn")
-        inputs, outputs = values["in_features"], values["out_features"]
+        self.values, inputs, outputs = dict(values), values["in_features"], values["out_features"]
         self.linear, self.act = nn.Linear(inputs, outputs, bias=values.get("bias", True)), act()
         if values.get("use_residual"):
             self.residual = nn.Identity() if inputs == outputs else nn.Linear(inputs, outputs, bias=False)
@@ -199,6 +199,29 @@ def read_module(make: Callable[[Mapping[str, Any]], nn.Module], place: Place, in
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit its config.json: {error}") from None
     return module.eval().requires_grad_(False)
+
+
+def first_dense(head: VectorHead) -> Dense | None:
+    """Return the Dense that a map of pooled vectors merges into, the first module; None if that is something else."""
+    first = head.modules[0] if head.modules else None
+    return first if isinstance(first, Dense) and not hasattr(first, "residual") else None
+
+
+@torch.no_grad()
+def with_map(head: VectorHead, linear: nn.Linear) -> VectorHead:
+    """Return a head that first maps pooled vectors by a linear layer, which becomes a Dense or merges into one."""
+    first = first_dense(head)
+    layers, others = ((linear,), head.modules) if first is None else ((linear, first.linear), head.modules[1:])
+    kind = nn.Identity if first is None else type(first.act)
+    sizes = {"in_features": linear.in_features, "out_features": layers[-1].out_features, "bias": True}
+    found = Dense({**sizes, "activation_function": f"{kind.__module__}.{kind.__qualname__}"})
+    weight = torch.eye(linear.in_features, dtype=torch.float64, device=linear.weight.device)
+    bias = weight.new_zeros(linear.in_features)
+    for each in layers:
+        own = each.weight.to(weight)
+        weight, bias = own @ weight, own @ bias + (0 if each.bias is None else each.bias.to(bias))
+    found.linear.load_state_dict({"weight": weight, "bias": bias})
+    return replace(head, modules=(found.eval().requires_grad_(False), *others), name=f"{head.name}, mapped")
 
 
 MODULES: dict[str, Callable[[Place, str], nn.Module]] = {
