@@ -183,8 +183,11 @@ def add_to(actions: Commands) -> None:
     work.add_argument("--lengths", metavar="FILE", help=text)
     work.add_argument("--batch-size", type=count, help="number of sequences of --lengths")
     text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference"
-    work.add_argument("--backend", help=text)
-    text = "dtype of the timed models: float32, bfloat16, float16 or, with a backend, int8 (default: the checkpoint's)"
+    work.add_argument("--backend", help=f"{text} (default: plain; auto for int8)")
+    text = (
+        "dtype that the pruned model will run in: float32, bfloat16, float16 or int8; its gain counts towards a speed"
+        " (default: the checkpoint's)"
+    )
     work.add_argument("--dtype", help=text)
     add_device(work)
     text = (
@@ -194,6 +197,8 @@ def add_to(actions: Commands) -> None:
     action.add_argument("--allocate", choices=WAYS, help=text)
     text = "after pruning, train the remaining layers for MINUTES with the given model as teacher"
     action.add_argument("--distil", type=number, metavar="MINUTES", help=f"{text} (default: nothing is trained)")
+    text = "fit no linear layer after the pooling of an encoder, which brings its vectors nearer to the given model's"
+    action.add_argument("--no-mapping", dest="mapping", action="store_false", help=text)
     text = (
         "exit with 1 if the model loses more points of the metric (without labels: of predictions with the same class,"
         " or of the rank correlation) (default: 7 with --dev, 15 without labels)"

@@ -35,11 +35,13 @@ class PruneSettings:
         device: "cpu" or "cuda".
         at: (sequences, tokens) of the batch that the target is for; by default (8, 128) without `lengths`.
         lengths: a file with a length in tokens on each line; the batch has `batch_size` of their quantiles.
-        backend: runs the timed models: a backend of `optimize_for_inference`, or "plain".
-        dtype: of the timed models; by default the checkpoint's.
+        backend: runs the timed models: a backend of `optimize_for_inference`, or "plain"; by default "plain", for int8
+            "auto".
+        dtype: in which the pruned model runs and is judged; by default the checkpoint's.
         allocate: the cost of a size, "latency" or "macs"; "auto" is latency for a speed or a time of plain models.
         size: a share is one of the file's bytes, not of the MACs.
         distil: minutes of training after pruning.
+        mapping: of an encoder, fit a map after its pooling if there are 2,000 texts that nothing else uses.
         lose_at_most: points that the model may lose; by default as many as are normal.
 
     Raises:
@@ -58,11 +60,12 @@ class PruneSettings:
     at: tuple[int, int] | None = field(default=None, metadata={DETERMINES: REST})
     lengths: str | PathLike[str] | None = field(default=None, metadata={DETERMINES: REST})
     batch_size: int = field(default=32, metadata={DETERMINES: REST})
-    backend: str = field(default="plain", metadata={DETERMINES: REST})
+    backend: str | None = field(default=None, metadata={DETERMINES: REST})
     dtype: str | None = field(default=None, metadata={DETERMINES: REST})
     allocate: str = field(default="auto", metadata={DETERMINES: REST})
     size: bool = field(default=False, metadata={DETERMINES: REST})
     distil: float | None = field(default=None, metadata={DETERMINES: REST})
+    mapping: bool = field(default=True, metadata={DETERMINES: REST})
     lose_at_most: float | None = field(default=None, metadata={DETERMINES: NOTHING})
 
     def __post_init__(self) -> None:

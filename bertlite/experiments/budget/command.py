@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,15 +16,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size
 from bertlite.config import BertConfig
 from bertlite.experiments.budget.distil import Distillation
+from bertlite.experiments.budget.mapping import ENOUGH, MOST, fit_map, layer_of_map
 from bertlite.experiments.budget.quality import Quality, evaluate_pruned
-from bertlite.experiments.budget.report import facts_of, figures_of, how_made, print_report
+from bertlite.experiments.budget.report import LIKENESS, facts_of, figures_of, how_made, print_report
 from bertlite.experiments.budget.search import SETTINGS as SETTINGS_FILE
-from bertlite.experiments.budget.search import Search, State
+from bertlite.experiments.budget.search import Search, State, parameter_bytes
 from bertlite.experiments.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.experiments.budget.texts import (
     TEXTS,
@@ -47,7 +51,7 @@ from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import REPORT, write_model
-from bertlite.shipping.vectors import MEAN, read_head
+from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
 from bertlite.support.progress import Progress
 from bertlite.support.records import environment, lock_folder, map_large_blocks, peak_memory, sha256_of, write_record
 from bertlite.support.rows import format_of
@@ -116,6 +120,8 @@ def prune_to(
             not fit the target, there are too few texts or minutes, or unfinished work has other settings.
     """
     folder = Path(folder).expanduser()
+    if settings.backend is None:
+        settings = replace(settings, backend="auto" if settings.dtype == "int8" else PLAIN)
     targets = read_targets([target] if isinstance(target, str) else target, settings.size, folder)
     ways = {each: way_to_allocate(settings, target) for each, target in targets.items()}
     place = folder.with_name(f".{folder.name}.unfinished") if keep is None else Path(keep).expanduser()
@@ -163,10 +169,8 @@ class Job:
         check_work(self.work, config)
         every, judging = read_both(texts, dev, settings, config)
         self.read_model(tokenizer, every, judging, settings)
-        timed = as_timed(self.model, settings.dtype, settings.backend)  # raises if it cannot be timed
-        backend, length = getattr(timed, "backend", PLAIN), read_length(settings.max_length, self.tokenizer)
-        self.settings = replace(settings, max_length=length, backend=backend)
-        longest = min(length, config.max_position_embeddings)
+        timed = self.read_clock(settings)
+        longest = min(read_length(settings.max_length, self.tokenizer), config.max_position_embeddings)
         fit, held_out = split(every, settings.calibration or TEXTS, HELD_OUT, settings.seed, judging)
         rest, _ = split(every, len(every), HELD_OUT, settings.seed, judging)
         if settings.labels_for == "judging":
@@ -175,17 +179,19 @@ class Job:
             fit = with_tokens(fit, TOKENS_OF_INPUT * config.intermediate_size, self.tokenizer, longest)
         batches, self.judged = (batches_of(each, self.tokenizer, self.model, longest) for each in (fit, held_out))
         warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), self.model.config)
+        unseen = self.texts_for_map(rest, len(fit))
+        self.unseen = batches_of(unseen, self.tokenizer, self.model, longest)
         self.search = partial(
             Search,
             self.model,
             batches,
+            **timed,
             work=self.work,
-            timed=timed,
-            prepare=partial(as_timed, dtype=settings.dtype, backend=backend),
             gradients="loss" if fit.labels else "kl",
             seed=settings.seed,
             device=settings.device,
             dense_bytes=self.given["dense_bytes"],
+            map=layer_of_map(self.head, config) if self.unseen else None,
         )
         self.distillation = None
         if settings.distil is not None:
@@ -198,9 +204,11 @@ class Job:
             "judged": held_out.sha256,
             "lengths": list(self.work.lengths),
             "trained on": None if settings.distil is None else rest.sha256,
+            "mapped by": unseen.sha256,
         }
         note = None if judging else NOT_UNSEEN
-        self.texts = {"fitted to": len(fit), "held out": len(held_out), "of": held_out.name, "note": note}
+        counts = {"fitted to": len(fit), "mapped": len(unseen), "held out": len(held_out)}
+        self.texts = {**counts, "of": held_out.name, "note": note}
 
     def read_model(
         self, tokenizer: BertTokenizer | None, texts: Examples, dev: Examples | None, settings: PruneSettings
@@ -223,6 +231,34 @@ class Job:
             pair = self.model, self.tokenizer
             self.model, self.tokenizer, facts = with_fewer_tokens(*pair, texts, dev, 0, settings.max_length)
             self.given["vocabulary"] = facts
+
+    def read_clock(self, settings: PruneSettings) -> dict[str, Any]:
+        """Return the options of a Search that say how models are timed, and set the settings that they come to.
+
+        Raises:
+            ValueError: the model cannot be timed so.
+        """
+        own = self.model.dtype
+        dtype = parse_compute_dtype(settings.dtype) or own
+        timed = as_timed(self.model, dtype, str(settings.backend))
+        backend = getattr(timed, "backend", PLAIN)
+        if dtype != own:
+            timed = as_timed(self.model, own, backend)
+        length = read_length(settings.max_length, self.tokenizer)
+        self.settings = replace(settings, max_length=length, backend=backend)
+        prepare = partial(as_timed, dtype=dtype, backend=backend)
+        return {"timed": timed, "prepare": prepare, "converts": dtype != own}
+
+    def texts_for_map(self, rest: Examples, fitted: int) -> Examples:
+        """Return the texts after those fitted to, to fit a map to; none for a classifier, or if they are too few."""
+        others = range(fitted, min(len(rest), fitted + MOST))
+        wanted = isinstance(self.model, BertModel) and self.settings.mapping and len(others) >= ENOUGH
+        return rest.chosen(others if wanted else ())
+
+    @property
+    def map_bytes(self) -> int:
+        """The bytes of the map after the pooling, if there will be one."""
+        return parameter_bytes(self.search.keywords["map"])
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -251,10 +287,30 @@ class Job:
             )
         return {"limit": most, "too_much": more and (allowed is not None or self.texts["note"] is None)}
 
-    def judge(self, model: Any, progress: Progress) -> dict[str, Any]:
-        """Compare a model with the given one on the texts to judge by."""
-        shown = progress.over("comparing", self.judged, "batches")
-        results = evaluate_pruned(model, self.model, shown, self.head)
+    def fit_map(self, model: Any, progress: Progress) -> VectorHead | None:
+        """Return how vectors are made with a map to the given model's; None without texts to fit it to."""
+        if not self.unseen:
+            return None
+        shown = progress.over("map after the pooling", self.unseen, "batches")
+        return with_map(self.head, fit_map(model, self.model, shown, self.head))
+
+    def judge(self, model: Any, mapped: VectorHead | None, search: Search, progress: Progress) -> dict[str, Any]:
+        """Compare a model, in the dtype that it will run in, with the given one on the texts to judge by.
+
+        The same without its map, and for the given model in that dtype, is in "without_map" and "alone".
+        """
+
+        def compare(each: Any, batches: Iterable[dict[str, Tensor]], head: VectorHead | None) -> dict[str, Any]:
+            running = search.prepare(each) if search.converts else each
+            return evaluate_pruned(getattr(running, "model", running), self.model, batches, self.head, head)
+
+        def alike(each: Any) -> dict[str, Any]:
+            found = compare(each, self.judged, None)
+            return {name: found[name] for name in (*LIKENESS, "score") if name in found}
+
+        results = compare(model, progress.over("comparing", self.judged, "batches"), mapped)
+        results["without_map"] = {} if mapped is None else alike(model)
+        results["alone"] = {**search.speed_alone, **alike(self.model)} if search.converts else None
         return {**results, "lost": results["lost"] | self.limit(results["lost"])}
 
     def run(
@@ -267,7 +323,8 @@ class Job:
             search = self.search(target=target, by=settings["allocate"], shared=state, state=own, progress=bar)
             found = search.run()
             trained = self.distillation and self.distillation.train_(found.model, own, bar)
-            results = self.judge(found.model, bar)
+            mapped = self.fit_map(found.model, bar)
+            results = self.judge(found.model, mapped, search, bar)
         report = {
             "what": "bertlite prune to",
             "target": target.text,
@@ -276,7 +333,7 @@ class Job:
             "settings": settings,
             "texts": self.texts,
             **self.given,
-            **facts_of(found, results["constant"]),
+            **facts_of(found, results["constant"], self.map_bytes),
             **results,
             "distilled": trained,
             "environment": environment(self.settings.device),
@@ -285,7 +342,7 @@ class Job:
             "cpu_seconds": round(time.process_time() - cpu_began, 1),
         }
         about: dict[str, Any] = {"figures": figures_of(report), "how": how_made(report), "report": report}
-        write_model(folder, found.model, self.source, tokenizer=self.tokenizer, **about)
+        write_model(folder, found.model, self.source, tokenizer=self.tokenizer, mapped=mapped, **about)
         if progress:
             print_report(report, folder)
         shutil.rmtree(own.folder)
@@ -305,7 +362,7 @@ def prune_all(
     fresh = not (place / SETTINGS_FILE).exists()
     for folder, target in targets.items():
         if target.is_size:
-            spare_bytes(job.model, target, job.given["dense_bytes"])  # raises if there are none
+            spare_bytes(job.model, target, job.given["dense_bytes"], job.map_bytes)  # raises if there are none
         elif fresh and reports[folder] is None:
             hidden = Progress(None, "steps", shown=False)
             job.search(target=target, by=ways[folder], shared=None, state=None, progress=hidden).check_reachable()
@@ -324,9 +381,9 @@ def prune_all(
     return [report for report in reports.values() if report]
 
 
-def as_timed(model: Any, dtype: str | None, backend: str) -> Any:
+def as_timed(model: Any, dtype: torch.dtype, backend: str) -> Any:
     """Return a model as the clock runs it: plain in its own dtype itself, else by `optimize_for_inference`."""
-    if backend == PLAIN and parse_compute_dtype(dtype) in (None, model.dtype):
+    if backend == PLAIN and dtype == model.dtype:
         return model.eval()
     return optimize_for_inference(model, dtype=dtype, backend=backend)
 

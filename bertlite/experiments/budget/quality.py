@@ -14,19 +14,24 @@ from bertlite.experiments.evaluate import measure_metrics, run_model, task_of_he
 from bertlite.experiments.statistics import Array
 from bertlite.pruning.importance.batches import real_tokens
 from bertlite.pruning.importance.predictions import CLASS, Prediction, divergence, predictions
-from bertlite.shipping.original import spearman, unit_vectors
+from bertlite.shipping.original import NEIGHBOURS, spearman, unit_vectors, what_is_kept
 from bertlite.shipping.vectors import MEAN, VectorHead
 
 ENOUGH = 10  # labels, all alike, that tell of a model which predicts one class
 
 
 def evaluate_pruned(
-    model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], head: VectorHead = MEAN
+    model: Any,
+    dense: Any,
+    batches: Iterable[Mapping[str, Tensor]],
+    head: VectorHead = MEAN,
+    mapped: VectorHead | None = None,
 ) -> dict[str, Any]:
     """Compare a model with the dense one.
 
     Args:
         head: of an encoder without a task head, which makes a vector of its states.
+        mapped: that of the model, if it has another than the dense one.
 
     Returns:
         "kl", the mean divergence in nats from the dense model's predictions; "constant", whether it predicts the same
@@ -34,12 +39,13 @@ def evaluate_pruned(
         predicts classes, "agreement", the share of predictions with the same class; for an encoder what
         `compare_vectors` returns.
     """
-    found = run_both(model, partial(forward, dense, head=head), batches, head)
+    own = mapped or head
+    found = run_both(model, partial(forward, dense, head=head), batches, own)
     result: dict[str, Any] = {"kl": found.kl, "constant": found.is_constant}
     if found.agreement is not None:
         result["agreement"] = found.agreement
     if model.base_model is model:
-        result |= {"pooling": head.name, **compare_vectors(found.mine, found.theirs)}
+        result |= {"pooling": own.name, **compare_vectors(found.mine, found.theirs)}
     elif found.truth is not None:
         result |= scores(found.mine, found.theirs, found.truth)
     elif found.agreement is None:
@@ -48,9 +54,14 @@ def evaluate_pruned(
 
 
 def compare_vectors(mine: Array, theirs: Array) -> dict[str, float]:
-    """Return the mean "cosine" of the vectors of a text, and the "rank_correlation" of the cosines of all pairs."""
+    """Return the mean "cosine" of the vectors of a text, and the "rank_correlation" of the cosines of all pairs.
+
+    From 50 texts on also "neighbours", the share of the ten nearest texts of each that both models agree on.
+    """
     a, b, pairs = unit_vectors(mine), unit_vectors(theirs), np.triu_indices(len(mine), 1)
-    return {"cosine": float((a * b).sum(1).mean()), "rank_correlation": spearman((a @ a.T)[pairs], (b @ b.T)[pairs])}
+    kept = what_is_kept("encoder", mine, theirs)
+    found = {"cosine": kept["mean cosine"], "rank_correlation": spearman((a @ a.T)[pairs], (b @ b.T)[pairs])}
+    return {**found, **({"neighbours": kept[NEIGHBOURS]} if NEIGHBOURS in kept else {})}
 
 
 def loss_of(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.distil import CHECKS
+from bertlite.experiments.budget.mapping import ENOUGH
 from bertlite.experiments.budget.search import Outcome
 from bertlite.experiments.budget.vocabulary import describe
 from bertlite.experiments.compare import show_interval
@@ -18,6 +19,7 @@ LIKENESS = {  # figures of a report that compare the model with the given one
     "agreement": "share of predictions with the same class",
     "cosine": "cosine with the given model's vectors",
     "rank_correlation": "rank correlation with the given model's",
+    "neighbours": "share of the ten nearest texts that are so by the given model too",
 }
 SAME_TOKENS = "Predictions are compared with those of the given model with this vocabulary."
 MADE = (
@@ -30,6 +32,10 @@ TRAINED = (
     " {minutes:g} min with checks, to have the given model's {outputs} and hidden states{labels}; kept were those of"
     " step {best_step}, the best of {checks} on the {judged}, which flatters figures on these a little."
 )
+MAPPED = (
+    "A linear layer after the pooling, one least-squares fit to {count:,} other texts, brings vectors nearer to the"
+    " given model's."
+)
 VERDICTS = {
     "right": "met",
     "slow": "missed, the model is too slow",
@@ -39,7 +45,7 @@ VERDICTS = {
 }
 
 
-def facts_of(found: Outcome, is_constant: bool) -> dict[str, Any]:
+def facts_of(found: Outcome, is_constant: bool, map_bytes: int) -> dict[str, Any]:
     """Return the sizes and the times of the pruned model, and whether it meets the target: not if it is constant."""
     heads, neurons = units_kept(found.model.config)
     verdict = "constant" if is_constant else found.verdict
@@ -48,7 +54,7 @@ def facts_of(found: Outcome, is_constant: bool) -> dict[str, Any]:
         "neurons_kept": neurons,
         "parameters": found.model.num_parameters(),
         "macs": found.plan.macs,
-        "bytes": file_size(found.model),
+        "bytes": file_size(found.model) + map_bytes,
         "expected_loss": found.plan.loss,
         **found.times,
         "sizes_by": found.plan.by,
@@ -65,14 +71,19 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
         Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
         Figure("megabytes of the weights", report["bytes"] / 1e6, dense=report["dense_bytes"] / 1e6),
     ]
+    if report["alone"]:
+        text = f"the same without pruning, in {report['settings']['dtype']} alone"
+        figures.append(Figure(text, report["alone"]["speedup"]["median"], dense=1.0))
+        figures += [Figure(f"{LIKENESS[name]} of that, {held}", x, dense=1.0) for name, x in alike_of(report["alone"])]
     if report["every_token"]:
         name = f"the same with every token in the last layer, as transformers computes it, at {timed_work(report)}"
         figures.append(Figure(name, report["every_token"]["speedup"]["median"], dense=1.0))
-    named = {name: text for name, text in LIKENESS.items() if name in report}
-    if "cosine" not in named:
+    if "cosine" not in report:
         name = f"divergence from the given model's predictions, in nats, {held}"
         figures.append(Figure(name, report["kl"], dense=0.0))
-    figures += [Figure(f"{text}, {held}", report[name], dense=1.0) for name, text in named.items()]
+    figures += [Figure(f"{LIKENESS[name]}, {held}", x, dense=1.0) for name, x in alike_of(report)]
+    without = alike_of(report["without_map"])
+    figures += [Figure(f"{LIKENESS[name]}, {held}, without the map", x, dense=1.0) for name, x in without]
     if "score" in report:
         ends = report["score_low"], report["score_high"]
         figures.append(Figure(report["metric"], report["score"], *ends, held, report["dense_score"]))
@@ -87,6 +98,7 @@ def how_made(report: dict[str, Any]) -> list[str]:
     texts = report["texts"]
     made = MADE.format(target=report["target"], count=texts["fitted to"])
     how = [made + (describe_distillation(report) if report["distilled"] else UNTRAINED)]
+    how += [MAPPED.format(count=texts["mapped"])] if report["without_map"] else []
     how += [texts["note"]] if texts["note"] else []
     return [*how, *describe(report["vocabulary"]), SAME_TOKENS] if "vocabulary" in report else how
 
@@ -127,10 +139,12 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
         f"time at {timed_work(report)}: {short_time(pruned)}, was {short_time(dense)}:"
         f" {with_spread(report['speedup'])} x as fast"
     )
+    if report["alone"]:
+        print(describe_alone(report))
     if report["every_token"]:
         slower = with_spread(report["every_token"]["speedup"])
         print(f"the last layer computes [CLS] alone, as bertlite does; every token, as transformers does: {slower} x")
-    alike = [f"{text} {report[name]:.3f}" for name, text in LIKENESS.items() if name in report]
+    alike = [f"{LIKENESS[name]} {x:.3f}" for name, x in alike_of(report)]
     nats = [] if "cosine" in report else [f"{report['kl']:.4f} nats from the given model"]
     print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}", end="")
     if "score" in report:
@@ -141,12 +155,38 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
             f" {100 * report['difference']:+.1f}{change}, p = {report['p']:.2g}",
             end="",
         )
-    print("".join(f"\n{line}" for line in [report["texts"]["note"]] if line))
+    print("".join(f"\n{line}" for line in [*describe_map(report), report["texts"]["note"]] if line))
     print(f"target {report['target']}: {describe_verdict(report['verdict'], report['lost'])}")
     print(f"model: {folder}")
     against = "" if report["checkpoint"] is None else f" --against {report['checkpoint']}"
     print(f"next: bertlite evaluate {folder} --dev FILE{against}")
     print(f"  or: bertlite export {folder} --out FOLDER")
+
+
+def alike_of(figures: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the figures that compare a model with the given one, by their names in LIKENESS."""
+    return [(name, figures[name]) for name in LIKENESS if name in figures]
+
+
+def describe_alone(report: dict[str, Any]) -> str:
+    """Return what the dtype alone gains and costs, and what pruning adds."""
+    alone, dtype = report["alone"], report["settings"]["dtype"]
+    gain = report["speedup"]["median"] / alone["speedup"]["median"]
+    kept = ", ".join(f"{LIKENESS[name]} {x:.3f}" for name, x in alike_of(alone))
+    return (
+        f"{dtype} alone: {with_spread(alone['speedup'])} x on {report['environment']['cpu']}, {kept}; pruning:"
+        f" {gain:.2f} x more"
+    )
+
+
+def describe_map(report: dict[str, Any]) -> list[str]:
+    """Return what the vectors of an encoder are without the map after its pooling, or that there is none."""
+    if without := report["without_map"]:
+        found = ", ".join(f"{LIKENESS[name]} {x:.3f}" for name, x in alike_of(without))
+        return [f"without the map after the pooling, fitted to {report['texts']['mapped']:,} other texts: {found}"]
+    if "cosine" in report and report["settings"]["mapping"]:
+        return [f"no map after the pooling: it needs {ENOUGH:,} texts that neither the search nor the judging uses"]
+    return []
 
 
 def describe_verdict(verdict: str, lost: dict[str, Any]) -> str:

@@ -158,8 +158,10 @@ class Search:
         state: choices and fitted layers.
         gradients: of the divergence, "kl", or with labels of the loss, "loss".
         timed: the model as it is timed.
-        prepare: converts a pruned model to the one that is timed.
+        prepare: converts a pruned model to the one that is timed and runs.
+        converts: to another dtype, whose gain counts towards a speed or a time.
         dense_bytes: of the file of which a target of size may be a share.
+        map: a layer that the pruned model has besides, after its pooling; as large, with other weights.
     """
 
     model: Any
@@ -172,10 +174,12 @@ class Search:
     progress: Progress
     timed: Any
     prepare: Callable[[Any], Any]
+    converts: bool = False
     gradients: str = "kl"
     seed: int = 0
     device: str = "cpu"
     dense_bytes: int = 0
+    map: nn.Linear | None = None
     time_correction: float = 1.0  # ratio of a finished model over that of its plan
 
     def metrics(self) -> list[Metrics]:
@@ -252,7 +256,7 @@ class Search:
         if self.target.kind == "macs":
             return planned("macs", choose_sizes(losses, by_macs, self.target.value * built))
         if self.target.is_size:
-            spare = spare_bytes(self.model, self.target, self.dense_bytes)
+            spare = spare_bytes(self.model, self.target, self.dense_bytes, parameter_bytes(self.map))
             return planned("bytes", choose_sizes(losses, UnitCosts.bytes(self.model).by_size(losses), spare))
         by, costs = ("macs", by_macs) if table is None else ("latency", table.costs(len(losses)))
         try:
@@ -286,7 +290,8 @@ class Search:
             return best, best_ratio
         low = sum(min(cost.values()) for pair in costs for cost in pair)  # a budget that is met
         high = sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, self.own_sizes(), strict=True))
-        high_ratio = self.time_correction * TimeRatio.of(self.time_ratios(times["dense"], times["dense"])).median
+        whole = self.unpruned[1] if self.converts else TimeRatio.of(self.time_ratios(times["dense"], times["dense"]))
+        high_ratio = self.time_correction * whole.median
         if high_ratio <= 1:
             return choose_sizes(losses, costs, high), high_ratio
         for attempt in range(ATTEMPTS):
@@ -315,10 +320,26 @@ class Search:
         """The times and the time ratio of a model without any head or neuron."""
         return self.time(shape_of(self.model, [(0, 0)] * self.model.config.num_hidden_layers))
 
+    @cached_property
+    def unpruned(self) -> tuple[Timings, TimeRatio]:
+        """The times and the time ratio of the given model in the dtype that it is converted to."""
+        return self.time(self.model)
+
+    @property
+    def speed_alone(self) -> dict[str, Any]:
+        """Quartiles of the seconds of the given model in that dtype, and in its own, and of their ratio."""
+        return speed_of(self.unpruned[0])
+
     def check_reachable(self) -> None:
-        """Raise ValueError if even a model without any head or neuron is too slow."""
+        """Raise ValueError if even a model without any head or neuron is too slow, or the given one is fast enough."""
         if not self.target.is_timed or self.target.is_met_by_all:
             return
+        if self.converts and self.unpruned[1].verdict in ("right", "fast"):
+            alone = self.speed_alone["speedup"]["median"]
+            raise ValueError(
+                f"the target {self.target.text} needs no pruning: the given model in this dtype is {alone:.3g} x as"
+                " fast as in its own; run it so by optimize_for_inference(…, dtype=…), or write a larger target"
+            )
         times, ratio = self.smallest
         if ratio.verdict == "slow":
             small, dense = (statistics.median(times[name]) for name in ("pruned", "dense"))
@@ -332,7 +353,7 @@ class Search:
         models = {"dense": self.timed, "pruned": self.prepare(pruned)}
         times: Timings = {name: [] for name in models}
         for _ in range(CLOCK_REPEATS):
-            for name, seconds in clock(models, self.work, self.device).items():
+            for name, seconds in clock(models, self.work, self.device, self.map).items():
                 times[name] += seconds
             ratio = TimeRatio.of([correction * each for each in self.time_ratios(times["pruned"], times["dense"])])
             if not self.target.is_timed or ratio.is_clear:
@@ -392,7 +413,9 @@ class Search:
         if getattr(model, "needs_tokens", True):
             return None
         pair = {"dense": self.timed, "pruned": self.prepare(model)}
-        return speed_of(clock({name: each.base_model for name, each in pair.items()}, self.work, self.device))
+        return speed_of(
+            clock({name: each.base_model for name, each in pair.items()}, self.work, self.device, self.map)
+        )
 
 
 def speed_of(times: Timings) -> dict[str, Any]:
@@ -411,11 +434,25 @@ class Outcome:
     verdict: str | None
 
 
-def clock(models: Mapping[str, Any], work: Work, device: str) -> dict[str, list[float]]:
-    """Time models in turn on the work."""
+def parameter_bytes(layer: nn.Module | None) -> int:
+    """Return the bytes of a layer's parameters, 0 of none."""
+    return 0 if layer is None else sum(x.nbytes for x in layer.parameters())
+
+
+def clock(
+    models: Mapping[str, Any], work: Work, device: str, after: nn.Linear | None = None
+) -> dict[str, list[float]]:
+    """Time models in turn on the work.
+
+    Args:
+        after: a layer that the pruned model runs for each sequence besides.
+    """
     with torch.inference_mode():
         inputs = work.inputs(next(iter(models.values())).config.vocab_size, device)
-        runs = {name: partial(model, **inputs) for name, model in models.items()}
+        runs: dict[str, Callable[[], Any]] = {name: partial(model, **inputs) for name, model in models.items()}
+        if after is not None:
+            run, pooled = runs["pruned"], torch.zeros(len(work.lengths), after.in_features, device=device)
+            runs["pruned"] = lambda: (run(), after(pooled))
         return alternate(runs, CLOCK_ROUNDS, device, seconds=CLOCK_SECONDS)
 
 

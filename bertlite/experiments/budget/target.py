@@ -160,16 +160,17 @@ class UnitCosts:
         return [({n: n * self.head for n in a}, {n: n * self.neuron for n in f}) for a, f in losses]
 
 
-def spare_bytes(model: Any, target: Target, dense: int) -> float:
+def spare_bytes(model: Any, target: Target, dense: int, others: int) -> float:
     """Return the bytes that a target of size leaves to heads and neurons.
 
     Args:
         dense: bytes of the file of which the target may be a share.
+        others: bytes of what is written besides the model.
 
     Raises:
         ValueError: the file is larger without any.
     """
-    smallest = file_size(model) - UnitCosts.bytes(model).total([*zip(*units_kept(model.config), strict=True)])
+    smallest = others + file_size(model) - UnitCosts.bytes(model).total([*zip(*units_kept(model.config), strict=True)])
     allowed = target.bytes(dense)
     if allowed < smallest:
         raise ValueError(

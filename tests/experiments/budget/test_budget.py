@@ -89,7 +89,7 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let a model take as long as its size says; the list has the seconds of every model that was timed."""
     timed: list[float] = []
 
-    def clock(models: Any, work: Any, device: str) -> Any:
+    def clock(models: Any, work: Any, device: str, after: Any = None) -> Any:
         timed.extend(expected_seconds(each) for each in models.values())
         return {name: [expected_seconds(each)] * 9 for name, each in models.items()}
 
@@ -388,7 +388,7 @@ def test_the_report_is_of_unseen_texts_where_they_are_given(
     columns = ("--text", "text", "--label", "class")
     assert prune(world, out, "50%", "--dev", str(dev), *columns, "--at", "2x16", "--lose-at-most", "100") == 0
     report, said = report_of(out), capsys.readouterr()
-    assert report["texts"] == {"fitted to": 120, "held out": 50, "of": "dev.tsv", "note": None}
+    assert report["texts"] == {"fitted to": 120, "held out": 50, "mapped": 0, "of": "dev.tsv", "note": None}
     assert report["peak_bytes"] > report["bytes"]
     assert "held out" not in said.err
     against = ("evaluate", str(out), "--dev", str(dev), "--against", str(world / "model"), *columns)
@@ -468,7 +468,7 @@ def test_a_finished_model_that_misses_on_either_side_is_made_anew(
     """The clock that plans is too kind or too strict; the one at the end is neither."""
     steady, fitted = search.clock, search.Search.pruned
 
-    def biased(models: Any, work: Any, device: str) -> Any:
+    def biased(models: Any, work: Any, device: str, after: Any = None) -> Any:
         found = steady(models, work, device)
         return {**found, "pruned": [x * getattr(models["pruned"], "factor", factor) for x in found["pruned"]]}
 
@@ -492,7 +492,7 @@ def noisy(clock: Any, spread: float, misread: int = -1) -> Any:
     """Return a clock on a machine with other work: rounds vary, some take long, one reading is wrong as a whole."""
     draw, readings = np.random.default_rng(0), [0]
 
-    def read(models: Any, work: Any, device: str) -> Any:
+    def read(models: Any, work: Any, device: str, after: Any = None) -> Any:
         readings[0] += 1
         found = clock(models, work, device)
         for name, seconds in found.items():
@@ -557,7 +557,7 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
         pytest.skip(reason)
     backends: list[Any] = []
 
-    def clock(models: Any, work: Any, device: str) -> Any:
+    def clock(models: Any, work: Any, device: str, after: Any = None) -> Any:
         backends.extend((each.backend, each.dtype) for each in models.values() if hasattr(each, "backend"))
         seconds = [2.0 - 0.9 * (name == "pruned") for name in models]
         return {name: [each] * 9 for name, each in zip(models, seconds, strict=True)}
@@ -571,11 +571,43 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
     assert "speed at 1 x 16, backend native, float32" in (out / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_gain_of_a_dtype_counts_towards_a_speed(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target is over the given model in its own dtype; the report has both factors and what the dtype costs."""
+    if reason := missing_platform():
+        pytest.skip(reason)
+
+    def clock(models: Any, work: Any, device: str, after: Any = None) -> Any:
+        quick = {name: getattr(each, "compute_dtype", None) == torch.int8 for name, each in models.items()}
+        return {name: [expected_seconds(each) / (1 + 2 * quick[name])] * 9 for name, each in models.items()}
+
+    monkeypatch.setattr(search, "clock", clock)
+    whole, smallest = expected_seconds(make()), 2e-3
+    wanted = 3 * (1 + whole / smallest) / 2
+    texts = [f"{'good ' * (i % 5)}{'film ' * (i % 7)}{'a ' * (i % 3)}bad" for i in range(300)]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    words = ["--at", "1x16", "--dtype", "int8", "--texts", str(tmp_path / "texts.txt")]
+    for model, name in (("encoder", "neighbours"), ("model", "agreement")):
+        prune(world, out := tmp_path / model, f"{wanted:.2f}x", *words, model=model)
+        report = report_of(out)
+        assert report["alone"]["speedup"]["median"] == pytest.approx(3)
+        assert wanted <= report["speedup"]["median"] < 1.1 * wanted + 0.01
+        assert 0 < report["alone"][name] <= 1
+        assert report[name] <= 1
+        assert report["settings"]["backend"] == "native"
+        assert f"pruning: {report['speedup']['median'] / 3:.2f} x more" in capsys.readouterr().out
+        assert "in int8 alone" in (out / "README.md").read_text(encoding="utf-8")
+    assert prune(world, tmp_path / "none", "2.9x", *words) == 2
+    assert "the target 2.9x needs no pruning: the given model in this dtype is 3 x as" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("2x --backend nativ", "backend 'nativ' is unknown"),
-        ("2x --dtype int8", "backend 'plain' has no int8"),
+        ("2x --dtype int8 --backend plain", "backend 'plain' has no int8"),
         ("2x --backend native --allocate latency", "only --backend plain runs: use macs"),
         ("40% --allocate latency", "which --allocate latency needs"),
         ("40% --distil 0", "--distil is 0; give minutes above 0"),

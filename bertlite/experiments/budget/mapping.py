@@ -1,0 +1,58 @@
+"""A map after pooling: a linear layer from the pooled vectors of a pruned encoder to those of the given one.
+
+It is one least-squares fit, to texts that the weights were not fitted to: on those, vectors are nearer than on others.
+
+Shapes:  B texts of a batch · P numbers of a pooled vector
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
+from bertlite.pruning.importance.moments import choose_ridge, fit_matrix, gather, total
+from bertlite.shipping.vectors import VectorHead, first_dense
+
+ENOUGH, MOST = 2000, 10_000  # texts to fit a map to
+
+
+def layer_of_map(head: VectorHead, config: Any) -> nn.Linear | None:
+    """Return a layer of the size that a map adds to an encoder, None if it merges into a Dense that is there."""
+    width = len(head.pooling) * config.hidden_size
+    return nn.Linear(width, width).requires_grad_(False) if first_dense(head) is None else None
+
+
+@torch.no_grad()
+def fit_map(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], head: VectorHead) -> nn.Linear:
+    """Return the affine map that brings the pooled vectors of a model nearest to those of the dense one, P -> P.
+
+    The penalty that keeps it near the identity is chosen by cross-validation over texts.
+
+    Args:
+        batches: of texts that the model was not fitted to.
+        head: how vectors are pooled; its modules are not run.
+
+    Raises:
+        ValueError: there are fewer than two texts.
+    """
+    pool = replace(head, modules=())
+
+    def pairs() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        texts = 0
+        for batch in batches:
+            outputs = (each(**inputs_of(batch), return_dict=True) for each in (model, dense))
+            mine, theirs = (pool(out.last_hidden_state, real_tokens(batch)) for out in outputs)
+            yield mine, theirs, torch.arange(texts, texts := texts + len(mine), device=mine.device)
+
+    with eval_mode(model, dense):
+        folds = gather(pairs())
+    moments = total(folds)
+    identity = torch.eye(len(moments.c), dtype=torch.float64, device=moments.c.device)
+    weight = fit_matrix(moments, identity, choose_ridge(folds, identity))
+    found = nn.Linear(*weight.shape, device=weight.device, dtype=torch.float32).requires_grad_(False)
+    found.weight.copy_(weight)
+    found.bias.copy_(moments.bias(weight))
+    return found
