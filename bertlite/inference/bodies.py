@@ -81,8 +81,8 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
             warn_of(name, reader, stacklevel=3)
     encoders = [each.model.base_model.encoder for each in made.values() if isinstance(each, OptimizedBody)]
     kernels = next((each.kernels for each in encoders if isinstance(each, NativeEncoder)), None)
-    for linear in () if kernels is None else pooled_linears(thing):
-        made[id(linear)] = NativeLinear(linear, linear.weight.dtype, kernels)
+    if kernels is not None:
+        made |= {id(x): NativeLinear(x, x.weight.dtype, kernels) for x in pooled_linears(thing)}
     copied = copy_with(thing, made)
     finish_(copied)
     if verify:

@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -181,7 +181,8 @@ class Job:
         warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), self.model.config)
         unseen = self.texts_for_map(rest, len(fit))
         self.unseen = batches_of(unseen, self.tokenizer, self.model, longest)
-        self.search = partial(
+        self.map = layer_of_map(self.head, config) if self.unseen else None
+        self.search: Callable[..., Search] = partial(
             Search,
             self.model,
             batches,
@@ -191,7 +192,7 @@ class Job:
             seed=settings.seed,
             device=settings.device,
             dense_bytes=self.given["dense_bytes"],
-            map=layer_of_map(self.head, config) if self.unseen else None,
+            map=self.map,
         )
         self.distillation = None
         if settings.distil is not None:
@@ -254,11 +255,6 @@ class Job:
         others = range(fitted, min(len(rest), fitted + MOST))
         wanted = isinstance(self.model, BertModel) and self.settings.mapping and len(others) >= ENOUGH
         return rest.chosen(others if wanted else ())
-
-    @property
-    def map_bytes(self) -> int:
-        """The bytes of the map after the pooling, if there will be one."""
-        return parameter_bytes(self.search.keywords["map"])
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -333,7 +329,7 @@ class Job:
             "settings": settings,
             "texts": self.texts,
             **self.given,
-            **facts_of(found, results["constant"], self.map_bytes),
+            **facts_of(found, results["constant"], parameter_bytes(self.map)),
             **results,
             "distilled": trained,
             "environment": environment(self.settings.device),
@@ -362,7 +358,9 @@ def prune_all(
     fresh = not (place / SETTINGS_FILE).exists()
     for folder, target in targets.items():
         if target.is_size:
-            spare_bytes(job.model, target, job.given["dense_bytes"], job.map_bytes)  # raises if there are none
+            spare_bytes(
+                job.model, target, job.given["dense_bytes"], parameter_bytes(job.map)
+            )  # raises if there are none
         elif fresh and reports[folder] is None:
             hidden = Progress(None, "steps", shown=False)
             job.search(target=target, by=ways[folder], shared=None, state=None, progress=hidden).check_reachable()

@@ -52,7 +52,7 @@ def fit_map(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], hea
     moments = total(folds)
     identity = torch.eye(len(moments.c), dtype=torch.float64, device=moments.c.device)
     weight = fit_matrix(moments, identity, choose_ridge(folds, identity))
-    found = nn.Linear(*weight.shape, device=weight.device, dtype=torch.float32).requires_grad_(False)
+    found = nn.Linear(len(weight), len(weight), device=weight.device, dtype=torch.float32).requires_grad_(False)
     found.weight.copy_(weight)
     found.bias.copy_(moments.bias(weight))
     return found

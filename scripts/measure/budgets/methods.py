@@ -163,7 +163,7 @@ class OfLayers(nn.Module):
         super().__init__()
         layers = model.config.num_hidden_layers
         self.teacher, self.states = teacher, [i * layers // count for i in range(count + 1)]
-        self.label_kind, self.device = model.label_kind, model.device
+        self.label_kind, self.device = getattr(model, "label_kind", None), model.device
 
     def forward(self, **inputs: Any) -> Any:
         out = self.teacher(**inputs)
