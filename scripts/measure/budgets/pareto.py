@@ -11,7 +11,8 @@ turn, for 32 texts as long as those of STS-B, and with the map.  A folder that i
 
 import argparse
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -177,7 +178,7 @@ def time_models(places: Mapping[tuple[str, str], Path], data: Path) -> dict[tupl
         after = nn.Linear(pooled.shape[1], pooled.shape[1]) if way != "given" else nn.Identity()
         for dtype in DTYPES:
             quick = optimize_for_inference(model, dtype=dtype, backend="native")
-            runs[way, target, dtype] = lambda quick=quick, after=after: (quick(**inputs), after(pooled))
+            runs[way, target, dtype] = partial(run, partial(quick, **inputs), partial(after, pooled))
     with torch.inference_mode():
         times = alternate({str(name): run for name, run in runs.items()}, ROUNDS)
     dense = str(("given", "100%", "float32"))
@@ -188,6 +189,11 @@ def time_models(places: Mapping[tuple[str, str], Path], data: Path) -> dict[tupl
         for way, target in places
         for dtype in DTYPES
     }
+
+
+def run(*steps: Callable[[], Any]) -> None:
+    for step in steps:
+        step()
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
