@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from bertlite import BertConfig, BertForMaskedLM, BertTokenizer, kept_heads, prune_heads
 from bertlite.attention_view import AttentionMaps, attention_maps, page
 from bertlite.attention_view.command import short_names
-from bertlite.attention_view.maps import clarity, in_letters, moved_share, target_shares
+from bertlite.attention_view.maps import clarity, in_letters, moved_share, target_shares, word_positions
 from bertlite.cli import main
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", "<", ">", "/", "script", "&", "$"]
@@ -194,16 +194,17 @@ def test_a_page_opens_on_the_head_whose_words_attend_to_words_of_their_own(prune
         (1, 2): torch.eye(size)[[0, 4, 6, 7, 1, 2, 3, 5]],
     }
     maps = AttentionMaps(tuple("Cabcdefg"), (0, 1), (0, 1, 2), heads, special=(0,))
-    scores = {head: clarity(maps, head) for head in heads}
+    scores = {head: clarity(maps, head).mean().item() for head in heads}
     assert scores[1, 2] > 0.5
     assert all(score < 0.01 for head, score in scores.items() if head != (1, 2))
     first = data_of(page(maps))["first"]
     assert first["head"] == [1, 2]
+    assert first["token"] == word_positions(maps)[int(clarity(maps, (1, 2)).argmax())]
     assert first["why"].startswith("Shown first: its words attend most clearly to particular other words")
     only_special = AttentionMaps(("[CLS]", "[SEP]"), (0,), (0,), {(0, 0): torch.eye(2)}, special=(0, 1))
     assert data_of(page(only_special))["first"]["head"] == [0, 0]
     nothing = AttentionMaps(("a", "b"), (3,), (2, 5), {})
-    assert data_of(page(nothing))["first"] == {"head": [3, 2], "why": "Every head is pruned."}
+    assert data_of(page(nothing))["first"] == {"head": [3, 2], "why": "Every head is pruned.", "token": 0}
 
 
 # Two checkpoints -----------------------------------------------------------------------------------------------------

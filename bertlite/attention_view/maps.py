@@ -185,18 +185,17 @@ def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
     return [(weights * (kinds == kind))[words].sum(1).mean().item() for kind in range(len(TARGETS))]
 
 
-def clarity(maps: AttentionMaps, head: Head) -> float:
-    """Return how clearly each word attends to a particular other word.
+def clarity(maps: AttentionMaps, head: Head) -> Tensor:
+    """Return how clearly each word attends to a particular other word, (words,).
 
-    For each word it is the largest weight minus the average weight that the attended word receives; the result is the
-    mean over words.  Neighbours and special tokens are excluded.  It is small for a head whose words attend to [SEP],
-    to the word before, or all to the same word.
+    It is the largest weight minus the average weight that the attended word receives.  Neighbours and special tokens
+    are excluded.  It is small for a head whose words attend to [SEP], to the word before, or all to the same word.
     """
     weights, words = maps.weights[head], word_positions(maps)
     positions = torch.tensor(words, dtype=torch.long, device="cpu")
     beyond = (weights - weights[words].mean(0))[words][:, words]
     far = (positions - positions[:, None]).abs() > 1
-    return (beyond * far).amax(1).clamp(min=0).mean().item()
+    return (beyond * far).amax(1).clamp(min=0)
 
 
 def word_positions(maps: AttentionMaps) -> list[int]:

@@ -22,6 +22,7 @@ from bertlite.attention_view.maps import (
     clarity,
     moved_share,
     target_shares,
+    word_positions,
 )
 from bertlite.support.files import to_json
 
@@ -133,17 +134,19 @@ def shared_heads(maps: AttentionMaps, against: AttentionMaps) -> list[Head]:
 
 
 def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str, Any]:
-    """Choose the head that the page shows first, with the reason."""
+    """Choose the head that the page shows first, with the reason, and the token that it shows of a long text."""
+    words = word_positions(maps)
     if against is not None:
         moved = {head: moved_share(maps, against, head) for head in shared_heads(maps, against)}
         if moved and max(moved.values()) > 0:
             head = max(moved, key=moved.__getitem__)
             share = f"{100 * moved[head]:.0f}\N{NO-BREAK SPACE}%"
             why = f"this one changed most of all heads that both have: {share} of its attention moved"
-            return {"head": head, "why": f"Shown first: {why}."}
+            by_word = (maps.weights[head] - against.weights[head]).abs().sum(1)[words]
+            return {"head": head, "why": f"Shown first: {why}.", "token": words[int(by_word.argmax())]}
     clear = {head: clarity(maps, head) for head in maps.weights}
     if not clear:
-        return {"head": (maps.layers[0], maps.heads[0]), "why": "Every head is pruned."}
-    head = max(clear, key=clear.__getitem__)
+        return {"head": (maps.layers[0], maps.heads[0]), "why": "Every head is pruned.", "token": words[0]}
+    head = max(clear, key=lambda head: float(clear[head].mean()))
     why = "Shown first: its words attend most clearly to particular other words."
-    return {"head": head, "why": why}
+    return {"head": head, "why": why, "token": words[int(clear[head].argmax())]}

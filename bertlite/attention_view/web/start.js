@@ -109,7 +109,7 @@ async function start() {
   document.querySelector("main").hidden = false;
   element("views").className = `${long ? "text" : "lines"}${comparing ? " two" : ""}`;
   await choose(...data.first.head);
-  if (long) keep(Math.max(0, data.tokens.findIndex((_, i) => !special.has(i)))); // all tokens at once are too many to read
+  if (long) keep(data.first.token); // all tokens at once are too many to read
   views.forEach(listen);
   listenToPage();
   document.documentElement.dataset.ready = "";
