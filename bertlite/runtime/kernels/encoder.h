@@ -152,6 +152,9 @@ class Encoder {
     // As they are packed.
     using Distances = std::conditional_t<IS_FLOAT32<Kind>, Float32, BFloat16Weights<HeadValue>>;
     static constexpr bool quantized = std::is_same_v<Kind, Int8>;  // each token with a scale of its own
+    // The pooler of 8-bit integers is float32, as a linear layer on its own computes it.
+    static constexpr bool POOLS_IN_PARTS =
+        std::is_same_v<Kind, Float32Parts> || (HAS_AMX && quantized && !std::is_same_v<Attending, Float32>);
 
     // Activations of some tokens on their way through the second phase.
     struct TokenBlock {
@@ -255,7 +258,7 @@ class Encoder {
         if (batch_.is_bfloat16)
             pool<BFloat16s>(member);
         else
-            pool<std::conditional_t<IS_FLOAT32<Kind>, Kind, Float32>>(member);
+            pool<std::conditional_t<POOLS_IN_PARTS, Float32Parts, Float32>>(member);
     }
 
     template <class PoolerKind>
@@ -402,8 +405,9 @@ class Encoder {
             }
         };
         // A thread splits rows of float32 once for all outputs that it takes.
-        const Long grain =
-            std::is_same_v<Kind, Float32Parts> ? round_up(divide_up(matrix.outputs, threads_), GROUP) : GROUP;
+        const Long grain = std::is_same_v<Kind, Float32Parts>
+                               ? round_up(std::max(Long(1), divide_up(matrix.outputs, threads_)), GROUP)
+                               : GROUP;
         workers.parallel_for(round_up(matrix.outputs, LANES), grain, [&](Long first, Long last) {
             matmul<Kind>(input, stride, count, blocks, start, first, last, to, finish_tile);
         });

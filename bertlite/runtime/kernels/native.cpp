@@ -71,10 +71,8 @@ __attribute__((visibility("default"))) Long bertlite_run(Long dtype, Long reprod
             using Kind = decltype(kind);
             if constexpr (HAS_AMX && std::is_same_v<Kind, Float32>)
                 if (!reproducible && Encoder<Float32Parts, Float32>(*model, *batch, threads).run()) return;
-            if (reproducible)
+            if (reproducible || !Encoder<Kind, AttentionOf<Kind, false>>(*model, *batch, threads).run())
                 Encoder<Kind, AttentionOf<Kind, true>>(*model, *batch, threads).run();
-            else
-                Encoder<Kind, AttentionOf<Kind, false>>(*model, *batch, threads).run();
         });
     });
 }
