@@ -51,7 +51,7 @@ class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings)
             end = first + tokens.shape[1]
             if first or end <= self.position_ids.shape[1]:  # otherwise the table is longer
                 position_ids = self.position_ids[:, first:end]
-        parent = super(BertEmbeddings, self)  # noqa: UP008  # the source of a forward may run again outside its class
+        parent: Any = super(BertEmbeddings, self)  # noqa: UP008  # its source may run again outside this class
         return parent.forward(input_ids, token_type_ids, position_ids, inputs_embeds)
 
 
