@@ -195,24 +195,29 @@ def predict_examples(
         dev, size = read_examples(source, words=task.words, classes=classes), BATCH
         task.check(dev, model.config)
         data = task.encode(dev, tokenizer)
-    optimised = {}
+    optimised: dict[str, Any] = {}
     quick = model
     if dtype is not None or backend is not None:
         quick = optimize_for_inference(model, dtype=dtype, backend=backend or "auto")
         ran = {"dtype": dtype_name(quick.compute_dtype), "backend": quick.backend}
-        optimised = {"optimised": ran, "kept": kept_results(quick, model, data, task)}
+        optimised = {"optimised": ran, "kept": {}}  # nothing is counted for masked words
     outputs = predict(quick, data, task, size)
+    if optimised and task.apart:
+        optimised["kept"] = kept_vectors(quick, model, data, task)
+    elif optimised and task is not MASKED:
+        optimised["kept"] = kept_outputs(outputs, predict(model, data, task), data.targets(), task)
     return dev, Predictions(checkpoint, dev.classes if task is not MASKED else (), outputs, data.targets()), optimised
 
 
-def kept_results(quick: Any, model: Any, data: EncodedExamples, task: Task) -> dict[str, float]:
-    """Return the agreement of an optimised copy with a model's results on examples; nothing for masked words."""
-    if task is MASKED:
-        return {}
-    if task.apart:
-        vectors = (predict(each, data, task, outputs=vectors_of) for each in (quick, model))
-        return what_is_kept("encoder", *(x.reshape(-1, x.shape[-1]) for x in vectors))
-    (found, _), (wanted, _) = (labelled(predict(each, data, task), data.targets()) for each in (quick, model))
+def kept_vectors(quick: Any, model: Any, data: EncodedExamples, task: Task) -> dict[str, float]:
+    """Return the agreement of an optimised encoder's vectors with a model's."""
+    vectors = (predict(each, data, task, outputs=vectors_of) for each in (quick, model))
+    return what_is_kept("encoder", *(x.reshape(-1, x.shape[-1]) for x in vectors))
+
+
+def kept_outputs(outputs: Array, wanted: Array, labels: Array, task: Task) -> dict[str, float]:
+    """Return the agreement of outputs with a model's, for labelled words or examples."""
+    (found, _), (wanted, _) = (labelled(each, labels) for each in (outputs, wanted))
     if task.words:
         return {"words with the same label": same_labels(found, wanted)}
     return what_is_kept("classifier" if task.labels is torch.long else "cross-encoder", found, wanted)

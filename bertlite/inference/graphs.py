@@ -10,6 +10,7 @@ Shapes:  B sequences · S positions · T tokens · D hidden
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.shapes import round_up
 from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements
 from bertlite.stack.body import has_hooks_within
-from bertlite.stack.inputs import values_readable
+from bertlite.stack.inputs import count_positions, values_readable
 from bertlite.stack.layouts import Packed, Padded
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
@@ -102,10 +103,12 @@ class BucketGraph:
         real = self.mask.ne(0)
         slots = torch.where(real, real.flatten().cumsum(0).view_as(real) - 1, tokens).flatten()
         ends = F.pad(real.sum(1).cumsum(0), (1, 0)).int()
-        packed = [
-            x.new_zeros(tokens + 1).scatter(0, slots, x.flatten())[:-1]
-            for x in (self.ids, self.segments, position_rows(self.ids, model.config))
-        ]
+        if model.config.positions_skip_padding:
+            positions = count_positions(self.ids, model.config)
+        else:
+            positions = torch.arange(self.bucket.length, device=real.device).expand_as(real)
+        given = (self.ids, self.segments, positions)
+        packed = [x.new_zeros(tokens + 1).scatter(0, slots, x.flatten())[:-1] for x in given]
         inputs = LayerContext(model.packed_backend, Slots((self.bucket.longest,), ends, (tokens,), ends=ends))
         x, _ = model.encoder(model.embeddings(*packed), inputs=inputs)
         return F.pad(x, (0, 0, 0, 1)).index_select(0, slots).view(*self.mask.shape, -1)
@@ -122,14 +125,6 @@ class BucketGraph:
                 inside.copy_(given)
         self.replay()
         return self.out[:rows, :length].clone()
-
-
-def position_rows(ids: Tensor, config: Any) -> Tensor:
-    """Return the position of each token, (B, S): from 0, or as in RoBERTa over tokens alone, -1 for padding."""
-    if not config.positions_skip_padding:
-        return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    real = ids.ne(-1 if config.pad_token_id is None else config.pad_token_id)
-    return (real.cumsum(-1) - 1).masked_fill(~real, -1)
 
 
 def record_forward(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor, int]:
@@ -162,8 +157,10 @@ class Graphs:
         self, model: "GraphedBertModel", bucket: Bucket, ids: Tensor, mask: Tensor | None, segments: Tensor | None
     ) -> Tensor | None:
         """Return the last hidden states, (B, S, D); None, with a warning, if there is no memory for the graph."""
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            stream = torch.cuda.current_stream() if model.device.type == "cuda" else None
+        on_gpu = model.device.type == "cuda"
+        here = torch.cuda.device(model.device) if on_gpu else nullcontext()  # which may not be the current one
+        with self.lock, here, torch.inference_mode(False), torch.no_grad():
+            stream = torch.cuda.current_stream() if on_gpu else None
             if stream is not None and self.done is not None:
                 stream.wait_event(self.done)
             try:
@@ -231,10 +228,10 @@ class GraphedBertModel(QuickBertModel):
         if any(x.shape != input_ids.shape or x.is_floating_point() or x.device != self.device for x in beside):
             return None
         rows, length = input_ids.shape
-        leaves = self.takes_padding(skips) or self.attention_name() in PACKING
         tokens: int | None = rows * length
         longest = length
-        if not leaves or self.packed_backend is None or (encoded and not first_only):  # a head of tokens takes rows
+        of_tokens = encoded and not first_only  # for a head of tokens, which takes rows
+        if of_tokens or self.packed_backend is None or not self.skips_padding(skips):
             tokens = None
         elif mask is not None:  # the only wait for the GPU
             begins, *lengths = torch.cat([mask[:, 0].ne(0).all()[None], mask.ne(0).sum(1)]).tolist()

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from bertlite.models.base import BertModel
+from bertlite.stack.attention import PACKING
 from bertlite.stack.body import output_or_tuple
 
 INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}
@@ -57,7 +58,7 @@ class QuickBertModel(BertModel):
             return True
         return any(x is not None and (x is not False or name in INPUTS) for name, x in others.items())
 
-    def takes_padding(self, skips: bool | None) -> bool:
-        """Return whether padding may be left out, by what a caller says and `optimize_for_inference` has set."""
+    def skips_padding(self, asked: bool | None) -> bool:
+        """Return whether padding is left out, by the setting of `optimize_for_inference`, else by the caller's."""
         told = self.encoder.skip_padding
-        return (skips if told is None else told) is not False
+        return (asked if told is None else told) is not False or self.attention_name() in PACKING

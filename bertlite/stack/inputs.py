@@ -65,10 +65,15 @@ class ForwardArgs:
         given, ids = self.position_ids, self.input_ids
         if given is not None or ids is None:
             return None if given is None else given - first_position(config)
-        real = ids.ne(-1 if config.pad_token_id is None else config.pad_token_id)
-        each = [real] if self.cu_seqlens is None else [*real.split(self.lengths), real[:0]]  # anew in each sequence
-        count = torch.cat([sequence.cumsum(-1) for sequence in each])
-        return (count + (past - 1)).masked_fill(~real, -1)
+        return count_positions(ids, config, past, None if self.cu_seqlens is None else self.lengths)
+
+
+def count_positions(ids: Tensor, config: Any, past: int = 0, lengths: Sequence[int] | None = None) -> Tensor:
+    """Return positions that skip padding, by ids, from `past` on and anew in each sequence of these lengths."""
+    real = ids.ne(-1 if config.pad_token_id is None else config.pad_token_id)
+    each = [real] if lengths is None else [*real.split(tuple(lengths)), real[:0]]
+    count = torch.cat([sequence.cumsum(-1) for sequence in each])
+    return (count + (past - 1)).masked_fill(~real, -1)
 
 
 def first_position(config: Any) -> int:

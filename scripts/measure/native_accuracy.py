@@ -29,7 +29,7 @@ from bertlite.checkpoint.saving import dtype_name
 from bertlite.cli.parts import FOLDER, RECORD, names_of, paths
 from bertlite.experiments.data import DataSource, read_examples
 from bertlite.experiments.evaluate import TASKS, Task, labelled, predict
-from bertlite.experiments.evaluate_command import kept_results
+from bertlite.experiments.evaluate_command import kept_vectors
 from bertlite.experiments.settings import Recipe
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate
 from bertlite.parity.command import DEMO, demo_checkpoint
@@ -130,7 +130,7 @@ def measure_neighbours(path: Path, checkpoint: str) -> dict[str, Any]:
     model, native = task.load(checkpoint).eval(), {}
     for dtype in DTYPES:
         quick = optimize_for_inference(model, dtype=dtype, backend="native")
-        native[dtype_name(dtype)] = kept_results(quick, model, data, task)
+        native[dtype_name(dtype)] = kept_vectors(quick, model, data, task)
     return {"texts": 2 * ARTICLES, "data": examples.sha256, "native": native}
 
 

@@ -136,8 +136,8 @@ class NativeBertModel(QuickBertModel):
         given.ids, given.mask, given.segments, given.positions, given.ends = map(
             address, (input_ids, mask, segments, positions, ends)
         )
-        skips = self.takes_padding(skips) or self.attention_name() in PACKING
-        given.takes_padding = skips and (first_only or not encoded)  # a head of tokens takes them without padding
+        # a head of tokens takes them without padding, from BertBody
+        given.takes_padding = self.skips_padding(skips) and (first_only or not encoded)
         given.keeps_order = POSITIONS[self.config.position_embedding_type].in_scores
         if self.config.positions_skip_padding:
             pad = self.config.pad_token_id
