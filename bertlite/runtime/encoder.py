@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .packed import ROW_SCALES, PackedFile, aligned
+from .packed import ROW_SCALES, PackedFile, aligned, lay_in_blocks_
 from .shapes import BYTES, GROUP, LayerShape, Shape, round_up
-from .structs import ACTIVATIONS, Batch, Ids, Kernels, Linear, Matrix, Model
+from .structs import ACTIVATIONS, Batch, Blocks, Ids, Kernels, Linear, Matrix, Model
 
 NO_LIMIT = 2**62  # positions, if there is no table of them
 Floats = NDArray[np.float32]
@@ -65,8 +65,9 @@ class Encoder:
         about, self.kernels = file.about, kernels
         self.numbers, self.embeddings = about["numbers"], about["embeddings"]
         self.prefix = "" if about["class"] == "BertModel" else "bert."
-        shape = shape_from(about["shape"], kernels, self.numbers)
         self.tensors, self.layers = file.tensors, file.layers  # the structs point into them
+        written = shape_from(about["shape"], Blocks(*about["blocks"]))
+        shape = lay_in_blocks_(written, self.layers, kernels.blocks(self.numbers))
         self.model = shape.describe(self.layers.ctypes.data)
         self.dtype = np.dtype(np.uint16 if self.numbers == "bfloat16" else np.float32)
         self.pooler = self.linear("pooler.dense", about["pooler"]) if "pooler" in about else None
@@ -173,10 +174,10 @@ class Encoder:
         return f"a sequence has {max(lengths)} tokens; this model has {self.embeddings['positions']} positions"
 
 
-def shape_from(values: dict[str, Any], kernels: Kernels, numbers: str) -> Shape:
-    """Return the shape that a file describes, in the blocks of the kernels."""
+def shape_from(values: dict[str, Any], blocks: Blocks) -> Shape:
+    """Return the shape that a file describes."""
     layers = tuple(LayerShape(**each) for each in values["layers"])
-    return Shape(**{**values, "layers": layers, "kinds": tuple(values["kinds"]), "blocks": kernels.blocks(numbers)})
+    return Shape(**{**values, "layers": layers, "kinds": tuple(values["kinds"]), "blocks": blocks})
 
 
 def to_bfloat16(x: Floats) -> NDArray[np.uint16]:

@@ -149,19 +149,18 @@ def pack_matrix(
     kernels.pack(shape.dtype_of(place[1]), floats.ctypes.data, size, words, scales, sums, threads)
 
 
-def in_blocks(shape: Shape, data: Bytes, blocks: Blocks) -> tuple[Shape, Bytes]:
-    """Return a copy of packed weights in other blocks, and its shape."""
-    copied, old = aligned(len(data)), shape.blocks
-    copied[:] = data
+def lay_in_blocks_(shape: Shape, data: Bytes, blocks: Blocks) -> Shape:
+    """Lay packed weights in other blocks, in place; return their new shape."""
+    old = shape.blocks
     for (i, name, part), (start, count) in shape.offsets.items():
-        if part == "words" and count:
-            words = copied[start : start + count].view(np.int32)
+        if part == "words" and count and blocks != old:
+            words = data[start : start + count].view(np.int32)
             inputs = len(words) // round_up(shape.matrix(shape.layers[i], name)[0], GROUP)
             before, after = (old.pairs, blocks.pairs) if name in MATRICES else (1, 1)
             rows = transpose_halves(words, 2, before).reshape(-1, inputs, old.outputs).swapaxes(1, 2)
             laid = rows.reshape(-1, blocks.outputs, inputs).swapaxes(1, 2).ravel()
             words[:] = transpose_halves(laid, after, 2)
-    return replace(shape, blocks=blocks), copied
+    return replace(shape, blocks=blocks)
 
 
 def transpose_halves(words: NDArray[np.int32], rows: int, columns: int) -> NDArray[np.int32]:

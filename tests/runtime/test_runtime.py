@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import DTYPES, native
+from natively import DTYPES, kernels_or_skip, native
 
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads
 from bertlite.embed import Embedder
@@ -70,6 +70,20 @@ def test_states_are_those_of_the_torch_path_bit_for_bit(kind: str, dtype: torch.
         assert np.array_equal(found.pooled, wanted.pooler_output.float().numpy())
     firsts = encoder.run(ids.numpy(), np.zeros_like(ids.numpy()), LENGTHS, first_only=True)
     assert np.array_equal(firsts.tokens, found.tokens[ends[:-1].numpy()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("name", ["avx2", "baseline_exact"])
+def test_what_kernels_with_other_blocks_packed_gives_the_same_bits(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    other = kernels_or_skip(name, reproducible=True)
+    optimize_for_inference(made("relative"), dtype=dtype, reproducible=True).save(tmp_path / "quick")
+    ids, kernels = np.arange(2, 60) % 61, load_kernels(reproducible=True)
+    if kernels.blocks(str(dtype)[6:]) == other.blocks(str(dtype)[6:]):
+        pytest.skip("both sets of instructions have such blocks")
+    ours, theirs = (Encoder(read_packed(tmp_path / "quick" / FILE), each) for each in (kernels, other))
+    assert np.array_equal(theirs.run(ids, None, [18, 40]).tokens, ours.run(ids, None, [18, 40]).tokens)
 
 
 def test_inputs_that_do_not_fit_are_named(tmp_path: Path) -> None:

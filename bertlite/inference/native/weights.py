@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertlite.config import BertConfig, kept_heads, pruned_neurons
-from bertlite.runtime.packed import aligned, in_blocks, pack_matrix
+from bertlite.runtime.packed import aligned, lay_in_blocks_, pack_matrix
 from bertlite.runtime.shapes import ALIGNMENT, MATRICES, TABLES, VECTORS, LayerShape, Shape, round_up
 from bertlite.runtime.structs import Blocks, Kernels
 from bertlite.stack.modules import BertLayer
@@ -89,9 +89,10 @@ class NativeWeights:
         """Return these weights in blocks of this kind: themselves, or a copy."""
         if blocks == self.shape.blocks:
             return self
-        shape, data = in_blocks(self.shape, self.data.numpy(), blocks)
+        data = aligned(len(self.data))
         ask_for_huge_pages(data.ctypes.data, len(data))
-        return NativeWeights(shape, torch.from_numpy(data))
+        data[:] = self.data.numpy()
+        return NativeWeights(lay_in_blocks_(self.shape, data, blocks), torch.from_numpy(data))
 
     def pack_layer(self, i: int, layer: BertLayer, table: Tensor | None, kernels: Kernels) -> None:
         own = layer.attention.self
