@@ -9,6 +9,7 @@ import copyreg
 import ctypes
 import hashlib
 import json
+import logging
 import os
 import platform
 import shlex
@@ -16,8 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -49,6 +48,7 @@ ON_X86 = platform.machine() in ("x86_64", "AMD64")
 AVX2_ON_WINDOWS = 40  # PF_AVX2_INSTRUCTIONS_AVAILABLE; every processor that has it has fma
 MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("x86_64", "arm64"), "win32": ("AMD64",)}
 HASH_SIZE = hashlib.sha256().digest_size
+log = logging.getLogger("bertlite")
 
 
 class NativeKernelsError(RuntimeError):
@@ -184,7 +184,7 @@ def load_kernels(reproducible: bool = False, *, retry: bool = True) -> Kernels:
 
 @cache
 def best_kernels(settings: tuple[str, ...], reproducible: bool = False) -> Kernels:
-    """Return the kernels of the first usable set that has any, with a warning if it is not the best set.
+    """Return the kernels of the first usable set that has any; log a warning if it is not the best set.
 
     A set whose bfloat16 is slower than its float32 on this processor is taken only if no other has kernels.
 
@@ -207,8 +207,7 @@ def best_kernels(settings: tuple[str, ...], reproducible: bool = False) -> Kerne
             slow.append(kernels)
             continue
         if failures:
-            message = f"the native kernels are for {wanted.name}, not {usable[0].name}: {failures[0]}"
-            warnings.warn(message, RuntimeWarning, 2)
+            log.warning("the native kernels are for %s, not %s: %s", wanted.name, usable[0].name, failures[0])
         return kernels
     if slow:
         return slow[0]
@@ -240,7 +239,7 @@ def measured_once(
     seconds = measure()
     of = "".join(f", {name}: {key[name]}" for name in ("dtype", "threads") if name in key)
     milliseconds = ", ".join(f"{way} {1000 * each:.2f} ms" for way, each in seconds.items())
-    print(f"bertlite: one layer{of}, measured once: {milliseconds}", file=sys.stderr)
+    log.info("one layer%s, measured once: %s", of, milliseconds)
     with contextlib.suppress(OSError, NativeKernelsError):  # the next process measures again
         path = own_folder(cache_folder()) / name
         written = path.with_suffix(f".{os.getpid()}")
@@ -340,13 +339,7 @@ def compile_once(wanted: InstructionSet, path: Path) -> None:
 def compile_kernels(wanted: InstructionSet, path: Path) -> None:
     """Compile the kernels to a path, which appears when they are complete."""
     compiler = find_compiler()
-    print(
-        f"bertlite: compiling the CPU kernels ({wanted.name}) with {compiler[0]}, once ...",
-        end="",
-        file=sys.stderr,
-        flush=True,
-    )
-    start = time.monotonic()
+    announce(compiler[0])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
         command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), "-o", str(built)]
@@ -354,16 +347,25 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:
             raise NativeKernelsError(f"{compiler[0]} cannot be run: {error}; set CXX to GCC 11 or newer") from error
-        print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
         if done.returncode or not built.exists():
+            log.debug("%s\n%s", shlex.join(command), done.stderr)
+            lines = done.stderr.splitlines() or ["no output"]
+            first = next((line for line in lines if "error" in line), lines[0])[:200]
             raise CompilationError(
-                f"{shlex.join(command)}\nfailed:\n{done.stderr[-2000:]}\nSet CXX to GCC 11 or newer."
+                f"{compiler[0]} cannot compile the CPU kernels for {wanted.name}: {first};"
+                " set CXX to GCC 11 or newer, or log 'bertlite' at DEBUG to see all errors"
             )
         with built.open("rb+") as file:
             file.write(hashlib.sha256(file.read()).digest())  # the loader does not look at the end
             file.flush()
             os.fsync(file.fileno())
         os.replace(built, path)
+
+
+@cache
+def announce(compiler: str) -> None:
+    """Log that kernels are being compiled; once for all sets of instructions that a compiler is tried with."""
+    log.warning("compiling the CPU kernels with %s, once; this takes some seconds", compiler)
 
 
 def find_compiler() -> list[str]:

@@ -42,10 +42,10 @@ def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "PREBUILT", tmp_path / "no wheel")
     monkeypatch.setattr(library, "compiler_failures", {})
-    for each in (library.best_kernels, kernels_for, choice.warn_once):
+    for each in (library.best_kernels, library.announce, kernels_for, choice.warn_once):
         each.cache_clear()
     yield tmp_path / "cache" / "native"
-    for each in (library.best_kernels, kernels_for, choice.warn_once):
+    for each in (library.best_kernels, library.announce, kernels_for, choice.warn_once):
         each.cache_clear()
 
 
@@ -92,6 +92,22 @@ def test_auto_runs_a_compiler_that_fails_once_until_a_setting_changes(cache, mon
         with warnings.catch_warnings(action="ignore"):
             assert [optimize_for_inference(model).backend for _ in range(2)] == ["plain", "plain"]
         assert runs() == done, name
+
+
+def test_a_compiler_that_fails_for_every_set_is_told_once_and_short(cache, monkeypatch, tmp_path, caplog):
+    """One line when it begins and one warning with its first error; everything else is for DEBUG."""
+    caplog.set_level("WARNING", "bertlite")
+    monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
+    output = 'for i in $(seq 99); do echo "native.cpp:$i: error: no such letter $i" >&2; done\nexit 3\n'
+    monkeypatch.setenv("CXX", script(tmp_path / "broken", f"echo 'native.cpp: In a function:' >&2\n{output}"))
+    model = make_native().float()
+    with pytest.warns(RuntimeWarning, match="copy of the plain model") as warned:
+        assert {optimize_for_inference(model).backend for _ in range(2)} == {"plain"}
+    (warning,) = [str(each.message) for each in warned]
+    assert "native.cpp:1: error: no such letter 1; set CXX" in warning
+    assert len(warning) < 500
+    assert "\n" not in warning
+    assert caplog.messages == [f"compiling the CPU kernels with {tmp_path}/broken, once; this takes some seconds"]
 
 
 def test_a_compiler_that_was_mended_is_taken(cache, monkeypatch, tmp_path, copying):
@@ -145,7 +161,7 @@ FAULTS = {  # what is wrong, the message, and how it comes about
     "no such compiler": ("no-such-compiler", lambda _, patch: patch.setenv("CXX", "no-such-compiler -O2")),
     "no program": ("nothing cannot be run: .*; set CXX to GCC 11 or newer", no_program),
     "an error of the compiler": (
-        r"(?s)broken .*failed:.*native.cpp:7: no such letter.*Set CXX to GCC 11 or newer",
+        r"broken cannot compile the CPU kernels for \w+: native.cpp:7: no such letter; set CXX to GCC 11 or newer",
         lambda folder, patch: patch.setenv(
             "CXX", script(folder / "broken", "echo half > $out\necho 'native.cpp:7: no such letter' >&2\nexit 3\n")
         ),
@@ -163,9 +179,9 @@ FAULTS = {  # what is wrong, the message, and how it comes about
         r"CXX is \"g\+\+ 'x\": No closing quotation; set it to GCC",
         lambda _, patch: patch.setenv("CXX", "g++ 'x"),
     ),
-    "no output": ("true .*\nfailed:", lambda _, patch: patch.setenv("CXX", "true")),
+    "no output": ("true cannot compile .*: no output", lambda _, patch: patch.setenv("CXX", "true")),
     "no UTF-8": (
-        "(?s)failed:.*Set CXX to GCC 11",
+        "cannot compile .*; set CXX to GCC 11",
         lambda folder, patch: patch.setenv("CXX", script(folder / "latin", "printf '\\351' >&2\nexit 1\n")),
     ),
     "a link": ("Too many levels of symbolic links", link_for_lock),
@@ -209,13 +225,13 @@ def test_what_keeps_the_kernels_away_is_named_and_auto_is_plain(fault, cache, mo
 def no_compiler(folder: Path, best: str, monkeypatch) -> str:
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(folder))
-    return r"no C\+\+ compiler was found"
+    return "no C++ compiler was found"
 
 
 def no_compilation(folder: Path, best: str, monkeypatch) -> str:
     text = Path(os.environ["CXX"]).read_text()
     monkeypatch.setenv("CXX", script(folder / "old", f"case $out in */{best}-*) exit 3;; esac\n{text}"))
-    return "old .*failed"
+    return "old cannot compile the CPU kernels"
 
 
 def no_right_numbers(folder: Path, best: str, monkeypatch) -> str:
@@ -236,7 +252,7 @@ def spoilt(run, name: str):
 
 @pytest.mark.parametrize("fault", [no_compiler, no_compilation, no_right_numbers])
 def test_where_the_best_set_has_no_kernels_the_next_is_taken_aloud(
-    fault, cache, whole, copying, monkeypatch, tmp_path
+    fault, cache, whole, copying, monkeypatch, tmp_path, caplog
 ):
     monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
     monkeypatch.setenv("CXX", copying)
@@ -247,10 +263,12 @@ def test_where_the_best_set_has_no_kernels_the_next_is_taken_aloud(
     if fault is no_compiler:  # and the wheel has no kernels for the best set
         library.PREBUILT.mkdir()
         shutil.copy(whole, library.PREBUILT / library.file_name(following))
-    with pytest.warns(RuntimeWarning, match=f"(?s)kernels are for {following.name}, not {best.name}: .*{reason}"):
-        assert Path(load_kernels().path).name == library.file_name(following)
-    with warnings.catch_warnings(action="error"):
-        assert optimize_for_inference(make_native().float(), backend="native").backend == "native"
+    assert Path(load_kernels().path).name == library.file_name(following)
+    assert optimize_for_inference(make_native().float(), backend="native").backend == "native"
+    said = [record.message for record in caplog.records if record.name == "bertlite"]
+    start = f"the native kernels are for {following.name}, not {best.name}: "
+    (told,) = [each.removeprefix(start) for each in said if each.startswith(start)]
+    assert reason in told
 
 
 class Clock:
@@ -279,10 +297,11 @@ class Paced:
 @pytest.mark.parametrize("best", ["avx512_bf16", "neon_bf16"])
 @pytest.mark.parametrize(("bfloat16", "is_taken"), [(0.04, True), (0.11, False)])
 def test_a_set_whose_bfloat16_is_slow_on_this_processor_is_not_taken(
-    bfloat16, is_taken, best, whole, cache, monkeypatch, capfd
+    bfloat16, is_taken, best, whole, cache, monkeypatch, caplog, capfd
 ):
     if whole is None:
         pytest.skip("there are no compiled kernels here")
+    caplog.set_level("INFO", "bertlite")
     monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
     monkeypatch.setattr(library, "processor_flags", lambda: INSTRUCTION_SETS[best].needs)
     monkeypatch.setattr(self_test, "time", clock := Clock())
@@ -294,11 +313,11 @@ def test_a_set_whose_bfloat16_is_slow_on_this_processor_is_not_taken(
         assert load_kernels() is wanted
     runs = made[best].runs
     assert runs >= 8  # three rounds and one that warms up
-    said = capfd.readouterr().err
-    assert f"one layer, measured once: bfloat16 {1000 * bfloat16:.2f} ms, float32 80.00 ms" in said
+    said = [f"one layer, measured once: bfloat16 {1000 * bfloat16:.2f} ms, float32 80.00 ms"]
+    assert caplog.messages == said
     library.best_kernels.cache_clear()  # as another process
     assert load_kernels() is wanted
-    assert (made[best].runs, capfd.readouterr().err) == (runs, "")
+    assert (made[best].runs, caplog.messages, capfd.readouterr().err) == (runs, said, "")
     monkeypatch.setenv("BERTLITE_NATIVE", best)
     assert load_kernels() is made[best]
     monkeypatch.delenv("BERTLITE_NATIVE")
@@ -310,17 +329,15 @@ def test_a_set_whose_bfloat16_is_slow_on_this_processor_is_not_taken(
 
 
 @pytest.mark.slow
-def test_without_the_systems_permission_for_amx_the_next_set_is_taken_aloud(monkeypatch):
+def test_without_the_systems_permission_for_amx_the_next_set_is_taken_aloud(monkeypatch, caplog):
     """Where Linux does not know AMX, or a sandbox forbids the call, its first instruction would end the process."""
     monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
     if "amx_tile" in library.processor_flags() or usable_sets()[0].name != "avx512_bf16":
         pytest.skip("needs a processor with AVX-512 and BF16, and without AMX")
     monkeypatch.setattr(library, "processor_flags", lambda: INSTRUCTION_SETS["amx"].needs)
     library.best_kernels.cache_clear()
-    with pytest.warns(
-        RuntimeWarning, match="for avx512_bf16, not amx: .*Linux does not let this process use the tiles"
-    ):
-        assert "avx512_bf16-" in load_kernels().path
+    assert "avx512_bf16-" in load_kernels().path
+    assert "Linux does not let this process use the tiles" in caplog.text
     library.best_kernels.cache_clear()
 
 
