@@ -1,15 +1,17 @@
 """The figures: each function draws on a new figure and returns it; `save` writes PNG and SVG."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertlite.experiments.compare import describe_way
+from bertlite.experiments.compare import describe_training
 from bertlite.support.extras import import_optional
 
 SummaryRow = dict[str, Any]  # from `compare.summarise`
 BASELINE = "random"
 COLOURS = tuple(f"C{i}" for i in range(10) if i != 7)  # C7 is grey
+MARKERS = "os^DvPX*<>"  # which tell lines apart in print without colours
 
 
 def pyplot() -> Any:
@@ -42,13 +44,14 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
 
     Each repair has a panel, and each way of pruning a line in it, with bars for the interval.  Random is dashed.
     """
+    names, usual = name_ways(rows)
     panels: dict[str, dict[str, list[SummaryRow]]] = {}
-    for row in rows:
-        name, repair, epochs = describe_way(row)
-        way = f"{name}, epochs {epochs}" if epochs else name
-        panels.setdefault(repair, {}).setdefault(way, []).append(row)
-    ways = dict.fromkeys(way for lines in panels.values() for way in lines)
-    styles = {way: {"color": COLOURS[i % len(COLOURS)]} for i, way in enumerate(ways)}
+    for row, way in zip(rows, names, strict=True):
+        panels.setdefault(row["repair"], {}).setdefault(way, []).append(row)
+    ways = dict.fromkeys(sorted(names))
+    styles = {
+        way: {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]} for i, way in enumerate(ways)
+    }
     across, down = min(2, len(panels)), -(-len(panels) // 2)
     size = (4 * across, 3.2 * down + 0.11 * len(ways) + 0.5)
     figure, axes = pyplot().subplots(down, across, figsize=size, sharey=True, squeeze=False, layout="constrained")
@@ -66,13 +69,37 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
                 for end, sign in (("low", -1), ("high", 1))
             ]
             x = [each + 0.4 * ([*ways].index(way) - (len(ways) - 1) / 2) for each in x]  # side by side
-            style = {**styles[way], "marker": "o", "markersize": 4, "linestyle": "--" if random else "-"}
+            style = {**styles[way], "markersize": 5, "linestyle": "--" if random else "-"}
             drawn[way] = panel.errorbar(x, y, ends, elinewidth=0.8, capsize=2, **style)
         if dense is not None:
-            drawn["dense"] = panel.axhline(dense, color="black", linewidth=0.8, linestyle=":")
-        panel.set(xlabel="heads removed (%)", title=repair or ("no repair" if len(panels) > 1 else ""))
+            line = panel.axhline(dense, color="black", linewidth=0.8, linestyle=":")
+        panel.set(xlabel="heads removed (%)", xticks=sorted({100 * row["fraction"] for row in rows}))
+        panel.set_title(("no repair" if repair == "none" else repair) if len(panels) > 1 else "")
         panel.grid(alpha=0.3)
-    figure.supylabel(headline)
+    for panel in axes[:, 0]:
+        panel.set_ylabel(headline)
     figure.suptitle(title)
-    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=across, fontsize=8)
+    entries = {way: drawn[way] for way in ways} | ({} if dense is None else {"dense": line})
+    columns = 2 if max(map(len, entries)) <= 24 * across else 1
+    legend = figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns, fontsize=8)
+    legend.set_title(f"unless named: {usual}", {"size": 8})
     return figure
+
+
+def name_ways(rows: Sequence[SummaryRow]) -> tuple[list[str], str]:
+    """Return a short name of each row's way of pruning: its criterion, and where it differs from the usual setting.
+
+    Returns:
+        The names, and the usual setting in words.
+    """
+    settings = []
+    for row in rows:
+        training = describe_training(row)
+        trained = f"epochs {training}" if training else "not retrained"
+        settings.append((f"≥ {row['at_least']} a layer", f"{row['calibration']} examples", trained))
+    usual = [Counter(values).most_common(1)[0][0] for values in zip(*settings, strict=True)]
+    names = [
+        ", ".join([row["criterion"], *(part for part, most in zip(setting, usual, strict=True) if part != most)])
+        for row, setting in zip(rows, settings, strict=True)
+    ]
+    return names, ", ".join(usual)

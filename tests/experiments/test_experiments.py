@@ -1027,6 +1027,26 @@ def test_predictions_that_never_change_have_no_interval(runs):
     plots.pyplot().close(figure)
 
 
+def test_curves_have_short_names_and_markers_and_a_legend_outside():
+    """For print: names tell only differences, lines differ without colours, and the legend covers no data."""
+    base = {**vars(Cell()), "calibration": 512, "at_least": 1, "mcc": 0.5, "low": 0.4, "high": 0.6}
+    changes = [{}, {"criterion": "random"}, {"calibration": 4096}, {"at_least": 0}, {"epochs": 1, "repair": "refit"}]
+    changes += [{"criterion": name} for name in ("fisher", "magnitude", "confidence")]
+    figure = plots.curves([base | change for change in changes], "mcc", 0.7)
+    (legend,) = figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    ways = ["", ", 4096 examples", ", epochs 1", ", ≥ 0 a layer"]
+    assert shown == [
+        "confidence", "fisher", "magnitude", *(f"{base['criterion']}{way}" for way in ways), "random", "dense",
+    ]  # fmt: skip
+    assert legend.get_title().get_text() == "unless named: ≥ 1 a layer, 512 examples, not retrained"
+    lines = [line for panel in figure.axes for line in panel.lines if line.get_marker() in plots.MARKERS]
+    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == len(changes)
+    figure.canvas.draw()
+    assert legend.get_window_extent().y1 <= min(panel.get_tightbbox().y0 for panel in figure.axes)
+    plots.pyplot().close(figure)
+
+
 def test_runs_that_read_other_lengths_are_not_pooled(runs):
     made = of_models(runs, 2)
     made[0].config["setting"]["max_length"] += 1
