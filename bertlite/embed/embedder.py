@@ -5,7 +5,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
@@ -21,6 +21,7 @@ from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import read_json_object
 from bertlite.embed.settings import VectorSettings, compared
 from bertlite.inference import optimize_for_inference
+from bertlite.inference.ahead import run_ahead
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse_compute_dtype
 from bertlite.inference.pooling import in_order, normalize_rows
@@ -205,10 +206,31 @@ class Embedder(VectorSettings):
         costs = [min(1 + len(text) // CHARACTERS_PER_TOKEN, self.longest) for text in texts]
         groups = list(batches(costs, self.max_tokens))
         random.Random(0).shuffle(groups)  # so that the rate so far predicts the time left
-        for rows in groups:
-            vectors[rows] = self.encode_batch([texts[row] for row in rows])
+        every = self.encode_batches([[texts[row] for row in rows] for rows in groups])
+        for rows, found in zip(groups, every, strict=True):
+            vectors[rows] = found
             progress(rows)
         return vectors
+
+    def encode_batches(self, groups: Sequence[list[str]]) -> "Iterator[NDArray[float32]]":
+        """Yield the vectors of each batch, in order; on a GPU texts are tokenized ahead and vectors are read late."""
+        device, encoder = torch.device(self.device), self.encoder
+        if device.type == "cpu":
+            yield from map(self.encode_batch, groups)
+            return
+        name = self.prompt_name or encoder.default_prompt_name
+        prompt = encoder.prompts.get(name) if self.prompt is None else self.prompt
+
+        def run(texts: list[str], features: dict[str, Any]) -> torch.Tensor:
+            try:
+                with torch.inference_mode():
+                    vectors: torch.Tensor = encoder(features)["sentence_embedding"][:, : self.dimension].float()
+                    return torch.nn.functional.normalize(vectors) if self.normalize else vectors
+            except torch.OutOfMemoryError:
+                pass  # outside the handler: its traceback keeps the memory of the whole batch
+            return torch.from_numpy(self.encode_batch(texts))
+
+        yield from run_ahead(lambda texts: encoder.preprocess(texts, prompt=prompt), run, groups, device)
 
     def encode_batch(self, texts: list[str]) -> "NDArray[float32]":
         """Return the vectors of one batch; split it in halves if it does not fit into memory.

@@ -26,6 +26,7 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate, wilson
+from bertlite.inference.ahead import run_ahead
 from bertlite.models.base import BertModel
 from bertlite.models.heads import BertForSequenceClassification, BertForTokenClassification
 from bertlite.pruning.importance.batches import Batch, eval_mode, inputs_of, real_tokens
@@ -304,15 +305,18 @@ def predict(
         outputs: (the model's output, batch, task) -> (B, …), the part to keep.
     """
     device = next(model.parameters()).device
-    found: dict[int, Array] = {}
-    for indices in batch_indices(data, batch_size):
-        batch = data.batch(indices, task.labels, device)
+    groups = batch_indices(data, batch_size)
+
+    def run(indices: list[int], batch: Batch) -> torch.Tensor:
         with torch.inference_mode():
-            rows: list[Array] = list(outputs(run_model(model, batch), batch, task).float().cpu().numpy())
-        if task.words:
-            real = (batch["labels"] != NO_LABEL).cpu().numpy()
-            rows = [row[counted] for row, counted in zip(rows, real, strict=True)]
-        found |= dict(zip(indices, rows, strict=True))
+            return outputs(run_model(model, batch), batch, task).float()
+
+    found: dict[int, Array] = {}
+    every = run_ahead(lambda indices: data.batch(indices, task.labels), run, groups, device)
+    for indices, rows in zip(groups, every, strict=True):
+        for i, row in zip(indices, rows, strict=True):
+            counted = np.array(data.labels[i]) != NO_LABEL
+            found[i] = row[: len(counted)][counted] if task.words else row
     ordered = [found[i] for i in range(len(data))]
     return pad_rows(ordered, np.nan) if task.words else np.stack(ordered)
 

@@ -60,7 +60,7 @@ def pool_features(part: Any, names: tuple[str, ...], features: dict[str, Any]) -
     """Return the features of a batch with vectors; on a GPU and for weighted tokens, sentence-transformers' own."""
     states, mask = features["token_embeddings"], features.get("attention_mask")
     if (
-        states.is_cuda
+        not states.is_cpu
         or mask is None
         or mask.shape != states.shape[:2]
         or not features.keys().isdisjoint(("cls_token_embeddings", "token_weights_sum"))

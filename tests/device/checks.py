@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import bertlite
 from bertlite import hf
+from bertlite.embed import Embedder
 from bertlite.stack import attention
 from tests.device.device import SECOND, start
 from tests.hf.pairs import CHECKPOINTING
@@ -360,6 +362,24 @@ def test_an_optimised_model_is_a_copy_there():
     assert (quick.backend, quick.device) == ("plain", SECOND)
     got = quick(**moved(given, SECOND)).last_hidden_state
     assert_same(got.cpu(), forward(model, given)["outputs"].last_hidden_state, atol=1e-5)
+
+
+def test_embedding_waits_for_the_mask_and_the_vectors_of_each_batch(tmp_path, monkeypatch):
+    """A GPU copies the vectors by itself, and is waited for when later batches have been launched."""
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setattr(Embedder, "optimise", lambda embedder, model: model)  # this device copies no modules
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    make().float().save_pretrained(tmp_path)
+    bertlite.BertTokenizer([*words, *(f"[unused{i}]" for i in range(97 - len(words)))]).save_pretrained(tmp_path)
+    texts = [" ".join("abcdefgh"[i % 5 : i % 8 + 1] * 3) for i in range(40)]
+    here, there = (Embedder(tmp_path, device=str(device), max_tokens=30) for device in ("cpu", SECOND))
+    assert there.dimension == D
+    WAITS.clear()
+    batches: list[int] = []
+    found = there.encode(texts, lambda rows: batches.append(len(rows)))
+    assert len(batches) > 5
+    assert len(WAITS) <= 2 * len(batches), WAITS
+    np.testing.assert_allclose(found, here.encode(texts), atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from bertlite.embed.embedder import find_folder
 from bertlite.embed.job import Job, Rows, run, write_shard
 from bertlite.embed.settings import ROUNDING, SHOWN_BY
 from bertlite.hf.registry import registered
+from bertlite.inference.ahead import Parcel
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.native import choice
 from bertlite.runtime import PackedModel
@@ -307,6 +308,30 @@ def test_batches_are_within_the_budget_and_a_longer_text_is_alone(checkpoint, mo
     assert [texts[-1]] in batches
     assert all(sum(1 + len(text) // 4 for text in batch) <= 16 or len(batch) == 1 for batch in batches)
     assert len(batches) < 16
+
+
+def test_on_a_gpu_texts_are_tokenized_ahead_and_vectors_are_the_same(checkpoint, monkeypatch) -> None:
+    """With prompts, truncation and lengths of 1, and where a batch does not fit into memory; the CPU is the GPU."""
+    options = {"prompt": "ab ", "normalize": True, "truncate_dim": 31, "max_tokens": 24}
+    embedder, texts, failed = Embedder(checkpoint, **options), texts_of(53), []
+    wanted = embedder.encode(texts)
+    vars(embedder)["device"] = "meta"
+    monkeypatch.setattr(Parcel, "send", lambda parcel, _: parcel.views(parcel.memory))
+    seen: list[int] = []
+    assert (embedder.encode(texts, seen.extend) == wanted).all()
+    assert sorted(seen) == [*range(53)]
+    plain = type(embedder.encoder).__call__
+
+    def fails_once(encoder: Any, features: Any) -> Any:
+        if not failed:
+            failed.append(features)
+            raise torch.OutOfMemoryError("none")
+        return plain(encoder, features)
+
+    monkeypatch.setattr(type(embedder.encoder), "__call__", fails_once)
+    vars(embedder)["encode_batch"] = replace(embedder, device="cpu").encode_batch
+    assert (embedder.encode(texts) == wanted).all()
+    assert failed
 
 
 def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint) -> None:
