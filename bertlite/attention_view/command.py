@@ -1,8 +1,7 @@
 """Draw maps of attention: `attention`, and `bertlite attention`, its command."""
 
-import argparse
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -11,30 +10,8 @@ from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_co
 from bertlite.attention_view.pages import page
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.models.base import BertModel
-from bertlite.support.files import write_bytes, write_json
+from bertlite.support.files import write_bytes
 from bertlite.tokenizer import BertTokenizer
-
-
-def main(args: argparse.Namespace) -> int:
-    """Draw the maps of one or two checkpoints, and print how many heads are drawn."""
-    record = attention(
-        args.checkpoint,
-        args.text,
-        args.pair,
-        against=args.against,
-        layers=args.layers,
-        heads=args.heads,
-        html=args.out.get(".html"),
-    )
-    if args.record:
-        write_json(args.record, record)
-    summary = count_heads(record["weights"])
-    if args.against:
-        other = record["against"]
-        summary = f"{record['model']}: {summary}; {other['model']}: {count_heads(other['weights'])}"
-    written = ", ".join(map(str, args.out.values())) or "the record"
-    print(f"{written}: {len(record['tokens'])} tokens; {summary}")
-    return 0
 
 
 def attention(
@@ -80,6 +57,15 @@ def attention(
     if html is not None:
         write_bytes(fspath(html), page(*found))
     return make_record(*found)
+
+
+def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
+    """Yield in words how many tokens and heads are drawn, and where."""
+    summary = count_heads(record["weights"])
+    if other := record.get("against"):
+        summary = f"{record['model']}: {summary}; {other['model']}: {count_heads(other['weights'])}"
+    written = ", ".join(map(str, out.values())) or "the record"
+    yield f"{written}: {len(record['tokens'])} tokens; {summary}"
 
 
 def count_heads(weights: Mapping[str, Mapping[str, object]]) -> str:

@@ -105,7 +105,7 @@ def run_command(args: argparse.Namespace) -> int:
         ValueError: --out lacks a path that the command must write.
     """
     args.out = dict(args.out)
-    args.folder = args.out.get(FOLDER)
+    args.folder, args.html = args.out.get(FOLDER), args.out.get(".html")
     args.record = args.out.get(RECORD) if args.record_in_out else None
     for kind, path in args.out.items():
         check_writable(kind, path)

@@ -41,6 +41,7 @@ def add_attention(commands: Commands) -> None:
         commands,
         "attention",
         "bertlite.attention_view.command",
+        function="attention",
         summary="draw the attention weights of a model for a text",
         description="""\
 Draw the attention weights that each head of a model gives to the tokens of a text, as an interactive HTML page.  Heads
@@ -210,6 +211,7 @@ def add_convert(commands: Commands) -> None:
         commands,
         "convert",
         "bertlite.shipping.convert",
+        function="convert",
         summary="write a checkpoint of another family as a BERT checkpoint",
         description="""\
 Write a checkpoint of another family, such as RoBERTa, XLM-R, DistilBERT, MPNet or ELECTRA, as a BERT checkpoint, with
@@ -234,6 +236,7 @@ def add_pack(commands: Commands) -> None:
         commands,
         "pack",
         "bertlite.shipping.pack",
+        function="pack",
         summary="write a folder that runs without torch",
         description="""\
 Write an encoder, a reranker, a classifier or a tagger as a folder for bertlite.runtime, which needs numpy and
@@ -261,6 +264,7 @@ def add_export(commands: Commands) -> None:
         commands,
         "export",
         "bertlite.shipping.export",
+        function="export",
         summary="write a checkpoint as ONNX, which OpenVINO reads too",
         description="""\
 Write a dense or pruned checkpoint as ONNX, in float32, for batches and lengths of any size.  The graph is compared
@@ -283,6 +287,7 @@ def add_env(commands: Commands) -> None:
         commands,
         "env",
         "bertlite.support.env",
+        function="env",
         summary="print the versions, the processor and the kernels, for bug reports",
         examples=("--json",),
         record="the same",

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from bertlite.support.files import check_is_folder
+from bertlite.support.files import check_is_folder, write_json
 
 Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
 
@@ -118,6 +119,7 @@ def command(
     name: str,
     module: str,
     *,
+    function: str = "",
     summary: str,
     description: str = "",
     examples: Sequence[str],
@@ -128,11 +130,13 @@ def command(
 ) -> Parser:
     """Add a command and return the parser of its arguments.
 
-    `args.out` holds the paths to write, {kind: path}.  `args.folder` is the folder among them, and `args.record` the
-    path of the record; each may be None.  A kind is a suffix, or FOLDER.
+    `args.out` holds the paths to write, {kind: path}; a kind is a suffix, or FOLDER.  `args.folder` and `args.html`
+    are paths among them, and `args.record` the path of the record; each may be None.
 
     Args:
         module: the name of the module whose `main(args)` runs the command and returns the exit status.
+        function: instead of `main`, the function in it that takes the options by their names and returns the record;
+            the module's `summary_lines(record, out)` yields the lines to print.
         summary: its line in the list of commands.
         description: the text of --help; by default the summary.
         examples: the words after the command's name.
@@ -148,7 +152,16 @@ def command(
         if starts:
             shown = {name: " ".join(x) if isinstance(x, list) else x for name, x in vars(args).items()}
             print(starts.format(**shown), file=sys.stderr, flush=True)
-        return import_module(module).main(args)
+        home = import_module(module)
+        if not function:
+            return home.main(args)
+        work = getattr(home, function)
+        options = {**vars(args), "progress": True}
+        record = work(**{name: options[name] for name in signature(work).parameters})
+        if args.record:
+            write_json(args.record, record)
+        print(*home.summary_lines(record, args.out), sep="\n")
+        return 0
 
     description = description or f"{summary[0].upper()}{summary[1:]}."
     added: Parser = commands.add_parser(name, help=summary, description=description, examples=examples)

@@ -1,7 +1,7 @@
 """Write a checkpoint of another family as a BERT checkpoint, after a comparison with transformers' own class."""
 
-import argparse
 import os
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -19,22 +19,8 @@ from bertlite.parity.check import check_all
 from bertlite.shipping.card import is_pruned, needs_code
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
-from bertlite.support.files import write_json
 
 ALLOWED = 1e-10  # the largest difference in float64
-
-
-def main(args: argparse.Namespace) -> int:
-    """Convert a checkpoint, and print its differences from transformers."""
-    found = convert(args.checkpoint, args.folder, full=args.full)
-    if args.record:
-        write_json(args.record, found)
-    print(f"{args.folder}: {found['class']}, from a {found['model_type']!r} checkpoint")
-    for what, difference in found["differences"].items():
-        print(f"  largest difference from {what}: {difference:.1e}, in float64")
-    for note in found["notes"]:
-        print(f"  {note}")
-    return 0
 
 
 def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, full: bool = False) -> dict[str, Any]:
@@ -79,6 +65,14 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
         "differences": differences,
         "notes": notes,
     }
+
+
+def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
+    """Yield what was written, and its differences from transformers, in words."""
+    yield f"{out['FOLDER']}: {record['class']}, from a {record['model_type']!r} checkpoint"
+    for what, error in record["differences"].items():
+        yield f"  largest difference from {what}: {error:.1e}, in float64"
+    yield from (f"  {note}" for note in record["notes"])
 
 
 def transformers_differences(

@@ -5,10 +5,9 @@ float32, truth the model in float64, and eps float32's.  Other kernels sum in an
 differ from torch's but have the same size.  The errors of a wrong graph are thousands of times larger.
 """
 
-import argparse
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -29,22 +28,6 @@ from bertlite.support.progress import Progress
 RECORD = "export.json"
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers
 SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model has so many positions
-
-
-def main(args: argparse.Namespace) -> int:
-    """Export a checkpoint, and print the errors of the graph."""
-    record = export(args.checkpoint, args.folder, progress=True)
-    rows = [row for shape in record["shapes"] for row in shape["outputs"].values()]
-    worst = max(rows, key=lambda row: row["error"] / row["allowed"])
-    print(
-        f"{args.folder / FILE}: {record['class']}, {record['bytes'] / 1e6:.1f} MB;"
-        f" at {len(record['shapes'])} shapes the largest difference from the model is"
-        f" {max(row['difference'] for row in rows):.1e}, the error {worst['error']:.1e}"
-        f" (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
-    )
-    if args.record:
-        write_json(args.record, record)
-    return 0
 
 
 def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, progress: bool = False) -> dict[str, Any]:
@@ -105,6 +88,18 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         if (out / target.parent.name).is_dir():  # such as quantised graphs
             carry(out / target.parent.name, target.parent, re.compile(re.escape(target.stem) + r"\..*"))
     return record
+
+
+def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
+    """Yield what was written, and the errors of the graph, in words."""
+    rows = [row for shape in record["shapes"] for row in shape["outputs"].values()]
+    worst = max(rows, key=lambda row: row["error"] / row["allowed"])
+    yield (
+        f"{out['FOLDER'] / FILE}: {record['class']}, {record['bytes'] / 1e6:.1f} MB;"
+        f" at {len(record['shapes'])} shapes the largest difference from the model is"
+        f" {max(row['difference'] for row in rows):.1e}, the error {worst['error']:.1e}"
+        f" (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
+    )
 
 
 def checkpoint_hash(source: Source) -> str:

@@ -4,9 +4,8 @@ Results for texts are compared: vectors with sentence-transformers, scores and l
 CrossEncoder or a pipeline of transformers.
 """
 
-import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,31 +51,12 @@ TEXTS = (
 )
 
 
-def main(args: argparse.Namespace) -> int:
-    """Pack a checkpoint, and print its size and the differences of its results."""
-    texts: list[str] | None = None
-    if args.texts is not None:
-        texts = [text for _, (text,) in read_rows(Table(args.texts, [("text", TEXT)]))]
-        if not texts:
-            raise ValueError(f"{args.texts} has no texts; leave --texts out for the built-in ones")
-    record = pack(args.checkpoint, args.folder, dtype=args.dtype, texts=texts, reproducible=args.reproducible)
-    print(f"{args.folder}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB")
-    print(
-        f"  from {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
-    )
-    for name, value in record["kept"].items():
-        print(f"  {name}: {value:.4f}")
-    if args.record:
-        write_json(args.record, record)
-    return 0
-
-
 def pack(
     checkpoint: str | PathLike[str],
     folder: str | PathLike[str],
     *,
     dtype: torch.dtype | str = "float32",
-    texts: Sequence[str] | None = None,
+    texts: Sequence[str] | PathLike[str] | None = None,
     reproducible: bool = False,
 ) -> dict[str, Any]:
     """Write a checkpoint as a folder for `bertlite.runtime`, which is replaced in one step.
@@ -84,7 +64,8 @@ def pack(
     Args:
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
         dtype: "float32", "bfloat16" or "int8".
-        texts: texts to compare results on; by default a few built-in ones, from empty texts to the longest.
+        texts: texts to compare results on, or a file of them; by default a few built-in ones, from empty texts to the
+            longest.
         reproducible: give the same bits on every processor, in float32 or int8; as for `optimize_for_inference`.
 
     Returns:
@@ -97,8 +78,8 @@ def pack(
         ValueError: the runtime cannot compute this checkpoint, or results differ: nothing is written then.
     """
     source, numbers = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32
-    about, after = describe(source)
-    texts, kind = list(texts or TEXTS), about["kind"]
+    about, after = describe_checkpoint(source)
+    texts, kind = texts_to_compare(texts), about["kind"]
     original = Original.load(fspath(checkpoint), kind, about["texts"]["max_length"], about.get("labels", ()))
     wanted = original.results(pairs(texts) if kind == "cross-encoder" else texts)
     with TemporaryDirectory(prefix="bertlite-pack-") as exact:
@@ -127,6 +108,23 @@ def pack(
     }
 
 
+def texts_to_compare(given: Sequence[str] | PathLike[str] | None) -> list[str]:
+    """Return the given texts, a file's or the built-in ones; raise ValueError for a file without any."""
+    if not isinstance(given, PathLike):
+        return list(given or TEXTS)
+    texts = [text for _, (text,) in read_rows(Table(Path(given), [("text", TEXT)]))]
+    if not texts:
+        raise ValueError(f"{given} has no texts; leave --texts out for the built-in ones")
+    return texts
+
+
+def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
+    """Yield what was written, and how near its results are to the original's, in words."""
+    yield f"{out['FOLDER']}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB"
+    yield f"  from {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
+    yield from (f"  {name}: {value:.4f}" for name, value in record["kept"].items())
+
+
 def write(
     source: Source, folder: Path, about: dict[str, Any], after: State, dtype: torch.dtype, reproducible: bool
 ) -> None:
@@ -145,7 +143,7 @@ def write(
 # The description of a checkpoint
 
 
-def describe(source: Source) -> tuple[dict[str, Any], State]:
+def describe_checkpoint(source: Source) -> tuple[dict[str, Any], State]:
     """Return the runtime's description of a checkpoint, without the model, and the tensors of steps after pooling."""
     tokenizer, config, place = BertTokenizer.from_pretrained(source.name), read_config(source), locate(source)
     sentences, (kind, activation) = tokenizer.sentences, checkpoint_kind(source, config)

@@ -1,24 +1,12 @@
 """`bertlite env`: the versions, the processor and the kernels of this machine."""
 
-import argparse
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from bertlite.runtime.library import NativeKernelsError, missing_platform, usable_sets
 from bertlite.support.environment import environment
-from bertlite.support.files import write_json
-
-
-def main(args: argparse.Namespace) -> int:
-    """Print the record, a line for each entry."""
-    found = env()
-    if args.record:
-        write_json(args.record, found)
-    for name, value in found.items():
-        inner = [f"{key} {each}" for key, each in value.items() if each is not None] if isinstance(value, dict) else []
-        print(f"{name}: {', '.join(inner) if inner else value}")
-    return 0
 
 
 def env() -> dict[str, Any]:
@@ -32,3 +20,10 @@ def env() -> dict[str, Any]:
         kernels = str(error)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return {"what": "bertlite env", **environment(device), "kernels": kernels}
+
+
+def summary_lines(record: Mapping[str, Any], out: object) -> Iterator[str]:
+    """Yield a line for each entry."""
+    for name, value in record.items():
+        inner = [f"{key} {each}" for key, each in value.items() if each is not None] if isinstance(value, dict) else []
+        yield f"{name}: {', '.join(inner) if inner else value}"
