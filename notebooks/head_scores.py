@@ -40,14 +40,15 @@ def heads_per_layer(kept: Mapping[str, Sequence[float]], built_with: int, title:
         axes.bar(positions, heads, width, label=name)
     axes.set(xlabel="layer", ylabel="heads kept", ylim=(0, built_with), title=title)
     axes.set_xticks(range(len(next(iter(kept.values())))))
-    axes.legend(fontsize=8)
+    if len(kept) > 1:
+        axes.legend(fontsize=8)
     return figure
 
 
 def rank_correlation(names: Sequence[str], correlations: Array, title: str = "", of: str = "head") -> Any:
     """Draw Spearman's correlation of every pair of criteria as a matrix with numbers."""
-    size = 0.7 * len(names) + 2
-    figure, axes = plt.subplots(figsize=(size, size), layout="constrained")
+    side = 0.55 * len(names) + 0.5
+    figure, axes = plt.subplots(figsize=(side + 2.4, side + 1.6), layout="constrained")
     figure.suptitle(title)  # over the colour bar too
     image = axes.imshow(correlations, cmap="RdBu_r", vmin=-1, vmax=1)
     for i, j in np.ndindex(*correlations.shape):
@@ -58,7 +59,7 @@ def rank_correlation(names: Sequence[str], correlations: Array, title: str = "",
     positions = range(len(names))
     axes.set(xticks=positions, yticks=positions, yticklabels=names)
     axes.set_xticklabels(names, rotation=45, ha="right")
-    figure.colorbar(image, ax=axes, label=f"Spearman's correlation of {of} scores", shrink=0.7)
+    figure.colorbar(image, ax=axes, label=f"Spearman's ρ of {of} scores")
     return figure
 
 

@@ -33,7 +33,7 @@ from bertlite.experiments.budget.work import Work
 from bertlite.experiments.data import EncodedExamples, Examples, batch_indices
 from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.finetune import Recipe, finetune_
-from bertlite.experiments.plots import COLOURS, pyplot
+from bertlite.experiments.plots import COLOURS, MARKERS, pyplot
 from bertlite.shipping.carried import load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.shipping.original import NEIGHBOURS, spearman, what_is_kept
@@ -201,13 +201,15 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     plt = pyplot()
     figure, panel = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
     dense = [row for row in rows if row["way"] == "given"]
-    for colour, (way, name) in zip(COLOURS, WAYS.items(), strict=False):
+    for colour, marker, (way, name) in zip(COLOURS, MARKERS, WAYS.items(), strict=False):
         for dtype, style in zip(DTYPES, ("-", "--"), strict=True):
             points = [row for row in (*dense, *rows) if row["dtype"] == dtype and row["way"] in (way, "given")]
             x, y = zip(*sorted({(row["speedup"]["median"], 100 * row["mean"]) for row in points}), strict=True)
             label = f"{name.replace('`', '')}{'' if dtype == 'float32' else ', int8'}"
-            panel.plot(x, y, style, marker="o", markersize=4, color=colour, label=label)
+            panel.plot(x, y, style, marker=marker, markersize=5, color=colour, label=label)
     panel.set(xscale="log", xlabel="speed, times the given model's in float32", ylabel="mean score")
+    panel.set_xticks(ticks := (1, 2, 5, 10, 20), map(str, ticks))
+    panel.minorticks_off()
     panel.grid(alpha=0.3)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=140, bbox_inches="tight")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertlite.experiments.plots import COLOURS, pyplot
+from bertlite.experiments.plots import COLOURS, MARKERS, pyplot
 
 LINES = {"pruned": "-", "distilled": "--", "timed": ":", "int8": "-."}
 WHEN = {
@@ -28,7 +28,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     lines = [each for each in shares if shares[each] == max(shares.values())]
     plt = pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(7.5, 5.4), sharey=True, layout="constrained")
-    colours = dict(zip(dict.fromkeys(way for way, _ in lines), COLOURS, strict=False))
+    ways = dict.fromkeys(way for way, _ in lines)
+    styles = {way: {"color": COLOURS[i], "marker": MARKERS[i]} for i, way in enumerate(ways)}
     axes = {"share": ("multiply-accumulates (%)", 100), "speedup": ("speed, times the dense model's", 1)}
     for panel, (name, (label, factor)) in zip(panels, axes.items(), strict=True):
         for place, (way, stage) in enumerate(lines):
@@ -36,7 +37,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             points.sort(key=lambda row: row[name])
             aside = 0.4 * (place - (len(lines) - 1) / 2) if name == "share" else 0  # or bars would hide each other
             x, y = [factor * row[name] + aside for row in points], [-row["lost"] for row in points]
-            style = {"color": colours[way], "linestyle": LINES[stage], "marker": "o", "markersize": 4}
+            style = {**styles[way], "linestyle": LINES[stage], "markersize": 5}
             within = [row["lost_within"] or 0.0 for row in points]
             panel.errorbar(x, y, within, elinewidth=0.8, capsize=2, label=way + WHEN[stage], **style)
         panel.axhline(0, color="black", linewidth=0.8)
