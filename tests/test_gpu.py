@@ -13,6 +13,8 @@ import torch
 from conftest import SIZES, assert_same, gradients, make, make_batch
 
 from bertlite import BertModel, optimize_for_inference
+from bertlite.stack.attention import varlen
+from bertlite.stack.layouts import Packed
 from scripts.measure.gpu_goals import count_waits as waits
 
 pytestmark = [
@@ -75,6 +77,18 @@ def test_gradients_do_not_depend_on_the_batches_before(first):
     for name in (first, *lengths, first):
         wanted = learn(plain, name)
         assert (learn(model, name) - wanted).norm() < 0.05 * wanted.norm()  # rounding is 0.01, cuDNN was off by 0.27
+
+
+def test_dropout_of_packed_attention_drops_and_keeps_the_mean():
+    """And has gradients: the values are ones, so that a context is the sum of its weights after dropout."""
+    packing = Packed((96, 300), torch.tensor([96, 300]).cuda(), (396,))
+    q, k = torch.randn(2, 396, 4, 64, device="cuda", dtype=torch.bfloat16)
+    v = torch.ones_like(q, requires_grad=True)
+    found = varlen(q, k, v, packing, None, 0.25, False)
+    assert found.float().std() > 0.01
+    assert abs(found.float().mean().item() - 1) < 0.01
+    found.sum().backward()
+    assert abs(v.grad.float().mean().item() - 1) < 0.01
 
 
 @pytest.mark.parametrize("first", [False, True])

@@ -297,12 +297,19 @@ def grouped(
 def varlen(
     q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
 ) -> Tensor:
-    """Compute attention of packed sequences without moving them."""
+    """Compute attention of packed sequences without moving them.
+
+    `varlen_attn` has no dropout, and for long sequences it may take cuDNN, whose gradients `without_cudnn` describes.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = packing.nonempty_ends, max(packing.lengths)
     q_ends = torch.arange(len(ends), dtype=torch.int32, device=ends.device) if first else ends
-    context = varlen_attn(q, k, v, q_ends, ends, 1 if first else longest, longest)
+    lengths = (q_ends, ends, 1 if first else longest, longest)
+    if torch.is_grad_enabled() or dropout:
+        flash: Tensor = torch_private.flash_attention(q, k, v, *lengths, dropout, False, False)[0]
+        return flash
+    context = varlen_attn(q, k, v, *lengths)
     assert isinstance(context, Tensor)  # not a pair: no log-sum-exp was asked for
     return context
 
@@ -319,8 +326,8 @@ def missing_for_varlen(needs: Requirements) -> str | None:
         return f"varlen_attn takes float16 and bfloat16, not {str(needs.dtype).removeprefix('torch.')}"
     if needs.head_dim % 8 or needs.head_dim > 256:
         return f"varlen_attn takes head dims that are multiples of 8 up to 256, not {needs.head_dim}"
-    if needs.dropout:
-        return "varlen_attn has no dropout; attention_probs_dropout_prob=0 turns it off"
+    if torch_private.flash_attention is None:
+        return f"torch {torch.__version__} has no aten._flash_attention_forward, which gives gradients and dropout"
     if needs.relative:
         return "varlen_attn cannot add relative positions to the scores"
     return None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bertlite.config import POSITIONS, BertConfig, embeds_as_bert
-from bertlite.stack.attention import PACKING, Backend, LayerContext, Requirements, select
+from bertlite.stack.attention import PACKING, Backend, LayerContext, Requirements, missing_for_varlen, select
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.embeddings import FamilyEmbeddings
 from bertlite.stack.inputs import (
@@ -246,19 +246,23 @@ class BertBody(Body, Generic[Out]):
             return f"a {mask.dim()}-D mask says more than which positions are padding"
         if args.output_attentions:
             return "attentions are returned"
-        if cached or self.config.is_decoder or self.embeddings.training:
-            return "a decoder, or a model that trains, computes them"
+        if cached or self.config.is_decoder:
+            return "a decoder computes them"
+        trains = self.embeddings.training
+        if trains and missing_for_varlen(self.requirements(args, mask.device, self.dtype)) is not None:
+            return "a model that trains computes them, unless varlen attention, which is faster, can run"
         if not (leaves or args.first_token_only):
             return "they are returned"
         if not values_readable(mask):
             return "a graph may not depend on the values of one mask"
-        if leaves:
+        if leaves and not trains:
             return None
         if args.attention != "auto" or not self.may_skip_padding():
             return f"attention {args.attention!r} gives transformers' results, bit for bit"
-        if not (mask.device == args.tokens.device == CPU) or mask.numel() < MIN_POSITIONS:  # do not wait for a GPU
+        on_cpu = mask.device == args.tokens.device == CPU
+        if not (trains or (on_cpu and mask.numel() >= MIN_POSITIONS)):  # do not wait for a GPU
             return "leaving them out does not pay"
-        if int(mask.count_nonzero()) > MAX_FILL * mask.numel():
+        if not trains and int(mask.count_nonzero()) > MAX_FILL * mask.numel():
             return "most of them hold tokens"
         return "hooks may see them" if has_hooks_within(self) else None
 
@@ -283,14 +287,7 @@ class BertBody(Body, Generic[Out]):
         mask = args.encoder_attention_mask if crosses else args.attention_mask
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
             refuse_pruned(config, f"an {'encoder_' if crosses else ''}attention_mask for each head")
-        requirements = Requirements(
-            weights=args.output_attentions,
-            dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
-            relative=kind.in_scores,
-            device=x.device.type,
-            dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
-            head_dim=config.hidden_size // config.num_attention_heads,
-        )
+        requirements = self.requirements(args, x.device, x.dtype)
         backend = select("packed" if layout.packs and name not in PACKING else name, requirements)
         if crosses and backend.packs:
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
@@ -301,6 +298,18 @@ class BertBody(Body, Generic[Out]):
         shape = layout.batch, layout.length, layout.keys
         evenly = kind.zeroes_padding and not (config.is_decoder or crosses)
         return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name, evenly)
+
+    def requirements(self, args: ForwardArgs, device: torch.device, dtype: torch.dtype) -> Requirements:
+        """Return the requirements on a backend of a forward with parameters of a dtype on a device."""
+        config, autocast = self.config, device.type == "cuda" and torch.is_autocast_enabled()
+        return Requirements(
+            weights=args.output_attentions,
+            dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
+            relative=POSITIONS[config.position_embedding_type].in_scores,
+            device=device.type,
+            dtype=torch.get_autocast_dtype("cuda") if autocast else dtype,
+            head_dim=config.hidden_size // config.num_attention_heads,
+        )
 
     def may_skip_padding(self) -> bool:
         """Return whether computing padding may be left out, which rounds results differently in float32.

@@ -50,6 +50,8 @@ enabled_kernels = lookup(
     "nn.attention._cur_sdpa_kernel_backends", lambda: [*SDPBackend.__members__.values()]
 )  # the kernels of SDPA that are switched on
 
+flash_attention = lookup("ops.aten._flash_attention_forward")  # the operator under `varlen_attn`
+
 
 def is_compiled(module: Any) -> bool:
     """Return whether torch.compile made a module, or the module's own `compile` was called."""

@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, OnCuda, assert_same, distance, gradients, make, make_batch
+from conftest import F64, SIZES, assert_same, distance, gradients, make, make_batch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -35,6 +36,7 @@ from bertlite.stack import layouts as layouts_module
 from bertlite.stack.attention import BACKENDS, Backend, Requirements, grouped, missing_for_varlen, select, varlen
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.layouts import Packed, group_lengths
+from bertlite.support import torch_private
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -542,6 +544,22 @@ def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows: int, tokens: int,
     assert ran_packed(model, make_batch(rows, 10, lengths=lengths), first_token_only=True) == pays
 
 
+@pytest.mark.parametrize("told", [None, True, False])
+def test_auto_trains_packed_where_varlen_attention_runs(told: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU in 16 bits; computed here by the groups.  A head that reads padding, or a hook, gets it."""
+    batch = {**make_batch(8, 10, lengths=(10, 1, 7, 3, 10, 2, 5, 4))}
+    model = make(attn_implementation="auto", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    options = {"first_token_only": True, **({} if told is None else {"skip_padding": told})}
+    assert not ran_packed(model, batch, **options)
+    wanted = model(**batch, first_token_only=True)
+    monkeypatch.setattr(body_module, "missing_for_varlen", lambda needs: None)
+    assert ran_packed(model, batch, **options) == (told is not False)
+    assert not ran_packed(model, batch)  # all tokens are returned
+    assert_same(dict(model(**batch, **options)), dict(wanted))
+    model.encoder.register_forward_hook(lambda *args: None)
+    assert not ran_packed(model, batch, **options)
+
+
 # CUDA
 
 
@@ -557,34 +575,53 @@ def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch: pytest.Mo
     assert "runs on CUDA, not on cpu" in str(missing_for_varlen(replace(HALF, device="cpu")))
     for head_dim in (12, 257, 264):
         assert f"up to 256, not {head_dim}" in str(missing_for_varlen(replace(HALF, head_dim=head_dim)))
-    assert "no dropout" in str(missing_for_varlen(replace(HALF, dropout=True)))
+    assert missing_for_varlen(replace(HALF, dropout=True)) is None
     assert "relative positions" in str(missing_for_varlen(replace(HALF, relative=True)))
+    monkeypatch.setattr(torch_private, "flash_attention", None)
+    assert "which gives gradients and dropout" in str(missing_for_varlen(HALF))
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
     assert "has no torch.nn.attention.varlen; 2.10 does" in str(missing_for_varlen(HALF))
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call as torch declares it, computed here by the groups: the kernel itself needs CUDA."""
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("learns", [False, True])
+def test_varlen_attention_is_told_where_sequences_end(
+    first: bool, dropout: float, learns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls as torch declares them, computed here by the groups: the kernels need CUDA.
+
+    `varlen_attn` may take cuDNN and has no dropout, so gradients and dropout are the other operator's.
+    """
     module = pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
-    signature = inspect.signature(module.varlen_attn)
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    names = {False: [*inspect.signature(module.varlen_attn).parameters], True: [x.name for x in schema.arguments]}
+    called = []
     packing = packed((3, 0, 5, 1))
     k, v = torch.randn(2, 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(1))
     q = torch.randn(3 if first else 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(2))
 
-    def recorded(*args: Any) -> Tensor:
-        given = signature.bind(*args).arguments
-        ends, keys = given["cu_seq_q"].tolist(), given["cu_seq_k"].tolist()
+    def recorded(by_flash: bool, *args: Any) -> Tensor:
+        given = dict(zip(names[by_flash], args, strict=False))
+        called.append(by_flash)
+        cu_q, cu_k = (given[f"{'cum' if by_flash else 'cu'}_seq_{each}"] for each in "qk")
+        ends, keys = cu_q.tolist(), cu_k.tolist()
         assert (given["max_q"], given["max_k"]) == (1 if first else 5, 5)
-        assert given["cu_seq_q"].dtype == given["cu_seq_k"].dtype == torch.int32
+        assert cu_q.dtype == cu_k.dtype == torch.int32
+        if by_flash:
+            assert (given["dropout_p"], given["is_causal"], given["return_debug_mask"]) == (dropout, False, False)
         parts = zip(pairwise(ends), pairwise(keys), strict=True)
         return torch.cat([heads_first(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in parts])
 
     def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v))).transpose(0, 1)
 
-    monkeypatch.setattr(module, "varlen_attn", recorded)
-    assert_same(varlen(q, k, v, packing, None, 0.0, first), grouped(q, k, v, packing, None, 0.0, first))
+    monkeypatch.setattr(module, "varlen_attn", partial(recorded, False))
+    monkeypatch.setattr(torch_private, "flash_attention", lambda *args: (recorded(True, *args),))
+    with torch.set_grad_enabled(learns):
+        found = varlen(q, k, v, packing, None, dropout, first)
+    assert_same(found, grouped(q, k, v, packing, None, 0.0, first))
+    assert called == [learns or dropout > 0]
 
 
 def test_on_cuda_packed_is_varlen_attention_or_why_not_is_said() -> None:
@@ -597,7 +634,10 @@ def test_on_cuda_packed_is_varlen_attention_or_why_not_is_said() -> None:
     assert [each.filename for each in said] == [__file__]
     with pytest.raises(ValueError, match="'varlen' cannot give attentions"):
         select("varlen", replace(HALF, weights=True))
-    for needs, reason in ((Requirements(), "on CUDA, not on cpu"), (replace(HALF, dropout=True), "has no dropout")):
+    for needs, reason in (
+        (Requirements(), "on CUDA, not on cpu"),
+        (replace(HALF, relative=True), "relative positions"),
+    ):
         with pytest.raises(ValueError, match=f"backend 'varlen' cannot run here: .*{reason}.*; use 'packed'"):
             select("varlen", needs)
 
@@ -629,18 +669,18 @@ def test_varlen_attention_is_given_heads_and_tokens(
     ends: list[int], changes: dict[str, Any], first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It divides by the number of heads: without this the process would end.  Computed here by torch's operators."""
-    module = pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
 
-    def attends(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *longest: int) -> Tensor:
-        assert all((*q.shape, *k.shape, *v.shape, *longest))
+    def attends(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *longest: int) -> list[Tensor]:
+        assert all((*q.shape, *k.shape, *v.shape, *longest[:2]))
         parts = []
         for x, at in ((q, q_ends), (k, k_ends), (v, k_ends)):
             assert at.diff().min() > 0
             parts.append([part.transpose(0, 1) for part in x.split(at.diff().tolist())])
         attended = (nn.functional.scaled_dot_product_attention(*each) for each in zip(*parts, strict=True))
-        return torch.cat([each.transpose(0, 1) for each in attended])
+        return [torch.cat([each.transpose(0, 1) for each in attended])]
 
-    monkeypatch.setattr(module, "varlen_attn", attends)
+    monkeypatch.setattr(torch_private, "flash_attention", attends)
     monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], missing=lambda needs: None))
     model, found = make(**changes), []
     for backend in ("packed", "varlen"):
@@ -661,9 +701,10 @@ def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model: BertModel, 
     monkeypatch.setattr(body_module, "select", lambda name, needs: asked.append(needs) or select(name, Requirements()))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: {"cuda": torch.bfloat16}[device])
-    backend_for(model, torch.zeros(1).as_subclass(OnCuda))
-    backend_for(model, torch.zeros(1))
-    assert [needs.dtype for needs in asked] == [torch.bfloat16, torch.float32]
+    backend_for(model, torch.zeros(1, device="meta"))
+    args: Any = SimpleNamespace(output_attentions=False)
+    asked.append(model.requirements(args, torch.device("cuda"), torch.float32))
+    assert [needs.dtype for needs in asked] == [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "varlen"), (torch.float32, "packed")])
