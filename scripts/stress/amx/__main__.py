@@ -1,12 +1,13 @@
 """Run the tests of the native kernels with AMX emulated, on a processor with AVX-512 but without AMX.
 
-    python -m scripts.stress.amx                                              # all of tests/inference/native
+    python -m scripts.stress.amx                                              # tests/inference/native
     python -m scripts.stress.amx --out scripts/results/amx.json
     python -m scripts.stress.amx tests/inference/native/test_native_numbers.py -k int8
 
 emulator.c is compiled and preloaded in all processes; it executes the tile instructions, ours and oneDNN's, and counts
-them.  This shows what is computed with AMX, not how fast.  Tests of float16 are left out: oneDNN computes it with
-AVX512-FP16, which is not emulated.  Needs gcc, nm and objdump, and Linux on x86-64.
+them.  This shows what is computed with AMX, not how fast.  Tests of other sets of instructions are left out, and
+those of float16: oneDNN computes it with AVX512-FP16, which is not emulated.  Needs gcc, nm and objdump, and Linux on
+x86-64.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from xml.etree import ElementTree
 
 import torch
 
+from bertlite.runtime.library import INSTRUCTION_SETS
 from bertlite.support.environment import environment, write_record
 
 EMULATOR = Path(__file__).with_name("emulator.c")
@@ -30,7 +32,8 @@ FLAGS = ("-O3", "-march=x86-64-v4", "-Wall", "-Wextra", "-Werror", "-Wno-unused-
 COUNTED = re.compile(r"enum Counted \{(.*?)\}", re.DOTALL)
 ASKING = re.compile(r"^(\w+) (\w+) [tTwW] \w*(?:5Xbyak4util3Cpu|4dnnl4impl3cpu3x643amx)\w*$", re.MULTILINE)
 ASKED = re.compile(r"^ *(\w+):\s+(cpuid|xgetbv)", re.MULTILINE)
-TESTS = ("tests/inference/native", "-m", "not slow", "-k", "not torch.float16")
+OTHERS = ("torch.float16", *(name for name in INSTRUCTION_SETS if name != "amx"))
+TESTS = ("tests/inference/native", "-m", "not slow", "-k", " and ".join(f"not {name}" for name in OTHERS))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,9 @@
 // AMX on a processor with AVX-512 but without AMX: a library to preload, whose handler of SIGILL executes the tile
 // instructions.  Numbers are right, times say nothing.
 //
+// A signal takes microseconds.  So the handler replaces the first of several tile instructions in a row by a jump to
+// code that executes all of them and goes on behind the last.
+//
 // oneDNN asks the processor by CPUID and XGETBV, which cannot be intercepted; AMX_SITES lists where it does so in
 // libtorch_cpu ("c1f2a0,x1f2c8": c or x for the instruction, then its offset), and UD2 is written there.  Who reads
 // /proc/cpuinfo finds the flags of AMX, and the system's permission to use it is granted.  AMX_COUNTS names a file of
@@ -11,6 +14,8 @@
 #include <fcntl.h>
 #include <immintrin.h>
 #include <link.h>
+#include <linux/membarrier.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -23,7 +28,7 @@
 #include <unistd.h>
 
 enum Counted { LDTILECFG, STTILECFG, TILERELEASE, TILEZERO, TILELOADD, TILESTORED, TDPBF16PS, TDPBXXD, CPUID, XGETBV };
-enum { KINDS = XGETBV + 1, SITES = 512, ROW = 64, ROWS = 16, TILES = 8 };
+enum { KINDS = XGETBV + 1, SITES = 512, ROW = 64, ROWS = 16, TILES = 8, REPLACED = 8192, REGISTERS = 16, JUMP = 5 };
 
 static uint64_t own_counts[KINDS], *counts = own_counts;
 static struct Site { uint8_t *at; char kind; } sites[SITES];
@@ -37,12 +42,6 @@ static __thread struct {
 static int row_bytes(int tile) { return state.config[16 + 2 * tile]; }
 static int rows(int tile) { return state.config[48 + tile]; }
 static void count(enum Counted which) { __atomic_fetch_add(&counts[which], 1, __ATOMIC_RELAXED); }
-
-// In order of the encoding: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
-static uint64_t reg(const ucontext_t *context, int number) {
-    static const int by_number[] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI};
-    return context->uc_mcontext.gregs[number < 8 ? by_number[number] : REG_R8 + number - 8];
-}
 
 static void load(int tile, const uint8_t *from, uint64_t stride) {
     memset(state.tile[tile], 0, sizeof state.tile[tile]);
@@ -72,7 +71,22 @@ static void multiply_bfloat16(int to, int a, int b) {
     _mm_setcsr(control);
 }
 
+// Bytes of which those of `a` are unsigned and those of `b` signed.
+__attribute__((target("avx512vnni"))) static void multiply_mixed(int to, int a, int b) {
+    const __mmask16 valid = (1u << row_bytes(to) / 4) - 1;
+    for (int m = 0; m < rows(to); m++) {
+        int32_t *sum = (int32_t *)state.tile[to][m];
+        __m512i sums = _mm512_maskz_loadu_epi32(valid, sum);
+        for (int k = 0; k < row_bytes(a) / 4; k++) {
+            const __m512i x = _mm512_set1_epi32(((int32_t *)state.tile[a][m])[k]);
+            sums = _mm512_dpbusd_epi32(sums, x, _mm512_loadu_si512(state.tile[b][k]));
+        }
+        _mm512_mask_storeu_epi32(sum, valid, sums);
+    }
+}
+
 static void multiply_int8(int to, int a, int b, int a_is_signed, int b_is_signed) {
+    if (!a_is_signed && b_is_signed) return multiply_mixed(to, a, b);
     for (int m = 0; m < rows(to); m++)
         for (int k = 0; k < row_bytes(a); k++) {
             const int x = a_is_signed ? (int8_t)state.tile[a][m][k] : state.tile[a][m][k];
@@ -83,8 +97,9 @@ static void multiply_int8(int to, int a, int b, int a_is_signed, int b_is_signed
         }
 }
 
-// Execute the tile instruction at `at`; return its length, or 0 if it is none.
-static int execute(const uint8_t *at, const ucontext_t *context) {
+// Execute the tile instruction `at`, which the program has at `place`; return its length, or 0 if it is none.
+// Registers are in the order of the encoding: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+static int execute(const uint8_t *at, const uint8_t *place, const uint64_t *registers) {
     if (at[0] != 0xc4 || (at[1] & 0x1f) != 2 || at[2] & 0x84) return 0;  // VEX, map 0F38, W 0, 128 bits
     const int prefix = at[2] & 3, third = ~at[2] >> 3 & 15, opcode = at[3], mode = at[4] >> 6;  // 0 none, 66, F3, F2
     const int first = at[4] >> 3 & 7, second = at[4] & 7;
@@ -112,13 +127,13 @@ static int execute(const uint8_t *at, const ucontext_t *context) {
     if (second == 4) {
         const int sib = at[size++], inner = (sib & 7) | (~at[1] >> 5 & 1) << 3;
         const int by = (sib >> 3 & 7) | (~at[1] >> 6 & 1) << 3;
-        index = by == 4 ? 0 : reg(context, by) << (sib >> 6);
+        index = by == 4 ? 0 : registers[by] << (sib >> 6);
         if ((sib & 7) == 5 && mode == 0) size += 4, address = *(int32_t *)(at + size - 4);
-        else address = reg(context, inner);
+        else address = registers[inner];
     } else if (second == 5 && mode == 0) {
-        size += 4, address = (uint64_t)at + size + *(int32_t *)(at + size - 4);
+        size += 4, address = (uint64_t)place + size + *(int32_t *)(at + size - 4);
     } else {
-        address = reg(context, second | (~at[1] >> 5 & 1) << 3);
+        address = registers[second | (~at[1] >> 5 & 1) << 3];
     }
     if (mode == 1) address += (int8_t)at[size++];
     if (mode == 2) size += 4, address += *(int32_t *)(at + size - 4);
@@ -160,15 +175,90 @@ static int answer(greg_t *regs) {
     return 2;
 }
 
+// Tile instructions in a row, as they were before a jump was written over the first.
+static struct Replaced { const uint8_t *at; uint8_t code[256]; int size; } replaced[REPLACED];
+static int replaced_count, is_replacing;
+
+__attribute__((used)) static void execute_replaced(const struct Replaced *from, const uint64_t *registers) {
+    for (int done = 0; done < from->size;) done += execute(from->code + done, from->at + done, registers);
+}
+
+// Called by the code of `replace`, with the instructions in rax, whose own value is on the stack: keep all registers.
+void execute_and_keep(void);
+__asm__("execute_and_keep: pushfq; cld\n"
+        "push %r15; push %r14; push %r13; push %r12; push %r11; push %r10; push %r9; push %r8; push %rdi; push %rsi\n"
+        "push %rbp; lea 368(%rsp), %rbp; push %rbp; push %rbx; push %rdx; push %rcx; push 136(%rsp)\n"
+        "mov %rax, %rdi; mov %rsp, %rsi; mov %rsp, %rbx; sub $4096, %rsp; and $-64, %rsp; xor %ecx, %ecx\n"
+        "0: movq $0, 512(%rsp,%rcx,8); inc %ecx; cmp $8, %ecx; jb 0b\n"
+        "mov $0xe7, %eax; xor %edx, %edx; xsave64 (%rsp); call execute_replaced\n"
+        "mov $0xe7, %eax; xor %edx, %edx; xrstor64 (%rsp); mov %rbx, %rsp\n"
+        "pop %rax; pop %rcx; pop %rdx; pop %rbx; pop %rbp; pop %rbp; pop %rsi; pop %rdi\n"
+        "pop %r8; pop %r9; pop %r10; pop %r11; pop %r12; pop %r13; pop %r14; pop %r15; popfq; ret\n");
+
+// Memory for code that a jump from `at` reaches, or null.
+static uint8_t *memory_near(const uint8_t *at, int size) {
+    enum { PIECE = 1 << 16 };
+    static uint8_t *next, *end;
+    for (int i = 0; i < SITES; i++) {
+        if (next && next + size <= end && labs(next - at) < 1l << 30) return (next += size) - size;
+        uint8_t *const wanted = (uint8_t *)((uintptr_t)at & -(1l << 24)) - ((uintptr_t)i << 20);
+        next = mmap(wanted, PIECE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (next == MAP_FAILED) return next = NULL;
+        end = next + PIECE;
+    }
+    return NULL;
+}
+
+// Write code that other threads may be executing: first an illegal instruction, whose signal waits for the lock.
+static void write_code(uint8_t *at, const uint8_t *code, int size) {
+    const uintptr_t page = sysconf(_SC_PAGESIZE);
+    uint8_t *const start = (uint8_t *)((uintptr_t)at & -page);
+    mprotect(start, 2 * page, PROT_READ | PROT_WRITE | PROT_EXEC);
+    __atomic_store_n((uint16_t *)at, 0x0b0f, __ATOMIC_SEQ_CST);
+    syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE, 0, 0);
+    memcpy(at + 2, code + 2, size - 2);
+    syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE, 0, 0);
+    __atomic_store_n((uint16_t *)at, code[0] | code[1] << 8, __ATOMIC_SEQ_CST);
+}
+
+// Jump to code that executes the tile instructions at `at`, of so many bytes, and goes on behind them.
+static void replace(uint8_t *at, int size) {
+    if (replaced_count == REPLACED || size > (int)sizeof replaced->code || ((uintptr_t)at & 63) == 63) return;
+    uint8_t *const to = memory_near(at, 64);
+    if (!to) return;
+    struct Replaced *const from = &replaced[replaced_count++];
+    *from = (struct Replaced){.at = at, .size = size};
+    memcpy(from->code, at, size);
+    // lea -256(%rsp), %rsp, as functions keep values below it; push %rax; mov $from, %rax; call *24(%rip); pop %rax;
+    // lea 256(%rsp), %rsp; jmp behind the instructions
+    uint8_t code[64] = "\x48\x8d\xa4\x24\0\xff\xff\xff\x50\x48\xb8........\xff\x15\x0e\0\0\0\x58"
+                       "\x48\x8d\xa4\x24\0\1\0\0\xe9";
+    void (*const call)(void) = execute_and_keep;
+    memcpy(code + 11, &from, 8);
+    *(int32_t *)(code + 35) = at + size - (to + 39);
+    memcpy(code + 39, &call, 8);
+    memcpy(to, code, sizeof code);
+    uint8_t jump[JUMP] = {0xe9};
+    *(int32_t *)(jump + 1) = to - (at + JUMP);
+    write_code(at, jump, JUMP);
+}
+
 static void on_illegal(int signal_number, siginfo_t *info, void *data) {
-    ucontext_t *context = data;
-    greg_t *regs = context->uc_mcontext.gregs;
+    static const int by_number[] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI};
+    greg_t *regs = ((ucontext_t *)data)->uc_mcontext.gregs;
+    uint8_t *const at = (uint8_t *)regs[REG_RIP];
+    uint64_t registers[REGISTERS];
+    for (int i = 0; i < REGISTERS; i++) registers[i] = regs[i < 8 ? by_number[i] : REG_R8 + i - 8];
+    while (__atomic_exchange_n(&is_replacing, 1, __ATOMIC_ACQUIRE)) sched_yield();
     int done = answer(regs);
+    if (!done) {
+        for (int size; (size = execute(at + done, at + done, registers));) done += size;
+        if (done) replace(at, done);
+    }
+    const int is_jump = at[0] == 0xe9;  // by now, or since another thread has written it
+    __atomic_store_n(&is_replacing, 0, __ATOMIC_RELEASE);
     regs[REG_RIP] += done;
-    if (!done)  // tile instructions mostly follow each other: one signal for all of them
-        for (int size; (size = execute((uint8_t *)regs[REG_RIP], context)); done = 1) regs[REG_RIP] += size;
-    if (done) return;
-    const uint8_t *at = (uint8_t *)regs[REG_RIP];
+    if (done || is_jump) return;
     fprintf(stderr, "not emulated:");
     for (int i = 0; i < 8; i++) fprintf(stderr, " %02x", at[i]);
     fprintf(stderr, "\n");
@@ -245,5 +335,6 @@ __attribute__((constructor)) static void begin(void) {
     const int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file >= 0) counts = mmap(NULL, sizeof own_counts, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (counts == MAP_FAILED) abort();
+    syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_SYNC_CORE, 0, 0);
     sigaction(SIGILL, &(struct sigaction){.sa_sigaction = on_illegal, .sa_flags = SA_SIGINFO | SA_NODEFER}, NULL);
 }
