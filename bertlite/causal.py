@@ -61,8 +61,9 @@ __all__ = [
 ABLATIONS = ("zero", "mean")
 DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]
-Edit = Callable[[int, Tensor], Tensor | None]  # level, (R, S, u, W) -> the replacement, or None to keep it
+Edit = Callable[[int, Tensor], Tensor | None]  # level, (…, u, W) -> the replacement, or None to keep it
 Metric = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,)
+End = tuple[Any, Batch]  # the model's output for a clean or a corrupted batch, and the batch
 
 
 # Sites: values of a forward that can be read and changed
@@ -79,12 +80,6 @@ class Site:
     def kept(self, config: BertConfig, level: int) -> tuple[int, ...]:
         """Return the units that a level still has."""
         return kept_heads(config, level) if self.of_heads else (0,)
-
-    def present(self, model: BertLike) -> Tensor:
-        """Return (L, U) bool: the units that are not pruned."""
-        if self.of_heads:
-            return HEADS.present(model)
-        return torch.ones(len(self.modules(model)), 1, dtype=torch.bool, device="cpu")
 
 
 def projections(model: BertLike) -> list[nn.Module]:
@@ -103,15 +98,10 @@ SITES = {
 }
 
 
-def site_of(name: str) -> Site:
-    """Return the site with a name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name not in SITES:
-        raise ValueError(f"there is no site {name!r}; have: {', '.join(SITES)}")
-    return SITES[name]
+def check_name(what: str, name: str, known: Iterable[str]) -> None:
+    """Raise ValueError for an unknown site, direction or ablation."""
+    if name not in known:
+        raise ValueError(f"there is no {what} {name!r}; have: {', '.join(known)}")
 
 
 def check_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False) -> list[Batch]:
@@ -136,12 +126,8 @@ def check_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False
 
 
 @contextmanager
-def edited(model: BertLike, site: Site, edit: Edit, real: Tensor | None = None) -> Iterator[None]:
-    """Let every forward pass its values at a site through `edit`.
-
-    Args:
-        real: (R, S) bool, the real tokens of the rows that will run; packed tokens are put into rows and back.
-            Without it, values are as the model has them: rows, or (1, T, u, W) for packed tokens.
+def edited(model: BertLike, site: Site, edit: Edit) -> Iterator[None]:
+    """Let every forward pass its values at a site through `edit`: (R, S, u, W), or (T, u, W) for packed tokens.
 
     Raises:
         RuntimeError: at the end, if a module did not run, or was not called as a module.
@@ -150,18 +136,9 @@ def edited(model: BertLike, site: Site, edit: Edit, real: Tensor | None = None) 
 
     def change(level: int, x: Tensor) -> Tensor:  # (…, u·W) -> (…, u·W)
         levels_run.add(level)
-        count, packed, rows = len(site.kept(model.config, level)), x.dim() == 2, x
-        if packed:
-            rows = x[None] if real is None else x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x)
-        if real is not None and rows.shape[:2] != real.shape:
-            raise ValueError(
-                f"level {level} computed {tuple(rows.shape[:2])} tokens of {tuple(real.shape)}; run them all"
-            )
-        new = edit(level, rows.unflatten(-1, (count, -1))) if count else None
-        if new is None:
-            return x
-        new = new.flatten(-2)
-        return (new[0] if real is None else new[real]) if packed else new
+        count = len(site.kept(model.config, level))
+        new = edit(level, x.unflatten(-1, (count, -1) if count else (0, 1)))
+        return x if new is None else new.flatten(-2)
 
     def add_hook(level: int, module: nn.Module) -> RemovableHandle:
         def change_input(module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -184,22 +161,24 @@ def edited(model: BertLike, site: Site, edit: Edit, real: Tensor | None = None) 
 
 
 def run_edited(model: BertLike, batch: Batch, site: Site, edit: Edit) -> Any:
-    """Run the model on a batch without its labels, with an edit at a site."""
-    with edited(model, site, edit, real_tokens(batch)):
+    """Run the model on a batch without its labels, with an edit of rows, (R, S, u, W), at a site."""
+    real = real_tokens(batch)
+
+    def edit_rows(level: int, x: Tensor) -> Tensor | None:
+        if x.dim() == 4:
+            return edit(level, x)
+        new = edit(level, x.new_zeros(*real.shape, *x.shape[1:]).index_put((real,), x))  # padding is left out
+        return None if new is None else new[real]
+
+    with edited(model, site, edit_rows):
         return run(model, batch, **EVERY_TOKEN)
 
 
 def read_values(model: BertLike, batch: Batch, site: Site) -> tuple[Any, list[Tensor]]:
     """Run the model on a batch; return its output, and the value at each level, (R, S, u, W)."""
     found: dict[int, Tensor] = {}
-    real = real_tokens(batch)
-
-    def keep(level: int, x: Tensor) -> None:
-        found[level] = x
-
-    out = run_edited(model, batch, site, keep)
-    none = torch.zeros(*real.shape, 0, 1, device=real.device, dtype=torch.float32)  # for a layer without heads
-    return out, [found.get(level, none) for level in range(len(site.modules(model)))]
+    out = run_edited(model, batch, site, found.__setitem__)
+    return out, [found[level] for level in sorted(found)]
 
 
 # Patching: values of one run in another
@@ -273,34 +252,30 @@ def patch(
         ValueError: an unknown name or position, inputs that do not fit together, or a metric that does not fit the
             model.
     """
-    place, pairs = site_of(site), read_pairs(model, clean, corrupted, direction, positions, metric)
-    found, ends, name = [], [], ""
+    check_name("site", site, SITES)
+    check_name("direction", direction, DIRECTIONS)
+    if not (metric is None or callable(metric) or metric in METRICS):
+        raise ValueError(f"there is no metric {metric!r}; have: {', '.join(METRICS)}, or give a function")
+    pairs, place, name = read_pairs(model, clean, corrupted, positions), SITES[site], ""
+    found, measured = [], []
     with eval_mode(model), torch.no_grad():
         for pair in pairs:
-            runs = [read_values(model, batch, place) for batch in pair]
-            name, measure = metric_of(metric, Pair(model, *pair, *(out for out, _ in runs)))
-            ends.append(torch.stack([measure(out, batch) for (out, _), batch in zip(runs, pair, strict=True)]))
-            batch, values = (pair[1], runs[0][1]) if direction == "denoise" else (pair[0], runs[1][1])
+            (one, given), (other, given_other) = (read_values(model, batch, place) for batch in pair)
+            ends = (one, pair[0]), (other, pair[1])
+            name, measure = metric_of(metric, model, *ends)
+            measured.append(torch.stack([measure(*end) for end in ends]))
+            batch, values = (pair[1], given) if direction == "denoise" else (pair[0], given_other)
             found.append(measure_patches(model, batch, values, measure, place, positions))
-    clean_value, corrupted_value = torch.cat(ends, 1).double().cpu()
+    clean_value, corrupted_value = torch.cat(measured, 1).double().cpu()
     every = torch.cat(found) if place.of_heads else torch.cat(found).squeeze(2)  # (B, L, N, P) or (B, L, P)
     every = every[..., 0] if positions is None else every
     return Patching(every, clean_value, corrupted_value, direction, name)
 
 
 def read_pairs(
-    model: BertLike,
-    clean: Batches,
-    corrupted: Batches,
-    direction: str,
-    positions: Sequence[int] | None,
-    metric: str | Metric | None,
+    model: BertLike, clean: Batches, corrupted: Batches, positions: Sequence[int] | None
 ) -> list[tuple[Batch, Batch]]:
-    """Check the arguments of `patch`, and move batches to the model's device."""
-    if direction not in DIRECTIONS:
-        raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
-    if not (metric is None or callable(metric) or metric in METRICS):
-        raise ValueError(f"there is no metric {metric!r}; have: {', '.join(METRICS)}, or give a function")
+    """Return clean batches with corrupted ones, checked and on the model's device."""
     ours, theirs = (
         check_rows(model, [given] if isinstance(given, Mapping) else given) for given in (clean, corrupted)
     )
@@ -322,15 +297,14 @@ def measure_patches(
 ) -> Tensor:
     """Return the metric of a batch with one unit's values replaced at a time, (B, L, U, P); nan for pruned units."""
     columns = [slice(None)] if positions is None else [slice(position, position + 1) for position in positions]
-    present = site.present(model)
-    found = torch.full(
-        (input_shape(batch)[0], *present.shape, len(columns)), torch.nan, dtype=torch.float64, device="cpu"
-    )
-    for level, unit in present.nonzero().tolist():
-        index = site.kept(model.config, level).index(unit)
-        for i, where in enumerate(columns):
-            edit = partial(replace_unit, level, index, where, values[level])
-            found[:, level, unit, i] = measure(run_edited(model, batch, site, edit), batch).double().cpu()
+    units = model.config.num_attention_heads if site.of_heads else 1
+    shape = (input_shape(batch)[0], len(values), units, len(columns))
+    found = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
+    for level in range(len(values)):
+        for index, unit in enumerate(site.kept(model.config, level)):
+            for i, where in enumerate(columns):
+                edit = partial(replace_unit, level, index, where, values[level])
+                found[:, level, unit, i] = measure(run_edited(model, batch, site, edit), batch).double().cpu()
     return found
 
 
@@ -368,18 +342,7 @@ def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | Non
 # Metrics: one number for each example, from a model's output
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A clean and a corrupted batch, with the model's outputs for them."""
-
-    model: BertLike
-    clean: Batch
-    corrupted: Batch
-    clean_out: Any
-    corrupted_out: Any
-
-
-def logit_difference(pair: Pair) -> Metric:
+def logit_difference(model: BertLike, clean: End, corrupted: End) -> Metric:
     """Return a metric: the logit of the clean label minus the logit of the corrupted label.
 
     Labels come from the batches if both have some, or else from the model's predictions.
@@ -387,14 +350,14 @@ def logit_difference(pair: Pair) -> Metric:
     Raises:
         ValueError: the model does not choose one class for each example, or an example has the same label twice.
     """
-    if not chooses_class(pair.model, pair.clean_out):
+    if not chooses_class(model, clean[0]):
         raise ValueError(
-            f"{type(pair.model).__name__} does not give each example the logits of classes; use metric='kl', or a"
+            f"{type(model).__name__} does not give each example the logits of classes; use metric='kl', or a"
             " function of (output, batch)"
         )
-    given = [batch.get("labels") for batch in (pair.clean, pair.corrupted)]
+    given = [batch.get("labels") for _, batch in (clean, corrupted)]
     if any(labels is None for labels in given):
-        given = [out.logits.argmax(-1) for out in (pair.clean_out, pair.corrupted_out)]
+        given = [out.logits.argmax(-1) for out, _ in (clean, corrupted)]
     right, wrong = (torch.as_tensor(labels) for labels in given)
     same = (right == wrong).nonzero()[:, 0].tolist()
     if same:
@@ -410,30 +373,29 @@ def logit_difference(pair: Pair) -> Metric:
     return difference
 
 
-def kl(pair: Pair) -> Metric:
+def kl(model: BertLike, clean: End, corrupted: End) -> Metric:
     """Return a metric: the KL divergence of the prediction from the clean one, in nats."""
-    with torch.no_grad():
-        dense = predictions(pair.model, pair.clean_out, pair.clean)
-    return lambda out, batch: divergence(dense, predictions(pair.model, out, batch))
+    dense = predictions(model, *clean)
+    return lambda out, batch: divergence(dense, predictions(model, out, batch))
 
 
-def cosine(pair: Pair) -> Metric:
+def cosine(model: BertLike, clean: End, corrupted: End) -> Metric:
     """Return a metric: the cosine similarity of the mean token vector to the clean one.
 
     Raises:
         ValueError: the model has a task head.
     """
-    if "last_hidden_state" not in pair.clean_out:
-        raise ValueError(f"{type(pair.model).__name__} gives no token vectors; use metric='kl'")
+    if "last_hidden_state" not in clean[0]:
+        raise ValueError(f"{type(model).__name__} gives no token vectors; use metric='kl'")
 
     def vectors(out: Any, batch: Batch) -> Tensor:
-        return predictions(pair.model, out, batch)[0].values[:, 0]
+        return predictions(model, out, batch)[0].values[:, 0]
 
-    wanted = vectors(pair.clean_out, pair.clean).detach()
+    wanted = vectors(*clean)
     return lambda out, batch: F.cosine_similarity(vectors(out, batch), wanted, dim=-1)
 
 
-METRICS: dict[str, Callable[[Pair], Metric]] = {
+METRICS: dict[str, Callable[[BertLike, End, End], Metric]] = {
     "logit_difference": logit_difference,
     "kl": kl,
     "cosine": cosine,
@@ -446,20 +408,15 @@ def chooses_class(model: BertLike, out: Any) -> bool:
     return isinstance(logits, Tensor) and logits.dim() == 2 and getattr(model, "label_kind", None) == "class"
 
 
-def default_metric(pair: Pair) -> str:
-    """Return the name of the metric that fits the model."""
-    if "last_hidden_state" in pair.clean_out:
-        return "cosine"
-    return "logit_difference" if chooses_class(pair.model, pair.clean_out) else "kl"
-
-
-def metric_of(metric: str | Metric | None, pair: Pair) -> tuple[str, Metric]:
+def metric_of(metric: str | Metric | None, model: BertLike, clean: End, corrupted: End) -> tuple[str, Metric]:
     """Return the name and the function of a metric for a pair; it raises ValueError for values that are not (B,)."""
+    if metric is None:
+        of_class = "logit_difference" if chooses_class(model, clean[0]) else "kl"
+        metric = "cosine" if "last_hidden_state" in clean[0] else of_class
     if callable(metric):
         name, measure = getattr(metric, "__name__", "given"), metric
     else:
-        name = default_metric(pair) if metric is None else metric
-        measure = METRICS[name](pair)
+        name, measure = metric, METRICS[metric](model, clean, corrupted)
     return name, lambda out, batch: per_example("metric", measure(out, batch), batch)
 
 
@@ -512,8 +469,7 @@ def ablate(
     Raises:
         ValueError: an unknown name, no batches, or labels that are missing or do not fit.
     """
-    if method not in ABLATIONS:
-        raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
+    check_name("ablation", method, ABLATIONS)
     task = ScoringTask(model, HEADS, "example", target=target, loss=loss, teacher=teacher)
     check_task(task, "leave_one_out")
     read = check_rows(model, batches, task.needs_labels)
@@ -588,7 +544,7 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
         if not indices:
             return None
         new = x.clone()
-        new[:, :, indices] = values[layer][:, :, indices].to(x).expand_as(x[:, :, indices])
+        new[..., indices, :] = values[layer][0, 0, indices].to(x)
         return new
 
     with edited(model, HEAD, replace):
