@@ -20,12 +20,20 @@ from transformers.models.bert import modeling_bert as stock
 
 from bertlite.config import kept_neurons, normalise_heads
 from bertlite.hf.cache import past_of
-from bertlite.hf.compat import CACHE, complete_config_, run_registered
+from bertlite.hf.compat import CACHE, IGNORED, complete_config_, run_registered
 from bertlite.hf.masks import gate_of, gets_context, layer_context
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.models import structure as pruning
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
+
+CONTEXT = {  # {argument of transformers: its name in `layer_context`}
+    "attention_mask": "mask",
+    "encoder_hidden_states": "states",
+    "encoder_attention_mask": "encoder_mask",
+    "past_key_values": "past",
+    **{name: name for name in ("head_mask", "output_attentions", "output_hidden_states")},
+}
 
 
 def with_own_weights(inputs: LayerContext) -> LayerContext:
@@ -38,15 +46,37 @@ class Part:
     """First base of attention, of a layer and of the encoder."""
 
     compute: Any
-    read: Any
+    layer_context: Any
+    order: tuple[str, ...]  # the arguments of transformers' forward after the hidden states
+    keywords: tuple[str, ...] = ()  # more of them, which are not positional
 
     def forward(self, hidden_states: Tensor, *args: Any, inputs: LayerContext | None = None, **options: Any) -> Any:
-        """Compute with the arguments of transformers, which `read` names, or with the context of a model of ours."""
+        """Compute with the arguments of transformers, or with the context of a model of ours."""
         if inputs is not None:
             return self.compute(hidden_states, inputs)
-        return self.compute(hidden_states, *self.read(hidden_states, *args, **options))
+        return self.compute(hidden_states, *self.read(hidden_states, self.bind(args, options)))
 
     forward.takes_layer_context = True  # type: ignore[attr-defined]
+
+    def bind(self, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call of transformers by name; since 5.24 `cache` is the name of past_key_values.
+
+        Raises:
+            TypeError: an argument is unknown, or given twice.
+        """
+        given = {**dict(zip(self.order, args, strict=False)), **options}
+        unknown = sorted(given.keys() - {*self.order, *self.keywords, *IGNORED})
+        if unknown or len(given) < len(args) + len(options):
+            wrong = f"no argument {', '.join(unknown)}" if unknown else "an argument too many, or one given twice"
+            raise TypeError(f"{type(self).__name__} has {wrong}; its arguments are {', '.join(self.order)}")
+        cache = given.pop("cache", None)
+        if cache is not None and given.get("past_key_values") is not None:
+            raise TypeError("give cache or past_key_values, not both")
+        return given if cache is None else {**given, "past_key_values": cache}
+
+    def read(self, x: Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of `compute` for a call of transformers."""
+        return (self.layer_context(x, **{ours: given[name] for name, ours in CONTEXT.items() if name in given}),)
 
     def run_part(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         """Run a part of this part, ours or not."""
@@ -64,7 +94,7 @@ class EitherAttention(Part):
     layer_idx: Any  # a part that is built alone has no number
     is_causal: bool
 
-    def layer_context(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> LayerContext:
+    def layer_context(self, x: Tensor, mask: Any = None, states: Tensor | None = None, **options: Any) -> LayerContext:
         """Return the arguments of a call of transformers as one value."""
         return layer_context(self, x, mask, states, causal=self.is_causal and states is None, **options)
 
@@ -132,7 +162,7 @@ class LayerOrEncoder(Part):
     layer_idx: Any = 0
 
     def layer_context(
-        self, x: Tensor, mask: Any, states: Tensor | None, encoder_mask: Any, **options: Any
+        self, x: Tensor, mask: Any = None, states: Tensor | None = None, encoder_mask: Any = None, **options: Any
     ) -> LayerContext:
         """Return the arguments of a call of transformers as one value.
 
@@ -220,22 +250,14 @@ class Encoder(LayerOrEncoder, modules.BertEncoder, WithoutStock, stock.BertEncod
         return out
 
     def layer_context(
-        self,
-        x: Tensor,
-        mask: Any,
-        states: Tensor | None,
-        encoder_mask: Any,
-        *,
-        head_mask: Any = None,
-        output_hidden_states: bool | None = False,
-        **options: Any,
+        self, x: Tensor, *, head_mask: Any = None, output_hidden_states: bool | None = False, **options: Any
     ) -> LayerContext:
         """Return the arguments of a call; attention weights, if wanted, come from all layers."""
-        inputs = super().layer_context(x, mask, states, encoder_mask, **options)
+        inputs = super().layer_context(x, **options)
         if head_mask is not None:
             inputs = replace(inputs, gates=[gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))])
         inputs = replace(inputs, keep_states=bool(output_hidden_states))
-        return with_own_weights(inputs) if options["output_attentions"] else inputs
+        return with_own_weights(inputs) if options.get("output_attentions") else inputs
 
     def compute(self, x: Tensor, inputs: LayerContext, returns_past: bool = True, return_dict: bool = True) -> Any:
         """Run the layers on hidden states and return transformers' output, or the tuple of its values."""

@@ -30,24 +30,11 @@ def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> tuple[Te
 class AttentionSignature:
     """First base of attention, with its output projection and without; it is built and called alike."""
 
-    layer_context: Any  # another base has it
+    order = (
+        *("attention_mask", "head_mask", "encoder_hidden_states", "past_key_values", "output_attentions"),
+        "cache_position",
+    )
     call = staticmethod(call_attention)
-
-    def read(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        past_key_values: Any = None,
-        output_attentions: bool | None = False,
-        cache_position: Tensor | None = None,
-    ) -> tuple[Any, ...]:
-        inputs = self.layer_context(
-            hidden_states, attention_mask, encoder_hidden_states, head_mask=head_mask, past=past_key_values,
-            output_attentions=output_attentions,
-        )  # fmt: skip
-        return (inputs,)
 
 
 class BertSelfAttention(AttentionSignature, SelfAttention, WithoutStock, stock.BertSelfAttention):
@@ -78,27 +65,14 @@ class BertAttention(AttentionSignature, Attention):
 
 
 class BertLayer(Layer):
+    order = (
+        *("attention_mask", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"),
+        *("output_attentions", "cache_position"),
+    )
     call = staticmethod(call_attention)
 
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, layer_idx=layer_idx, is_cross_attention=cross)
-
-    def read(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        output_attentions: bool | None = False,
-        cache_position: Tensor | None = None,
-    ) -> tuple[Any, ...]:
-        inputs = self.layer_context(
-            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
-            past=past_key_values, output_attentions=output_attentions,
-        )  # fmt: skip
-        return (inputs,)
 
     def compute(  # type: ignore[override]  # the layers of 4 return tuples
         self, x: Tensor, inputs: LayerContext
@@ -110,6 +84,10 @@ class BertLayer(Layer):
 
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
+    order = (
+        *("attention_mask", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"),
+        *("use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"),
+    )
 
     def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         crossed = inputs.encoder
@@ -124,26 +102,9 @@ class BertEncoder(Encoder):
         )
         return out if isinstance(out, Tensor | tuple | list) else (out[0],)  # torch.fx gives a stand-in for a tuple
 
-    def read(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        head_mask: Any = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = False,
-        output_hidden_states: bool | None = False,
-        return_dict: bool | None = True,
-        cache_position: Tensor | None = None,
-    ) -> tuple[Any, ...]:
-        if use_cache and self.config.is_decoder:
-            crossed = encoder_hidden_states is not None
-            past = past_key_values
-            past_key_values = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
-        inputs = self.layer_context(
-            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
-            past=past_key_values, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
-        return inputs, True, bool(return_dict)
+    def read(self, x: Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
+        if given.get("use_cache") and self.config.is_decoder:
+            past, crossed = given.get("past_key_values"), given.get("encoder_hidden_states") is not None
+            made = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
+            given = {**given, "past_key_values": made}
+        return *super().read(x, given), True, bool(given.get("return_dict", True))

@@ -16,26 +16,7 @@ from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext
 
-READ = {"head_mask", "output_attentions"}
-
-
-def read_options(options: dict[str, Any], past: Any) -> dict[str, Any]:
-    """Return the options that bertlite reads, from all that transformers passes to every layer, with the cache.
-
-    Args:
-        options: since 5.24 they hold the cache, as `cache`.
-        past: the cache under its older name.
-
-    Raises:
-        TypeError: there are other options, which the message names, or a cache under each name.
-    """
-    cache = options.get("cache")
-    if cache is not None and past is not None:
-        raise TypeError("give cache or past_key_values, not both")
-    unknown = sorted(options.keys() - {*compat.IGNORED, "use_cache", "return_dict", "cache"})
-    if unknown:
-        raise TypeError(f"attention has no argument {', '.join(unknown)}")
-    return {"past": past if cache is None else cache, **{name: options[name] for name in READ & options.keys()}}
+KEYWORDS = ("head_mask", "output_attentions", "use_cache", "return_dict", "cache")
 
 
 def options_for_other(inputs: LayerContext) -> dict[str, Any]:
@@ -47,6 +28,7 @@ def options_for_other(inputs: LayerContext) -> dict[str, Any]:
 
 class SelfOrCrossAttention(SelfAttention, WithoutStock):
     crosses = False
+    keywords = (*KEYWORDS, "encoder_hidden_states")  # both kinds of attention get it
 
     def __init__(self, config: Any, is_causal: bool = False, layer_idx: int | None = None) -> None:
         super().__init__(config, layer_idx, self.crosses)
@@ -54,52 +36,27 @@ class SelfOrCrossAttention(SelfAttention, WithoutStock):
 
 
 class BertSelfAttention(SelfOrCrossAttention, stock.BertSelfAttention):
-    def read(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        *,
-        encoder_hidden_states: None = None,  # both kinds of attention get it
-        **options: Any,
-    ) -> tuple[Any, ...]:
-        return (self.layer_context(hidden_states, attention_mask, **read_options(options, past_key_values)),)
+    order = ("attention_mask", "past_key_values")
+
+    def read(self, x: Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
+        return super().read(x, {**given, "encoder_hidden_states": None})
 
 
 class BertCrossAttention(SelfOrCrossAttention, getattr(stock, "BertCrossAttention", object)):  # type: ignore[misc]
     crosses = True
+    order = ("encoder_hidden_states", "attention_mask", "past_key_values")
 
-    def read(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **options: Any,
-    ) -> tuple[Any, ...]:
-        if encoder_hidden_states is None:
+    def read(self, x: Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
+        if given.get("encoder_hidden_states") is None:
             raise ValueError("cross-attention needs encoder_hidden_states, and they are None")
-        options = {**read_options(options, past_key_values), "head_mask": None}  # cross-attention has none
-        return (self.layer_context(hidden_states, attention_mask, encoder_hidden_states, **options),)
+        return super().read(x, {**given, "head_mask": None})  # cross-attention has none
 
 
 class LayerSignature:
     """First base of attention with its output projection, and of a layer, which are called alike."""
 
-    layer_context: Any  # another base has it
-
-    def read(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **options: Any,
-    ) -> tuple[Any, ...]:
-        options = read_options(options, past_key_values)
-        given = attention_mask, encoder_hidden_states, encoder_attention_mask
-        return (self.layer_context(hidden_states, *given, **options),)
+    order = ("attention_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values")
+    keywords = KEYWORDS
 
 
 class BertAttention(LayerSignature, Attention):
@@ -119,7 +76,7 @@ class BertAttention(LayerSignature, Attention):
         )
 
     def layer_context(
-        self, x: Tensor, mask: Any, states: Any = None, encoder_mask: Any = None, **options: Any
+        self, x: Tensor, mask: Any = None, states: Any = None, encoder_mask: Any = None, **options: Any
     ) -> LayerContext:
         if self.is_cross_attention:
             return super().layer_context(x, encoder_mask, states, **options)
@@ -139,6 +96,8 @@ class BertLayer(LayerSignature, Layer):
 
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
+    order = (*LayerSignature.order, "use_cache")
+    keywords = (*KEYWORDS, "output_hidden_states")
 
     def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         crossed = inputs.encoder
@@ -151,24 +110,6 @@ class BertEncoder(Encoder):
             **options_for_other(inputs),
         )
 
-    def read(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        *,
-        head_mask: Any = None,
-        output_attentions: bool | None = False,
-        output_hidden_states: bool | None = False,
-        return_dict: bool | None = True,
-        **others: Any,
-    ) -> Any:
-        past = read_options(others, past_key_values)["past"]
-        inputs = self.layer_context(
-            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
-            past=past, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
-        return inputs, bool(use_cache), return_dict is None or return_dict
+    def read(self, x: Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
+        wants_dict = given.get("return_dict")
+        return *super().read(x, given), bool(given.get("use_cache")), wants_dict is None or wants_dict
