@@ -158,7 +158,7 @@ class Embedder(VectorSettings):
         if self.reproducible and others:
             raise ValueError(
                 f"{' and '.join(others)} of {self.model} is computed by torch, whose bits depend on the processor:"
-                f" embed with bertlite.runtime, after `bertlite pack {self.model} --reproducible --out packed`"
+                " leave out reproducible"
             )
         return quick
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bertlite.inference.native.linear import NativeLinear, kernel_activation
 from bertlite.inference.readers import role_of
 from bertlite.runtime.pooling import POOLINGS, Array, normalize, pool
 
@@ -35,7 +36,8 @@ def compute_in_order_(part: Any, reproducible: bool) -> None:
     """Let a Pooling of sentence-transformers add tokens one by one, not in an order that the longest text decides.
 
     Args:
-        reproducible: let a Normalize too add numbers one by one, not in an order that the processor decides.
+        reproducible: let a Normalize too add numbers one by one, not in an order that the processor decides, and let
+            the kernels compute the activation of a Dense.
     """
     modes, kind = getattr(part, "pooling_mode", ""), type(part).__name__
     names = (modes,) if isinstance(modes, str) else tuple(modes)
@@ -43,11 +45,20 @@ def compute_in_order_(part: Any, reproducible: bool) -> None:
         part.forward = partial(pool_features, part, names)
     if kind == "Normalize" and reproducible and role_of(part, set()) == "each":
         part.forward = normalize_features
+    if reproducible and is_native_dense(part) and (act := kernel_activation(part.activation_function)) is not None:
+        part.linear.activate(act)
+        part.activation_function = nn.Identity()
 
 
 def in_order(part: Any) -> bool:
-    """Return whether a module is one of those that `compute_in_order_` changed."""
-    return "forward" in vars(part)
+    """Return whether `compute_in_order_` has left nothing of a module to torch whose bits the processor decides."""
+    return "forward" in vars(part) or (is_native_dense(part) and type(part.activation_function) is nn.Identity)
+
+
+def is_native_dense(part: Any) -> bool:
+    """Return whether a module is a Dense of sentence-transformers that the kernels multiply in float32."""
+    linear = getattr(part, "linear", None)
+    return type(part).__name__ == "Dense" and isinstance(linear, NativeLinear) and linear.numbers == "float32"
 
 
 def normalize_features(features: dict[str, Any]) -> dict[str, Any]:

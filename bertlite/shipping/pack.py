@@ -21,6 +21,7 @@ from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.reading import State
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import optimize_for_inference
+from bertlite.inference.native.linear import kernel_activation
 from bertlite.inference.native.saving import REPLACED, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.models.base import BertModel
@@ -35,14 +36,6 @@ from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import read_pooling
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
-ACTIVATIONS: dict[type[nn.Module], str] = {  # after pooling; {class: the runtime's name}
-    nn.Identity: "linear",
-    nn.Tanh: "tanh",
-    nn.GELU: "gelu",
-    nn.ReLU: "relu",
-    nn.SiLU: "silu",
-    nn.Sigmoid: "sigmoid",
-}
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
 WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that no one has read since."
 TEXTS = (
@@ -175,8 +168,8 @@ def steps_of(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
     for i, module in enumerate(head.modules):
         if isinstance(module, Normalize):
             steps.append({"type": "normalize"})
-        elif isinstance(module, Dense) and not hasattr(module, "residual") and type(module.act) in ACTIVATIONS:
-            steps.append({"type": "dense", "name": str(i), "activation": ACTIVATIONS[type(module.act)]})
+        elif isinstance(module, Dense) and not hasattr(module, "residual") and (act := kernel_activation(module.act)):
+            steps.append({"type": "dense", "name": str(i), "activation": act})
             tensors |= {f"{i}.{part}": x.detach() for part, x in module.linear.named_parameters()}
         elif not isinstance(module, nn.Identity):
             raise ValueError(f"{name} has a {module!r} after its pooling, which the runtime lacks: use it with torch")

@@ -200,9 +200,18 @@ def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, tmp_path:
     assert (unit.encode(texts) == wanted).all()
     assert unit.settings["reproducible"]
     st = library.SentenceTransformer(str(folder), device="cpu")
-    st.add_module("2", library.models.Dense(384, 5))
+    for act in (torch.nn.Tanh(), None):
+        st.add_module("2", library.models.Dense(384, 384, activation_function=act, use_residual=act is None))
+        st.save(str(tmp_path / "dense"))
+        found = Embedder(tmp_path / "dense", **options).encode(texts)
+        alone = Embedder(tmp_path / "dense", **options, max_tokens=1).encode(texts[:9])
+        assert (alone == found[:9]).all()
+        if act is not None:  # the runtime has no residual
+            pack(tmp_path / "dense", tmp_path / "packed", dtype=dtype, reproducible=True)
+            assert (PackedModel(tmp_path / "packed").encode(texts) == found).all()
+    st.add_module("2", library.models.Dense(384, 5, activation_function=torch.nn.Softplus()))
     st.save(str(tmp_path / "dense"))
-    with pytest.raises(ValueError, match=r"^Dense of .* depend on the processor: embed with bertlite"):
+    with pytest.raises(ValueError, match=r"^Dense of .* depend on the processor: leave out reproducible"):
         Embedder(tmp_path / "dense", **options).encode("a")
     with pytest.raises(ValueError, match="bfloat16 of backend 'auto' is not reproducible: use float32 or int8"):
         Embedder(folder, dtype="bfloat16", reproducible=True).encode("a")

@@ -17,6 +17,22 @@ from bertlite.runtime.structs import ACTIVATIONS, Kernels, Linear, Matrix
 if TYPE_CHECKING:
     import numpy as np
 
+KERNEL_ACTIVATIONS: dict[type[nn.Module], str] = {  # {class of torch: name in `runtime.structs.ACTIVATIONS`}
+    nn.Identity: "linear",
+    nn.Tanh: "tanh",
+    nn.GELU: "gelu",
+    nn.ReLU: "relu",
+    nn.SiLU: "silu",
+    nn.Sigmoid: "sigmoid",
+}
+
+
+def kernel_activation(act: nn.Module) -> str | None:
+    """Return the name that the kernels have for an activation; None if they do not have it."""
+    if type(act) is nn.GELU and act.approximate == "tanh":
+        return "gelu_pytorch_tanh"
+    return KERNEL_ACTIVATIONS.get(type(act))
+
 
 class NativeLinear(nn.Module):
     """A linear layer in float32 or bfloat16, and an activation, whose weight is packed for the native kernels."""
