@@ -369,6 +369,14 @@ def test_a_tap_shows_the_lines_of_a_token(visit, folder, pruned) -> None:
     assert pitch >= 24  # two targets must be that far apart, WCAG 2.5.8
 
 
+@pytest.mark.parametrize("name", ["two", "long"])
+def test_on_a_phone_the_map_stands_above_two_sentences_and_above_a_long_text(visit, folder, name) -> None:
+    opened = visit(folder / f"{name}.html", 390, 844)
+    box = opened.locator("#grid").bounding_box()
+    assert box["y"] + box["height"] < 844
+    assert opened.locator("#sentence").bounding_box()["y"] > box["y"]
+
+
 # Screens, colours, media ---------------------------------------------------------------------------------------------
 
 
