@@ -70,6 +70,17 @@ class Tiles {
     }
 };
 
+// The row with which the tile of `row` begins: the last of `count` rows may be in the tile before as well.
+inline Long tile_start(Long row, Long count) { return std::max(Long(0), std::min(row, count - 16)); }
+
+// Sums of two blocks side by side: one is finished while the other is added up.
+template <class Sum>
+struct SumsInTurn {
+    alignas(64) Sum sums[AMX_COLUMNS * BLOCK];
+    Long turn = 0;
+    Sum* next() { return sums + (turn = AMX_COLUMNS - turn); }
+};
+
 // A block of sums, which are first in tiles and then in memory until they are finished.
 template <class Sum>
 struct SumBlock {
@@ -79,6 +90,35 @@ struct SumBlock {
     // What is finished: rows of the first tile from `skipped` on, as it may overlap that before, then of the second.
     Long row = 0, column = 0, columns = 0, rows[2] = {}, skipped[2] = {};
     Long left = 0;  // rows to finish
+
+    SumBlock() = default;
+    // Of up to 32 of `count` rows, and of up to 32 columns.
+    SumBlock(Long row, Long count, Long column, Long columns)
+        : row_tiles(row + 16 < count ? 2 : 1),
+          column_tiles(columns > 16 ? 2 : 1),
+          row(row),
+          column(column),
+          columns(columns) {
+        for (Long tile = 0, at = row; tile < row_tiles; tile++, at += 16)
+            rows[tile] = std::min(Long(16), count - at), skipped[tile] = at - tile_start(at, count);
+    }
+
+    // Say where the sums go; if they are `finished` there, finish_some has work.
+    void store_at(Sum* first, Sum* second, Long apart, bool finished) {
+        sums[0] = first, sums[1] = second, stride = apart;
+        left = finished ? rows[0] + rows[1] : 0;
+    }
+
+    // Call work with the numbers of tiles, as constants.
+    template <class Work>
+    void with_tiles(Work work) const {
+        using One = std::integral_constant<int, 1>;
+        using Two = std::integral_constant<int, 2>;
+        if (row_tiles > 1)
+            column_tiles > 1 ? work(Two{}, Two{}) : work(Two{}, One{});
+        else
+            column_tiles > 1 ? work(One{}, Two{}) : work(One{}, One{});
+    }
 
     template <class Finish>
     void finish_some(Long count, const Finish& finish) {
@@ -198,13 +238,11 @@ void matmul_by_amx(const typename Kind::Value* rows, Long stride, Long count, co
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
     constexpr Long apart = AMX_COLUMNS * AMX_COLUMNS + 80;  // not 4 KB, which would let loads wait for stores
     alignas(64) Sum waiting[AMX_ROWS / AMX_COLUMNS][apart];
-    alignas(64) Sum done[AMX_COLUMNS * BLOCK];  // two blocks beside each other
+    SumsInTurn<Sum> done;
     const Long words = weight.inputs, row_bytes = stride * Long(sizeof *rows), tile_rows = std::min(Long(16), count);
-    const auto at = [&](Long row) { return std::max(Long(0), std::min(row, count - 16)); };  // where its tile begins
     configure_tiles(tile_rows);
     const Long panel = round_up(even_part(words, PANEL), TILE_WORDS), part = round_up(even_part(count, AMX_ROWS), 32);
     SumBlock<Sum> before;
-    Long turn = 0;
     for (Long from = 0; from < count; from += part) {
         const Long end = std::min(count, from + part);
         for (Long column = first, columns; column < last; column += columns) {
@@ -222,44 +260,28 @@ void matmul_by_amx(const typename Kind::Value* rows, Long stride, Long count, co
                         divide_up(panel, std::max(Long(1), divide_up(end - from, 32) * (some / TILE_WORDS - 1)));
                 }
                 for (Long row = from; row < end; row += 32) {
-                    const bool two = row + 16 < end;
-                    SumBlock<Sum> block;
-                    Sum* const waits = waiting[(row - from) / 32];
-                    block.sums[0] = waits, block.sums[1] = waits + 16 * AMX_COLUMNS, block.stride = AMX_COLUMNS;
-                    block.row_tiles = two ? 2 : 1, block.column_tiles = columns > 16 ? 2 : 1;
-                    if constexpr (stays) {
-                        if (is_last) {
-                            block.sums[0] = to.at(at(row), column), block.sums[1] = to.at(at(row + 16), column);
-                            block.stride = to.stride;
-                        }
-                    } else if (is_last) {
-                        Sum* const sums = done + turn * AMX_COLUMNS;
-                        turn = 1 - turn;
-                        block.sums[0] = sums, block.sums[1] = sums + 16 * BLOCK, block.stride = BLOCK;
-                        block.row = row, block.column = column, block.columns = columns;
-                        block.rows[0] = std::min(Long(16), count - row);
-                        block.rows[1] = two ? std::min(Long(16), count - row - 16) : 0;
-                        block.skipped[0] = row - at(row), block.skipped[1] = row + 16 - at(row + 16);
-                        block.left = block.rows[0] + block.rows[1];
+                    const Long first_row = tile_start(row, count), second_row = tile_start(row + 16, count);
+                    Sum *const waits = waiting[(row - from) / 32], *const next_waits = waits + 16 * AMX_COLUMNS;
+                    SumBlock<Sum> block(row, count, column, columns);
+                    if (!is_last) {
+                        block.store_at(waits, next_waits, AMX_COLUMNS, false);
+                    } else if constexpr (stays) {
+                        block.store_at(to.at(first_row, column), to.at(second_row, column), to.stride, false);
+                    } else {
+                        Sum* const sums = done.next();
+                        block.store_at(sums, sums + 16 * BLOCK, BLOCK, true);
                     }
                     const char* const base = reinterpret_cast<const char*>(rows) + word * 4;
-                    const Factors factors{{base + at(row) * row_bytes, base + at(row + 16) * row_bytes},
+                    const Factors factors{{base + first_row * row_bytes, base + second_row * row_bytes},
                                           {reinterpret_cast<const char*>(weight.at<Kind>(column, word)),
                                            reinterpret_cast<const char*>(weight.at<Kind>(column + 16, word))},
                                           row_bytes};
-                    const Sum* const so_far[2] = {word ? waits : of_outputs,
-                                                  word ? waits + 16 * AMX_COLUMNS : of_outputs};
+                    const Sum* const so_far[2] = {word ? waits : of_outputs, word ? next_waits : of_outputs};
                     const Long so_far_bytes = word ? AMX_COLUMNS * Long(sizeof(Sum)) : 0;
-                    const auto multiply = [&](auto row_tiles, auto column_tiles) {
+                    block.with_tiles([&](auto row_tiles, auto column_tiles) {
                         multiply_block<Kind, row_tiles, column_tiles>(factors, tile_rows, some, so_far, so_far_bytes,
                                                                       before, ahead, finish);
-                    };
-                    using One = std::integral_constant<int, 1>;
-                    using Two = std::integral_constant<int, 2>;
-                    if (two)
-                        columns > 16 ? multiply(Two{}, Two{}) : multiply(Two{}, One{});
-                    else
-                        columns > 16 ? multiply(One{}, Two{}) : multiply(One{}, One{});
+                    });
                     before = block;
                 }
             }

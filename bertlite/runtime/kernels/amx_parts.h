@@ -122,6 +122,7 @@ struct PartsPanel {
 
 // A block of sums of one panel, to which those of the panels before are added in memory.
 struct PanelSums : SumBlock<float> {
+    using SumBlock<float>::SumBlock;
     bool is_first = false, is_last = false;  // whether its panel is
     float* totals = nullptr;                 // (rows, totals_stride), of its columns
     Long totals_stride = 0;
@@ -162,9 +163,8 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
                    const float* start, Long first, Long last, const Finish& finish) {
     constexpr Long COLUMNS = AMX_COLUMNS;
     PartsMemory& memory = parts_memory();
-    alignas(64) float done[COLUMNS * BLOCK];  // two blocks of sums beside each other
+    SumsInTurn<float> done;
     const Long inputs = weight.inputs, tile_rows = std::min(Long(16), count);
-    const auto at = [&](Long row) { return std::max(Long(0), std::min(row, count - 16)); };  // where its tile begins
     const Long part = round_up(even_part(inputs, PARTS_INPUTS), STEP);
     const Long size = round_up(even_part(part, PARTS_PANEL), STEP);
     const bool in_parts = part < inputs;
@@ -186,7 +186,7 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
             if (!apart[row + i]) finish(row + i, together, column, columns, sums + i * BLOCK);
         }
     };
-    Long turn = 0, sums_turn = 0;
+    Long turn = 0;
     for (Long group = first; group < last; group += group_size) {
         const Long group_end = std::min(last, group + group_size);
         const auto blocks_at = [&](Long column) {
@@ -212,32 +212,18 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
                     const Long steps = divide_up(count, 32) * PRODUCTS * divide_up(panel.numbers, STEP);
                     const Long next_each = divide_up(next.left, steps);
                     for (Long row = 0; row < count; row += 32) {
-                        const bool two = row + 16 < count;
-                        float* const sums = done + sums_turn * COLUMNS;
-                        sums_turn = 1 - sums_turn;
-                        PanelSums block;
+                        PanelSums block(row, count, column, 16 * panel.blocks);
                         block.is_first = word == 0, block.is_last = word + panel.numbers == inputs;
                         block.totals = memory.totals + (in_parts ? column - group : 0);
-                        block.sums[0] = sums, block.sums[1] = sums + 16 * BLOCK, block.stride = BLOCK;
-                        block.row_tiles = two ? 2 : 1, block.column_tiles = int(panel.blocks);
-                        block.row = row, block.column = column, block.columns = 16 * panel.blocks;
-                        block.rows[0] = std::min(Long(16), count - row);
-                        block.rows[1] = two ? std::min(Long(16), count - row - 16) : 0;
-                        block.skipped[0] = row - at(row), block.skipped[1] = row + 16 - at(row + 16);
-                        block.left = block.rows[0] + block.rows[1];
+                        float* const sums = done.next();
+                        block.store_at(sums, sums + 16 * BLOCK, BLOCK, true);
                         const BFloat16* const base = memory.rows[0] + word - from;
-                        const BFloat16* const starts[2] = {base + at(row) * PARTS_STRIDE,
-                                                           base + at(row + 16) * PARTS_STRIDE};
-                        const auto multiply = [&](auto row_tiles, auto column_tiles) {
+                        const BFloat16* const starts[2] = {base + tile_start(row, count) * PARTS_STRIDE,
+                                                           base + tile_start(row + 16, count) * PARTS_STRIDE};
+                        block.with_tiles([&](auto row_tiles, auto column_tiles) {
                             multiply_panel<row_tiles, column_tiles>(starts, panel, next, next_each, before,
                                                                     finish_panel);
-                        };
-                        using One = std::integral_constant<int, 1>;
-                        using Two = std::integral_constant<int, 2>;
-                        if (two)
-                            panel.blocks > 1 ? multiply(Two{}, Two{}) : multiply(Two{}, One{});
-                        else
-                            panel.blocks > 1 ? multiply(One{}, Two{}) : multiply(One{}, One{});
+                        });
                         before = block;
                     }
                     if (next.to) next.split_rest();
