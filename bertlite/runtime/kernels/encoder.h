@@ -434,7 +434,7 @@ class Encoder {
         BERTLITE_PHASE("up");
         const auto into = [&](auto* neurons) {
             const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, neurons_stride_};
-            with_activation<!IS_FLOAT32<Kind>, BY_AMX<Kind>>(model_.activation, [&](auto activate) {
+            with_activation<!IS_FLOAT32<Kind>>(model_.activation, [&](auto activate) {
                 project(block.input, input_stride_, block.quantization, block.count, layer.up, to, workers,
                         [=](auto* at, Vector y) { store(at, activate(y)); });
             });

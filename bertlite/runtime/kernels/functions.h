@@ -83,13 +83,11 @@ Vector apply(Activation activation, Vector x) {
     return x;
 }
 
-// Call work with a function of vectors.  With `chooses`, GELU is chosen here and not for each vector: a gain of a
-// fifth with AMX, whose products are as cheap as what follows them, and none with other instructions.
-template <bool rounded, bool chooses, class Work>
+// Call work with a function of vectors.  GELU is chosen here and not for each vector.
+template <bool rounded, class Work>
 void with_activation(Long activation, Work work) {
-    if constexpr (chooses)
-        if (static_cast<Activation>(activation) == Activation::gelu)
-            return work([](Vector x) __attribute__((always_inline)) { return gelu<rounded>(x); });
+    if (static_cast<Activation>(activation) == Activation::gelu)
+        return work([](Vector x) __attribute__((always_inline)) { return gelu<rounded>(x); });
     work([=](Vector x) { return apply<rounded>(static_cast<Activation>(activation), x); });
 }
 
