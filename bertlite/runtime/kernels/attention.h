@@ -92,16 +92,24 @@ float softmax(float* scores, Long keys, Long padded, float factor, Value* weight
     float largest = reduce_max(max(max(maxima[0], maxima[1]), max(maxima[2], maxima[3])));
     if (largest == -INFINITY) largest = 0;  // all keys are masked
     Vector totals[PER_SUM] = {};
-    const auto weigh = [&](Long key) {
+    const auto weigh = [&](Long key, Vector& total) {
         const Vector weight = exp2<rounded>((load(scores + key) - broadcast(largest)) * broadcast(factor));
-        store(weights + key, weight);
+        total = total + weight;
         if (keep) store(scores + key, weight);
         return weight;
     };
-    for (Long key = 0; key < padded; key += SUMMED)
-#pragma GCC unroll 4
-        for (Long j = 0; j < PER_SUM; j++)
-            if (key + j * LANES < padded) totals[j] = totals[j] + weigh(key + j * LANES);
+    constexpr Long AT_ONCE = std::max(PER_SUM, Long(2));
+    for (Long from = 0; from < padded; from += AT_ONCE * LANES)
+#pragma GCC unroll 2
+        for (Long j = 0; j < AT_ONCE; j += 2) {
+            const Long key = from + j * LANES;
+            if (key >= padded) break;
+            const Vector first = weigh(key, totals[j % PER_SUM]);
+            if (key + LANES < padded)
+                store(weights + key, first, weigh(key + LANES, totals[(j + 1) % PER_SUM]));
+            else
+                store(weights + key, first);
+        }
     return 1 / reduce_sum(totals);
 }
 

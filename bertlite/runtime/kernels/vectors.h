@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #if defined(__x86_64__)
@@ -218,6 +219,20 @@ inline void store(BFloat16* to, Vector v) {
     const Halves narrow = __builtin_convertvector(rounded, Halves);
 #endif
     std::memcpy(to, &narrow, sizeof narrow);
+}
+
+// Two vectors that follow each other.
+template <class T>
+inline void store(T* to, Vector first, Vector second) {
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, BFloat16>) {
+        const __m512bh narrow = _mm512_cvtne2ps_pbh(second, first);
+        std::memcpy(to, &narrow, sizeof narrow);
+        return;
+    }
+#endif
+    store(to, first);
+    store(to + LANES, second);
 }
 
 // Adding it to a float of magnitude below 2^22 leaves no bits after the point; the lowest bits are then the integer.
