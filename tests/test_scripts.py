@@ -14,10 +14,10 @@ import torch
 from conftest import SIZES
 
 import bertlite
-from bertlite import BertConfig, BertModel, cli
+from bertlite import BertConfig, BertModel
 from bertlite.support.environment import git_state
 from scripts.make import speed_history
-from scripts.measure import batches, checkpointing, gpu_checks
+from scripts.measure import batches, checkpointing, gpu_checks, gpu_parity
 from scripts.stress import release
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,12 +59,11 @@ def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
     for python, flag, module, *words in (command for runs in steps.values() for command in runs):
         assert (python, flag) == (sys.executable, "-m")
         assert find_spec(module) is not None
-        if module == "bertlite":
-            cli.parser().parse_args(words)
-        if module == "scripts.measure.checkpointing":
-            with pytest.raises(SystemExit) as ended:
-                checkpointing.main([*words, "--help"])
-            assert not ended.value.code
+        for script in (checkpointing, gpu_parity):
+            if module == script.__name__:
+                with pytest.raises(SystemExit) as ended:
+                    script.main([*words, "--help"])
+                assert not ended.value.code
         assert all((ROOT / word).exists() for word in words if word.endswith(".py"))
     marked = [Path(word).name for word in steps["tests"][0] if word.endswith(".py")]
     assert {"test_parity.py", "test_gpu.py"} <= set(marked)
@@ -87,7 +86,7 @@ def test_a_case_that_ends_the_process_costs_that_case_alone(tmp_path, monkeypatc
     names = "padded-float64-chunked"
     code = """
 import os, signal, sys
-import bertlite.parity
+from scripts.measure.gpu_parity import main
 check = sys.modules["bertlite.parity.check"]
 plain = check.compare_sides
 def ends(case, *args):
@@ -95,10 +94,9 @@ def ends(case, *args):
         os.kill(os.getpid(), signal.SIGFPE)
     return plain(case, *args)
 check.compare_sides = ends
-from bertlite.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-    words = ["parity", str(tmp_path / "model"), "--all", "--only", names, "--shuffle", "3"]
+    words = [str(tmp_path / "model"), "--device", "cpu", "--only", names, "--shapes", ""]
     words += ["--journal", str(tmp_path / gpu_checks.JOURNAL), "--out", str(tmp_path / "parity.json")]
     assert not gpu_checks.run_to_end("parity", [sys.executable, "-c", code, *words], tmp_path)
     (found,) = json.loads((tmp_path / "parity.json").read_text())["checkpoints"].values()

@@ -9,7 +9,6 @@ from bertlite.cli.parts import (
     add_device,
     command,
     count,
-    integer,
     integers,
     names,
     names_of,
@@ -109,10 +108,6 @@ own class for it.  Exits 1 if anything differs.""",
         "-v", "--verbose", action="store_true", help="print every case when it ends (default: only if it differs)"
     )
     action.add_argument("--list", action="store_true", help="print the names of all cases and stop")
-    text = "run cases in a random order, and the first ones again at the end (default: model by model)"
-    action.add_argument("--shuffle", type=integer, metavar="SEED", help=text)
-    text = "note each case in FILE before and after it runs; continue after the last one noted (default: no file)"
-    action.add_argument("--journal", type=Path, metavar="FILE", help=text)
 
 
 def add_evaluate(commands: Commands) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import random
 import shutil
 import sys
 import time
@@ -21,9 +20,9 @@ from bertlite.checkpoint.families import Origin
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DTYPES, Case, cases_for, choose
+from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import TOKENIZER
-from bertlite.parity.journal import check_noted
 from bertlite.support.environment import environment, write_record
 from bertlite.support.progress import Progress, count_of, in_words
 
@@ -33,7 +32,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
 LARGEST_IN_PAIRS = 30_000_000  # weights in layers; the quick choice for larger models has few pairs, in order
-AGAIN = 20  # in a random order, so many cases run once more at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +45,6 @@ class ParitySettings:
         families: run only other families, with random weights.
         all: run every case, not the quick choice.
         only: parts of names, one of which a case must have.
-        shuffle: the seed of a random order, at whose end the first cases run again.
-        journal: a file to note each case in, before and after it runs; an existing one goes on behind its last case.
     """
 
     shapes: tuple[str, ...] | None = None
@@ -56,8 +52,6 @@ class ParitySettings:
     families: bool = False
     all: bool = False
     only: tuple[str, ...] = ()
-    shuffle: int | None = None
-    journal: Path | None = None
 
 
 USUAL = ParitySettings()
@@ -101,7 +95,7 @@ def parity(
     Raises:
         ModuleNotFoundError: transformers is not installed.
         FileNotFoundError: there is no such checkpoint.
-        ValueError: no case matches, or there is no such device, or the journal is of other cases.
+        ValueError: no case matches, or there is no such device.
     """
     if not matching(known_cases(settings.device), settings.only):
         raise ValueError(f"no case matches {','.join(settings.only)!r}; `bertlite parity --list` names them")
@@ -147,31 +141,18 @@ def run_sections(
     quick = f"{total} of {whole} cases, which together cover all of them; --all runs every one"
     if progress:
         print(f"{whole} cases" if total == whole else quick, flush=True)
-    plan = {name: shuffled(cases, work[name].checkpoint, settings.shuffle) for name, cases in plan.items()}
     found: dict[str, list[Report]] = {}
-    with Progress(sum(map(len, plan.values())), "cases", what="parity", shown=progress) as bar:
+    with Progress(total, "cases", what="parity", shown=progress) as bar:
         for name, section in work.items():
             if verbose:
                 bar.print(f"\n{name}: {len(plan[name])} cases")
             found[name] = []
-            for report in check_noted(plan[name], settings.device, section.checkpoint, settings.journal, name):
+            for report in check_all(plan[name], settings.device, section.checkpoint):
                 if verbose or (progress and report.failed):
                     bar.print(str(report) if verbose else f"{name}\n{report}")
                 bar.advance()
                 found[name].append(report)
     return found
-
-
-def shuffled(cases: Sequence[Case], checkpoint: str | Path, seed: int | None) -> tuple[Case, ...]:
-    """Return cases in a random order, the first AGAIN once more at the end; as they are without a seed.
-
-    So a case that leaves something behind in the process is noticed by later ones.  Cases of large models keep their
-    order, in which each model is loaded once.
-    """
-    if seed is None or reference.weights_of_layers(checkpoint) > LARGEST_IN_PAIRS:
-        return tuple(cases)
-    drawn = random.Random(seed).sample(cases, len(cases))
-    return (*drawn, *drawn[:AGAIN])
 
 
 def matching(cases: Iterable[Case], only: Sequence[str]) -> tuple[Case, ...]:

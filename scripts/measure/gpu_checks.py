@@ -34,14 +34,13 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
     """Return {step: its commands}, each to be run from the checkout's root."""
     marked = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8"))
     cuda = ["--device", "cuda", "--out"]
-    bertlite = ["-m", "bertlite"]
     memory = ["-m", "scripts.measure.checkpointing", "--dtype", "bfloat16", "--batch-size", "32", "--length", "512"]
     steps = {
         "tests": [["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *marked]],
         "parity": [
             [
-                *[*bertlite, "parity", checkpoint, "--all", "--shapes", "base,large", "--shuffle", "0"],
-                *["--journal", f"{out}/{JOURNAL}", *cuda, f"{out}/parity-cuda.json"],
+                *["-m", "scripts.measure.gpu_parity", checkpoint, "--journal", f"{out}/{JOURNAL}"],
+                *[*cuda, f"{out}/parity-cuda.json"],
             ],
         ],
         "speed": [
