@@ -148,7 +148,8 @@ class BertConfig:
     read: ClassVar[Callable[..., "BertConfig"]]  # reads a checkpoint's; bertlite.checkpoint.families sets it
 
     def __post_init__(self) -> None:
-        self._check_types()
+        for each in fields(self):
+            check_type(each.name, getattr(self, each.name), each.type, each.default)
         self._set(hidden_act=self.hidden_act.rpartition("bertlite:")[2])
         check_values(self)
         self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
@@ -165,10 +166,6 @@ class BertConfig:
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)  # only while being made: afterwards the value is frozen
-
-    def _check_types(self) -> None:
-        for each in fields(self):
-            check_type(each.name, getattr(self, each.name), each.type, each.default)
 
     def _set_labels(self) -> None:
         named: Any = self.id2label

@@ -158,7 +158,7 @@ def in_transformers_4(cls: type[BertPreTrainedModel], config: BertConfig, stored
         yield FAILS, f"fails when it runs layers without heads ({format_some(headless)})"
     if config.hidden_act in ONLY_5:
         yield FAILS, f"does not support hidden_act {config.hidden_act!r}"
-    if DECODER_BIAS in stored and HEAD_BIAS not in stored and predicts_tokens(cls):
+    if DECODER_BIAS in stored and HEAD_BIAS not in stored and issubclass(cls, LanguageModelBody):
         yield FAILS, f"does not load {HEAD_BIAS} from {DECODER_BIAS}"
     if decoder_differs(config, stored):
         yield DIFFERS, f"ignores {DECODER}, which differs from the word embeddings, and uses the embeddings"
@@ -174,7 +174,8 @@ def in_transformers_5(cls: type[BertPreTrainedModel], config: BertConfig, stored
         yield DIFFERS, NO_PRUNING
     if (kind := POSITIONS[config.position_embedding_type]).in_bert and kind.in_scores:
         yield DIFFERS, f"computes absolute positions instead of {config.position_embedding_type}"
-    if not config.tie_word_embeddings and HEAD_BIAS in stored and DECODER_BIAS not in stored and predicts_tokens(cls):
+    untied = not config.tie_word_embeddings and issubclass(cls, LanguageModelBody)
+    if untied and HEAD_BIAS in stored and DECODER_BIAS not in stored:
         yield DIFFERS, f"initialises {DECODER_BIAS}, which it does not tie to {HEAD_BIAS}"
     if decoder_differs(config, stored):
         yield SAME, f"uses {DECODER}, which differs from the word embeddings, although the config ties them"
@@ -185,7 +186,8 @@ def tensors_in(cls: type[BertPreTrainedModel], config: BertConfig, stored: State
     model = make_skeleton(cls, config, {})
     wanted: State = model.state_dict()
     base = body_prefix(model)
-    state = {new: t for name, t in stored.items() if (new := name_in_transformers(name, base))}
+    names = {name: name if name.startswith(WRAPPER_PREFIXES) else current_name(name, base) for name in stored}
+    state = {new: stored[name] for name, new in names.items() if new}  # transformers keeps a wrapper's prefix
     for shared in (HEAD_BIAS, DECODER_BIAS, *([DECODER] if config.tie_word_embeddings else [])):
         wanted.pop(shared, None)
     absent = missing_parts(state, wanted, config)
@@ -201,15 +203,6 @@ def tensors_in(cls: type[BertPreTrainedModel], config: BertConfig, stored: State
         yield SAME, f"initialises the absent parts, with a warning: {', '.join(sorted(absent))}"
     if ignored:
         yield DIFFERS, f"ignores {len(ignored)} tensors: {format_some(ignored)}"
-
-
-def name_in_transformers(name: str, base: str) -> str | None:
-    """Return transformers' name of a tensor: bertlite's, but with a wrapper's prefix kept."""
-    return name if name.startswith(WRAPPER_PREFIXES) else current_name(name, base)
-
-
-def predicts_tokens(cls: type[BertPreTrainedModel]) -> bool:
-    return issubclass(cls, LanguageModelBody)
 
 
 def decoder_differs(config: BertConfig, stored: State) -> bool:

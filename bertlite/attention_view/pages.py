@@ -9,6 +9,7 @@ import hashlib
 import html
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,10 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:
             f"{drawn} maps of {len(maps.tokens)} tokens are {count:,} weights, and a page holds"
             f" {MOST_WEIGHTS:,}: choose layers or heads, or shorten the text"
         )
+    moved: dict[Head, float] = {}  # of the heads that both models have
     if against is not None:
         check_comparable(maps, against)
+        moved = {head: moved_share(maps, against, head) for head in maps.weights if head in against.weights}
     data = {
         "tokens": maps.tokens,
         "special": maps.special,
@@ -73,11 +76,9 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:
         "heads": maps.heads,
         "steps": STEPS,
         "targets": TARGETS,
-        "first": choose_first(maps, against),
+        "first": choose_first(maps, against, moved),
         "models": [describe_model(each) for each in models],
-        "moved": {}
-        if against is None
-        else {format_head(head): round(moved_share(maps, against, head), 4) for head in shared_heads(maps, against)},
+        "moved": {format_head(head): round(share, 4) for head, share in moved.items()},
     }
     style = read("page.css")
     script = '"use strict";\n' + "".join(map(read, SCRIPTS))
@@ -128,22 +129,15 @@ def encode_weights(weights: Tensor) -> str:
     ).decode()
 
 
-def shared_heads(maps: AttentionMaps, against: AttentionMaps) -> list[Head]:
-    """Return the heads that both models have."""
-    return [head for head in maps.weights if head in against.weights]
-
-
-def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str, Any]:
+def choose_first(maps: AttentionMaps, against: AttentionMaps | None, moved: Mapping[Head, float]) -> dict[str, Any]:
     """Choose the head that the page shows first, with the reason, and the token that it shows of a long text."""
     words = word_positions(maps)
-    if against is not None:
-        moved = {head: moved_share(maps, against, head) for head in shared_heads(maps, against)}
-        if moved and max(moved.values()) > 0:
-            head = max(moved, key=moved.__getitem__)
-            share = f"{100 * moved[head]:.0f}\N{NO-BREAK SPACE}%"
-            why = f"this one changed most of all heads that both have: {share} of its attention moved"
-            by_word = (maps.weights[head] - against.weights[head]).abs().sum(1)[words]
-            return {"head": head, "why": f"Shown first: {why}.", "token": words[int(by_word.argmax())]}
+    if against is not None and max(moved.values(), default=0) > 0:
+        head = max(moved, key=moved.__getitem__)
+        share = f"{100 * moved[head]:.0f}\N{NO-BREAK SPACE}%"
+        why = f"this one changed most of all heads that both have: {share} of its attention moved"
+        by_word = (maps.weights[head] - against.weights[head]).abs().sum(1)[words]
+        return {"head": head, "why": f"Shown first: {why}.", "token": words[int(by_word.argmax())]}
     clear = {head: clarity(maps, head) for head in maps.weights}
     if not clear:
         return {"head": (maps.layers[0], maps.heads[0]), "why": "Every head is pruned.", "token": words[0]}

@@ -61,14 +61,6 @@ def either(options: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def criterion_help() -> str:
-    normalisers = [name for name in NORMALISERS if name != "none"]
-    return (
-        f"{either(CRITERIA)}; options follow after slashes: {either(REDUCTIONS)}; {either(TARGETS)};"
-        f" {either(normalisers)}; inverted"
-    )
-
-
 # Arguments that several actions have ---------------------------------------------------------------------------------
 
 
@@ -134,12 +126,6 @@ def add_metric(action: Parser) -> None:
     text = "metric of the table: %(choices)s; f1 counts class 1 of two or, for words, every class except the first"
     usual = " (default: accuracy, f1 of tokens, or spearman)"
     action.add_argument("--metric", choices=METRICS, metavar="METRIC", help=text + usual)
-
-
-def add_calibration(action: Any) -> None:
-    """Add --calibration."""
-    text = "number of training examples for criteria and repair"
-    action.add_argument("--calibration", type=count, default=512, metavar="N", help=text)
 
 
 # The actions ---------------------------------------------------------------------------------------------------------
@@ -281,9 +267,11 @@ def add_run(actions: Commands) -> None:
     )
     add_data(action)
     add_training(action)
-    add_calibration(action)
+    text = "number of training examples for criteria and repair"
+    action.add_argument("--calibration", type=count, default=512, metavar="N", help=text)
+    options = "; ".join(either(name for name in each if name != "none") for each in (REDUCTIONS, TARGETS, NORMALISERS))
     for name, kind, default, text in (
-        ("--criteria", names, "michel,random", criterion_help()),
+        ("--criteria", names, "michel,random", f"{either(CRITERIA)}; after slashes {options}; inverted"),
         ("--fractions", numbers, "0.3,0.5,0.6,0.7,0.8,0.9", "shares of the heads to remove"),
         ("--repairs", names, "refit", "none, mean, refit"),
         ("--epochs", numbers, "0", "epochs of retraining"),

@@ -232,7 +232,7 @@ def main_compare(args: argparse.Namespace) -> int:
     for row in rows:
         if "p" in row:
             name = ", ".join(filter(None, describe_way(row)))
-            interval = show_interval(row["difference_low"], row["difference_high"], "+")
+            interval = show_interval(row["difference_low"], row["difference_high"], "+.1f")
             print(
                 f"{100 * row['fraction']:g} % {name}: {100 * row['difference']:+.1f}{interval} over {args.against},"
                 f" p = {row['p']:.3f}"

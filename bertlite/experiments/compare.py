@@ -224,9 +224,9 @@ def markdown_table(rows: Sequence[dict[str, Any]], headline: str) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body))
 
 
-def show_interval(low: float | None, high: float | None, sign: str = "") -> str:
-    """Return " [LOW, HIGH]" in percent; empty if there is none."""
-    return "" if low is None or high is None else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+def show_interval(low: float | None, high: float | None, form: str = ".1f", scale: float = 100) -> str:
+    """Return " [LOW, HIGH]", by default in percent; empty if there is none."""
+    return "" if low is None or high is None else f" [{scale * low:{form}}, {scale * high:{form}}]"
 
 
 def describe_way(row: dict[str, Any]) -> tuple[str, str, str]:

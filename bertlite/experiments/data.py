@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,12 @@ class Examples:
 
     def every_label(self) -> list[float]:
         """Return the labels of all texts, or of all words, in their order."""
-        return [x for label in self.labels for x in (label if isinstance(label, tuple) else (label,))]
+        return [label for _, label in self.located()]
+
+    def located(self) -> Iterator[tuple[str, float]]:
+        """Yield each label of a text or a word with its location; without locations, with the name of the examples."""
+        for place, label in zip(self.locations or repeat(self.name), self.labels, strict=False):
+            yield from ((place, x) for x in (label if isinstance(label, tuple) else (label,)))
 
     def sample(self, count: int | None, seed: int = 0) -> "Examples":
         """Draw examples without replacement; None returns all, in their order.

@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -117,10 +116,9 @@ class Task:
             if config.num_labels < 2:
                 raise ValueError(f"the head has 1 output, which is a regression; {self.name} needs 2 or more")
             known = {*range(config.num_labels), *([NO_LABEL] if self.words else [])}
-            for place, label in zip(examples.locations or repeat(examples.name), examples.labels, strict=False):
-                wrong = [x for x in (label if isinstance(label, tuple) else (label,)) if x not in known]
-                if wrong:
-                    raise ValueError(f"{place}: the label is {wrong[0]:g}; the head has 0 to {config.num_labels - 1}")
+            for place, label in examples.located():
+                if label not in known:
+                    raise ValueError(f"{place}: the label is {label:g}; the head has 0 to {config.num_labels - 1}")
         elif self.name == "regression" and config.num_labels != 1:
             raise ValueError(f"the head has {config.num_labels} outputs; regression has 1")
         self.check_labels(examples)
@@ -145,12 +143,11 @@ class Task:
         Raises:
             ValueError: the examples to learn from lack a class of the examples to evaluate on.
         """
-        known, found = {*train.every_label()}, zip(dev.locations or repeat(dev.name), dev.labels, strict=False)
-        for place, label in found if known and self.labels is torch.long else ():
-            new = [x for x in (label if isinstance(label, tuple) else (label,)) if x not in known and x != NO_LABEL]
-            if new:
+        known = {*train.every_label(), NO_LABEL}
+        for place, label in dev.located() if train.labels and self.labels is torch.long else ():
+            if label not in known:
                 raise ValueError(
-                    f"{place}: no example of {train.name} has the label {self.name_of(new[0], dev)!r}: add some there,"
+                    f"{place}: no example of {train.name} has the label {self.name_of(label, dev)!r}: add some there,"
                     " or leave the row out"
                 )
         seen = {*train.texts}

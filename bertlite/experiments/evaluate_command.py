@@ -16,7 +16,7 @@ from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.experiments.command import data_source
-from bertlite.experiments.compare import comparison, note_on_balance, note_on_predictions
+from bertlite.experiments.compare import comparison, note_on_balance, note_on_predictions, show_interval
 from bertlite.experiments.data import NO_LABEL, DataSource, EncodedExamples, Examples, read_examples, rows_of
 from bertlite.experiments.evaluate import BATCH, TASKS, Task, labelled, measure_metrics, predict, vectors_of
 from bertlite.experiments.files import class_names
@@ -233,22 +233,18 @@ def describe_evaluation(record: dict[str, Any]) -> Iterator[str]:
         yield f"  in {record['optimised']['dtype']} ({record['optimised']['backend']}), of its own results:{kept}"
     if found is not None:
         yield from metric_lines(record["against"], metric)
-        ends = span(found["difference_low"], found["difference_high"], "+")
+        ends = show_interval(found["difference_low"], found["difference_high"], "+.4f", scale=1)
         yield f"difference: {found['difference']:+.4f}{ends}, p {found['p']:.2g}"
     yield from (f"note: {note}" for note in record.get("notes", ()))
 
 
 def metric_lines(row: dict[str, Any], metric: str) -> Iterator[str]:
     """Yield the lines of a checkpoint's metrics."""
-    yield f"{row['checkpoint']}: {metric} {row[metric]:.4f}{span(row['low'], row['high'])}"
+    interval = show_interval(row["low"], row["high"], ".4f", scale=1)
+    yield f"{row['checkpoint']}: {metric} {row[metric]:.4f}{interval}"
     others = [name for name in row if name not in ("checkpoint", metric, "low", "high")]
     if others:
         yield "  " + "   ".join(f"{name} {row[name]:.4f}" for name in others)
-
-
-def span(low: float | None, high: float | None, sign: str = "") -> str:
-    """Return " [LOW, HIGH]"; empty if nothing varies."""
-    return "" if low is None or high is None else f" [{low:{sign}.4f}, {high:{sign}.4f}]"
 
 
 # Masked words: tokens are taken out of texts, and a masked language model predicts them; no labels are needed.

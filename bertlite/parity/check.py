@@ -99,7 +99,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     inputs = case_inputs(case, models.ours, models.source, device)
     ours = our_model(case, models.ours, inputs, tamper)
     references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
-    if needs_truth(case, device):
+    if rule_for(case, device, "grad." if case.feature in GRADIENTS else "") is as_well:
         references["truth"] = their_model(case, models.truth, inputs)
     if case.family:
         inputs = families.family_inputs(references["theirs"], inputs, models.ours.config.pad_token_id or 0)
@@ -172,11 +172,6 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
         and not tensor.startswith("grad.")
     )
     return exactly if exact else as_well
-
-
-def needs_truth(case: Case, device: str) -> bool:
-    """Return whether the rules of a case need a float64 reference."""
-    return rule_for(case, device, "grad." if case.feature in GRADIENTS else "") is as_well
 
 
 def our_model(case: Case, model: BertPreTrainedModel, inputs: CaseInputs, tamper: Tamper | None) -> nn.Module:

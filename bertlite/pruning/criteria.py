@@ -7,7 +7,7 @@ Shapes:  L layers · N units as built, heads or neurons · n units of one layer 
          in each of D rows · K examples, tokens or batches · R rows · S positions
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,12 +90,9 @@ class Criterion:
         return tuple(name for name in REDUCTIONS_OF[unit] if self.measurement.by_token or name != "token")
 
 
-def table(criteria: Iterable[Criterion]) -> dict[str, Criterion]:
-    return {criterion.name: criterion for criterion in criteria}
-
-
-CRITERIA = table(
-    (
+CRITERIA = {
+    criterion.name: criterion
+    for criterion in (
         Criterion(
             "michel",
             "mean |g|, with g = ∂L/∂ξ the gradient of the loss in the unit's gate",
@@ -103,13 +100,7 @@ CRITERIA = table(
             GATE_GRADIENTS,
             lambda gradients: gradients.abs(),
         ),
-        Criterion(
-            "fisher",
-            "mean g²",
-            "Kwon et al. 2022, arXiv:2204.09656",
-            GATE_GRADIENTS,
-            lambda gradients: gradients.square(),
-        ),
+        Criterion("fisher", "mean g²", "Kwon et al. 2022, arXiv:2204.09656", GATE_GRADIENTS, lambda g: g.square()),
         Criterion(
             "leave_one_out",
             "measured increase of the loss without the unit; for each a forward from its layer on",
@@ -131,20 +122,14 @@ CRITERIA = table(
             ATTENTIONS,
             lambda weights: weights.amax(-1),
         ),
-        Criterion(
-            "random",
-            "uniform in 0 to 1, by the seed",
-            "",
-            NOISE,
-            lambda noise: noise,
-        ),
+        Criterion("random", "uniform in 0 to 1, by the seed", "", NOISE, lambda noise: noise),
     )
-)
+}
 
 
 def criteria_for(unit: str) -> dict[str, Criterion]:
     """Return the criteria that score "head"s or "neuron"s, by name."""
-    return table(criterion for criterion in CRITERIA.values() if unit in criterion.units)
+    return {name: criterion for name, criterion in CRITERIA.items() if unit in criterion.units}
 
 
 def check_scores_unit(criterion: Criterion, unit: str) -> None:

@@ -24,18 +24,8 @@ LENGTHS: Choices = {name: name for name in ("longest", "max_length")}
 STRATEGIES: Choices = {name: name for name in ("longest_first", "only_first", "only_second")}
 PADDING: Choices = {**dict.fromkeys((False, None, "do_not_pad")), True: "longest", **LENGTHS}
 TRUNCATION: Choices = {**dict.fromkeys((False, None, "do_not_truncate")), True: "longest_first", **STRATEGIES}
-CLEANED = (
-    ".",
-    "?",
-    "!",
-    ",",
-    "' ",
-    "n't",
-    "'m",
-    "'s",
-    "'ve",
-    "'re",
-)  # they lose the space before them, in this order
+# they lose the space before them, in this order
+CLEANED = (".", "?", "!", ",", "' ", "n't", "'m", "'s", "'ve", "'re")
 COLUMNS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}  # in an Encoding
 
 

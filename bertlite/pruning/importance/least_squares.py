@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -187,7 +186,8 @@ class Track:
     @classmethod
     def start(cls, model: BertLike, batch: Batch) -> "Track":
         """Return the states and the arguments of the first layer."""
-        return cls(*arguments_of(model, 0, partial(run, model, batch, **options_of(model))))
+        uncached = {"use_cache": False} if model.config.is_decoder else {}
+        return cls(*arguments_of(model, 0, partial(run, model, batch, **EVERY_TOKEN, **uncached)))
 
     def units(self, structure: Structure, block: BertLayer) -> Tensor:
         """Return the outputs of a layer's heads or neurons, the inputs of their projection."""
@@ -280,7 +280,3 @@ def refit_(parts: Sequence[nn.Linear], tokens: Iterable[tuple[Tensor, Tensor, Te
     for part, fit, shift in zip(parts, weight.split(sizes), bias.split(sizes), strict=True):
         part.weight.copy_(fit)
         part.bias.copy_(shift)
-
-
-def options_of(model: BertLike) -> dict[str, Any]:
-    return {**EVERY_TOKEN, **({"use_cache": False} if model.config.is_decoder else {})}

@@ -30,37 +30,30 @@ def draw_class(logits: Tensor, noise: Tensor) -> Tensor:
     return below.sum(-1).clamp(max=logits.shape[-1] - 1)
 
 
-def class_nll(logits: Tensor, labels: Tensor) -> Tensor:
-    return -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
-
-
 def categorical_divergence(p: Tensor, q: Tensor) -> Tensor:
     return F.kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True).sum(-1)
 
 
-def flag_divergence(p: Tensor, q: Tensor) -> Tensor:
-    return categorical_divergence(torch.stack([p, 0 * p], -1), torch.stack([q, 0 * q], -1)).sum(-1)
-
-
-def squared_distance(p: Tensor, q: Tensor) -> Tensor:
+def half_squared_distance(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).square().sum(-1) / 2
 
 
-def class_disagreement(p: Tensor, q: Tensor) -> Tensor:
-    return (p.argmax(-1) != q.argmax(-1)).to(p.dtype)
-
-
-CLASS = Distributions(draw_class, class_nll, categorical_divergence, class_disagreement)
+CLASS = Distributions(
+    draw_class,
+    lambda logits, labels: -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0],
+    categorical_divergence,
+    lambda p, q: (p.argmax(-1) != q.argmax(-1)).to(p.dtype),
+)
 FLAGS = Distributions(
     lambda logits, noise: (noise < logits.sigmoid()).to(logits.dtype),
     lambda logits, labels: F.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(-1),
-    flag_divergence,
+    lambda p, q: categorical_divergence(*(torch.stack([x, 0 * x], -1) for x in (p, q))).sum(-1),
     lambda p, q: ((p > 0) != (q > 0)).to(p.dtype).sum(-1),
 )
 NORMAL = Distributions(  # with variance 1
     lambda mean, noise: mean + torch.special.ndtri(noise.clamp(1e-12, 1 - 1e-12)).to(mean.dtype),
-    lambda mean, labels: (mean - labels).square().sum(-1) / 2,
-    squared_distance,
+    half_squared_distance,
+    half_squared_distance,
     lambda p, q: torch.zeros_like(p[..., 0]),  # numbers have no labels that differ
 )
 FAMILIES = {"class": CLASS, "flags": FLAGS, "number": NORMAL}  # {label_kind of a head: distributions}
