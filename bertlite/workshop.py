@@ -15,7 +15,7 @@ from bertlite.inspection import inspect
 from bertlite.shipping.convert import convert
 from bertlite.shipping.export import export
 from bertlite.shipping.pack import pack
-from bertlite.support.env import env
+from bertlite.support.environment import env
 
 __all__ = [
     "PruneSettings",

@@ -281,7 +281,7 @@ def add_env(commands: Commands) -> None:
     command(
         commands,
         "env",
-        "bertlite.support.env",
+        "bertlite.support.environment",
         function="env",
         summary="print the versions, the processor and the kernels, for bug reports",
         examples=("--json",),

@@ -86,14 +86,6 @@ def crossed_estimate(figures: Figures, count: int) -> Estimate:
     return Estimate(difference_of_means(whole), tuple(part for part in parts if part[0] > ROUNDING**2))
 
 
-def clustered_estimate(clusters: Sequence[Sequence[float]]) -> Estimate:
-    """Estimate the mean of the clusters' means, such as tasks' with several models each: Student's t over clusters."""
-    means = np.array([np.mean(values) for values in clusters])
-    if len(means) < 2:
-        return Estimate(float(means[0]), ())
-    return Estimate(float(means.mean()), ((float(means.var(ddof=1)) / len(means), len(means) - 1),))
-
-
 def difference_of_means(samples: Sequence[Array]) -> float:
     """Return the mean of the first sample, minus the second's if there is one."""
     first, *others = (float(np.mean(each)) for each in samples)

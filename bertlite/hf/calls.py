@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from bertlite.hf import compat
-from bertlite.hf.cache import LayerCache, past_of
-from bertlite.hf.masks import OURS, gets_context, head_mask_of, is_ours, mask_tensor
+from bertlite.hf.masks import OURS, LayerCache, gets_context, head_mask_of, is_ours, mask_tensor, past_of
 from bertlite.stack.attention import BACKENDS, Backend, LayerContext
 from bertlite.stack.body import BertBody
 from bertlite.stack.inputs import ForwardArgs, values_readable

@@ -19,9 +19,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.models.bert import modeling_bert as stock
 
 from bertlite.config import kept_neurons, normalise_heads
-from bertlite.hf.cache import past_of
 from bertlite.hf.compat import CACHE, IGNORED, complete_config_, run_registered
-from bertlite.hf.masks import gate_of, gets_context, layer_context
+from bertlite.hf.masks import gate_of, gets_context, layer_context, past_of
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.models import structure as pruning
 from bertlite.stack import modules

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import compat
-from bertlite.hf.cache import past_of
 from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention, with_own_weights
-from bertlite.hf.masks import head_mask_of, mask_tensor
+from bertlite.hf.masks import head_mask_of, mask_tensor, past_of
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
 from bertlite.stack.attention import LayerContext

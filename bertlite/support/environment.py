@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -88,6 +88,30 @@ def environment(device: str = "cpu") -> dict[str, Any]:
             "driver": nvidia_driver(),
         }
     return facts
+
+
+def env() -> dict[str, Any]:
+    """Return the versions, the processor, and the sets of kernels that it runs, the best first; JSON-ready.
+
+    Nothing is compiled.  If no kernels can run, `kernels` has the reason instead.
+    """
+    import torch
+
+    from bertlite.runtime.library import NativeKernelsError, missing_platform, usable_sets
+
+    try:
+        kernels = missing_platform() or ", ".join(each.name for each in usable_sets())
+    except NativeKernelsError as error:  # BERTLITE_NATIVE names a set that cannot run here
+        kernels = str(error)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {"what": "bertlite env", **environment(device), "kernels": kernels}
+
+
+def summary_lines(record: Mapping[str, Any], out: object) -> Iterator[str]:
+    """Yield a line for each entry."""
+    for name, value in record.items():
+        inner = [f"{key} {each}" for key, each in value.items() if each is not None] if isinstance(value, dict) else []
+        yield f"{name}: {', '.join(inner) if inner else value}"
 
 
 def nvidia_driver() -> str | None:

@@ -23,9 +23,10 @@ from bertlite.cli.parts import FOLDER, RECORD, number, paths
 from bertlite.embed import Embedder
 from bertlite.experiments.compare import comparison
 from bertlite.experiments.evaluate import TASKS
-from bertlite.experiments.statistics import Array, clustered_estimate
+from bertlite.experiments.statistics import Array
 from bertlite.support.environment import environment, write_record
 from scripts.measure.budgets import tasks
+from scripts.measure.clusters import clustered_estimate
 
 SOURCES, EACH = (tasks.agnews, tasks.TASKS["subj"].rows, tasks.clinc150), 1600  # of the texts to fit to
 TARGETS = ("50%", "30%", "20%")

@@ -37,7 +37,7 @@ from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import TASKS, Task, metrics_of, predict
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
-from bertlite.experiments.statistics import Estimate, clustered_estimate
+from bertlite.experiments.statistics import Estimate
 from bertlite.pruning.importance import macs
 from bertlite.support.environment import version_of, write_record
 from bertlite.support.progress import Progress
@@ -46,6 +46,7 @@ from bertlite.support.timing import alternate, quartiles, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.methods import FEWER, OURS, WAYS, OfLayers, Subject, Way, library
 from scripts.measure.budgets.picture import draw
+from scripts.measure.clusters import clustered_estimate
 
 PICTURE = ".png"
 LENGTH = 128  # tokens of the sequence whose MACs are counted
