@@ -65,7 +65,7 @@ class Encoder:
         about, self.kernels = file.about, kernels
         self.numbers, self.embeddings = about["numbers"], about["embeddings"]
         self.prefix = "" if about["class"] == "BertModel" else "bert."
-        self.tensors, self.layers = file.tensors, file.layers  # the structs point into them
+        self.tensors, self.layers, self.words = file.tensors, file.layers, file.words  # the structs point into them
         written = shape_from(about["shape"], Blocks(*about["blocks"]))
         shape = lay_in_blocks_(written, self.layers, kernels.blocks(self.numbers))
         self.model = shape.describe(self.layers.ctypes.data)
@@ -145,6 +145,8 @@ class Encoder:
     def ids(self, ids: NDArray[np.int64], segments: NDArray[np.int64] | None, ends: NDArray[np.int32]) -> Ids:
         """Return the struct of token ids and the tables of embeddings."""
         about, tables = self.embeddings, {name: self.table(name) for name in ("word", "token_type", "position")}
+        if self.words is not None:
+            self.words.read(ids)
         norm = [self.tensors[f"{self.prefix}embeddings.LayerNorm.{part}"].ctypes.data for part in ("weight", "bias")]
         counts = {name: 0 if table is None else len(table) for name, table in tables.items()}
         has_positions = tables["position"] is not None

@@ -2,21 +2,20 @@
 
 A processor may have several sets of instructions.  The best is taken whose kernels load and pass a self-test, and
 whose bfloat16 is not slow.  Times are measured once and kept in a file next to the kernels.
+
+Only functions that start programs import `subprocess`, `shutil` and `tempfile`, and none `hashlib`: they take 5 MB.
 """
 
 import contextlib
 import copyreg
 import ctypes
-import hashlib
 import json
 import logging
 import os
 import platform
 import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -47,8 +46,8 @@ ON_MAC |= {"avx2_0": "avx2", "fma": "fma"}
 ON_X86 = platform.machine() in ("x86_64", "AMD64")
 AVX2_ON_WINDOWS = 40  # PF_AVX2_INSTRUCTIONS_AVAILABLE; every processor that has it has fma
 MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("x86_64", "arm64"), "win32": ("AMD64",)}
-HASH_SIZE = hashlib.sha256().digest_size
 log = logging.getLogger("bertlite")
+CHECKSUM_SIZE = 4
 
 
 class NativeKernelsError(RuntimeError):
@@ -109,6 +108,8 @@ INSTRUCTION_SETS = {  # from the best to the most common
 def processor_flags() -> frozenset[str]:
     """Return the flags of this processor, as in Linux's /proc/cpuinfo."""
     if sys.platform == "darwin":
+        import subprocess
+
         features = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True).stdout
         return frozenset(flag for feature, flag in ON_MAC.items() if f".{feature}: 1" in features)
     if sys.platform == "win32":
@@ -232,7 +233,7 @@ def measured_once(
     Args:
         key: names everything that they depend on.
     """
-    name = f"speed-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json"
+    name = f"speed-{checksum(repr(key).encode()).hex()}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, NativeKernelsError):  # none, or damaged
         found = json.loads((cache_folder() / name).read_text(encoding="utf-8"))["seconds"]
         return {way: float(found[way]) for way in ways}
@@ -282,10 +283,12 @@ def kernels_for(name: str, reproducible: bool = False) -> Kernels:
 
 def file_name(wanted: InstructionSet) -> str:
     """Return a name that is unique to these sources and flags."""
-    digest = hashlib.sha256(repr((FLAGS, wanted.flags)).encode())
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.name.encode() + source.read_bytes())
-    return f"{wanted.name}-{digest.hexdigest()[:16]}.so"
+    sources = b"".join(source.name.encode() + source.read_bytes() for source in sorted(SOURCES.iterdir()))
+    return f"{wanted.name}-{checksum(repr((FLAGS, wanted.flags)).encode() + sources).hex()}.so"
+
+
+def checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(CHECKSUM_SIZE, "big")
 
 
 def cache_folder() -> Path:
@@ -314,9 +317,9 @@ def own_folder(folder: Path) -> Path:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether a compiled library is there and complete: it ends in the hash of everything before."""
+    """Return whether a compiled library is there and complete: it ends in the checksum of everything before."""
     found = path.read_bytes() if path.exists() else b""
-    return len(found) > HASH_SIZE and found[-HASH_SIZE:] == hashlib.sha256(found[:-HASH_SIZE]).digest()
+    return len(found) > CHECKSUM_SIZE and found[-CHECKSUM_SIZE:] == checksum(found[:-CHECKSUM_SIZE])
 
 
 def compile_once(wanted: InstructionSet, path: Path) -> None:
@@ -338,6 +341,9 @@ def compile_once(wanted: InstructionSet, path: Path) -> None:
 
 def compile_kernels(wanted: InstructionSet, path: Path) -> None:
     """Compile the kernels to a path, which appears when they are complete."""
+    import subprocess
+    import tempfile
+
     compiler = find_compiler()
     announce(compiler[0])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -356,7 +362,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
                 " set CXX to GCC 11 or newer, or log 'bertlite' at DEBUG to see all errors"
             )
         with built.open("rb+") as file:
-            file.write(hashlib.sha256(file.read()).digest())  # the loader does not look at the end
+            file.write(checksum(file.read()))  # the loader does not look at the end
             file.flush()
             os.fsync(file.fileno())
         os.replace(built, path)
@@ -370,6 +376,8 @@ def announce(compiler: str) -> None:
 
 def find_compiler() -> list[str]:
     """Return the command of the user's C++ compiler: CXX, or c++, g++ or clang++."""
+    import shutil
+
     try:
         own = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The packed weights of a folder: read whole, checked, and laid in the blocks of this machine's kernels.
+"""The packed weights of a folder: read, checked, and laid in the blocks of this machine's kernels.
 
 They are in a safetensors file (https://github.com/huggingface/safetensors#format).  In its metadata "native" describes
 the model, and "crc32" is the checksum of all tensors and of the header without "crc32".
@@ -6,9 +6,11 @@ the model, and "crc32" is the checksum of all tensors and of the header without 
 
 import json
 import mmap
+import os
 import sys
+import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -33,22 +35,58 @@ DTYPES = {  # bfloat16 as its bits
     "I8": np.int8,
     "U8": np.uint8,
 }
-CHUNK = 1 << 16  # bytes of the other tensors that are read at once
+CHUNK = 1 << 16  # bytes that are read at once for the checksum alone
 WAY_OUT = "optimise the model again and save it"
 Bytes = NDArray[np.uint8]
 
 
+class Rows:
+    """The rows of a table in a file, each read when it is first needed.
+
+    Mapping the file would take more memory: Linux maps up to 2 MB around a byte that is read.
+
+    Args:
+        file: a descriptor of the file, which is closed with this object.
+        start: the first byte of the table in the file.
+        table: memory for all rows.
+    """
+
+    def __init__(self, file: int, start: int, table: NDArray[Any]) -> None:
+        self.file, self.start, self.table = file, start, table
+        self.is_read, self.written = np.zeros(len(table), dtype=bool), os.fstat(file).st_mtime_ns
+        weakref.finalize(self, os.close, file)
+
+    def read(self, indices: NDArray[np.int64]) -> None:
+        """Read these rows, if the table has them; several threads may.
+
+        Raises:
+            OSError: the file was written over.
+        """
+        known = indices[(indices >= 0) & (indices < len(self.table))]
+        missing = sorted({*known[~self.is_read[known]].tolist()})
+        if missing and os.fstat(self.file).st_mtime_ns != self.written:
+            raise OSError(f"{FILE} was written over after it was loaded: load the folder again")
+        for i in missing:
+            row = self.table[i]
+            row[:] = np.frombuffer(os.pread(self.file, row.nbytes, self.start + i * row.nbytes), row.dtype)
+        self.is_read[missing] = True
+
+
 class PackedFile(NamedTuple):
-    """A file's description of its model, the weights of all layers, in memory, and all other tensors, mapped."""
+    """A file's description of its model, the weights of all layers, and all other tensors."""
 
     about: dict[str, Any]
     layers: Bytes
     tensors: dict[str, NDArray[Any]]
     dtypes: dict[str, str]  # the dtype of each tensor, as safetensors names it
+    words: Rows | None  # the rows of the word embeddings, if they are read later
 
 
-def read_packed(path: Path) -> PackedFile:
-    """Read a file whole and compare it with its checksum.
+def read_packed(path: Path, *, words_later: bool = False) -> PackedFile:
+    """Read a file and compare it with its checksum.
+
+    Args:
+        words_later: leave the word embeddings empty, to be filled by `words`.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -61,17 +99,22 @@ def read_packed(path: Path) -> PackedFile:
     with path.open("rb") as file:
         header = read_header(path, file)
         first, metadata = file.tell(), header.get("__metadata__", {})
-        about = read_about(path, metadata)
-        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+        about, left = read_about(path, metadata), path.stat().st_size - first
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        tensors = {name: view(path, mapped, first, entry) for name, entry in entries.items()}
-        layers = aligned(tensors.pop(LAYERS, mapped[:0]).nbytes)
-        file.readinto(layers.data)  # they come first
-        if about["format"] > FORMATS[0]:
-            found = checksum(header, chain([layers], iter(lambda: file.read(CHUNK), b"")))
-            if f"{found:08x}" != metadata.get("crc32"):
-                raise ValueError(f"{path} is damaged: its bytes are not as written; {WAY_OUT}")
-    return PackedFile(about, layers, tensors, {name: entry["dtype"] for name, entry in entries.items()})
+        tensors, words, parts = {}, None, []
+        for name, entry in entries.items():
+            later = words_later and hasattr(os, "pread") and name.endswith(WORDS)  # no pread on Windows
+            tensors[name] = allocate(path, entry, left, untouched if later else aligned)
+            start = first + entry["data_offsets"][0]
+            parts.append(read_bytes(file, start, tensors[name], keep=not later))
+            if later:
+                words = Rows(os.dup(file.fileno()), start, tensors[name])
+        found = checksum(header, chain(*parts, iter(lambda: file.read(CHUNK), b"")))
+        if about["format"] > FORMATS[0] and f"{found:08x}" != metadata.get("crc32"):
+            raise ValueError(f"{path} is damaged: its bytes are not as written; {WAY_OUT}")
+    layers = tensors.pop(LAYERS, aligned(0)).view(np.uint8).ravel()
+    dtypes = {name: entry["dtype"] for name, entry in entries.items()}
+    return PackedFile(about, layers, tensors, dtypes, words)
 
 
 def read_header(path: Path, file: BinaryIO) -> dict[str, Any]:
@@ -114,13 +157,29 @@ def checksum(header: dict[str, Any], parts: Iterable[Any]) -> int:
     return found
 
 
-def view(path: Path, data: Bytes, first: int, entry: dict[str, Any]) -> NDArray[Any]:
-    """Return a tensor of a file as an array; raise ValueError if its entry in the header describes none."""
+def allocate(path: Path, entry: dict[str, Any], left: int, memory: Callable[[int], Bytes]) -> NDArray[Any]:
+    """Return memory for a tensor of a file; raise ValueError if its entry in the header describes none.
+
+    Args:
+        left: the number of bytes after the header.
+    """
     try:
         (start, end), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(DTYPES[entry["dtype"]])
-        return data[first + start : first + end].view(dtype).reshape(shape)
+        if not 0 <= start <= end <= left:
+            raise ValueError(f"{left} bytes follow the header")
+        return memory(end - start).view(dtype).reshape(shape)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {entry!r} is no tensor ({error!r}); {WAY_OUT}") from None
+
+
+def read_bytes(file: BinaryIO, start: int, x: NDArray[Any], *, keep: bool) -> Iterator[Any]:
+    """Read the bytes of a tensor into its memory if they are to be kept, and yield them."""
+    file.seek(start)
+    if keep:
+        file.readinto(x.data)
+        yield x
+    for end in range(0, 0 if keep else x.nbytes, CHUNK):
+        yield file.read(min(CHUNK, x.nbytes - end))
 
 
 def pack_matrix(
@@ -173,3 +232,8 @@ def aligned(size: int) -> Bytes:
     data = np.empty(size + ALIGNMENT, dtype=np.uint8)
     start = -data.ctypes.data % ALIGNMENT
     return data[start : start + size]
+
+
+def untouched(size: int) -> Bytes:
+    """Return `size` bytes of memory whose pages are taken when they are first written."""
+    return np.frombuffer(mmap.mmap(-1, max(1, size)), np.uint8, size)

@@ -58,7 +58,7 @@ class PackedModel:
         check_count("batch_tokens", self.batch_tokens)
         settings = {**about["texts"], "prompts": tuple(map(tuple, about["texts"]["prompts"].items()))}
         self.texts = Texts(self.folder / TOKENIZER, TextSettings(**settings))
-        self.about, file = about, read_packed(self.folder / FILE)
+        self.about, file = about, read_packed(self.folder / FILE, words_later=True)
         kernels = load_kernels(file.about.get("reproducible") is True)
         self.encoder = Encoder(file, kernels)
         self.head = self.encoder.head if self.kind != "encoder" else None

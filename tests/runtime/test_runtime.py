@@ -60,7 +60,8 @@ def made(kind: str) -> BertModel:
 def test_states_are_those_of_the_torch_path_bit_for_bit(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     quick = optimize_for_inference(made(kind), dtype=dtype, backend="native")
     quick.save(tmp_path / "quick")
-    encoder = Encoder(read_packed(tmp_path / "quick" / FILE), load_kernels())
+    file = read_packed(tmp_path / "quick" / FILE, words_later=True)
+    encoder = Encoder(file, load_kernels())
     ids = torch.randint(2, 61, (sum(LENGTHS),), generator=torch.Generator().manual_seed(1))
     ends = torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32)
     wanted = quick(ids, cu_seqlens=ends)
@@ -70,6 +71,22 @@ def test_states_are_those_of_the_torch_path_bit_for_bit(kind: str, dtype: torch.
         assert np.array_equal(found.pooled, wanted.pooler_output.float().numpy())
     firsts = encoder.run(ids.numpy(), np.zeros_like(ids.numpy()), LENGTHS, first_only=True)
     assert np.array_equal(firsts.tokens, found.tokens[ends[:-1].numpy()])
+    assert file.words is not None
+    assert {*np.flatnonzero(file.words.is_read)} == {*ids.tolist()}, "a row is read when it is needed"
+    whole = read_packed(tmp_path / "quick" / FILE).tensors["embeddings.word_embeddings.weight"]
+    assert np.array_equal(file.words.table, np.where(file.words.is_read[:, None], whole, 0))
+
+
+def test_a_file_written_over_after_it_was_loaded_is_an_error(tmp_path: Path) -> None:
+    optimize_for_inference(made("bert"), dtype=torch.float32, backend="native").save(tmp_path / "quick")
+    path = tmp_path / "quick" / FILE
+    encoder = Encoder(read_packed(path, words_later=True), load_kernels())
+    encoder.run(np.array([3, 4]), None, [2])
+    with path.open("rb+") as file:
+        file.write(bytes(path.stat().st_size))
+    assert len(encoder.run(np.array([4, 3]), None, [2]).tokens) == 2, "these rows were read before"
+    with pytest.raises(OSError, match=r"native\.safetensors was written over after it was loaded: load the folder"):
+        encoder.run(np.array([3, 5]), None, [2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
@@ -247,8 +264,11 @@ def test_what_the_runtime_lacks_is_refused_before_anything_is_written(folders: A
 
 ALONE = """
 import os, sys
+import numpy, tokenizers
+before = {*sys.modules}
 from bertlite import runtime
 model = runtime.load(sys.argv[1], threads=2)
+assert not {"hashlib", "subprocess"} & ({*sys.modules} - before), "they take 4 MB"
 first = model.encode(["a dog", "the cat sat on the mat"] * 20)
 if not (child := os.fork()):
     os._exit(not (model.encode(["a dog"]) == first[:1]).all())

@@ -6,7 +6,7 @@ calls       its functions and structs
 weights     a model's weights, packed
 encoder     NativeEncoder, in place of BertEncoder
 conversion  the copy of a model that has it, or the reason why not
-saving      packed weights saved, and mapped again
+saving      packed weights saved, and read again
 model       the forward in one call
 linear      a linear layer outside the encoder
 choice      whether the kernels are used

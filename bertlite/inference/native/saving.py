@@ -1,8 +1,8 @@
 """Save a model with packed weights, and load it again without packing.
 
-Everything is in one safetensors file.  The packed weights are one tensor of bytes.  Embeddings, pooler and head are
-mapped, with their names in a checkpoint.  The metadata hold the config and the rest of the description, as JSON.  If a
-processor's kernels have other blocks, a copy is packed.  All sizes follow from the config; other sizes are refused.
+Everything is in one safetensors file.  The packed weights are one tensor of bytes.  Embeddings, pooler and head have
+their names in a checkpoint.  The metadata hold the config and the rest of the description, as JSON.  If a processor's
+kernels have other blocks, a copy is packed.  All sizes follow from the config; other sizes are refused.
 """
 
 import json

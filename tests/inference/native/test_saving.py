@@ -1,4 +1,4 @@
-"""bertlite/inference/native/saving.py: an optimised model that is saved is mapped again, or refused with a reason."""
+"""bertlite/inference/native/saving.py: an optimised model that is saved is read again, or refused with a reason."""
 
 import copy
 import json
@@ -69,8 +69,8 @@ def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, tmp_path):
     quick = optimize_for_inference(model, dtype=dtype, backend="native")
     quick.save(tmp_path / "quick")
     again = InferenceModel.load(tmp_path / "quick")
-    if (maps := Path("/proc/self/maps")).exists():
-        assert str(tmp_path / "quick" / "native.safetensors") in maps.read_text(), "it was copied"
+    with (tmp_path / "quick" / FILE).open("rb+") as file:  # what is loaded does not change with the file
+        file.write(bytes((tmp_path / "quick" / FILE).stat().st_size))
     assert (again.backend, again.compute_dtype, again.config) == ("native", dtype, quick.config)
     outs = [each(IDS).to_tuple() for each in (quick, again)]
     assert len(outs[0]) == len(outs[1])
