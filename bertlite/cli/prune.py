@@ -153,7 +153,7 @@ def add_to(actions: Commands) -> None:
         starts="prune to {target}: loading {checkpoint}",
         description=TO,
     )
-    text = "2x, 40%%, 15ms or 30MB; several targets share one search and get folders in FOLDER, such as FOLDER/2x"
+    text = "2x, 40%%, 15ms or 30MB; 2x+ may be exceeded; several targets share one search and get folders in FOLDER, such as FOLDER/2x"
     action.add_argument("target", nargs="+", metavar="TARGET", help=text)
     add_checkpoint(action)
     group = add_texts(action)

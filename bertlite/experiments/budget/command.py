@@ -101,7 +101,7 @@ def prune_to(
     Args:
         checkpoint: a folder or a hub id; or a loaded model, which is not changed.  If that is an encoder, its vectors
             are the means of its states, since it does not have the modules of its folder.
-        target: "2x", "40%", "15ms" or "30MB"; or several, which share one search.
+        target: "2x", "40%", "15ms" or "30MB", and "2x+" for 2x or more; or several, which share one search.
         texts: a file of texts of the kind that the model will see, or the texts: strings, or pairs of them.
         folder: the folder to write; for several targets each has a folder in it, such as FOLDER/2x.
         tokenizer: the tokenizer of a loaded model; by default the checkpoint's.

@@ -131,7 +131,8 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     if report["distilled"]:
         print(describe_distillation(report))
-    print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
+    nothing = " (nothing had to be removed)" if report["macs"] == 1 else ""
+    print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's{nothing}")
     print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")
     if "vocabulary" in report:
         print(*describe(report["vocabulary"]), SAME_TOKENS, sep="\n")

@@ -295,7 +295,7 @@ class Search:
         whole = self.unpruned[1] if self.converts else TimeRatio.of(self.time_ratios(times["dense"], times["dense"]))
         high_ratio = self.time_correction * whole.median
         if high_ratio <= 1:
-            return choose_sizes(losses, costs, high), high_ratio
+            return self.own_sizes(), high_ratio
         for attempt in range(ATTEMPTS):
             share = (1 - SPARE / 2 - best_ratio) / (high_ratio - best_ratio) if attempt % 3 < 2 else 0.5
             budget = low + min(max(share, 0.02), 0.98) * (high - low)
@@ -333,14 +333,18 @@ class Search:
         return speed_of(self.unpruned[0])
 
     def check_reachable(self) -> None:
-        """Raise ValueError if even a model without any head or neuron is too slow, or the given one is fast enough."""
+        """Raise ValueError if even a model without any head or neuron is too slow, or the given one is fast enough.
+
+        A target with a plus may be met by the given one.
+        """
         if not self.target.is_timed or self.target.is_met_by_all:
             return
-        if self.converts and self.unpruned[1].verdict in ("right", "fast"):
-            alone = self.speed_alone["speedup"]["median"]
+        if self.converts and not self.target.at_least and self.unpruned[1].verdict in ("right", "fast"):
+            alone, text = self.speed_alone["speedup"]["median"], self.target.text
             raise ValueError(
-                f"the target {self.target.text} needs no pruning: the given model in this dtype is {alone:.3g} x as"
-                " fast as in its own; run it so by optimize_for_inference(…, dtype=…), or write a larger target"
+                f"the target {text} needs no pruning: the given model in this dtype is {alone:.3g} x as fast as in its"
+                f" own; run it so by optimize_for_inference(…, dtype=…), write a larger target such as {2 * alone:.3g}x,"
+                f" or write {text}+ to go on all the same"
             )
         times, ratio = self.smallest
         if ratio.verdict == "slow":
@@ -400,8 +404,8 @@ class Search:
             self.progress.stage("clock")
             times, ratio = self.time(model)
             verdict = ratio.verdict if self.target.is_timed and not self.target.is_met_by_all else "right"
-            if verdict == "fast" and plan.sizes == self.own_sizes():
-                verdict = "right"  # nothing had to be removed
+            if verdict == "fast" and (self.target.at_least or plan.sizes == self.own_sizes()):
+                verdict = "right"  # or nothing had to be removed
             if verdict in ("right", None) or attempt == REFINEMENTS:
                 break
             if not math.isnan(plan.ratio):  # else a misread clock chose too small or too large a model: search again

@@ -1,6 +1,6 @@
 """Budgets, and the work that they are for.
 
-A budget is a speed ("2x" the dense model's), a share of its MACs ("40%"), a time ("15ms") or the size of the weights
+A budget is a speed ("2x" the dense model's; "2x+" is that or more), a share of its MACs ("40%"), a time ("15ms") or the size of the weights
 file ("30MB", or a share of the given file's).
 """
 
@@ -19,26 +19,31 @@ from bertlite.stack.positions import DISTANCES
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
-FORM = re.compile(rf"(\d+(?:\.\d+)?)\s*(x|%|{'|'.join([*UNITS, *BYTES])})", re.ASCII | re.IGNORECASE)
+FORM = re.compile(rf"(\d+(?:\.\d+)?)\s*(x|%|{'|'.join([*UNITS, *BYTES])})(\+?)", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The target of the pruned model: `kind` is "speed", "macs", "time", "bytes" or "size", a share of the bytes."""
+    """The target of the pruned model: `kind` is "speed", "macs", "time", "bytes" or "size", a share of the bytes.
+
+    With `at_least` any higher speed or shorter time meets it too, even the given model's.
+    """
 
     text: str
     kind: str
     value: float  # times as fast; a share, 0 to 1; seconds; bytes
+    at_least: bool = False
 
     @classmethod
     def parse(cls, text: str, of_size: bool = False) -> "Target":
-        """Read "2x", "40%", "15ms" or "30MB".
+        """Read "2x", "40%", "15ms" or "30MB"; "2x+" or "15ms+" may be exceeded.
 
         Args:
             of_size: a share is a share of the bytes, not of the MACs.
 
         Raises:
-            ValueError: it is none of these, a speed is below 1, or a share is not between 0 and 100 %.
+            ValueError: it is none of these, a speed is below 1, a share is not between 0 and 100 %, or a share
+                or a size has a plus.
         """
         found = FORM.fullmatch(text.strip())
         if found is None:
@@ -46,11 +51,13 @@ class Target:
                 f"the target {text!r} is not valid: write a speed (2x), a share of the MACs (40%), a time (15ms) or a"
                 " size (30MB), then the checkpoint"
             )
-        number, unit = float(found[1]), found[2].lower()
+        number, unit, more = float(found[1]), found[2].lower(), bool(found[3])
+        if more and unit not in ("x", *UNITS):
+            raise ValueError(f"the target {text!r} is met by any smaller model: leave out the plus")
         if unit == "x":
             if number < 1:
                 raise ValueError(f"the target {text!r} is slower than the dense model; write 1x or more")
-            return cls(text, "speed", number)
+            return cls(text, "speed", number, more)
         if unit == "%":
             if not 0 < number <= 100:
                 of = "size" if of_size else "MACs"
@@ -60,7 +67,7 @@ class Target:
             raise ValueError(f"the target {text!r} must be a {'size' if unit in BYTES else 'time'} above 0")
         if unit in BYTES:
             return cls(text, "bytes", number * BYTES[unit])
-        return cls(text, "time", number * UNITS[unit])
+        return cls(text, "time", number * UNITS[unit], more)
 
     @property
     def is_timed(self) -> bool:

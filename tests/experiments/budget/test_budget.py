@@ -123,6 +123,7 @@ def test_a_target_is_a_speed_a_share_of_the_macs_or_a_time() -> None:
     assert Target.parse("40%") == Target("40%", "macs", 0.4)
     assert Target.parse("15ms") == Target("15ms", "time", 0.015)
     assert Target.parse("0.2 s").value == 0.2
+    assert Target.parse("2x+") == Target("2x+", "speed", 2.0, at_least=True)
     assert Target.parse("2x").seconds(0.5) == 0.25
     assert Target.parse("15ms").seconds(0.5) == 0.015
 
@@ -136,6 +137,7 @@ def test_a_target_is_a_speed_a_share_of_the_macs_or_a_time() -> None:
         ("0%", "not a share of the MACs"),
         ("140%", "not a share of the MACs"),
         ("0ms", "must be a time above 0"),
+        ("40%+", "leave out the plus"),
     ],
 )
 def test_what_is_no_target_is_refused(text: str, message: str) -> None:
@@ -601,6 +603,9 @@ def test_the_gain_of_a_dtype_counts_towards_a_speed(
     assert prune(world, tmp_path / "none", "2.9x", *words) == 2
     assert "the target 2.9x needs no pruning: the given model in this dtype is 3 x as" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+    assert prune(world, out := tmp_path / "all", "2.9x+", *words, model="encoder") == 0, "who asks goes on"
+    assert (report_of(out)["macs"], report_of(out)["met"]) == (1, True)
+    assert "MACs: 100.0 % of the unpruned model's (nothing had to be removed)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
