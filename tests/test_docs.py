@@ -145,6 +145,15 @@ def test_a_search_finds_the_words_that_people_type() -> None:
     assert [word for word in words if word not in found] == []
 
 
+def test_a_table_has_no_empty_cell_and_no_column_without_a_value() -> None:
+    """An empty cell reads as a fault of the page; a dash says that there is no value."""
+    for page in PAGES:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+            lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()]
+            assert all(all(line) for line in lines[2:]), f"{page.name}: {table}"
+            assert all({*column} != {"–"} for column in zip(*lines[2:], strict=True)), f"{page.name}: {table}"
+
+
 def test_pictures_can_be_read_in_a_column_of_text() -> None:
     """A column has some 700 pixels; a picture that is much wider than high has letters of a few of them there."""
     for page in PAGES:

@@ -1,12 +1,15 @@
 """Proof that a bertlite model is transformers' BertModel, number by number.
 
-families    the other families, compared with transformers' own classes
-cases       the list of cases: model x backend x batch x dtype x feature x mode; a few that cover everything
-inputs      the sentences and masks of a case
-reference   transformers' BERT, and what each version of it supports
-compare     the rules, and the comparison of two runs
-check       one case, or many, from checkpoint to report
-command     `bertlite parity`: checkpoints, table and record
+Its modules::
+
+    families    other families, compared with transformers' classes
+    cases       model x backend x batch x dtype x feature x mode,
+                and a few cases that cover everything
+    inputs      the sentences and masks of a case
+    reference   transformers' BERT, and what each version of it supports
+    compare     the rules, and the comparison of two runs
+    check       one case, or many, from checkpoint to report
+    command     `bertlite parity`: checkpoints, table and record
 """
 
 from bertlite.parity.cases import CASES, Case

@@ -2,11 +2,12 @@
 
 A `Run` is the folder of one experiment::
 
-    run.json            command, config, seed, environment, hashes of data and model, wall seconds, results, and its
+    run.json            command, config, seed, environment, results,
+                        hashes of data and model, wall seconds, and
                         status: running, finished or failed
     metrics.jsonl       one line per step
     predictions.jsonl   one line per example
-    *.json              other files that the experiment saves, such as its masks
+    *.json              other files of the experiment, such as masks
 """
 
 import json

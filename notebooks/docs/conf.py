@@ -18,6 +18,7 @@ html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_js_files = ["pages.js"]
 html_show_copyright = False
+html_use_index = html_domain_indices = False  # pages that nothing links to
 pygments_dark_style = "github-dark"  # furo's own underlines what is imported, as if it were a link
 smartquotes = False  # which would make one dash of the two of --help
 highlight_language = "text"  # of blocks that name none: commands, and what they print
@@ -27,7 +28,9 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "separated"
 python_use_unqualified_type_names = True
+autodoc_default_options = {"exclude-members": "__new__"}  # of dataclasses
 napoleon_numpy_docstring = False
+napoleon_use_rtype = False  # or "The record: …" would be the type of a result
 autodoc_inherit_docstrings = False  # of torch and transformers
 suppress_warnings = ["ref.python"]  # one name of two classes, bertlite's and bertlite.hf's
 
@@ -36,13 +39,18 @@ NUMBER = re.compile(r"[-+≈ ]*\d[^x]{,29}")  # 1.10 (1.07–1.15), 13,495 of 30
 
 
 def escape(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
-    """Escape what reStructuredText would read into * | and _ outside `code`, since docstrings are plain text.
+    """Escape what reStructuredText would read into * | and _ outside code, since docstrings are plain text.
 
     The docstring of a table, which is that of dict or tuple, is dropped.
     """
     if what == "data" and found.__doc__ == type(found).__doc__:
         lines.clear()
+    literal, before = False, ""
     for i, line in enumerate(lines):
+        if line:
+            literal, before = line[0] == " " and (literal or before.endswith("::")), line
+        if literal:
+            continue
         parts = CODE.split(line)
         parts[::2] = [re.sub(r"([*|\\])|(_)(?=\W|$)", lambda hit: "\\" + hit[0], part) for part in parts[::2]]
         lines[i] = "".join(parts)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from bertlite.cli import parser
 from bertlite.cli.parts import FOLDER, Parser, subcommands
 from bertlite.pruning.criteria import CRITERIA, Criterion
+from scripts.make.tables.read import table
 
 
 def commands() -> str:
@@ -41,8 +42,7 @@ def call(command: Parser) -> str:
 
 def criteria() -> str:
     """Table of the criteria of importance, and what each needs."""
-    head = "| criterion | score | of | needs | mean over |\n|---|---|---|---|---|"
-    return "\n".join([head, *(f"| {' | '.join(cells(each))} |" for each in CRITERIA.values())])
+    return table(["criterion", "score", "of", "needs", "mean over"], [cells(each) for each in CRITERIA.values()])
 
 
 def cells(criterion: Criterion) -> list[str]:

@@ -52,9 +52,11 @@ def milliseconds(seconds: Mapping[str, float], form: str = ".0f") -> str:
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[Any]], note: str = "") -> str:
-    """Write a Markdown table, and a note below it."""
-    lines = [head, ["---"] * len(head), *body]
-    rows = "\n".join("| " + " | ".join(str(part) for part in line) + " |" for line in lines)
+    """Write a Markdown table, and a note below it: a dash in an empty cell, and no column of empty cells."""
+    used = [i for i in range(len(head)) if any(row[i] != "" for row in body)]
+    cells = [[str(row[i]) or "–" for i in used] for row in body]
+    lines = [[head[i] for i in used], ["---"] * len(used), *cells]
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{rows}\n\n{note}" if note else rows
 
 

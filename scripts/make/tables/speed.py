@@ -111,11 +111,17 @@ def on_gpu(name: str) -> str:
     """Table of the speed of every engine on a GPU, and what training takes there."""
     found = record(name)
     forward = forward_sections(found)
-    lines = []
-    for section in (each for name, each in found["sections"].items() if name.startswith("training")):
-        ratios = (f"{pair} = {with_spread(ratio)}" for pair, ratio in section["ratios"].items())
-        lines.append(f"{section['what']}: {', '.join(ratios)}.")
-    return "\n\n".join([over_base(found, forward, engines_of(forward)), *lines])
+    steps = [each for name, each in found["sections"].items() if name.startswith("training")]
+    if not steps:
+        return over_base(found, forward, engines_of(forward))
+    pairs = list(dict.fromkeys(pair for step in steps for pair in step["ratios"]))
+    body = [
+        [step["what"].removeprefix("training step, "), *(cell(step["ratios"], pair) for pair in pairs)]
+        for step in steps
+    ]
+    head = ["training step", *(pair.split(" / ")[1] for pair in pairs)]
+    training = table(head, body, f"Times faster than {pairs[0].split(' / ')[0]}. {SPREAD}")
+    return f"{over_base(found, forward, engines_of(forward))}\n\n{training}"
 
 
 def over_base(found: Record, forward: Sections, engines: Sequence[str]) -> str:
