@@ -248,7 +248,7 @@ class Encoder(LayerOrEncoder, modules.BertEncoder, WithoutStock, stock.BertEncod
             raise ValueError(f"layer {inputs.layer} is a {type(part).__name__} and gave no attention weights")
         return out
 
-    def layer_context(
+    def layer_context(  # type: ignore[override]  # `read` names the arguments
         self, x: Tensor, *, head_mask: Any = None, output_hidden_states: bool | None = False, **options: Any
     ) -> LayerContext:
         """Return the arguments of a call; attention weights, if wanted, come from all layers."""

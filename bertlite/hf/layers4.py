@@ -29,7 +29,7 @@ def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> tuple[Te
 class AttentionSignature:
     """First base of attention, with its output projection and without; it is built and called alike."""
 
-    order = (
+    order: tuple[str, ...] = (
         *("attention_mask", "head_mask", "encoder_hidden_states", "past_key_values", "output_attentions"),
         "cache_position",
     )
@@ -64,7 +64,7 @@ class BertAttention(AttentionSignature, Attention):
 
 
 class BertLayer(Layer):
-    order = (
+    order: tuple[str, ...] = (
         *("attention_mask", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"),
         *("output_attentions", "cache_position"),
     )
@@ -83,7 +83,7 @@ class BertLayer(Layer):
 
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
-    order = (
+    order: tuple[str, ...] = (
         *("attention_mask", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"),
         *("use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"),
     )

@@ -35,7 +35,7 @@ class SelfOrCrossAttention(SelfAttention, WithoutStock):
 
 
 class BertSelfAttention(SelfOrCrossAttention, stock.BertSelfAttention):
-    order = ("attention_mask", "past_key_values")
+    order: tuple[str, ...] = ("attention_mask", "past_key_values")
 
     def read(self, x: Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
         return super().read(x, {**given, "encoder_hidden_states": None})
@@ -43,7 +43,7 @@ class BertSelfAttention(SelfOrCrossAttention, stock.BertSelfAttention):
 
 class BertCrossAttention(SelfOrCrossAttention, getattr(stock, "BertCrossAttention", object)):  # type: ignore[misc]
     crosses = True
-    order = ("encoder_hidden_states", "attention_mask", "past_key_values")
+    order: tuple[str, ...] = ("encoder_hidden_states", "attention_mask", "past_key_values")
 
     def read(self, x: Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
         if given.get("encoder_hidden_states") is None:
@@ -54,8 +54,8 @@ class BertCrossAttention(SelfOrCrossAttention, getattr(stock, "BertCrossAttentio
 class LayerSignature:
     """First base of attention with its output projection, and of a layer, which are called alike."""
 
-    order = ("attention_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values")
-    keywords = KEYWORDS
+    order: tuple[str, ...] = ("attention_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values")
+    keywords: tuple[str, ...] = KEYWORDS
 
 
 class BertAttention(LayerSignature, Attention):
@@ -95,7 +95,7 @@ class BertLayer(LayerSignature, Layer):
 
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
-    order = (*LayerSignature.order, "use_cache")
+    order: tuple[str, ...] = (*LayerSignature.order, "use_cache")
     keywords = (*KEYWORDS, "output_hidden_states")
 
     def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
