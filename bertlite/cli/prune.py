@@ -270,8 +270,9 @@ def add_run(actions: Commands) -> None:
     text = "number of training examples for criteria and repair"
     action.add_argument("--calibration", type=count, default=512, metavar="N", help=text)
     options = "; ".join(either(name for name in each if name != "none") for each in (REDUCTIONS, TARGETS, NORMALISERS))
+    criteria = f"{either(CRITERIA)}; options follow after slashes: {options}; inverted"
     for name, kind, default, text in (
-        ("--criteria", names, "michel,random", f"{either(CRITERIA)}; after slashes {options}; inverted"),
+        ("--criteria", names, "michel,random", criteria),
         ("--fractions", numbers, "0.3,0.5,0.6,0.7,0.8,0.9", "shares of the heads to remove"),
         ("--repairs", names, "refit", "none, mean, refit"),
         ("--epochs", numbers, "0", "epochs of retraining"),
