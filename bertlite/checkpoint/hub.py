@@ -33,9 +33,5 @@ def push_folder(
         if revision is not None and not create_pr:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         return api.upload_folder(
-            repo_id=repo_id,
-            folder_path=folder,
-            commit_message=commit_message,
-            revision=revision,
-            create_pr=create_pr,
+            repo_id=repo_id, folder_path=folder, commit_message=commit_message, revision=revision, create_pr=create_pr
         )

@@ -212,10 +212,7 @@ def add_convert(commands: Commands) -> None:
 Write a checkpoint of another family, such as RoBERTa, XLM-R, DistilBERT, MPNet or ELECTRA, as a BERT checkpoint, with
 its tokenizer and sentence-transformers' modules.  If transformers is installed, the result is first compared with
 transformers' own class in float64; nothing is written if they differ.""",
-        examples=(
-            "sentence-transformers/all-MiniLM-L6-v2 --out minilm-as-bert",
-            "fast --full --out all-heads",
-        ),
+        examples=("sentence-transformers/all-MiniLM-L6-v2 --out minilm-as-bert", "fast --full --out all-heads"),
         record="the family, and the differences from transformers",
         out={FOLDER: "the model, its tokenizer and a card"},
         needs=(FOLDER,),
@@ -265,10 +262,7 @@ def add_export(commands: Commands) -> None:
 Write a dense or pruned checkpoint as ONNX, in float32, for batches and lengths of any size.  The graph is compared
 with the model at several shapes with padding, and kept only if its error is as small as torch's own.  The folder also
 gets the files that sentence-transformers and optimum need; it may be the checkpoint's own.""",
-        examples=(
-            "sentence-transformers/all-MiniLM-L6-v2 --out minilm-onnx",
-            "fast --out fast-onnx",
-        ),
+        examples=("sentence-transformers/all-MiniLM-L6-v2 --out minilm-onnx", "fast --out fast-onnx"),
         record="the files written, and the differences from the model",
         out={FOLDER: "the graph, config.json, the tokenizer and export.json"},
         needs=(FOLDER,),

@@ -331,11 +331,7 @@ def metrics_of(outputs: Array, labels: Array, task: Task, dense: Array | None = 
 def measure_metrics(outputs: Array, labels: Array, task: Task, metric: str) -> dict[str, Any]:
     """Return every metric of the task, and "low" and "high", the ends of one interval over the examples, or None."""
     interval = interval_over_examples(outputs, labels, task, metric)
-    return {
-        **metrics_of(outputs, labels, task),
-        "low": interval and interval.low,
-        "high": interval and interval.high,
-    }
+    return {**metrics_of(outputs, labels, task), "low": interval and interval.low, "high": interval and interval.high}
 
 
 def interval_over_examples(found: Array, truth: Array, task: Task, metric: str) -> Interval | None:

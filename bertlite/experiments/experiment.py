@@ -352,10 +352,7 @@ def prune_run(
     for cell in cells:
         experiment.check(cell)
     before = sum(run_is_finished(experiment.folder(cell, root)) for cell in cells)
-    with (
-        lock_folder(root),
-        Progress(len(cells), "cells", what="run", done=before, shown=progress) as bar,
-    ):
+    with lock_folder(root), Progress(len(cells), "cells", what="run", done=before, shown=progress) as bar:
         runs: list[Record] = []
         for cell in cells:
             known = run_is_finished(experiment.folder(cell, root))

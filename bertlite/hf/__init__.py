@@ -29,13 +29,7 @@ from bertlite.hf.modeling import (
     BertPreTrainingHeads,
     layers,
 )
-from bertlite.hf.parts import (
-    BertEmbeddings,
-    BertIntermediate,
-    BertOutput,
-    BertPooler,
-    BertSelfOutput,
-)
+from bertlite.hf.parts import BertEmbeddings, BertIntermediate, BertOutput, BertPooler, BertSelfOutput
 from bertlite.hf.registry import register, registered, unregister
 from bertlite.models.remote import export_remote_code
 

@@ -241,10 +241,7 @@ class BertForPreTraining(
 
 @in_stocks_order
 class BertLMHeadModel(
-    heads.CausalLMBody[CausalLMOutputWithCrossAttentions],
-    BertPreTrainedModel,
-    stock.BertLMHeadModel,
-    GenerationMixin,
+    heads.CausalLMBody[CausalLMOutputWithCrossAttentions], BertPreTrainedModel, stock.BertLMHeadModel, GenerationMixin
 ):
     output_type = CausalLMOutputWithCrossAttentions
     head_class = BertOnlyMLMHead
@@ -298,17 +295,13 @@ class BertForMultipleChoice(
 
 @in_stocks_order
 class BertForTokenClassification(
-    heads.TokenClassificationBody[TokenClassifierOutput],
-    BertPreTrainedModel,
-    stock.BertForTokenClassification,
+    heads.TokenClassificationBody[TokenClassifierOutput], BertPreTrainedModel, stock.BertForTokenClassification
 ):
     output_type = TokenClassifierOutput
 
 
 @in_stocks_order
 class BertForQuestionAnswering(
-    heads.QuestionAnsweringBody[QuestionAnsweringModelOutput],
-    BertPreTrainedModel,
-    stock.BertForQuestionAnswering,
+    heads.QuestionAnsweringBody[QuestionAnsweringModelOutput], BertPreTrainedModel, stock.BertForQuestionAnswering
 ):
     output_type = QuestionAnsweringModelOutput

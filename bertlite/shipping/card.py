@@ -197,7 +197,4 @@ def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
         yield from ("", "With sentence-transformers:", "", "```python")
         yield from ("from sentence_transformers import SentenceTransformer", "")
         yield from (f"model = SentenceTransformer(folder{trust})", "```")
-    yield from (
-        "",
-        "For onnxruntime and OpenVINO, without bertlite: `bertlite export FOLDER --out GRAPHS`.",
-    )
+    yield from ("", "For onnxruntime and OpenVINO, without bertlite: `bertlite export FOLDER --out GRAPHS`.")

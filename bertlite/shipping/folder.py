@@ -16,15 +16,7 @@ from bertlite.checkpoint.saving import SUPERSEDED, write_sorted_json
 from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons, read_json_object
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.remote import MODULE, export_remote_code
-from bertlite.shipping.card import (
-    CARD,
-    Facts,
-    Figure,
-    is_hub_id,
-    make_card,
-    needs_code,
-    read_origin,
-)
+from bertlite.shipping.card import CARD, Facts, Figure, is_hub_id, make_card, needs_code, read_origin
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, put_map
 from bertlite.shipping.vectors import VectorHead
 from bertlite.support.files import write_json
