@@ -26,7 +26,8 @@ from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse_compute_dtype
 from bertlite.inference.pooling import in_order, normalize_rows
 from bertlite.models.base import BertModel
-from bertlite.runtime.texts import batches
+from bertlite.runtime.tasks import ABOUT
+from bertlite.runtime.texts import batches, check_texts
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
 from bertlite.support.progress import count_of
@@ -121,7 +122,13 @@ class Embedder(VectorSettings):
         Raises:
             FileNotFoundError: there is no such model.
             ModuleNotFoundError: sentence-transformers is not installed.
+            ValueError: it is a packed folder.
         """
+        if (Path(self.model) / ABOUT).is_file():
+            raise ValueError(
+                f"{self.model} was written by `bertlite pack`: embed with"
+                f" bertlite.runtime.load({fspath(self.model)!r}).encode(texts), or give the checkpoint that was packed"
+            )
         library = import_optional("sentence_transformers", "embedding texts", "embed")
         from bertlite.hf.registry import registered
 
@@ -192,16 +199,15 @@ class Embedder(VectorSettings):
             progress: called after every batch with the numbers of the texts in it.
 
         Raises:
-            ValueError: a text is not a string.
+            TypeError: a text is not a string.
+            ValueError: a text holds half of a surrogate pair.
         """
         import numpy as np
 
         if isinstance(texts, str):
             vector: NDArray[float32] = self.encode([texts])[0]
             return vector
-        wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
-        if wrong is not None:
-            raise ValueError(f"text {wrong} is {texts[wrong]!r:.80}; it must be a string")
+        texts = check_texts(texts)
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         costs = [min(1 + len(text) // CHARACTERS_PER_TOKEN, self.longest) for text in texts]
         groups = list(batches(costs, self.max_tokens))

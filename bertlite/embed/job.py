@@ -66,6 +66,8 @@ class Rows:
     columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.paths:
+            raise ValueError("there are no files to read: name at least one")
         for path in self.paths:
             if format_of(path, self.format) == "text" and self.id is not None:
                 raise ValueError(f"{path} is plain text and has no column {self.id!r} for ids: its rows are numbered")
@@ -166,6 +168,7 @@ def run(job: Job, progress: bool = False) -> Manifest:
         ValueError: the folder belongs to another job or has a damaged or foreign file, or a row cannot be read.
     """
     import_pyarrow()
+    check_is_folder(job.out)
     found = summarise_input(job)
     manifest = open_manifest(job, found)
     count = len(found.counts)
@@ -232,7 +235,6 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
         "dimension": embedder.dimension,
         "complete": False,
     }
-    check_is_folder(job.out)
     job.out.mkdir(parents=True, exist_ok=True)
     there = read_manifest(old) if old.exists() else manifest_of_shards(job.out)
     if there is None:

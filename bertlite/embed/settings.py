@@ -4,6 +4,7 @@ No torch, as `--help` imports this.
 """
 
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ class VectorSettings:
     max_tokens: int = field(default=4096, metadata={SHOWN_BY: ROUNDING})
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, int) and value < 1 and not isinstance(value, bool):
-                raise ValueError(f"{name} is {value}; it must be 1 or more")
+        numbers = {each.name: getattr(self, each.name) for each in fields(self) if each.type in (int, int | None)}
+        for name, value in numbers.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+                raise ValueError(f"{name} is {value!r}; it must be an integer, 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

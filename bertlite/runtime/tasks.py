@@ -9,6 +9,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches, check_
 
 ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
 AFTER = "after.safetensors"  # weights of the steps after pooling
+MOST_THREADS = 4096
 FORMAT = 1  # the version of runtime.json's format
 CALLS = {"encoder": ("encode",), "cross-encoder": ("predict", "rank"), "classifier": ("predict",), "tagger": ("tag",)}
 Progress = Callable[[int, int], None]
@@ -44,18 +46,20 @@ class PackedModel:
 
     Raises:
         FileNotFoundError: a file of the folder is not there.
-        ValueError: a file is damaged, or of another format.
+        TypeError: the folder is no path.
+        ValueError: a file is damaged, or of another format; or a number is not an integer in its range.
         NativeKernelsError: there are no kernels for this machine.
     """
 
     def __init__(self, folder: str | os.PathLike[str], threads: int | None = None, batch_tokens: int = 4096) -> None:
+        if not isinstance(folder, str | os.PathLike):
+            raise TypeError(f"folder is {folder!r:.80}; give a path")
         self.folder = Path(folder).expanduser()
         about = read_runtime_json(self.folder / ABOUT)
         self.kind: str = about["kind"]
         self.labels: list[str] = about.get("labels", [])
-        self.threads, self.batch_tokens = available_processors() if threads is None else threads, batch_tokens
-        check_count("threads", self.threads)
-        check_count("batch_tokens", self.batch_tokens)
+        self.threads = check_count("threads", available_processors() if threads is None else threads, MOST_THREADS)
+        self.batch_tokens = check_count("batch_tokens", batch_tokens)
         settings = {**about["texts"], "prompts": tuple(map(tuple, about["texts"]["prompts"].items()))}
         self.texts = Texts(self.folder / TOKENIZER, TextSettings(**settings))
         self.about, file = about, read_packed(self.folder / FILE, words_later=True)
@@ -138,7 +142,7 @@ class PackedModel:
             raise ValueError(f"ranking needs one score; this folder has labels {', '.join(self.labels)}")
         check_text("query", query)
         if top_k is not None:
-            check_count("top_k", top_k)
+            top_k = check_count("top_k", top_k)
         scores = self.predict([(query, text) for text in check_texts(texts)])
         order = np.argsort(-scores, kind="stable")[:top_k]
         return [{"corpus_id": int(i), "score": float(scores[i])} for i in order]
@@ -187,10 +191,13 @@ class PackedModel:
             raise TypeError(f"{self.folder} is a {self.kind}, which has no {call}(); have: {known}")
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise ValueError unless this is an integer of 1 or more."""
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be an integer, 1 or more")
+def check_count(name: str, value: Any, most: float = math.inf) -> int:
+    """Return an integer; raise ValueError unless it is one, from 1 to `most`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= most:
+        raise ValueError(
+            f"{name} is {value!r}; it must be an integer, 1 {'or more' if most == math.inf else f'to {most}'}"
+        )
+    return int(value)
 
 
 def split_rows(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:

@@ -116,9 +116,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def check_is_folder(folder: Path) -> None:
-    """Raise NotADirectoryError if a folder to write is a file."""
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file: name a folder to write")
+    """Raise NotADirectoryError if a folder to write is a file, or would be in one."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{there} is a file: name a folder to write")
 
 
 @contextmanager

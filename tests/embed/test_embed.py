@@ -196,6 +196,8 @@ def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, tmp_path:
     wanted, options = PackedModel(tmp_path / "packed").encode(texts), {"dtype": dtype, "reproducible": True}
     assert (Embedder(folder, **options).encode(texts) == wanted).all()
     (folder / "modules.json").write_text(json.dumps(json.loads((folder / "modules.json").read_text())[:2]))
+    with pytest.raises(ValueError, match=r"packed was written by `bertlite pack`: .*load\('.*packed'\)\.encode"):
+        Embedder(tmp_path / "packed").encode(texts)
     unit = Embedder(folder, normalize=True, **options)
     assert (unit.encode(texts) == wanted).all()
     assert unit.settings["reproducible"]
@@ -248,8 +250,9 @@ def test_a_folder_without_a_layer_is_refused_where_transformers_makes_one_up(tmp
     [
         ({"pooling": "sum"}, "pooling mode: 'sum'"),
         ({"max_length": 41}, "max_length is 41; this model takes 3 to 40 tokens"),
-        ({"max_tokens": 0}, "max_tokens is 0; it must be 1 or more"),
-        ({"truncate_dim": 0}, "truncate_dim is 0; it must be 1 or more"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be an integer, 1 or more"),
+        ({"max_tokens": "8"}, "max_tokens is '8'; it must be an integer, 1 or more"),
+        ({"truncate_dim": True}, "truncate_dim is True; it must be an integer, 1 or more"),
         ({"dtype": "int4"}, "int4"),
         ({"dtype": "float64"}, r"dtype torch\.float64 is not among"),
         ({"dtype": "float16"}, "float16 is for GPUs"),
@@ -262,7 +265,7 @@ def test_settings_that_make_no_sense_are_refused(options, message, checkpoint) -
 
 
 def test_what_is_no_text_is_refused(embedder) -> None:
-    with pytest.raises(ValueError, match="text 1 is None; it must be a string"):
+    with pytest.raises(TypeError, match="text 1 is None; give a string"):
         embedder.encode(["a", None])
 
 
@@ -596,9 +599,12 @@ def test_work_with_another_setting_does_not_go_on(checkpoint: Path, lines: Path,
                 embed(folder, lines, tmp_path / "out", changed)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="file is a file: name a folder to write"):
-        embed(folder, lines, tmp_path / "file")
-    with pytest.raises(ValueError, match="shard_rows is 0; it must be 1 or more"):
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(NotADirectoryError, match="file is a file: name a folder to write"):
+            embed("no/model", lines, out)
+    with pytest.raises(ValueError, match="there are no files to read: name at least one"):
+        embed("no/model", [], tmp_path / "none")
+    with pytest.raises(ValueError, match="shard_rows is 0; it must be an integer, 1 or more"):
         EmbedSettings(shard_rows=0)
 
 

@@ -224,6 +224,8 @@ def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Pa
         (3, {}, "texts is 3; give a list of texts"),
         (None, {}, "texts is None; give a list of texts"),
         ({"a": "b"}, {}, "texts is {'a': 'b'}; give a list of texts"),
+        (np.array("a"), {}, r"texts is array\('a', .*; give a list of texts"),
+        (np.array([["a"]]), {}, r"texts is array\(\[\['a'\]\], .*; give a list of texts"),
         (["a", 3], {}, "text 1 is 3; give a string"),
         ([("a", "b")], {}, r"text 0 is \('a', 'b'\); give a string"),
         (["a"] * 4096 + [b"b"], {}, "text 4096 is b'b'; give a string"),
@@ -237,9 +239,25 @@ def test_what_is_no_text_is_named(texts: Any, options: Any, message: str, encode
         encoder.encode(texts, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"folder": 3}, "folder is 3; give a path"),
+        ({"threads": 0}, "threads is 0; it must be an integer, 1 to 4096"),
+        ({"threads": True}, "threads is True; it must be an integer, 1 to 4096"),
+        ({"threads": 10**30}, r"threads is 10+; it must be an integer, 1 to 4096"),
+        ({"batch_tokens": "8"}, "batch_tokens is '8'; it must be an integer, 1 or more"),
+    ],
+)
+def test_options_that_cannot_be_are_named(options: dict[str, Any], message: str, encoder: PackedModel) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        load(**{"folder": encoder.folder, **options})
+
+
 def test_vectors_of_no_texts_have_a_dimension(encoder: PackedModel) -> None:
     assert encoder.encode([]).shape == (0, 384)
-    assert np.array_equal(encoder.encode(text for text in TEXTS), encoder.encode(TEXTS))
+    small = load(encoder.folder, threads=np.int64(1), batch_tokens=np.int64(9))
+    assert np.array_equal(small.encode(text for text in TEXTS), encoder.encode(TEXTS))
 
 
 @pytest.mark.parametrize("pools_prompt", [True, False])
