@@ -20,7 +20,7 @@ from bertlite.cli.parts import (
     set_defaults,
     shape,
 )
-from bertlite.experiments.settings import LABELS_FOR, WAYS, PruneSettings, Recipe
+from bertlite.experiments.settings import LABELS_FOR, WAYS, PruneSettings, Recipe, steps_of
 from bertlite.pruning.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
 WORK = "bertlite.experiments.command"
@@ -153,7 +153,10 @@ def add_to(actions: Commands) -> None:
         starts="prune to {target}: loading {checkpoint}",
         description=TO,
     )
-    text = "2x, 40%%, 15ms or 30MB; 2x+ may be exceeded; several targets share one search and get folders in FOLDER, such as FOLDER/2x"
+    text = (
+        "2x, 40%%, 15ms or 30MB; 2x+ may be exceeded; several targets share one search and get folders in FOLDER, such"
+        " as FOLDER/2x"
+    )
     action.add_argument("target", nargs="+", metavar="TARGET", help=text)
     add_checkpoint(action)
     group = add_texts(action)
@@ -168,8 +171,9 @@ def add_to(actions: Commands) -> None:
         " speed or a time and --backend is plain, else macs"
     )
     action.add_argument("--allocate", choices=WAYS, help=text)
-    text = "after pruning, train the remaining layers for MINUTES with the given model as teacher"
-    action.add_argument("--distil", type=number, metavar="MINUTES", help=f"{text} (default: nothing is trained)")
+    text = "after pruning, train the remaining layers for MINUTES, or steps (500steps), the given model as teacher"
+    text = f"{text} (default: nothing is trained)"
+    action.add_argument("--distil", type=minutes_or_steps, metavar="MINUTES", help=text)
     text = "fit no linear layer after the pooling of an encoder, which brings its vectors nearer to the given model's"
     action.add_argument("--no-mapping", dest="mapping", action="store_false", help=text)
     text = (
@@ -177,13 +181,18 @@ def add_to(actions: Commands) -> None:
         " or of the rank correlation) (default: 7 with --dev, 15 without labels)"
     )
     action.add_argument("--lose-at-most", type=number, metavar="POINTS", help=text)
-    text = "keep gradients, curves and times of layers in FOLDER, for other targets of the same model and texts"
+    text = "keep gradients, curves, times and pruned layers in FOLDER, for other targets or a longer --distil"
     action.add_argument("--keep", type=Path, metavar="FOLDER", help=f"{text} (default: deleted at the end)")
     action.add_argument("--size", action="store_true", help="TARGET is a share of the file's bytes, not of the MACs")
     text = "keep only the tokens that the texts use, as `prune vocabulary` does"
     action.add_argument("--vocabulary", action="store_true", help=text)
     action.add_argument("--seed", type=integer, help="seed for drawing texts")
     set_defaults(action, vars(PruneSettings()))
+
+
+def minutes_or_steps(text: str) -> float | str:
+    """Parse minutes; steps, such as 500steps, are left as they are."""
+    return number(text) if steps_of(text) is None else text
 
 
 def add_work(action: Parser) -> None:

@@ -41,10 +41,12 @@ def finetune_(
     saves: int = 20,
     score: Callable[[], Any] | None = None,
     checks: int = 5,
-) -> int:
+    dropout: bool = True,
+    half: bool = False,
+) -> "Best":
     """Train all weights of a model on labelled examples; under torchrun the processes share the batches of each step.
 
-    The model ends on the device it came from, in eval mode.  Return the step whose weights it has.
+    The model ends on the device it came from, in eval mode.  Return the step whose weights it has, and the scores.
 
     Args:
         teacher: model for `recipe.distil`; not changed.
@@ -55,6 +57,8 @@ def finetune_(
             continues from it, and on the CPU ends with the weights of an uninterrupted one, bit for bit.
         score: returns how good the model is.  It is called before the first step and after each of `checks` equal
             parts of the training; the model ends with the weights of the highest score.
+        dropout: train with the model's dropout.
+        half: compute the forward and the gradients in bfloat16; weights, loss and optimizer stay as they are.
 
     Raises:
         ValueError: the examples and epochs make no step, the recipe distils without a teacher, or the state belongs to
@@ -82,14 +86,15 @@ def finetune_(
     first = 0 if state is None else resume(accelerator, state, what)
     if teacher is not None:
         teacher = teacher.to(accelerator.device).eval()
-    wrapped.train()
+    wrapped.train(dropout)
     every, epoch = max(1, steps // 20), len(batch_indices(data, recipe.batch_size)) / share  # steps; may be a fraction
     losses: list[Tensor] = []  # in this epoch
     shown = progress and accelerator.is_local_main_process
     with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
         for step in range(first, steps):
             batch = data.batch(batches[step * share + rank], task.labels)
-            loss = training_loss(wrapped, {k: x.to(accelerator.device) for k, x in batch.items()}, recipe, teacher)
+            moved = {name: x.to(accelerator.device) for name, x in batch.items()}
+            loss = training_loss(wrapped, moved, recipe, teacher, half)
             step_(accelerator, wrapped, loss, recipe.clip, optimizer, schedule)
             check_finite(loss, step + 1, steps, every, recipe.lr)
             if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
@@ -104,7 +109,8 @@ def finetune_(
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.to(home).eval().zero_grad(set_to_none=True)
-    return best.restore_()
+    best.restore_()
+    return best
 
 
 def check_finite(loss: Tensor, step: int, steps: int, every: int, lr: float) -> None:
@@ -133,12 +139,15 @@ def print_epoch(bar: Progress, epoch: float, losses: list[Tensor], describe: Cal
 
 
 class Best:
-    """The weights of a model at the check with the highest score; without a score, the last weights."""
+    """The weights of a model at the check with the highest score; without a score, the last weights.
+
+    `step` is their step, and `curve` has the step and the score of each check.
+    """
 
     def __init__(self, model: nn.Module, score: Callable[[], Any] | None, steps: int, checks: int) -> None:
         self.model, self.score, self.steps, self.checks = model, score, steps, checks
         self.value: Any = None
-        self.step, self.weights = steps, dict[str, Tensor]()
+        self.step, self.weights, self.curve = steps, dict[str, Tensor](), list[tuple[int, Any]]()
         self.offer(0)
 
     def offer(self, step: int) -> None:
@@ -146,18 +155,19 @@ class Best:
         if self.score is None or (step and not is_part(step, self.steps, self.checks)):
             return
         value = self.score()
+        self.curve.append((step, value))
         if self.value is None or value > self.value:
             weights = {name: x.detach().clone() for name, x in self.model.state_dict().items()}
             self.step, self.value, self.weights = step, value, weights
 
-    def restore_(self) -> int:
-        """Give the model the kept weights, and return their step."""
+    def restore_(self) -> None:
+        """Give the model the kept weights."""
         if self.weights:
             self.model.load_state_dict(self.weights)
-        return self.step
+            self.weights = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("step", "value", "weights")}
+        return {name: getattr(self, name) for name in ("step", "value", "weights", "curve")}
 
     def load_state_dict(self, found: dict[str, Any]) -> None:
         vars(self).update(found)
@@ -168,13 +178,19 @@ def is_part(step: int, steps: int, parts: int) -> bool:
     return step * parts // steps > (step - 1) * parts // steps
 
 
-def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None) -> Tensor:
+def training_loss(
+    model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None, half: bool = False
+) -> Tensor:
     """Return the loss of a batch: for its labels, and with `recipe.distil` for the distance to the teacher."""
+    from accelerate.utils import convert_outputs_to_fp32
+
     from bertlite.pruning.importance import distillation_loss
 
     options: Any = {"return_dict": True, "output_hidden_states": recipe.hidden > 0}
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    out = model(**(inputs if recipe.distil == 1 else batch), **options)
+    kind = next(iter(inputs.values())).device.type
+    run: Any = convert_outputs_to_fp32(torch.autocast(kind, torch.bfloat16)(model.__call__)) if half else model
+    out = run(**(inputs if recipe.distil == 1 else batch), **options)
     if teacher is None or not recipe.distil:
         loss: Tensor = out.loss
         return loss

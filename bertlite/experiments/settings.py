@@ -5,6 +5,7 @@ No torch, since `--help` imports this.
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
@@ -40,7 +41,7 @@ class PruneSettings:
         dtype: the dtype that the pruned model will run in; by default the checkpoint's.
         allocate: the cost of a size, "latency" or "macs"; "auto" is latency for a speed or a time of plain models.
         size: a target like 40% is a share of the file's bytes, not of the MACs.
-        distil: minutes of training after pruning.
+        distil: minutes of training after pruning, or steps, such as "500steps".
         mapping: fit a map after an encoder's pooling, if there are 2,000 texts that nothing else uses.
         lose_at_most: points that the model may lose; by default a normal number.
 
@@ -64,7 +65,7 @@ class PruneSettings:
     dtype: str | None = field(default=None, metadata={DETERMINES: REST})
     allocate: str = field(default="auto", metadata={DETERMINES: REST})
     size: bool = field(default=False, metadata={DETERMINES: REST})
-    distil: float | None = field(default=None, metadata={DETERMINES: REST})
+    distil: float | str | None = field(default=None, metadata={DETERMINES: REST})
     mapping: bool = field(default=True, metadata={DETERMINES: REST})
     lose_at_most: float | None = field(default=None, metadata={DETERMINES: NOTHING})
 
@@ -78,6 +79,8 @@ class PruneSettings:
         for name in ("max_length", "calibration", "batch_size"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}; give 1 or more")
+        if isinstance(self.distil, str) and steps_of(self.distil) is None:
+            raise ValueError(f"distil is {self.distil!r}; give minutes, or steps such as 500steps")
         if self.labels_for == "judging" and self.label is None:
             raise ValueError("--labels-for judging needs --label NAME, the column with the labels")
 
@@ -87,6 +90,12 @@ class PruneSettings:
         kept = [each.name for each in fields(self) if each.metadata.get(DETERMINES) not in left_out]
         found: dict[str, Any] = json.loads(json.dumps({name: getattr(self, name) for name in kept}, default=str))
         return found
+
+
+def steps_of(distil: float | str) -> int | None:
+    """Return the number of "500steps"; None if it is not a number of steps."""
+    found = re.fullmatch(r"([1-9]\d*) ?steps?", str(distil), re.ASCII)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,14 @@ from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
 from bertlite.support.environment import environment, write_record
-from bertlite.support.files import lock_folder, sha256_of
+from bertlite.support.files import lock_folder
 from bertlite.support.memory import map_large_blocks, peak_memory
 from bertlite.support.progress import Progress
 from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
 HELD_OUT = 256  # the most texts to judge by
+TRAINING = ("distil", "trained on")  # do not determine a search
 NOT_UNSEEN = (
     "These texts were held out: the model was not fitted to them. If the given model was trained on them, results on"
     " unseen texts may be worse: give --dev FILE."
@@ -74,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     settings = from_options(PruneSettings, vars(args))
     record = prune_to(*inputs, dev=args.dev, settings=settings, keep=args.keep, progress=True)
     if args.keep is not None:
-        print(f"for other targets of the same model and texts: --keep {args.keep}")
+        print(f"for other targets or minutes, with the same model and texts: --keep {args.keep}")
     if args.record:
         write_record(args.record, record)
     reports = record.get("targets", [record])
@@ -106,8 +107,8 @@ def prune_to(
         folder: the folder to write; for several targets each has a folder in it, such as FOLDER/2x.
         tokenizer: the tokenizer of a loaded model; by default the checkpoint's.
         dev: texts that the model was not trained on, to judge by; by default a held-out fifth of the texts.
-        keep: folder for gradients, curves and times of layers, for other targets of the same model and texts; by
-            default they are deleted at the end.
+        keep: folder for gradients, curves, times and pruned layers, for other targets or a longer training of the same
+            model and texts; by default they are deleted at the end.
         progress: show the progress, and print each report.
 
     Returns:
@@ -315,11 +316,12 @@ class Job:
     ) -> dict[str, Any]:
         """Prune to a target, write the folder and return its report."""
         began, cpu_began = time.perf_counter(), time.process_time()
-        own = State(state.folder / sha256_of(json.dumps(settings, sort_keys=True))[:16], settings)
+        own = state.part({name: value for name, value in settings.items() if name not in TRAINING})
+        training = own.part(settings)
         with Progress(None, "steps", what=f"prune to {target.text}", shown=progress) as bar:
             search = self.search(target=target, by=settings["allocate"], shared=state, state=own, progress=bar)
             found = search.run()
-            trained = self.distillation and self.distillation.train_(found.model, own, bar)
+            trained = self.distillation and self.distillation.train_(found.model, training, bar)
             mapped = self.fit_map(found.model, bar)
             results = self.judge(found.model, mapped, search, bar)
         report = {
@@ -342,7 +344,7 @@ class Job:
         write_model(folder, found.model, self.source, tokenizer=self.tokenizer, mapped=mapped, **about)
         if progress:
             print_report(report, folder)
-        shutil.rmtree(own.folder)
+        shutil.rmtree(training.folder)
         return report
 
 

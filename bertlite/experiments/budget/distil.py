@@ -1,7 +1,8 @@
-"""Distillation after pruning: the remaining layers are trained with the given model as teacher, within a time.
+"""Distillation after pruning: the remaining layers are trained with the given model as teacher, for minutes or steps.
 
 Embeddings stay: they are the given model's own, and training them takes a third of a step's time.  The teacher runs
-once on each text if its outputs fit in memory: a step then takes only the small model's time.
+once on each text that the steps use, while its outputs fit in memory.  There is no dropout.  Where bfloat16 is fast,
+teacher, forward and gradients are computed in it.
 
 The number of steps is fixed when the training begins, by the measured time of a step.  So a killed training that is
 continued ends with the same weights.
@@ -10,10 +11,9 @@ continued ends with the same weights.
 import copy
 import math
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from statistics import mean
 from types import SimpleNamespace
@@ -26,8 +26,13 @@ from torch.nn.utils.rnn import pad_sequence
 from bertlite.experiments.budget.search import State
 from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import run_model, task_of_head
-from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.experiments.finetune import Best, Recipe, finetune_, plan_batches
+from bertlite.experiments.settings import steps_of
+from bertlite.inference.optimize import PLAIN, optimize_for_inference
+from bertlite.models.base import BertPreTrainedModel
+from bertlite.runtime.library import processor_flags
 from bertlite.support.extras import import_optional
+from bertlite.support.memory import peak_memory
 from bertlite.support.progress import Progress, in_words
 
 RECIPE = Recipe(epochs=1, distil=1.0, hidden=1.0)
@@ -38,10 +43,33 @@ CHECKS = 5  # evaluations on the texts to judge by, in addition to the pruned mo
 STATES, ENDS = "hidden_states", ("start_logits", "end_logits")
 LOGITS = ("logits", "prediction_logits", "seq_relationship_logits", *ENDS)
 MEMORY = 2**31  # the most bytes for the teacher's outputs
+HALF = frozenset({"avx512_bf16", "amx_bf16"})  # flags of processors that multiply bfloat16 faster
 
 
 class TooShortError(ValueError):
     """The minutes are too few for a step of training."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """The seconds of a training's parts.
+
+    Args:
+        others: of preparing the teacher, timing and all checks.
+        teacher, step: of the teacher on a batch, and of a step without it.
+        kept: the share of the batches whose outputs of the teacher fit in memory.
+    """
+
+    others: float
+    teacher: float
+    step: float
+    kept: float
+
+    def steps(self, seconds: float, batches: int) -> int:
+        """Return the number of steps that these seconds are enough for, 1 or more; an epoch has so many batches."""
+        left, first = seconds - self.others, self.teacher + self.step
+        later = self.step + (1 - self.kept) * self.teacher
+        return max(1, int(left / first if left < batches * first else batches + (left - batches * first) / later))
 
 
 @dataclass(frozen=True)
@@ -51,8 +79,9 @@ class Distillation:
     Args:
         data: the texts to learn from.
         labelled: their labels are learnt from too.
-        minutes: the time of running the teacher, timing, steps and checks; saving the state, once a minute, is extra.
-        score: returns how good a model is on the texts to judge by.
+        amount: minutes, or steps such as "500steps".  Minutes are the time of running the teacher, timing, steps and
+            checks; saving the state, once a minute, is extra.
+        score: returns how good a model is on the texts to judge by; its last part is the points that it loses.
         clock: returns the seconds that are counted.
 
     Raises:
@@ -64,14 +93,14 @@ class Distillation:
     teacher: Any
     data: EncodedExamples
     labelled: bool
-    minutes: float
+    amount: float | str
     score: Callable[[Any], Any]
     seed: int = 0
     device: str = "cpu"
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
-        if not 0 < self.minutes < math.inf:
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise TooShortError(f"--distil is {self.minutes:g}; give minutes above 0")
         kind = getattr(self.teacher, "label_kind", None)  # None for an encoder without a head
         if kind not in ("class", "number", None):
@@ -80,126 +109,167 @@ class Distillation:
             )
         import_optional("accelerate", "--distil", "experiments")
 
-    def train_(self, model: Any, state: State, progress: Progress) -> dict[str, Any]:
-        """Train a model and return the report's entries on the training.
+    @property
+    def minutes(self) -> float | None:
+        """The minutes; None for a number of steps."""
+        return self.amount if isinstance(self.amount, float | int) else None
 
-        Raises:
-            TooShortError: the time is too short for a step.
-        """
+    def train_(self, model: Any, state: State, progress: Progress) -> dict[str, Any]:
+        """Train a model and return the report's entries on the training."""
         recipe = replace(RECIPE, lr=LR / model.config.hidden_size, distil=1 - LABELS * self.labelled, seed=self.seed)
         model.base_model.embeddings.requires_grad_(False)
-        if self.output_bytes > MEMORY:
-            warnings.warn(
-                "the given model runs in every step of training, not once: its outputs for all texts would take"
-                f" {self.output_bytes / 1e9:.2g} GB",
-                stacklevel=2,
-            )
         progress.stage("trial steps")
         kept = state.once("distillation", lambda: self.plan(model, recipe))
-        epochs = kept["steps"] / len(batch_indices(self.data, recipe.batch_size))
+        recipe = replace(recipe, epochs=kept["steps"] / len(self.batches))
+        began, peak = self.clock(), peak_memory()
+        self.recorded.record(progress.over("given model", self.batches[: kept["steps"]], "batches"))
         progress.stage("training", kept["steps"], "steps")
         progress.bar.close()  # the training has its own
-        began = self.clock()
         best = self.finetune_(
             model,
-            replace(recipe, epochs=epochs),
+            recipe,
             progress=progress.shown,
             state=state.folder / "training",
-            saves=max(1, round(self.minutes)),
+            saves=max(1, round(self.minutes or kept["steps"] * kept["step_seconds"] / 60)),
             score=lambda: self.score(model),
             checks=CHECKS,
         )
         model.base_model.embeddings.requires_grad_(True)
-        facts = {"minutes": self.minutes, "texts": len(self.data), "labels": self.labelled, "epochs": epochs}
+        facts = {"minutes": self.minutes, "texts": len(self.data), "labels": self.labelled, "epochs": recipe.epochs}
+        found = {"best_step": best.step, "curve": [[step, *value] for step, value in best.curve]}
+        memory = {"start_bytes": peak, "peak_bytes": peak_memory()}
         wall = round(self.clock() - began, 1)
-        return {**facts, **kept, "best_step": best, "lr": recipe.lr, "hidden": recipe.hidden, "wall_seconds": wall}
+        return {**facts, **kept, **found, **memory, "lr": recipe.lr, "hidden": recipe.hidden, "wall_seconds": wall}
 
     def check_time(self) -> None:
         """Raise TooShortError if the minutes are too few to train the given model, so that no search is in vain."""
-        some = min(len(self.data), TIMED * RECIPE.batch_size)
-        trial = replace(self, data=EncodedExamples(self.data.rows[:some], self.data.labels[:some]))
+        if self.minutes is None:
+            return
         self.score(self.teacher)  # only the first check runs the teacher too
-        recording, others, step = trial.seconds(self.teacher, RECIPE)
-        needed = recording * len(self.data) / some + others + step
+        found = self.seconds(self.teacher, RECIPE, timed=3)
+        needed = found.others + found.teacher + found.step
         if 60 * self.minutes < needed:
             raise TooShortError(
                 f"--distil {self.minutes:g} is too short: running the given model, timing and {CHECKS + 1} checks take"
-                f" {in_words(needed - step)}, and a step {step:.2g} s; give {needed / 60:.2g} minutes or more"
+                f" {in_words(needed - found.step)}, and a step {found.step:.2g} s; give {needed / 60:.2g} minutes or"
+                " more"
             )
 
     def plan(self, model: Any, recipe: Recipe) -> dict[str, Any]:
-        """Return the number of steps that the time is enough for, 1 or more, and the seconds of a step."""
-        recording, others, step = self.seconds(model, recipe)
-        return {"steps": max(1, int((60 * self.minutes - recording - others) / step)), "step_seconds": step}
+        """Return the number of steps, and the seconds of a step."""
+        found, steps = self.seconds(model, recipe), steps_of(self.amount)
+        if self.minutes is not None:
+            steps = found.steps(60 * self.minutes, len(self.batches))
+        return {"steps": steps, "step_seconds": found.step}
 
-    def seconds(self, model: Any, recipe: Recipe) -> tuple[float, float, float]:
-        """Return the seconds of recording the teacher, of timing and all checks, and of a step."""
+    def seconds(self, model: Any, recipe: Recipe, timed: int = TIMED) -> Seconds:
+        """Return the seconds of the parts of a training, from this many steps of a copy."""
         model, stamps, began = copy.deepcopy(model), list[float](), self.clock()
         model.base_model.embeddings.requires_grad_(False)
-        _ = self.recorded
-        recorded = self.clock()
-        some = replace(recipe, epochs=TIMED / len(batch_indices(self.data, recipe.batch_size)))
+        some = replace(recipe, epochs=timed / len(self.batches))
+        _, prepared = self.recorded, self.clock()
+        teacher, ready = self.teacher_seconds, self.clock()
         self.finetune_(model, some, log=lambda **_: stamps.append(self.clock()))
-        step = mean(after - before for before, after in pairwise(stamps))
+        step = mean(after - before for before, after in pairwise(stamps)) * self.longer(timed)
         last = self.clock()
         self.score(model)
         now = self.clock()
-        return recorded - began, now - recorded + (CHECKS + 1) * (now - last), step
+        kept = min(1.0, MEMORY * self.recorded.batches / (len(self.batches) * self.recorded.bytes))
+        others = prepared - began + now - ready + (CHECKS + 1) * (now - last)
+        return Seconds(others, teacher, step, kept)
+
+    def longer(self, timed: int) -> float:
+        """Return the mean length of all texts over that of the texts in the first batches."""
+        some = [self.data.length(i) for batch in self.batches[:timed] for i in batch]
+        return mean(self.data.length(i) for i in range(len(self.data))) / mean(some)
 
     @cached_property
-    def output_bytes(self) -> int:
-        """The size of the teacher's hidden states, and of its predictions for single tokens, for all texts."""
-        tokens = [self.data.length(i) for i in range(len(self.data))]
-        shortest = tokens.index(min(tokens))
-        [found], of_tokens = computed_outputs(self.teacher, self.data, [shortest])
-        of_one = sum(found[name].nbytes for name in of_tokens)
-        return of_one * sum(tokens) // tokens[shortest]
+    def teacher_seconds(self) -> float:
+        """The seconds of the teacher on a batch, from some that are recorded."""
+        recorded, began = self.recorded, self.clock()
+        recorded.record(self.batches[:TIMED])
+        return (self.clock() - began) / recorded.batches * self.longer(recorded.batches)
 
     @cached_property
-    def recorded(self) -> Any:
-        """A record of the teacher if that fits in MEMORY, else the teacher."""
-        return RecordedTeacher(self.teacher, self.data) if self.output_bytes <= MEMORY else self.teacher
+    def batches(self) -> list[list[int]]:
+        """The batches of the first epoch."""
+        return plan_batches(self.data, replace(RECIPE, seed=self.seed))
 
-    def finetune_(self, model: Any, recipe: Recipe, **options: Any) -> int:
-        task = task_of_head(model.config.num_labels)
-        return finetune_(model, self.data, task, recipe, teacher=self.recorded, device=self.device, **options)
+    @cached_property
+    def recorded(self) -> "RecordedTeacher":
+        """The teacher, in a faster form if there is one, with a record of its outputs."""
+        model, half = self.teacher, self.half
+        if isinstance(model, BertPreTrainedModel):
+            dtype, backend = (torch.bfloat16 if half else model.dtype), ("auto" if self.device == "cpu" else PLAIN)
+            model = optimize_for_inference(model, dtype=dtype, backend=backend)
+        return RecordedTeacher(model, self.data, [])
+
+    @property
+    def half(self) -> bool:
+        """True where bfloat16 is faster."""
+        return torch.cuda.is_bf16_supported() if self.device != "cpu" else not HALF.isdisjoint(processor_flags())
+
+    def finetune_(self, model: Any, recipe: Recipe, **options: Any) -> Best:
+        task, how = task_of_head(model.config.num_labels), {"dropout": False, "half": self.half}
+        teacher, device = self.recorded, self.device
+        return finetune_(model, self.data, task, recipe, teacher=teacher, device=device, **how, **options)
 
 
-def computed_outputs(
-    model: Any, data: EncodedExamples, indices: Sequence[int]
-) -> tuple[list[dict[str, Tensor]], set[str]]:
-    """Return a model's outputs for each text, logits and hidden states (S, layers, D), and which are for tokens."""
-    out = run_model(model, data.batch(indices, torch.float32, model.device), output_hidden_states=True)
-    found = {name: out[name].cpu() for name in LOGITS if out.get(name) is not None}
-    of_tokens = {name for name, x in found.items() if x.dim() == 3 or name in ENDS} | {STATES}
-    found[STATES] = torch.stack(out.hidden_states, 2).cpu()  # (B, S, layers, D)
-    each = []
-    for row, index in enumerate(indices):
-        ends = {name: data.length(index) for name in of_tokens}
-        each.append({name: x[row, : ends[name]].clone() if name in ends else x[row] for name, x in found.items()})
-    return each, of_tokens
+Outputs = dict[str, Tensor]
 
 
 class RecordedTeacher(nn.Module):
-    """The outputs of a model that a distillation needs, computed once and kept in memory: logits, hidden states."""
+    """The outputs of a model that a distillation needs, logits and hidden states, computed once for a recorded text.
 
-    def __init__(self, model: Any, data: EncodedExamples) -> None:
+    Args:
+        batches: the batches of texts to record; by default all.
+    """
+
+    def __init__(self, model: Any, data: EncodedExamples, batches: Sequence[Sequence[int]] | None = None) -> None:
         super().__init__()
-        self.known: dict[Any, dict[str, Tensor]] = {}  # {token ids and types: outputs}
-        self.of_tokens = {STATES}
-        for indices in batch_indices(data, RECIPE.batch_size):
-            each, self.of_tokens = computed_outputs(model, data, indices)
-            self.known.update((data.rows[i], found) for i, found in zip(indices, each, strict=True))
+        self.run, self.data = partial(outputs_of_texts, model), data
+        self.known: dict[Any, Outputs] = {}  # {token ids and types: outputs}
+        self.bytes = self.batches = 0  # recorded
+        self.record(batch_indices(data, RECIPE.batch_size) if batches is None else batches)
+
+    def record(self, batches: Iterable[Sequence[int]]) -> None:
+        """Run the model on batches of texts, those that are new, and keep its outputs until MEMORY is full."""
+        for indices in batches:
+            keys = [self.data.rows[i] for i in indices]
+            if self.bytes < MEMORY and not all(key in self.known for key in keys):
+                found = self.run(self.data.batch(indices, torch.float32))
+                self.known.update(zip(keys, found, strict=True))
+                self.bytes += sum(x.nbytes for each in found for x in each.values())
+                self.batches += 1
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None, **_: bool
     ) -> Any:
         types = [()] * len(input_ids) if token_type_ids is None else token_type_ids.tolist()
         rows = zip(input_ids.tolist(), types, attention_mask.sum(1).tolist(), strict=True)
-        found = [self.known[tuple(ids[:n]), tuple(types[:n])] for ids, types, n in rows]
-        values = {}
-        for name in found[0]:
-            each = [text[name] for text in found]
-            whole = pad_sequence(each, batch_first=True) if name in self.of_tokens else torch.stack(each)
-            values[name] = whole.to(input_ids.device)
+        keys = [(tuple(ids[:n]), tuple(kinds[:n])) for ids, kinds, n in rows]
+        new = [i for i, key in enumerate(keys) if key not in self.known]
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if token_type_ids is not None:
+            batch["token_type_ids"] = token_type_ids
+        others = dict(zip(new, self.run({name: x[new] for name, x in batch.items()}) if new else (), strict=True))
+        found, values = [others.get(i) or self.known[key] for i, key in enumerate(keys)], {}
+        for name, first in found[0].items():
+            each = [text[name].to(input_ids.device) for text in found]
+            whole = pad_sequence(each, batch_first=True) if name in ENDS or first.dim() > 1 else torch.stack(each)
+            values[name] = whole.float() if name == STATES else whole
         return SimpleNamespace(**{**values, STATES: values[STATES].unbind(2)})
+
+
+@torch.no_grad()
+def outputs_of_texts(model: Any, batch: Mapping[str, Tensor]) -> list[Outputs]:
+    """Return a model's outputs for each text of a batch: logits, and hidden states (S, layers, D) in bfloat16."""
+    inputs = {name: x.to(model.device) for name, x in batch.items()}
+    out = run_model(model, inputs, output_hidden_states=True)
+    found = {name: getattr(out, name).cpu() for name in LOGITS if getattr(out, name, None) is not None}
+    states = torch.stack(out.hidden_states, 2).to("cpu", torch.bfloat16)  # (B, S, layers, D)
+    each = []
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+        of_text = {name: x[row, :length] if x.dim() == 3 or name in ENDS else x[row] for name, x in found.items()}
+        each.append({name: x.clone() for name, x in (*of_text.items(), (STATES, states[row, :length]))})
+    return each

@@ -42,15 +42,21 @@ def evaluate_pruned(
     own = mapped or head
     found = run_both(model, partial(forward, dense, head=head), batches, own)
     result: dict[str, Any] = {"kl": found.kl, "constant": found.is_constant}
-    if found.agreement is not None:
-        result["agreement"] = found.agreement
+    result |= likeness(found, model.base_model is model)
     if model.base_model is model:
-        result |= {"pooling": own.name, **compare_vectors(found.mine, found.theirs)}
+        result["pooling"] = own.name
     elif found.truth is not None:
         result |= scores(found.mine, found.theirs, found.truth)
-    elif found.agreement is None:
-        result["rank_correlation"] = spearman(found.mine, found.theirs)
     return {**result, "lost": loss_of(result)}
+
+
+def likeness(found: "Both", is_encoder: bool) -> dict[str, float]:
+    """Return the figures that compare vectors or predictions with the dense model's; none for numbers with labels."""
+    if is_encoder:
+        return compare_vectors(found.mine, found.theirs)
+    if found.agreement is not None:
+        return {"agreement": found.agreement}
+    return {} if found.truth is not None else {"rank_correlation": spearman(found.mine, found.theirs)}
 
 
 def compare_vectors(mine: Array, theirs: Array) -> dict[str, float]:
@@ -86,14 +92,16 @@ class Quality:
     def known(self) -> "list[Forward]":
         return [forward(self.dense, batch) for batch in self.batches]
 
-    def __call__(self, model: Any) -> tuple[float, float]:
-        """Return the metric on the labels, 0 without any, and the negative divergence from the dense model."""
+    def __call__(self, model: Any) -> tuple[float, float, float]:
+        """Return the metric on the labels, 0 without any, the negative divergence, and points as in `loss_of`."""
         known = iter(self.known)
         found = run_both(model, lambda _: next(known), self.batches)
-        if found.truth is None:
-            return 0.0, -found.kl
-        task = task_of_head(found.mine.shape[1])
-        return float(task.metrics[task.headline](found.mine, found.truth)), -found.kl
+        result: dict[str, Any] = likeness(found, model.base_model is model)
+        if found.truth is not None:
+            task = task_of_head(found.mine.shape[1])
+            mine, theirs = (float(task.metrics[task.headline](x, found.truth)) for x in (found.mine, found.theirs))
+            result |= {"score": mine, "dense_score": theirs, "metric": task.headline}
+        return result.get("score", 0.0), -found.kl, loss_of(result)["points"]
 
 
 Forward = tuple[list[Prediction], Tensor | None]  # predictions for a batch; the logits or vectors of whole texts

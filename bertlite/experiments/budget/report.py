@@ -1,5 +1,6 @@
 """The report of a pruned model: its figures, for the card and for the terminal."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,14 @@ MADE = (
 UNTRAINED = "no weight was trained."
 TRAINED = (
     "then the layers were trained on {texts} texts, {epochs:.1f} times each in {steps} steps of {step_seconds:.2g} s"
-    " ({minutes:g} min with checks), for the given model's {outputs} and hidden states{labels}. The weights of step"
-    " {best_step} were kept, the best of {checks} on the {judged}, which flatters figures on these a little."
+    "{limit}, for the given model's {outputs} and hidden states{labels}. The weights of step {best_step} were kept,"
+    " the best of {checks} on the {judged}, which flatters figures on these a little. {gain}"
 )
+GAINS = (
+    "It still gained at the end: the last two checks were both better, by {points:.1f} points together. Going on may"
+    " gain up to as much for each further {amount}: --distil {more}, with the same --keep."
+)
+NO_GAIN = "The last two checks were not both better: more training would hardly gain."
 MAPPED = (
     "A linear layer after the pooling, one least-squares fit to {count:,} other texts, brings vectors nearer to the"
     " given model's."
@@ -109,7 +115,21 @@ def describe_distillation(report: dict[str, Any]) -> str:
     labels = " and for the labels" if facts["labels"] else ""
     outputs = "vectors" if "cosine" in report else "predictions"
     more = {"labels": labels, "outputs": outputs, "checks": CHECKS + 1, "judged": describe_held_out(report)}
-    return TRAINED.format(**{**facts, **more})
+    limit = "" if facts["minutes"] is None else f" ({facts['minutes']:g} min with checks)"
+    return TRAINED.format(**{**facts, **more}, limit=limit, gain=describe_gain(facts))
+
+
+def describe_gain(facts: dict[str, Any]) -> str:
+    """Return whether more training would gain: if the last two checks were both better, and lost fewer points."""
+    (*first, before), (*second, _), (*last, after) = facts["curve"][-3:]
+    if not (first[1:] < second[1:] < last[1:] and after < before):
+        return NO_GAIN
+    share = (last[0] - first[0]) / facts["steps"]
+    if facts["minutes"] is None:
+        amount, more = f"{last[0] - first[0]} steps", f"{2 * facts['steps']}steps"
+    else:
+        amount, more = f"{share * facts['minutes']:.2g} min", f"{2 * facts['minutes']:g}"
+    return GAINS.format(points=before - after, amount=amount, more=more)
 
 
 def describe_held_out(report: dict[str, Any]) -> str:
@@ -130,7 +150,8 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     pruned, dense = report["seconds"]["median"], report["dense_seconds"]["median"]
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     if report["distilled"]:
-        print(describe_distillation(report))
+        before, most = (report["distilled"][name] or math.nan for name in ("start_bytes", "peak_bytes"))
+        print(describe_distillation(report), f"Memory: {most / 1e9:.2g} GB at most, {before / 1e9:.2g} GB before.")
     nothing = " (nothing had to be removed)" if report["macs"] == 1 else ""
     print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's{nothing}")
     print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")

@@ -51,7 +51,7 @@ TOLERANCE = 0.1  # it may be faster by this share; a time ratio with a wider int
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
 PERCENT = {"gradients": 21, "loss curves": 29, "fitting": 50}  # shares of a search's time, without its clock
-FORMAT = 4  # version of a search's files; raise it with every change that earlier files do not fit
+FORMAT = 5  # version of a search's files; raise it with every change that earlier files do not fit
 
 
 class State:
@@ -75,6 +75,10 @@ class State:
                 )
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, wanted)
+
+    def part(self, settings: Mapping[str, Any]) -> "State":
+        """Return the state of a part of the work, in a folder of its own."""
+        return State(self.folder / sha256_of(json.dumps(settings, sort_keys=True))[:16], settings)
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:
         """Return the value saved under a name, or compute and save it."""
@@ -343,8 +347,8 @@ class Search:
             alone, text = self.speed_alone["speedup"]["median"], self.target.text
             raise ValueError(
                 f"the target {text} needs no pruning: the given model in this dtype is {alone:.3g} x as fast as in its"
-                f" own; run it so by optimize_for_inference(…, dtype=…), write a larger target such as {2 * alone:.3g}x,"
-                f" or write {text}+ to go on all the same"
+                f" own; run it so by optimize_for_inference(…, dtype=…), write a target such as {2 * alone:.3g}x"
+                f" or {text}+ to go on all the same"
             )
         times, ratio = self.smallest
         if ratio.verdict == "slow":

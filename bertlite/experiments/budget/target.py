@@ -1,7 +1,7 @@
 """Budgets, and the work that they are for.
 
-A budget is a speed ("2x" the dense model's; "2x+" is that or more), a share of its MACs ("40%"), a time ("15ms") or the size of the weights
-file ("30MB", or a share of the given file's).
+A budget is a speed ("2x" the dense model's; "2x+" is that or more), a share of its MACs ("40%"), a time ("15ms") or
+the size of the weights file ("30MB", or a share of the given file's).
 """
 
 import re

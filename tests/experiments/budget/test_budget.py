@@ -34,6 +34,7 @@ from bertlite.experiments import finetune
 from bertlite.experiments.budget import command, distil, search, times
 from bertlite.experiments.budget import texts as own_texts
 from bertlite.experiments.budget.quality import Quality, evaluate_pruned, forward, scores
+from bertlite.experiments.budget.report import describe_gain
 from bertlite.experiments.budget.search import State
 from bertlite.experiments.budget.target import Target, UnitCosts, read_work
 from bertlite.experiments.budget.texts import batches_of, read_texts, split
@@ -603,7 +604,8 @@ def test_the_gain_of_a_dtype_counts_towards_a_speed(
     assert prune(world, tmp_path / "none", "2.9x", *words) == 2
     assert "the target 2.9x needs no pruning: the given model in this dtype is 3 x as" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
-    assert prune(world, out := tmp_path / "all", "2.9x+", *words, model="encoder") == 0, "who asks goes on"
+    out = tmp_path / "all"
+    assert prune(world, out, "2.9x+", *words, model="encoder") == 0, "who asks goes on"
     assert (report_of(out)["macs"], report_of(out)["met"]) == (1, True)
     assert "MACs: 100.0 % of the unpruned model's (nothing had to be removed)" in capsys.readouterr().out
 
@@ -744,9 +746,38 @@ def longer_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the best state be that furthest from the first: a random model teaches nothing."""
 
     def quality(dense: Any, batches: Any) -> Any:
-        return lambda model: float((model.classifier.weight - dense.classifier.weight).norm())
+        return lambda model: (float((model.classifier.weight - dense.classifier.weight).detach().norm()), 0.0)
 
     monkeypatch.setattr(command, "Quality", quality)
+
+
+def test_a_longer_training_needs_no_other_search(
+    world: Path, tmp_path: Path, thirty_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("30%", "--at", "2x16", "--keep", str(tmp_path / "kept"))
+    assert prune(world, tmp_path / "plain", *words) in DONE
+    for name in ("output_metrics", "loss_curves", "choose_sizes", "prune_layerwise_"):
+        monkeypatch.setattr(search, name, lambda *_, **__: pytest.fail("it was computed again"))
+    assert prune(world, tmp_path / "short", *words, "--distil", "1") in DONE
+    assert prune(world, tmp_path / "long", *words, "--distil", "60 steps") in DONE
+    assert report_of(tmp_path / "long")["heads_kept"] == report_of(tmp_path / "plain")["heads_kept"]
+    assert report_of(tmp_path / "long")["distilled"]["minutes"] is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "minutes", "words"),
+    [
+        ((40.0, 20.0, 14.0), 5, "by 26.0 points together. Going on .* for each further 2 min: --distil 10,"),
+        ((40.0, 20.0, 14.0), None, "for each further 40 steps: --distil 200steps,"),
+        ((14.0, 13.0, 13.5), 5, "were not both better"),
+    ],
+)
+def test_the_curve_of_a_training_tells_whether_more_would_gain(
+    scores: tuple[float, ...], minutes: float | None, words: str
+) -> None:
+    curve = [(0, 0.0, -1.0, 50.0), *((60 + 20 * i, 0.0, -x, x) for i, x in enumerate(scores))]
+    found = describe_gain({"curve": curve, "minutes": minutes, "steps": 100})
+    assert re.search(words, found), found
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -850,27 +881,40 @@ def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(
 ) -> None:
     now = [0.0]
 
-    def train(model: Any, data: Any, task: Any, recipe: Any, *, log: Any, **_: Any) -> int:
-        for _step in range(round(recipe.epochs * 3)):  # batches
+    def train(model: Any, data: Any, task: Any, recipe: Any, *, log: Any, **_: Any) -> None:
+        for _step in range(round(recipe.epochs * 10)):  # batches
             now[0] += 1
             log()
-        return 0
 
     def score(model: Any) -> float:
         now[0] += 2
         return 0.0
 
+    def teacher(model: Any, batch: Any) -> list[Any]:
+        now[0] += 3
+        return [{distil.STATES: torch.zeros(25)}] * len(batch["input_ids"])
+
     monkeypatch.setattr(distil, "finetune_", train)
+    monkeypatch.setattr(distil, "outputs_of_texts", teacher)
     model = BertForSequenceClassification.from_pretrained(world / "model")
-    rows = tuple(((2, 5, 3), (0, 0, 0)) for _ in range(96))
-    asked = distil.Distillation(model, EncodedExamples(rows, (0.0,) * 96), False, 1, score, clock=lambda: now[0])
-    assert asked.plan(model, distil.RECIPE) == {"steps": 60 - 12 - 2 - 6 * 2, "step_seconds": 1}
-    assert replace(asked, minutes=0.4).plan(model, distil.RECIPE)["steps"] == 1, "never none after a search"
-    replace(asked, minutes=0.45).check_time()
-    with pytest.raises(
-        ValueError, match=r"too short: .* checks take 26 s, and a step 1 s; give 0\.45 minutes or more"
-    ):
-        replace(asked, minutes=0.4).check_time()
+    data = EncodedExamples(tuple(((2, 5 + i % 10, 5 + i // 10, 3), (0,) * 4) for i in range(100)), (0.0,) * 100)
+    monkeypatch.setattr(distil, "RECIPE", replace(distil.RECIPE, batch_size=10))
+
+    def asked(amount: Any) -> Any:
+        return distil.Distillation(model, data, False, amount, score, clock=lambda: now[0])
+
+    others = 12 + 2 + 6 * 2  # 12 steps that are timed, a check that is, and all six
+    assert asked(1).plan(model, distil.RECIPE) == {"steps": (60 - others) // (3 + 1), "step_seconds": 1}
+    assert asked(2).plan(model, distil.RECIPE)["steps"] == 10 + (120 - others - 40), "the teacher runs once on a text"
+    assert asked(0.4).plan(model, distil.RECIPE)["steps"] == 1, "never none after a search"
+    assert asked("77steps").plan(model, distil.RECIPE)["steps"] == 77
+    monkeypatch.setattr(distil, "MEMORY", 5 * 10 * 100)  # bytes: half of the texts
+    assert asked(2).plan(model, distil.RECIPE)["steps"] == 10 + int((120 - others - 40) / (1 + 3 / 2))
+    asked(0.36).check_time()
+    with pytest.raises(ValueError, match=r"too short: .* take 20 s, and a step 1 s; give 0\.35 minutes or more"):
+        asked(0.34).check_time()
+    with pytest.raises(ValueError, match="distil is '10'; give minutes, or steps such as 500steps"):
+        PruneSettings(distil="10")
 
 
 def test_the_given_model_runs_once_and_gives_what_it_gave_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -879,20 +923,23 @@ def test_the_given_model_runs_once_and_gives_what_it_gave_in_any_batch(monkeypat
     data = EncodedExamples(rows, (0, 1, 2, 0))
     batch = data.batch([2, 0], torch.long)
     batch.pop("labels")
-    asked = distil.Distillation(model, data, False, 1, lambda model: 0)
-    calls: list[int] = []
+    wanted, calls = model(**batch, output_hidden_states=True), list[int]()
     model.register_forward_hook(lambda *_: calls.append(1))
-    found, _, calls_then = asked.recorded(**batch), asked.recorded(**batch), len(calls)
-    wanted = model(**batch, output_hidden_states=True)
-    assert calls_then == 2  # of one text, for the size; of all four in a batch
-    torch.testing.assert_close(found.logits, wanted.logits.detach())
-    real = batch["attention_mask"].bool()
-    for own, other in zip(found.hidden_states, wanted.hidden_states, strict=True):
-        torch.testing.assert_close(own[real], other[real].detach())
-    of_a_token = sum(x[0, 0].nbytes for x in wanted.hidden_states)
-    assert asked.output_bytes == sum(len(ids) for ids, _ in rows) * of_a_token
-    monkeypatch.setattr(distil, "MEMORY", asked.output_bytes - 1)
-    assert replace(asked).recorded is model
+    recorded = distil.RecordedTeacher(model, data, [[0, 1], [2, 3]])
+    bytes_of = {each: x.nbytes for each, x in recorded.known[rows[0]].items()}
+    monkeypatch.setattr(distil, "MEMORY", 1)
+    some = distil.RecordedTeacher(model, data, [[2, 1], [0, 3]])  # memory is full after two texts
+    for teacher, more in ((recorded, 0), (some, 1)):
+        calls.clear()
+        found = teacher(**batch)
+        assert len(calls) == more
+        torch.testing.assert_close(found.logits, wanted.logits.detach())
+        real = batch["attention_mask"].bool()
+        for own, other in zip(found.hidden_states, wanted.hidden_states, strict=True):
+            torch.testing.assert_close(own[real], other[real].detach().float(), rtol=2**-8, atol=0)  # bfloat16
+    layers, width = len(wanted.hidden_states), wanted.hidden_states[0].shape[-1]
+    assert bytes_of == {"logits": 3 * 8, distil.STATES: 2 * 3 * layers * width}
+    assert (recorded.batches, some.batches, len(some.known)) == (2, 1, 2)
 
 
 def test_states_are_compared_with_predictions_that_are_made_once(world: Path) -> None:
@@ -906,7 +953,7 @@ def test_states_are_compared_with_predictions_that_are_made_once(world: Path) ->
     found = [quality(model), quality(model)]
     assert len(calls) == 2
     whole = evaluate_pruned(model, dense, batches)
-    assert found == [(whole["score"], -whole["kl"])] * 2
+    assert found == [(whole["score"], -whole["kl"], whole["lost"]["points"])] * 2
     assert whole["kl"] > 0
 
 
@@ -943,8 +990,8 @@ def test_several_targets_share_one_search_and_are_as_each_alone(
         assert one.config == other.config
         assert_same(one.state_dict(), other.state_dict(), atol=0)
     assert len(calls) == 3 + 3 + 3
-    assert sorted(path.name for path in (tmp_path / "kept").glob("*") if path.is_dir()) == []
-    assert f"for other targets of the same model and texts: --keep {tmp_path / 'kept'}" in capsys.readouterr().out
+    assert len([path for path in (tmp_path / "kept").glob("*") if path.is_dir()]) == 2, "each target's pruned layers"
+    assert f"or minutes, with the same model and texts: --keep {tmp_path / 'kept'}" in capsys.readouterr().out
     assert main(["prune", "to", "30%", *words, "--seed", "1", "--out", str(tmp_path / "other"), *kept]) == 2
     assert "belongs to a search with another seed and texts: name another folder" in capsys.readouterr().err
     assert main(several) in DONE  # what is done is not done again
