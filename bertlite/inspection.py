@@ -224,9 +224,9 @@ def format_report(found: Mapping[str, Any]) -> Iterator[str]:
     layers, built, neurons = found["num_hidden_layers"], found["heads"]["built"], found["neurons"]["built"]
     dtypes = ", ".join(found["dtypes"])
     yield f"{found['checkpoint']}: {found['class']}, {found['parameters']:,} parameters, {dtypes}"
-    yield f"  {count_of(layers, 'layer')} of {found['hidden_size']}, {built} heads and {neurons} neurons each"
+    yield f"  {count_of(layers, 'layer')} of {found['hidden_size']:,}, {built} heads and {neurons:,} neurons each"
     yield (
-        f"  {found['vocab_size']} words, {found['max_position_embeddings']} positions"
+        f"  {found['vocab_size']:,} words, {found['max_position_embeddings']:,} positions"
         f" ({found['position_embedding_type']})"
     )
     yield f"  {', '.join(found['files'])}: {found['bytes'] / 1e6:,.1f} MB"

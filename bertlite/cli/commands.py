@@ -194,9 +194,9 @@ killed, give the same command again to write the missing files.  Under torchrun 
     add_device(action)
     text = "truncate longer texts (default: the checkpoint's)"
     action.add_argument("--max-length", type=count, metavar="TOKENS", help=text)
-    action.add_argument("--max-tokens", type=count, help="tokens in a batch, if each has 4 characters")
+    action.add_argument("--max-tokens", type=count, metavar="N", help="tokens in a batch, if each has 4 characters")
     text = "rows in each file (default: 10,000, or fewer if these have 1,000,000 characters)"
-    action.add_argument("--shard-rows", type=count, help=text)
+    action.add_argument("--shard-rows", type=count, metavar="N", help=text)
     set_defaults(action, vars(EmbedSettings()))
 
 

@@ -116,7 +116,7 @@ def add_training(action: Parser) -> None:
     """Add the arguments of training, except --epochs."""
     group = action.add_argument_group("training")
     group.add_argument("--lr", type=number, default=Recipe.lr, help="peak learning rate")
-    group.add_argument("--batch-size", type=count, default=Recipe.batch_size, help="examples in a batch")
+    group.add_argument("--batch-size", type=count, default=Recipe.batch_size, metavar="N", help="examples in a batch")
     text = "size of a random sample (default: all)"
     group.add_argument("--train-examples", type=count, metavar="N", help=text)
 
@@ -202,7 +202,7 @@ def add_work(action: Parser) -> None:
     work.add_argument("--at", type=shape, metavar="BxS", help=text)
     text = "a file with a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)"
     work.add_argument("--lengths", metavar="FILE", help=text)
-    work.add_argument("--batch-size", type=count, help="number of sequences of --lengths")
+    work.add_argument("--batch-size", type=count, metavar="N", help="number of sequences of --lengths")
     text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference"
     work.add_argument("--backend", help=f"{text} (default: plain; auto for int8)")
     text = (
@@ -254,7 +254,7 @@ def add_finetune(actions: Commands) -> None:
     add_training(action)
     action.add_argument("--epochs", type=number, default=float(Recipe.epochs), help="passes over the data")
     text = "outputs of the head (default: the classes of the data; 1 for regression)"
-    action.add_argument("--num-labels", type=count, help=text)
+    action.add_argument("--num-labels", type=count, metavar="N", help=text)
     action.add_argument("--seed", type=integer, default=Recipe.seed, help="seed of training")
 
 

@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         rows = count_of(manifest["input"]["rows"], "row")
         print(f"{args.folder}: {rows}, {manifest['dimension']} numbers each, {state}")
         shards, characters = count_of(done["shards"], "shard"), count_of(done["characters"], "character")
-        print(f"this time: {shards}, {characters}, {done['characters_per_second']:.0f}/s")
+        print(f"this time: {shards}, {characters}, {done['characters_per_second']:,.0f}/s")
     return 0
 
 

@@ -94,12 +94,10 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
     """Yield what was written, and the errors of the graph, in words."""
     rows = [row for shape in record["shapes"] for row in shape["outputs"].values()]
     worst = max(rows, key=lambda row: row["error"] / row["allowed"])
-    yield (
-        f"{out['FOLDER'] / FILE}: {record['class']}, {record['bytes'] / 1e6:.1f} MB;"
-        f" at {len(record['shapes'])} shapes the largest difference from the model is"
-        f" {max(row['difference'] for row in rows):.1e}, the error {worst['error']:.1e}"
-        f" (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
-    )
+    largest = max(row["difference"] for row in rows)
+    yield f"{out['FOLDER'] / FILE}: {record['class']}, {record['bytes'] / 1e6:.1f} MB"
+    yield f"  largest difference from the model at {len(record['shapes'])} shapes: {largest:.1e}"
+    yield f"  error: {worst['error']:.1e} (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
 
 
 def checkpoint_hash(source: Source) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Self, TextIO, TypeVar
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 10.0
-BAR = "{l_bar}{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"  # as tqdm's, but n is rounded
+BAR = "{l_bar}{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"  # as tqdm's, but n is rounded
 COUNTS = 52  # columns of a terminal for counts, rate and time left
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Progress:
             what = what if len(what) <= room else f"{what[: max(room - 1, 8)]}…"
             options["bar_format"] = "{desc}" if total is None and unit == "" else BAR
         else:
-            line = "{n:.0f} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
+            line = "{n:.0f} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left"
             options = {"bar_format": f"{{desc}}{': ' if what else ''}{line}", "file": Lines(self.file), "miniters": 0}
             options |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES, "smoothing": 0}
         options |= {"desc": what, "total": total, "unit": f" {unit}", "initial": done}
@@ -88,7 +88,7 @@ class Progress:
         what = f"{self.work}: {name}"
         self.open_bar(what, total, unit, done)
         if self.shown and not self.file.isatty():
-            known = total is not None and unit != "%"
+            known = total not in (None, 1) and unit != "%"
             print(f"{what}, {total:,.0f} {unit}" if known else what, file=self.file, flush=True)
 
     def over(self, name: str, items: Sequence[T], unit: str) -> Iterator[T]:

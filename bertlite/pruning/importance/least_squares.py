@@ -127,8 +127,8 @@ def warn_of_few(runs: "Sequence[PairedRun]", widths: Iterable[int]) -> None:
     tokens, widest = sum(len(each.sentence) for each in runs), max(widths, default=0)
     if 0 < tokens < FEW * widest:
         warnings.warn(
-            f"matrices with {widest} inputs are fitted to {tokens} tokens, too few for other texts:"
-            f" give {FEW * widest} tokens or more, or repair by 'mean'",
+            f"matrices with {widest:,} inputs are fitted to {tokens:,} tokens, too few for other texts:"
+            f" give {FEW * widest:,} tokens or more, or repair by 'mean'",
             stacklevel=3,
         )
 
