@@ -9,13 +9,12 @@
 // Letters:  T tokens, D hidden size, N heads, H head size, I neurons of the feed-forward network
 #pragma once
 
-#include <memory>
-#include <new>
 #include <numeric>
 #include <vector>
 
 #include "attention.h"
 #include "linear.h"
+#include "memory.h"
 #include "tokens.h"
 
 namespace bertlite {
@@ -68,25 +67,6 @@ struct Batch {
     void* pooled;                 // (sequences, outputs of the pooler)
 };
 }
-
-// Memory that is allocated piece by piece.  Without memory, it counts the bytes needed.
-class Arena {
-   public:
-    explicit Arena(char* start = nullptr) : start_(start) {}
-
-    template <class T>
-    T* take(Long count) {
-        char* at = start_ + used_;
-        used_ += round_up(count * Long(sizeof(T)), 64) + 64;  // 64 more: vectors may read beyond the last row's end
-        return start_ ? reinterpret_cast<T*>(at) : nullptr;
-    }
-
-    Long used() const { return used_; }
-
-   private:
-    char* start_;
-    Long used_ = 0;
-};
 
 // The rows of the vectors that belong to the distances between up to `keys` tokens, from the largest down.
 struct DistanceRows {
@@ -193,10 +173,15 @@ class Encoder {
 
         Arena counting;
         take_memory(counting);
-        memory_.reset(new char[counting.used() + 64]);
-        Arena arena(memory_.get() + (-reinterpret_cast<uintptr_t>(memory_.get()) & 63));
+        memory_ = std::move(kept_memory);
+        if (!memory_.all || memory_.bytes < counting.used()) memory_ = Memory(counting.used());
+        Arena arena(memory_.start());
         take_memory(arena);
         if (batch.ids) read_norm();
+    }
+
+    ~Encoder() {
+        if (memory_.bytes <= MOST_KEPT) kept_memory = std::move(memory_);
     }
 
     // Return whether it is done; it is not if weights are beyond the parts of float32.
@@ -571,7 +556,7 @@ class Encoder {
     bool shares_ = false;
     std::vector<Long> order_;
     std::vector<DistanceRows> distance_rows_;  // of each layer
-    std::unique_ptr<char[]> memory_;
+    Memory memory_;
     float* hidden_;        // (T, D): the residual stream
     float* firsts_;        // (sequences, D): of the first tokens, if the last layer computes only these
     float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm

@@ -322,11 +322,13 @@ def test_a_function_around_it_is_compiled():
 
 
 def test_too_little_memory_is_an_error():
-    kernels, model = kernels_or_skip(), natively(make_native(), torch.float32).model
+    kernels, quick = kernels_or_skip(), natively(make_native(), torch.float32)
+    model, before = quick.model, quick(**make_batch()).last_hidden_state
     starts = torch.tensor([0, 2**45])
     batch = Batch(tokens=2**45, sequences=1, starts=starts.data_ptr())  # more than any machine has memory for
     with pytest.raises(MemoryError, match="the native kernels found no memory for this batch: use a smaller one"):
         kernels.run("float32", model.encoder.weights.model, batch, 2)
+    assert torch.equal(quick(**make_batch()).last_hidden_state, before)
 
 
 @pytest.mark.parametrize(

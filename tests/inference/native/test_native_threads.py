@@ -1,9 +1,11 @@
 """bertlite/inference/native: threads of torch's own count, other threads of Python, and other processes."""
 
 import ctypes
+import mmap
 import multiprocessing
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,3 +100,25 @@ def test_other_threads_of_python_run_meanwhile():
     kernels = kernels_or_skip()
     assert {each._flags_ for each in (kernels._run, kernels._pack, kernels._linear)} == {ctypes.CDLL._func_flags_}
     assert ctypes.PyDLL._func_flags_ != ctypes.CDLL._func_flags_
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_a_thread_keeps_memory_up_to_a_limit_and_until_it_ends(set_threads):
+    set_threads(1)
+    quick, resident = natively(make_native(), torch.float32), {}
+
+    def megabytes() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE / 2**20
+
+    def run() -> None:
+        for name, sequences in (("little", 10), ("too much", 2400), ("kept", 800)):
+            quick(input_ids=torch.ones(sequences, 33, dtype=torch.long))
+            resident[name] = megabytes()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    resident["ended"] = megabytes()
+    assert resident["kept"] - resident["little"] > 20, resident
+    assert resident["too much"] - resident["little"] < 15, resident
+    assert resident["ended"] - resident["little"] < 15, resident
