@@ -86,6 +86,17 @@ def transformers_engine(
     return build
 
 
+def autotuned_engine(folder: Path, dtype: str, device: str) -> Forward:
+    """Build transformers' model by torch.compile's longest search, with frozen weights; int8 is torchao's, dynamic."""
+    loaded = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+    model = reference.load(folder, "BertModel", {}, loaded, "sdpa", device)
+    if dtype == "int8":
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+        quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    return forward_of(torch.compile(model, options={"max_autotune": True, "freezing": True}))
+
+
 class Flat(torch.nn.Module):
     """transformers' model with the signature that exporters need: tensors in, tensors out."""
 
@@ -194,6 +205,8 @@ ENGINES = (
     Engine("transformers sdpa", transformers_engine("sdpa"), FLOATS, ("transformers",)),  # the baseline
     Engine("transformers eager", transformers_engine("eager"), ("float32",), ("transformers",)),
     Engine("transformers compiled", transformers_engine("sdpa", compiled=True), FLOATS, ("transformers",)),
+    Engine("transformers compiled max-autotune", autotuned_engine, FLOATS, ("transformers",), ("cpu",)),
+    Engine("torchao compiled", autotuned_engine, ("int8",), ("transformers", "torchao"), ("cpu",)),
     Engine(
         "transformers reduce-overhead",
         transformers_engine("sdpa", compiled=True, mode="reduce-overhead"),
