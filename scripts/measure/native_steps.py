@@ -41,6 +41,8 @@ STEPS = {  # what is changed: a flag of the compiler
     "32 tokens at a time": "-DBERTLITE_TOKENS=32",
     "64 tokens at a time": "-DBERTLITE_TOKENS=64",
     "256 tokens at a time": "-DBERTLITE_TOKENS=256",
+    "threads never take whole sequences": "-DBERTLITE_WHOLE_SEQUENCES=0",
+    "threads take whole sequences where they can": "-DBERTLITE_WHOLE_SEQUENCES=1",
 }
 AVX2_STEPS = {  # where a block of a weight stays in the first cache
     "long weights are not multiplied in parts": "-DBERTLITE_WORDS_AT_ONCE=1000000",

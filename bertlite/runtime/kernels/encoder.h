@@ -4,7 +4,8 @@
 // In the second a thread takes a block of tokens through all that is between two attentions: output projection,
 // residual, LayerNorm, both halves of the feed-forward network, residual, LayerNorm, and the next layer's queries,
 // keys and values.  Weights stream through the cache and activations stay in it.  Where there are few tokens for each
-// thread, the threads share the outputs of each matmul instead, and wait for each other in between.
+// thread, the threads share the outputs of each matmul instead, and wait for each other in between.  With AMX a thread
+// takes whole sequences through a layer where it can: their queries, keys and values then stay in its cache as well.
 //
 // Letters:  T tokens, D hidden size, N heads, H head size, I neurons of the feed-forward network
 #pragma once
@@ -120,6 +121,10 @@ using AttentionOf = std::conditional_t<IN_FLOATS<Kind, reproducible>, Float32, B
 #if !defined(BERTLITE_FEW_TOKENS)
 #define BERTLITE_FEW_TOKENS 48
 #endif
+#if !defined(BERTLITE_WHOLE_SEQUENCES)
+#define BERTLITE_WHOLE_SEQUENCES HAS_AMX
+#endif
+constexpr bool WHOLE_SEQUENCES = BERTLITE_WHOLE_SEQUENCES;  // whether threads may take whole sequences
 constexpr Long TOKENS = BERTLITE_TOKENS;          // tokens that a thread takes through the second phase at a time
 constexpr Long FEW_TOKENS = BERTLITE_FEW_TOKENS;  // with fewer for each thread, threads share the outputs
 constexpr Long TOKENS_SHARED = 4;  // tokens that a thread normalises or converts at a time, where threads share them
@@ -135,6 +140,19 @@ class Encoder {
     // The pooler of 8-bit integers is float32, as a linear layer on its own computes it.
     static constexpr bool POOLS_IN_PARTS =
         std::is_same_v<Kind, Float32Parts> || (HAS_AMX && quantized && !std::is_same_v<Attending, Float32>);
+
+    // How a forward goes.
+    enum class Way {
+        SHARED,     // threads share the outputs of each matmul
+        TOKENS,     // threads take pairs of sequence and head, then blocks of tokens
+        SEQUENCES,  // threads take groups of whole sequences
+    };
+
+    // Queries, keys and values, (3 N, tokens, H), of so many tokens from `begin` on.
+    struct Heads {
+        HeadValue* all;
+        Long tokens, begin;
+    };
 
     // Activations of some tokens on their way through the second phase.
     struct TokenBlock {
@@ -168,8 +186,8 @@ class Encoder {
         longest_ = batch_.sequences ? length(order_[0]) : 0;
         for (Long layer = 0; layer < model.layer_count; layer++)
             distance_rows_.emplace_back(model.layers[layer], longest_);
-        shares_ = batch_.tokens < FEW_TOKENS * threads;
-        tokens_at_once_ = shares_ ? batch_.tokens : even_part(divide_up(batch_.tokens, threads), TOKENS);
+        tokens_at_once_ = even_part(divide_up(batch_.tokens, threads), TOKENS);
+        way_ = choose_way();
 
         Arena counting;
         take_memory(counting);
@@ -191,17 +209,38 @@ class Encoder {
     }
 
    private:
+    Way choose_way() {
+        const Long tokens = batch_.tokens;
+        if (tokens < FEW_TOKENS * threads_) return Way::SHARED;
+        if (!WHOLE_SEQUENCES) return Way::TOKENS;
+        for (Long i = 0; i < batch_.sequences; i++) {
+            if (groups_.empty() || batch_.starts[i + 1] - batch_.starts[groups_.back()] > tokens_at_once_)
+                groups_.push_back(i);
+            longest_group_ = std::max(longest_group_, batch_.starts[i + 1] - batch_.starts[groups_.back()]);
+        }
+        const Long rounds = divide_up(Long(groups_.size()), threads_);  // in which each thread takes a group
+        groups_.push_back(batch_.sequences);
+        const bool balanced = threads_ == 1 || longest_group_ * rounds * threads_ <= tokens + tokens / 16;
+        return balanced ? Way::SEQUENCES : Way::TOKENS;
+    }
+
     void take_memory(Arena& arena) {
         const Long tokens = batch_.tokens, D = width();
         hidden_ = arena.take<float>(tokens * D);
         firsts_ = batch_.first_only ? arena.take<float>(batch_.sequences * D) : nullptr;
         norm_ = batch_.ids ? arena.take<float>(2 * D) : nullptr;
         pooler_input_ = batch_.pooler ? arena.take<float>(batch_.sequences * D) : nullptr;
-        qkv_ = arena.take<HeadValue>(tokens * 3 * widest_heads_);
+        const bool whole = way_ == Way::SEQUENCES;
+        qkv_ = arena.take<HeadValue>((whole ? threads_ * longest_group_ : tokens) * 3 * widest_heads_);
         context_ = arena.take<HeadValue>(tokens * context_stride_);
         blocks_.clear();
         workspaces_.clear();
-        for (Long i = 0; i < (shares_ ? 1 : threads_); i++) blocks_.push_back(take_block(arena, tokens_at_once_));
+        inputs_ = arena.take<Value>(whole ? tokens * input_stride_ : 0);
+        quantizations_ = arena.take<Quantization>(whole ? tokens : 0);
+        if (way_ == Way::SHARED)
+            blocks_.push_back(take_block(arena, tokens));
+        else
+            for (Long i = 0; i < threads_; i++) blocks_.push_back(take_block(arena, tokens_at_once_));
         Long distances = 0;
         for (const auto& each : distance_rows_) distances = std::max(distances, each.count());
         for (Long i = 0; i < threads_; i++) workspaces_.emplace_back(arena, longest_, model_.head_size, distances);
@@ -232,12 +271,17 @@ class Encoder {
     void work(Long thread, Team::Member& member) {
         BERTLITE_PHASE("layers");
         run_tokens(batch_.tokens, thread, member,
-                   [&](TokenBlock& block, const auto& workers) { before_layers(block, workers); });
+                   [&](const TokenBlock& block, const auto& workers) { before_layers(block, workers); });
         for (Long layer = 0; layer < model_.layer_count; layer++) {
-            attend_all(layer, thread, member);
+            if (way_ == Way::SEQUENCES) {
+                member.parallel_for(groups_.size() - 1, [&](Long group) { take_group(layer, group, thread); });
+                if (!first_tokens_only(layer)) continue;
+            } else {
+                attend_all(layer, thread, member);
+            }
             const Long tokens = first_tokens_only(layer) ? batch_.sequences : batch_.tokens;
             run_tokens(tokens, thread, member,
-                       [&](TokenBlock& block, const auto& workers) { after_attention(layer, block, workers); });
+                       [&](const TokenBlock& block, const auto& workers) { after_attention(layer, block, workers); });
         }
         if (!batch_.pooler) return;
         if (batch_.is_bfloat16)
@@ -268,19 +312,42 @@ class Encoder {
     // Take tokens through the second phase: the team together all of them, or each thread some at a time.
     template <class Phase>
     void run_tokens(Long tokens, Long thread, Team::Member& member, Phase phase) {
-        if (shares_) {
-            TokenBlock block = blocks_[0];
-            block.count = tokens;
-            phase(block, WholeTeam{member});
-            return;
-        }
-        TokenBlock block = blocks_[thread];
+        if (way_ == Way::SHARED) return phase(block_at(0, tokens, 0), WholeTeam{member});
         member.parallel_for(divide_up(tokens, tokens_at_once_), [&](Long index) {
-            block.first = index * tokens_at_once_;
-            block.count = std::min(tokens_at_once_, tokens - block.first);
-            phase(block, OneThread{});
+            const Long first = index * tokens_at_once_;
+            phase(block_at(first, std::min(tokens_at_once_, tokens - first), thread), OneThread{});
         });
     }
+
+    TokenBlock block_at(Long first, Long count, Long thread) const {
+        TokenBlock block = blocks_[thread];
+        block.first = first, block.count = count;
+        if (way_ == Way::SEQUENCES)
+            block.input = inputs_ + first * input_stride_, block.quantization = quantizations_ + first;
+        return block;
+    }
+
+    // Take a group of sequences through a layer.
+    void take_group(Long index, Long group, Long thread) {
+        const Layer& layer = model_.layers[index];
+        const Long begin = batch_.starts[groups_[group]], tokens = batch_.starts[groups_[group + 1]] - begin;
+        const Heads heads{qkv_ + thread * longest_group_ * 3 * widest_heads_, tokens, begin};
+        const Long part = even_part(tokens, tokens_at_once_);
+        const auto for_each_block = [&](auto work) {
+            for (Long first = 0; first < tokens; first += part)
+                work(block_at(begin + first, std::min(part, tokens - first), thread));
+        };
+        for_each_block([&](const TokenBlock& block) { project_qkv(layer, block, OneThread{}, heads); });
+        for (Long sequence = groups_[group]; sequence < groups_[group + 1]; sequence++)
+            for (Long head = 0; head < layer.head_count; head++) {
+                const Long queries = first_tokens_only(index) ? 1 : length(sequence);
+                attend_pair(index, sequence, head, queries, 0, queries, workspaces_[thread], heads);
+            }
+        if (first_tokens_only(index)) return;
+        for_each_block([&](const TokenBlock& block) { after_attention(index, block, OneThread{}); });
+    }
+
+    Heads all_heads() const { return {qkv_, batch_.tokens, 0}; }
 
     // Call work(token) for each token of a block.
     template <class Workers, class Work>
@@ -293,7 +360,7 @@ class Encoder {
 
     // Read or compute embeddings, and compute the first layer's queries, keys and values.
     template <class Workers>
-    void before_layers(TokenBlock& block, const Workers& workers) {
+    void before_layers(const TokenBlock& block, const Workers& workers) {
         const Long D = width();
         for_each_token(block, workers, [&](Long token) {
             float* hidden = hidden_ + (block.first + token) * D;
@@ -305,11 +372,12 @@ class Encoder {
             write_state(0, block.first + token, hidden);
             convert<Kind>(hidden, D, block.input + token * input_stride_, block.quantization + token);
         });
-        if (model_.layer_count) project_qkv(model_.layers[0], block, workers);
+        if (model_.layer_count && way_ != Way::SEQUENCES)
+            project_qkv(model_.layers[0], block, workers, all_heads());
     }
 
     template <class Workers>
-    void after_attention(Long index, TokenBlock& block, const Workers& workers) {
+    void after_attention(Long index, const TokenBlock& block, const Workers& workers) {
         const Layer& layer = model_.layers[index];
         const Long D = width();
         const Target<float> hidden{(first_tokens_only(index) ? firsts_ : hidden_) + block.first * D, D};
@@ -358,7 +426,8 @@ class Encoder {
             else
                 write_state(index + 1, block.first + token, hidden.at(token, 0));
         });
-        if (!is_last(index)) project_qkv(model_.layers[index + 1], block, workers);
+        if (!is_last(index) && way_ != Way::SEQUENCES)
+            project_qkv(model_.layers[index + 1], block, workers, all_heads());
     }
 
     // Multiply tokens by a weight; `finish(at, y)` is given 16 outputs with their bias, and where in `to` they belong.
@@ -399,10 +468,10 @@ class Encoder {
     }
 
     template <class Workers>
-    void project_qkv(const Layer& layer, const TokenBlock& block, const Workers& workers) {
+    void project_qkv(const Layer& layer, const TokenBlock& block, const Workers& workers, const Heads& heads) {
         BERTLITE_PHASE("queries, keys and values");
         const Long H = model_.head_size;
-        const HeadsTarget<HeadValue> qkv{qkv_ + block.first * H, batch_.tokens, H};
+        const HeadsTarget<HeadValue> qkv{heads.all + (block.first - heads.begin) * H, heads.tokens, H};
         project(block.input, input_stride_, block.quantization, block.count, layer.qkv, qkv, workers,
                 [](HeadValue* at, Vector y) { store(at, y); });
     }
@@ -442,17 +511,18 @@ class Encoder {
             const Long sequence = order_[pair / heads], head = pair % heads;
             const Long queries = firsts ? 1 : length(sequence);
             const Long first = queries * part / parts, last = queries * (part + 1) / parts;
-            if (first < last) attend_pair(index, sequence, head, queries, first, last, workspaces_[thread]);
+            if (first < last)
+                attend_pair(index, sequence, head, queries, first, last, workspaces_[thread], all_heads());
         });
     }
 
     void attend_pair(Long index, Long sequence, Long n, Long queries, Long first, Long last,
-                     const AttentionWorkspace<Attending>& workspace) {
+                     const AttentionWorkspace<Attending>& workspace, const Heads& from) {
         const Layer& layer = model_.layers[index];
         const Long start = batch_.starts[sequence], H = model_.head_size;
-        const Long heads = batch_.tokens * H, parts = layer.head_count * heads;  // from one to the next
+        const Long heads = from.tokens * H, parts = layer.head_count * heads;  // from one to the next
         Head<Attending> head{};
-        head.queries = qkv_ + n * heads + start * H;
+        head.queries = from.all + n * heads + (start - from.begin) * H;
         head.keys = head.queries + parts;
         head.values = head.keys + parts;
         head.context = context_ + (first_tokens_only(index) ? sequence : start) * context_stride_ + n * H;
@@ -553,7 +623,9 @@ class Encoder {
     TokenPlaces places_;
     Long widest_heads_ = 0, longest_ = 0, tokens_at_once_ = 0;
     Long input_stride_, context_stride_, neurons_stride_;  // from row to row
-    bool shares_ = false;
+    Way way_;
+    std::vector<Long> groups_;  // the first sequence of each, and the end
+    Long longest_group_ = 0;    // in tokens
     std::vector<Long> order_;
     std::vector<DistanceRows> distance_rows_;  // of each layer
     Memory memory_;
@@ -561,7 +633,9 @@ class Encoder {
     float* firsts_;        // (sequences, D): of the first tokens, if the last layer computes only these
     float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm
     float* pooler_input_;  // (sequences, D), in the dtype of the pooler
-    HeadValue* qkv_;       // (3 N, T, H): queries, keys, values
+    HeadValue* qkv_;       // (3 N, T, H): queries, keys, values; for each thread of a group, if it takes whole sequences
+    Value* inputs_;        // (T, widest of D and N H): of all blocks, if threads take whole sequences
+    Quantization* quantizations_;  // (T,), of the inputs
     HeadValue* context_;   // (T, N H)
     std::vector<TokenBlock> blocks_;
     std::vector<AttentionWorkspace<Attending>> workspaces_;

@@ -81,6 +81,19 @@ def test_a_sentence_does_not_depend_on_the_rest_of_its_batch(name, dtype):
 
 
 @dtypes
+def test_sequences_that_are_longer_than_what_a_thread_takes_at_a_time(dtype, set_threads):
+    """One thread may take whole sequences; two share out tokens, as these sequences would leave one of them idle."""
+    quick = natively(make_native(max_position_embeddings=200), dtype)
+    batch = make_batch(2, 200, lengths=(200, 100))
+    outs = []
+    for threads in (1, 2):
+        set_threads(threads)
+        outs.append([quick(**batch, output_hidden_states=True), quick(**batch, first_token_only=True)])
+    for got, wanted in zip(*outs, strict=True):
+        assert_same(got, wanted, atol=0)
+
+
+@dtypes
 def test_the_number_of_threads_changes_nothing(dtype, set_threads):
     model = make_native()
     batches = [make_batch(1, 3), make_batch(), make_batch(40, 33, lengths=(33,) * 40)]
