@@ -132,13 +132,4 @@ def criteria_for(unit: str) -> dict[str, Criterion]:
     return {name: criterion for name, criterion in CRITERIA.items() if unit in criterion.units}
 
 
-def check_scores_unit(criterion: Criterion, unit: str) -> None:
-    """Raise ValueError for a criterion that does not score "head"s or "neuron"s; name those that do."""
-    if unit not in criterion.units:
-        raise ValueError(
-            f"{criterion.name!r} does not score {unit}s: it is computed from {criterion.measurement.name}, which"
-            f" {unit}s do not have; {', '.join(criteria_for(unit))} do"
-        )
-
-
 NEURON_CRITERIA = criteria_for("neuron")

@@ -53,7 +53,8 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
     """
     require_packages()
     source, out = Source(checkpoint), Path(folder).expanduser()
-    hashes = checkpoint_hash(source)
+    files = find_checkpoint(source)
+    hashes = sha256_of(files.config, *(sorted(files.shards) or [files.weights]))
     in_place = check_target(source, out, hashes)
     model_class = class_for(source)
     model = load_trained(model_class, checkpoint, dtype=torch.float32)
@@ -98,12 +99,6 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
     yield f"{out['FOLDER'] / FILE}: {record['class']}, {record['bytes'] / 1e6:.1f} MB"
     yield f"  largest difference from the model at {len(record['shapes'])} shapes: {largest:.1e}"
     yield f"  error: {worst['error']:.1e} (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
-
-
-def checkpoint_hash(source: Source) -> str:
-    """Return the SHA-256 of a checkpoint's config and weights."""
-    files = find_checkpoint(source)
-    return sha256_of(files.config, *(sorted(files.shards) or [files.weights]))
 
 
 def check_target(source: Source, folder: Path, sha256: str) -> bool:

@@ -16,7 +16,6 @@ from bertlite.pruning.criteria import (
     REDUCTIONS_OF,
     TARGETS,
     Criterion,
-    check_scores_unit,
     criteria_for,
 )
 from bertlite.pruning.importance.batches import Batch, Loss, check_model, eval_mode
@@ -163,8 +162,11 @@ def check_task(task: ScoringTask, criterion: str) -> Criterion:
         check_model(model)
     unit = task.structure.unit
     criteria = criteria_for(unit)
-    if criterion in CRITERIA:
-        check_scores_unit(CRITERIA[criterion], unit)
+    if criterion in CRITERIA and criterion not in criteria:
+        raise ValueError(
+            f"{criterion!r} does not score {unit}s: it is computed from {CRITERIA[criterion].measurement.name}, which"
+            f" {unit}s do not have; {', '.join(criteria)} do"
+        )
     names = {
         "criterion": (criterion, criteria),
         "reduction": (task.reduction, REDUCTIONS_OF[unit]),
