@@ -58,16 +58,19 @@ class Part:
     forward.takes_layer_context = True  # type: ignore[attr-defined]
 
     def bind(self, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call of transformers by name; since 5.24 `cache` is the name of past_key_values.
+        """Return the arguments of a call of transformers by name, without those that every forward may ignore.
+
+        The cache has its name of before 5.24, past_key_values.
 
         Raises:
             TypeError: an argument is unknown, or given twice.
         """
-        given = {**dict(zip(self.order, args, strict=False)), **options}
-        unknown = sorted(given.keys() - {*self.order, *self.keywords, *IGNORED})
+        given, known = {**dict(zip(self.order, args, strict=False)), **options}, (*self.order, *self.keywords)
+        unknown = sorted(given.keys() - {*known, *IGNORED})
         if unknown or len(given) < len(args) + len(options):
             wrong = f"no argument {', '.join(unknown)}" if unknown else "an argument too many, or one given twice"
             raise TypeError(f"{type(self).__name__} has {wrong}; its arguments are {', '.join(self.order)}")
+        given = {name: given[name] for name in known if name in given}
         cache = given.pop("cache", None)
         if cache is not None and given.get("past_key_values") is not None:
             raise TypeError("give cache or past_key_values, not both")
