@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import POSITIONS, BertConfig, set_config
-from bertlite.models.structure import check_linear, layers_of, resize_, set_table_
+from bertlite.models.structure import check_linear, check_plain, layers_of, resize_, set_table_
 
 
 class Resizable:
@@ -113,13 +113,8 @@ def positive(name: str, value: int) -> int:
 
 
 def check_embedding(name: str, part: nn.Module) -> None:
-    """Raise TypeError unless a module is a plain nn.Embedding, without adapters or quantised weights."""
-    if type(part) is not nn.Embedding or type(part.weight) is not nn.Parameter:
-        kind = type(part) if type(part) is not nn.Embedding else type(part.weight)
-        raise TypeError(
-            f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Embedding: resize before you add"
-            " adapters or quantise weights"
-        )
+    """Raise TypeError unless a module is a plain nn.Embedding."""
+    check_plain(name, part, nn.Embedding, "resize before you add adapters or quantise weights")
 
 
 def with_mean_rows(table: Tensor, size: int) -> Tensor:

@@ -408,16 +408,20 @@ def check_linear_parts(parts: Mapping[str, nn.Module]) -> None:
 
 
 def check_linear(name: str, part: nn.Module) -> None:
-    """Raise TypeError unless a module is a plain nn.Linear, without adapters or quantised weights."""
-    tensors = (getattr(part, "weight", None), getattr(part, "bias", None))
-    odd = [tensor for tensor in tensors if tensor is not None and type(tensor) is not nn.Parameter]
-    if type(part) is nn.Linear and not odd:
-        return
-    kind = type(part) if type(part) is not nn.Linear else type(odd[0])
+    """Raise TypeError unless a module is a plain nn.Linear."""
     way = "merge adapters before pruning, and quantise after it"
     if any(isinstance(hook, torch_prune.BasePruningMethod) for hook in part._forward_pre_hooks.values()):
         way += "; make masks of torch.nn.utils.prune permanent with its remove, or bertlite.compact"
-    raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Linear: {way}")
+    check_plain(name, part, nn.Linear, way)
+
+
+def check_plain(name: str, part: nn.Module, cls: type[nn.Module], way_out: str) -> None:
+    """Raise TypeError unless a module is of just this class, without adapters or quantised weights."""
+    tensors = (getattr(part, "weight", None), getattr(part, "bias", None))
+    odd = [type(each) for each in tensors if each is not None and type(each) is not nn.Parameter]
+    if type(part) is not cls or odd:
+        kind = odd[0] if type(part) is cls else type(part)
+        raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.{cls.__name__}: {way_out}")
 
 
 @torch.no_grad()
