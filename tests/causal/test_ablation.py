@@ -93,8 +93,7 @@ def test_means_are_of_the_tokens_of_the_reference(gone: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("target", ["loss", "kl"])
+@pytest.mark.parametrize(("method", "target"), [("mean", "loss"), ("zero", "kl")])
 def test_backends_batches_and_padding_do_not_matter(method: str, target: str) -> None:
     model, options = prune_heads(classifier(), PRUNED), {"target": target}
     wanted = ablate(model, data(), method, **options)

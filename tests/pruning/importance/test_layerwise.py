@@ -280,7 +280,7 @@ def test_few_texts_are_made_up_for_by_more_labels(monkeypatch: pytest.MonkeyPatc
 # To a budget
 
 
-@pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
+@pytest.mark.parametrize("share", [0.1, 0.8])
 def test_a_share_of_the_macs_is_used_and_not_exceeded(share: float) -> None:
     model, batches = make(BertForSequenceClassification, num_labels=3), data()
     before = copy.deepcopy(model.state_dict())

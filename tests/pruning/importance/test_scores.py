@@ -267,18 +267,15 @@ def test_fisher_of_kl_is_twice_the_divergence_to_second_order() -> None:
 def test_without_labels_every_model_is_scored_by_its_own_prediction(cls: Any) -> None:
     model = model_of(cls)
     batches = [{k: x for k, x in b.items() if "label" not in k and "positions" not in k} for b in data(cls)]
+    scores = {}
     for criterion in ("michel", "fisher", "leave_one_out"):
-        scores = head_importance(model, batches, criterion=criterion, target="kl")
-        assert scores.isfinite().all()
-        assert scores.abs().max() > 1e-6
-    assert (head_importance(model, batches, criterion="leave_one_out", target="kl") > 0).all()  # a divergence
-    assert_same(
-        head_importance(model, batches, criterion="fisher", target="kl"),
-        head_importance(model, data(cls), criterion="fisher", target="kl"),
-        atol=0,
-    )
+        scores[criterion] = head_importance(model, batches, criterion=criterion, target="kl")
+        assert scores[criterion].isfinite().all()
+        assert scores[criterion].abs().max() > 1e-6
+    assert (scores["leave_one_out"] > 0).all()  # a divergence
+    assert_same(scores["fisher"], head_importance(model, data(cls), criterion="fisher", target="kl"), atol=0)
     other = head_importance(model, batches, criterion="fisher", target="kl", seed=1)
-    assert distance(head_importance(model, batches, criterion="fisher", target="kl"), other) > 1e-9
+    assert distance(scores["fisher"], other) > 1e-9
 
 
 def test_a_teacher_gives_a_pruned_models_divergence_a_gradient() -> None:
@@ -305,7 +302,7 @@ def test_a_loss_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("target", ["loss", "kl"])
-@pytest.mark.parametrize("criterion", ["michel", "fisher", "leave_one_out", "confidence"])
+@pytest.mark.parametrize("criterion", ["michel", "leave_one_out", "confidence"])  # one of each measurement on data
 def test_by_example_the_batch_size_does_not_matter(criterion: str, target: str) -> None:
     model = model_of()
     alone = head_importance(model, data(size=1), criterion=criterion, target=target)
@@ -318,7 +315,7 @@ def test_by_example_the_batch_size_does_not_matter(criterion: str, target: str) 
 
 
 @pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice])
-@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("criterion", ["michel", "leave_one_out", "confidence"])  # one of each measurement on data
 def test_every_backend_gives_the_same_scores(criterion: str, cls: Any) -> None:
     """Also where the last layer computes [CLS] alone, and where padding is left out."""
     batches, attends = data(cls, size=5), criterion == "confidence"
