@@ -2,6 +2,7 @@
 
 from bertlite.config import BertConfig, kept_heads, kept_neurons
 from bertlite.inference.optimize import optimize_for_inference
+from bertlite.inference.training import TrainingStep
 from bertlite.models import heads
 from bertlite.models.base import BertModel
 from bertlite.models.heads import *  # noqa: F403  # the task heads, each of which names itself there
@@ -39,6 +40,7 @@ __all__ = [
     "BertModel",
     "BertTokenizer",
     "KeyValueCache",
+    "TrainingStep",
     "compact",
     "compact_",
     "densify",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import SIZES, assert_same, gradients, make, make_batch
 
-from bertlite import BertModel, optimize_for_inference
+from bertlite import BertForSequenceClassification, BertModel, TrainingStep, optimize_for_inference
 from bertlite.stack.attention import varlen
 from bertlite.stack.layouts import Packed
 from scripts.measure.gpu_goals import count_waits as waits
@@ -178,6 +178,33 @@ def test_graphs_give_what_the_model_gives_and_wait_once(dtype, there):
     del there["attention_mask"]
     quick(**there)
     assert waits(lambda: quick(**there)) == 0
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_recorded_steps_train_as_an_eager_loop_and_wait_once(autocast, accumulate):
+    """In two buckets, with a schedule and clipping; without dropout, and with it other losses in each replay."""
+    sizes = {"hidden_size": 64, "attn_implementation": "auto", "num_labels": 3}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = make(BertForSequenceClassification, **sizes, **dropout).float().cuda().train()
+    plain, found = copy.deepcopy(model), []
+    batches = [{**make_batch(8, 40 - i % 2 * 20, i), "labels": torch.arange(8) % 3} for i in range(60)]
+    batches = [{name: x.cuda() for name, x in batch.items()} for batch in batches]
+    for each in (model, plain):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-3, fused=True)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        options = {"clip": 0.5, "schedule": schedule, "autocast": autocast, "accumulate": accumulate}
+        step = TrainingStep(each, optimizer, **options)
+        step.fit = step.fit if each is model else lambda batch: None
+        found.append(torch.stack([step(batch) for batch in batches]).cpu())
+        if each is model:
+            assert len(step.made) == 2 * accumulate
+            assert waits(lambda step=step: step(batches[0])) <= 1
+    assert_same(found[0], found[1], atol=2e-2 if autocast else 1e-3)
+    dropped = make(BertForSequenceClassification, **sizes).float().cuda().train()
+    optimizer = torch.optim.AdamW(dropped.parameters(), lr=0.0, fused=True)
+    step = TrainingStep(dropped, optimizer, autocast=autocast)
+    assert len({step(batches[0]).item() for _ in range(6)}) == 6
 
 
 def test_weights_are_loaded_onto_the_gpu(tmp_path):

@@ -5,7 +5,9 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,11 +17,13 @@ from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import Task
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import Recipe as Recipe
+from bertlite.inference.training import TrainingStep
 from bertlite.support.files import read_json_lines, sha256_of, write_json, write_text
 from bertlite.support.progress import Progress
 
 STATE = "training"  # in the folder of a run that is not finished
 FACTS = "facts.json"  # in the folder of a state
+TEACHER = "teacher."  # begins the names of a teacher's outputs in a batch
 
 
 class DivergedError(ValueError):
@@ -49,7 +53,7 @@ def finetune_(
     The model ends on the device it came from, in eval mode.  Return the step whose weights it has, and the scores.
 
     Args:
-        teacher: model for `recipe.distil`; not changed.
+        teacher: model for `recipe.distil`, or a module whose `known_outputs` looks up a model's; not changed.
         log: called as log(step=, loss=, lr=) about twenty times.
         describe: called after each epoch for a text to print with the epoch's mean loss; in one process.
         progress: show the number of finished steps.
@@ -87,18 +91,17 @@ def finetune_(
     if teacher is not None:
         teacher = teacher.to(accelerator.device).eval()
     wrapped.train(dropout)
+    train_on = training_step(accelerator, wrapped, optimizer, schedule, recipe, teacher, half)
     every, epoch = max(1, steps // 20), len(batch_indices(data, recipe.batch_size)) / share  # steps; may be a fraction
     losses: list[Tensor] = []  # in this epoch
     shown = progress and accelerator.is_local_main_process
     with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
         for step in range(first, steps):
             batch = data.batch(batches[step * share + rank], task.labels)
-            moved = {name: x.to(accelerator.device) for name, x in batch.items()}
-            loss = training_loss(wrapped, moved, recipe, teacher, half)
-            step_(accelerator, wrapped, loss, recipe.clip, optimizer, schedule)
+            loss = train_on({**batch, **known_outputs(teacher, batch)})
             check_finite(loss, step + 1, steps, every, recipe.lr)
             if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
-                log(step=step + 1, loss=loss.item(), lr=schedule.get_last_lr()[0])
+                log(step=step + 1, loss=loss.item(), lr=float(schedule.get_last_lr()[0]))
             best.offer(step + 1)
             if state is not None and is_part(step + 1, steps, saves):
                 save_state(accelerator, state, step + 1, what)
@@ -122,13 +125,57 @@ def check_finite(loss: Tensor, step: int, steps: int, every: int, lr: float) -> 
         )
 
 
-def step_(accelerator: Any, model: nn.Module, loss: Tensor, clip: float, optimizer: Any, schedule: Any) -> None:
-    """Make one step of training."""
-    accelerator.backward(loss)
-    accelerator.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
-    schedule.step()
-    optimizer.zero_grad()
+def training_step(
+    accelerator: Any,
+    model: nn.Module,
+    optimizer: Any,
+    schedule: Any,
+    recipe: Recipe,
+    teacher: nn.Module | None,
+    half: bool,
+) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """Return the function that trains on a batch and returns its loss; on a single GPU it runs CUDA graphs."""
+    loss = partial(training_loss, recipe=recipe, teacher=teacher, half=half)
+    if records_steps(accelerator):
+        casts = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        return TrainingStep(
+            accelerator.unwrap_model(model, keep_fp32_wrapper=False),  # without accelerate's autocast
+            optimizer.optimizer,
+            loss,
+            clip=recipe.clip,
+            schedule=schedule,
+            scaler=accelerator.scaler,
+            autocast=torch.bfloat16 if half else casts.get(accelerator.mixed_precision),
+            frozen=[] if teacher is None or knows_outputs(teacher) else [teacher],
+        )
+
+    def run(batch: Mapping[str, Tensor]) -> Tensor:
+        found = loss(model, {name: x.to(accelerator.device) for name, x in batch.items()})
+        accelerator.backward(found)
+        accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        return found
+
+    return run
+
+
+def records_steps(accelerator: Any) -> bool:
+    """Return whether steps are recorded as CUDA graphs."""
+    return bool(accelerator.device.type == "cuda" and accelerator.num_processes == 1)
+
+
+def knows_outputs(teacher: nn.Module | None) -> bool:
+    """Return whether a teacher's outputs are looked up, by its method `known_outputs`."""
+    return hasattr(teacher, "known_outputs")
+
+
+def known_outputs(teacher: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the outputs that a teacher knows of a batch, to be inputs of the loss; empty if it has to run."""
+    if not knows_outputs(teacher):
+        return {}
+    return {f"{TEACHER}{name}": x for name, x in teacher.known_outputs(batch).items()}
 
 
 def print_epoch(bar: Progress, epoch: float, losses: list[Tensor], describe: Callable[[], str] | None) -> None:
@@ -187,7 +234,9 @@ def training_loss(
     from bertlite.pruning.importance import distillation_loss
 
     options: Any = {"return_dict": True, "output_hidden_states": recipe.hidden > 0}
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    known: dict[str, Any] = {name.removeprefix(TEACHER): x for name, x in batch.items() if name.startswith(TEACHER)}
+    batch = {name: x for name, x in batch.items() if not name.startswith(TEACHER)}
+    inputs = {name: x for name, x in batch.items() if name != "labels"}
     kind = next(iter(inputs.values())).device.type
     run: Any = convert_outputs_to_fp32(torch.autocast(kind, torch.bfloat16)(model.__call__)) if half else model
     out = run(**(inputs if recipe.distil == 1 else batch), **options)
@@ -195,7 +244,9 @@ def training_loss(
         loss: Tensor = out.loss
         return loss
     with torch.no_grad():
-        wanted = teacher(**inputs, **options)
+        if known:  # hidden states of all layers are one tensor, (B, S, layers, D)
+            known["hidden_states"] = known["hidden_states"].float().unbind(2)
+        wanted = SimpleNamespace(**known) if known else teacher(**inputs, **options)
     distance = distillation_loss(out, wanted, batch.get("attention_mask"), hidden_weight=recipe.hidden)
     return distance if recipe.distil == 1 else (1 - recipe.distil) * out.loss + recipe.distil * distance
 

@@ -11,13 +11,11 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from bertlite.inference.quick import QuickBertModel
 from bertlite.models.base import BertModel, BertPreTrainedModel
@@ -25,7 +23,7 @@ from bertlite.runtime.shapes import round_up
 from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements
 from bertlite.stack.body import has_hooks_within
 from bertlite.stack.inputs import count_positions, values_readable
-from bertlite.stack.layouts import Packed, Padded
+from bertlite.stack.layouts import Padded, Slots
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
 BUCKETS, BYTES = 64, 2 * 2**30  # limits for the graphs of one model
@@ -69,18 +67,6 @@ def power_of_2(n: int) -> int:
     return 1 << (max(n, 1) - 1).bit_length()
 
 
-@dataclass(frozen=True)
-class Slots(Packed):
-    """The layout of a bucket: sequences end where a tensor says, and some may be empty."""
-
-    ends: Tensor | None = None  # (B + 1,) int32
-
-    @property
-    def nonempty_ends(self) -> Tensor:
-        assert self.ends is not None
-        return self.ends
-
-
 class BucketGraph:
     """One bucket's inputs, the outputs that a replay leaves there, and the replay."""
 
@@ -100,18 +86,11 @@ class BucketGraph:
             out = BertModel.forward(model, self.ids, self.mask, self.segments, skip_padding=False, return_dict=True)
             states: Tensor = out.last_hidden_state
             return states
-        real = self.mask.ne(0)
-        slots = torch.where(real, real.flatten().cumsum(0).view_as(real) - 1, tokens).flatten()
-        ends = F.pad(real.sum(1).cumsum(0), (1, 0)).int()
-        if model.config.positions_skip_padding:
-            positions = count_positions(self.ids, model.config)
-        else:
-            positions = torch.arange(self.bucket.length, device=real.device).expand_as(real)
-        given = (self.ids, self.segments, positions)
-        packed = [x.new_zeros(tokens + 1).scatter(0, slots, x.flatten())[:-1] for x in given]
-        inputs = LayerContext(model.packed_backend, Slots((self.bucket.longest,), ends, (tokens,), ends=ends))
-        x, _ = model.encoder(model.embeddings(*packed), inputs=inputs)
-        return F.pad(x, (0, 0, 0, 1)).index_select(0, slots).view(*self.mask.shape, -1)
+        layout = Slots.of_rows(self.mask.ne(0), tokens, self.bucket.longest, rest=False)
+        positions = count_positions(self.ids, model.config) if model.config.positions_skip_padding else None
+        packed = layout.pack_inputs(self.ids, self.segments, positions, None)
+        x, _ = model.encoder(model.embeddings(*packed), inputs=LayerContext(model.packed_backend, layout))
+        return layout.unpack(x)
 
     def __call__(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None) -> Tensor:
         """Return the last hidden states, (B, S, D), in memory of their own."""
@@ -129,15 +108,31 @@ class BucketGraph:
 
 def record_forward(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor, int]:
     """Record a forward; return the function that runs it again, its output and the bytes that it keeps."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
+    for _ in range(WARM_UPS):
+        run_aside(run)
+    return record_run(run)
+
+
+def run_aside(run: Callable[[], Tensor]) -> Tensor:
+    """Run once on another stream, as before a recording: memory is allocated and kernels are chosen."""
+    side, here = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(here)
     with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
-            run()
+        out = run()
+    here.wait_stream(side)
+    return out
+
+
+def record_run(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[], None], Tensor, int]:
+    """Record a run without running it; return what `record_forward` does.
+
+    Args:
+        pool: memory to share with other graphs, none of which keeps anything between its replays.
+    """
     torch.cuda.synchronize()
     reserved = torch.cuda.memory_reserved()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         out = run()
     return graph.replay, out, torch.cuda.memory_reserved() - reserved
 

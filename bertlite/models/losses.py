@@ -76,7 +76,7 @@ def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
     if isinstance(layout, Padded):
         return labels
     check_positions(labels, layout.shape, "labels")
-    return layout.pack(labels.reshape(layout.shape))
+    return layout.pack(labels.reshape(layout.shape), IGNORED)
 
 
 def labels_padding(labels: Tensor | None, mask: Tensor | None) -> bool:

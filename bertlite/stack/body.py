@@ -249,7 +249,11 @@ class BertBody(Body, Generic[Out]):
         if cached or self.config.is_decoder:
             return "a decoder computes them"
         trains = self.embeddings.training
-        if trains and missing_for_varlen(self.requirements(args, mask.device, self.dtype)) is not None:
+        if (
+            trains
+            and missing_for_varlen(self.requirements(False, mask.device, self.embeddings.LayerNorm.weight.dtype))
+            is not None
+        ):
             return "a model that trains computes them, unless varlen attention, which is faster, can run"
         if not (leaves or args.first_token_only):
             return "they are returned"
@@ -287,7 +291,7 @@ class BertBody(Body, Generic[Out]):
         mask = args.encoder_attention_mask if crosses else args.attention_mask
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
             refuse_pruned(config, f"an {'encoder_' if crosses else ''}attention_mask for each head")
-        requirements = self.requirements(args, x.device, x.dtype)
+        requirements = self.requirements(args.output_attentions, x.device, x.dtype)
         backend = select("packed" if layout.packs and name not in PACKING else name, requirements)
         if crosses and backend.packs:
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
@@ -299,11 +303,11 @@ class BertBody(Body, Generic[Out]):
         evenly = kind.zeroes_padding and not (config.is_decoder or crosses)
         return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name, evenly)
 
-    def requirements(self, args: ForwardArgs, device: torch.device, dtype: torch.dtype) -> Requirements:
-        """Return the requirements on a backend of a forward with parameters of a dtype on a device."""
+    def requirements(self, weights: bool, device: torch.device, dtype: torch.dtype) -> Requirements:
+        """Return the requirements of a forward on its backend; weights: attentions are returned."""
         config, autocast = self.config, device.type == "cuda" and torch.is_autocast_enabled()
         return Requirements(
-            weights=args.output_attentions,
+            weights=weights,
             dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
             relative=POSITIONS[config.position_embedding_type].in_scores,
             device=device.type,

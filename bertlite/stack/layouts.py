@@ -178,8 +178,8 @@ class Packed:
             return gate[0]
         return self.pack(gate) if self.in_rows else self.repeat(gate[:, 0])
 
-    def pack(self, x: Tensor) -> Tensor:
-        """Take the real tokens, (T, …), from rows (B or 1, S or 1, …) or (S,)."""
+    def pack(self, x: Tensor, fill: float = 0) -> Tensor:
+        """Take the real tokens, (T, …), from rows (B or 1, S or 1, …) or (S,); `fill` is for `Slots`."""
         if not self.in_rows:
             return x
         x = x.expand(*self.shape, *x.shape[2:]).flatten(0, 1)
@@ -274,6 +274,73 @@ class Packed:
     def tensor(self, numbers: Sequence[int]) -> Tensor:
         """Return numbers as a tensor on the device of the tokens, without waiting for a GPU."""
         return torch.tensor(numbers, dtype=torch.long, device="cpu").to(self.counts.device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Slots(Packed):
+    """The layout of a CUDA graph: T slots, of which the tokens of rows, (B, S), take the first ones.
+
+    No shape and no number of the host depends on the tokens.
+
+    Args:
+        lengths: one number, the most tokens of a sequence.
+        ends: as `cu_seqlens`; sequences may be empty, and there may be more than rows.
+        slot_of: (B · S,), the slot of each position; T for padding.
+        room: T.
+    """
+
+    ends: Tensor | None = None
+    slot_of: Tensor | None = None
+    room: int = 0
+
+    @classmethod
+    def of_rows(cls, real: Tensor, room: int, longest: int, rest: bool) -> "Slots":
+        """Lay out the tokens that are True in `real`, (B, S), of which `longest` and fewer than `room` are.
+
+        Args:
+            rest: make the slots left over a sequence of their own, which a backward needs: attention writes no
+                gradient for tokens that belong to no sequence.
+        """
+        counts = real.sum(1)
+        ends = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        if rest:
+            ends = torch.nn.functional.pad(ends, (0, 1), value=room)
+        slot_of = torch.where(real, real.flatten().cumsum(0).view_as(real) - 1, room).flatten()
+        return cls((longest,), counts, tuple(real.shape), None, ends.int(), slot_of, room)
+
+    @property
+    def tokens(self) -> int:
+        return self.room
+
+    @property
+    def nonempty_ends(self) -> Tensor:
+        assert self.ends is not None
+        return self.ends
+
+    def pack(self, x: Tensor, fill: float = 0) -> Tensor:
+        """Put tokens into slots, (T, …), from rows (B or 1, S or 1, …) or (S,); other slots hold `fill`."""
+        assert self.slot_of is not None
+        x = x.expand(*self.shape, *x.shape[2:]).flatten(0, 1)
+        return x.new_full((self.room + 1, *x.shape[1:]), fill).index_copy(0, self.slot_of, x)[:-1]
+
+    def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
+        """Put tokens back into rows, (B, S, …), with `fill` for padding."""
+        assert self.slot_of is not None
+        behind = x.new_full((1, *x.shape[1:]), fill)
+        return torch.cat([x, behind]).index_select(0, self.slot_of).unflatten(0, self.shape)
+
+    def first(self, x: Tensor) -> Tensor:
+        """Take the first token of every sequence, the rest's too; a gate for all tokens stays as it is."""
+        return x if x.shape[0] == 1 else x.index_select(0, self.nonempty_ends[:-1])
+
+    def first_token_layout(self) -> "Slots":
+        """Return the layout of the tokens that `first` returns: one slot for each sequence, rows with one position."""
+        every = torch.arange(self.nonempty_ends.shape[0], dtype=torch.int32, device=self.counts.device)
+        rows, room = self.shape[0], every.shape[0] - 1
+        return Slots((1,), self.counts.clamp(max=1), (rows, 1), None, every, every[:rows].long(), room)
+
+    def positions(self) -> Tensor:
+        return self.pack(torch.arange(self.shape[1], device=self.counts.device)[None])
 
 
 Layout = Padded | Packed

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,8 @@ pytest.importorskip("accelerate")
 
 import bertlite
 from bertlite.cli import main
-from bertlite.experiments import compare, files, plots, statistics
+from bertlite.experiments import compare, files, finetune, plots, statistics
+from bertlite.experiments.budget.distil import RecordedTeacher
 from bertlite.experiments.budget.quality import forward
 from bertlite.experiments.data import (
     DataSource,
@@ -562,6 +564,39 @@ def test_finetuning_learns_and_leaves_the_mode(experiment):
     assert all(p.grad is None for p in experiment.dense.parameters())
     assert log[-1]["step"] == 60
     assert max(line["lr"] for line in log) <= 3e-3
+
+
+@pytest.mark.parametrize("distil", ["no", "a model", "outputs that are known"])
+def test_steps_that_a_gpu_records_are_those_of_the_loop(distil, setting, monkeypatch):
+    """Plainly run on the CPU, and recorded with padded inputs: the same weights, with a schedule and clipping."""
+    experiment, found = Experiment(setting), []
+    data = experiment.sample(None, 0)
+    recipe = Recipe(epochs=3, lr=3e-3, batch_size=8, distil=0.0 if distil == "no" else 0.5, hidden=1.0)
+    teacher = {"no": None, "a model": experiment.dense}.get(distil)
+    teacher = RecordedTeacher(experiment.dense, data) if distil == "outputs that are known" else teacher
+
+    def capture(run):
+        out = torch.zeros(())
+
+        def replay():
+            students[-1].zero_grad()
+            out.copy_(run())
+
+        return replay, out, 0
+
+    students = []
+    for captures in (None, capture):
+        for records in (False, True):
+            monkeypatch.setattr(finetune, "records_steps", lambda accelerator, records=records: records)
+            monkeypatch.setattr(finetune, "TrainingStep", partial(bertlite.TrainingStep, capture=captures))
+            students.append(bertlite.prune_heads(experiment.dense, {0: [0, 1], 2: [3]}).double())
+            for part in students[-1].modules() if captures else ():
+                if isinstance(part, torch.nn.Dropout):
+                    part.p = 0.0
+            finetune_(students[-1], data, experiment.task, recipe, teacher=teacher)
+            found.append(dict(students[-1].named_parameters()))
+    assert_same(found[1], found[0], atol=0)
+    assert_same(found[3], found[2], atol=1e-4)
 
 
 def test_the_loss_of_training_is_of_labels_of_the_teachers_logits_and_of_its_hidden_states(setting):

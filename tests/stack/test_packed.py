@@ -702,8 +702,7 @@ def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model: BertModel, 
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: {"cuda": torch.bfloat16}[device])
     backend_for(model, torch.zeros(1, device="meta"))
-    args: Any = SimpleNamespace(output_attentions=False)
-    asked.append(model.requirements(args, torch.device("cuda"), torch.float32))
+    asked.append(model.requirements(False, torch.device("cuda"), torch.float32))
     assert [needs.dtype for needs in asked] == [torch.float32, torch.bfloat16]
 
 

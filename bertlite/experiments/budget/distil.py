@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from statistics import mean
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -242,23 +241,25 @@ class RecordedTeacher(nn.Module):
                 self.bytes += sum(x.nbytes for each in found for x in each.values())
                 self.batches += 1
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None, **_: bool
-    ) -> Any:
-        types = [()] * len(input_ids) if token_type_ids is None else token_type_ids.tolist()
-        rows = zip(input_ids.tolist(), types, attention_mask.sum(1).tolist(), strict=True)
+    def known_outputs(self, batch: Mapping[str, Tensor]) -> Outputs:
+        """Return the outputs for a batch: logits, and the hidden states of all layers, (B, S, layers, D).
+
+        The model runs on texts that are not recorded.
+        """
+        ids, segments = batch["input_ids"], batch.get("token_type_ids")
+        types = [()] * len(ids) if segments is None else segments.tolist()
+        rows = zip(ids.tolist(), types, batch["attention_mask"].sum(1).tolist(), strict=True)
         keys = [(tuple(ids[:n]), tuple(kinds[:n])) for ids, kinds, n in rows]
         new = [i for i, key in enumerate(keys) if key not in self.known]
-        batch = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if token_type_ids is not None:
-            batch["token_type_ids"] = token_type_ids
-        others = dict(zip(new, self.run({name: x[new] for name, x in batch.items()}) if new else (), strict=True))
+        inputs = {name: x[new] for name, x in batch.items() if name != "labels"}
+        others = dict(zip(new, self.run(inputs) if new else (), strict=True))
         found, values = [others.get(i) or self.known[key] for i, key in enumerate(keys)], {}
         for name, first in found[0].items():
-            each = [text[name].to(input_ids.device) for text in found]
-            whole = pad_sequence(each, batch_first=True) if name in ENDS or first.dim() > 1 else torch.stack(each)
-            values[name] = whole.float() if name == STATES else whole
-        return SimpleNamespace(**{**values, STATES: values[STATES].unbind(2)})
+            each = [text[name] for text in found]
+            values[name] = (
+                pad_sequence(each, batch_first=True) if name in ENDS or first.dim() > 1 else torch.stack(each)
+            )
+        return values
 
 
 @torch.no_grad()

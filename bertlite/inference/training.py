@@ -1,0 +1,278 @@
+"""Training steps under CUDA graphs: forward, backward, clipping and optimizer are recorded once for each bucket.
+
+Shapes:  B sequences · S positions · T tokens
+"""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.inference.graphs import BUCKETS, Bucket, power_of_2, record_run, round_up_by_eighths, run_aside
+from bertlite.models.losses import IGNORED, labels_padding
+from bertlite.runtime.shapes import round_up
+from bertlite.stack.attention import BACKENDS, Backend, without_cudnn
+from bertlite.stack.body import BertBody
+from bertlite.stack.inputs import Mask
+from bertlite.stack.layouts import Slots
+
+Batch = Mapping[str, Any]
+Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor, int]]
+OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")  # if of shape (B, S)
+
+
+def own_loss(model: Any, batch: Batch) -> Tensor:
+    """Return the loss of a model with a head, for a batch with labels."""
+    loss: Tensor = model(**batch, return_dict=True).loss
+    return loss
+
+
+class TrainingStep:
+    """A step of training: forward, backward, clipping, optimizer and schedule.  Call it with each batch.
+
+    On a GPU a step launches thousands of kernels, which takes longer than they run.  There the step is recorded as a
+    CUDA graph for each bucket of sizes, when the bucket comes for the second time, and then launched at once.  Dropout
+    draws other numbers in each replay.  On the CPU it runs as an ordinary loop.
+
+    In 16 bits, as under `autocast`, padding is left out if `attn_implementation` is "auto", "packed" or "varlen".
+    States at padding are then zeros.  A batch with another mask or another number of axes runs without a graph.
+
+    After a change of the model's modules, or of the dtype or device of its weights, make a new one.  Do not read
+    or clear gradients between steps: the last batch's are not there.  Evaluation between steps changes nothing.
+
+    Args:
+        model: a model of bertlite or bertlite.hf; or of transformers with sdpa, which computes padding.
+        optimizer: on a GPU one that can be recorded, such as AdamW(…, fused=True).
+        loss: (model, batch on the model's device) -> a scalar; by default the model's own loss.  On a GPU it must
+            neither read values of tensors nor depend on positions of padding.
+        clip: the largest norm of the gradients.
+        schedule: a learning rate schedule of the optimizer, to step after each of its steps.
+        scaler: a torch.amp.GradScaler, for float16.
+        autocast: the dtype of torch.autocast.
+        accumulate: the number of batches for one step of the optimizer; the loss is divided by it for the gradients.
+        frozen: models that `loss` runs without gradients, such as a teacher; their padding is left out too.
+        capture: records a function, as `graphs.record_run`; by default on a GPU that, on the CPU none.
+
+    Raises:
+        ValueError: the optimizer cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any, Batch], Tensor] = own_loss,
+        *,
+        clip: float | None = None,
+        schedule: Any = None,
+        scaler: Any = None,
+        autocast: torch.dtype | None = None,
+        accumulate: int = 1,
+        frozen: Sequence[nn.Module] = (),
+        capture: Capture | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.loss, self.clip = model, optimizer, loss, clip
+        self.schedule, self.scaler, self.autocast, self.accumulate = schedule, scaler, autocast, accumulate
+        self.device: torch.device = next(model.parameters()).device
+        self.parameters = list(model.parameters())
+        bodies: Any = [getattr(each, "base_model", None) for each in (model, *frozen)]
+        self.bodies = bodies if all(isinstance(body, BertBody) for body in bodies) else []
+        self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
+        self.capture = capture
+        if capture is None and self.device.type == "cuda":
+            self.capture = partial(record_run, pool=torch.cuda.graph_pool_handle())
+            make_recordable_(optimizer, self.device)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Train on a batch; return its loss, a scalar on the model's device, for which nothing waits."""
+        self.steps += 1
+        last = self.steps % self.accumulate == 0
+        fitted = None if self.capture is None else self.fit(batch)
+        if fitted is None:
+            there = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+            loss = self.run(there, last, None)
+        else:
+            loss = self.replay(*fitted, last)
+        if last and self.schedule is not None:
+            self.schedule.step()
+        return loss
+
+    def run(self, batch: Batch, last: bool, bucket: Bucket | None, *, recorded: bool = False) -> Tensor:
+        """Run forward and backward and, after the last of `accumulate` batches, the optimizer."""
+        if self.accumulate == 1 and not recorded:
+            self.optimizer.zero_grad(set_to_none=True)
+        kind = self.device.type
+        cast = torch.autocast(kind, self.autocast, self.autocast is not None, cache_enabled=False)
+        with cast, packs_into(self.bodies, bucket, self.backend), without_cudnn() if kind == "cuda" else nullcontext():
+            loss = self.loss(self.model, batch)
+        scaled = loss / self.accumulate
+        (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
+        if last:
+            self.update()
+        return loss.detach()
+
+    def update(self) -> None:
+        """Clip the gradients and step the optimizer."""
+        if self.clip is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if self.accumulate > 1:
+            self.optimizer.zero_grad(set_to_none=False)  # the next batches add to the same memory
+
+    def fit(self, batch: Batch) -> tuple[Bucket, Batch] | None:
+        """Return the bucket of a batch, and the batch with a mask; None if no bucket is for such inputs."""
+        ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.numel():
+            return None
+        if mask is not None and (mask.shape != ids.shape or mask.is_floating_point()):
+            return None
+        if any(body.recomputes() for body in self.bodies):
+            warnings.warn("steps with checkpointed layers run without CUDA graphs", RuntimeWarning, stacklevel=3)
+            return None
+        rows, length = ids.shape
+        tokens, longest = self.count(batch, mask)
+        if tokens is not None:  # one more, so that a sequence of its own is left over
+            tokens = round_up_by_eighths(tokens + 1, 16)
+            longest = power_of_2(max(longest, tokens // 8, 16))
+        limit = max(getattr(self.model.config, "max_position_embeddings", length), length)
+        limit = length if self.reads_padding else limit
+        mask = torch.ones_like(ids) if mask is None else mask
+        return Bucket(rows, min(round_up(length, 32), limit), tokens, longest), {**batch, "attention_mask": mask}
+
+    def count(self, batch: Batch, mask: Tensor | None) -> tuple[int | None, int]:
+        """Return the number of tokens, None if padding is computed, and the length of the longest sequence."""
+        rows, length = batch["input_ids"].shape
+        if self.backend is None or self.reads_padding or labels_padding(batch.get("labels"), mask):
+            return None, length
+        if mask is None:
+            return rows * length, length
+        begins, *lengths = torch.cat([mask[:, 0].ne(0).all()[None], mask.ne(0).sum(1)]).tolist()
+        return (sum(lengths), max(lengths)) if begins else (None, length)
+
+    @property
+    def reads_padding(self) -> bool:
+        """True if a head reads positions of padding, so that more of them would change its loss."""
+        return getattr(self.model, "padding_reader", None) is not None
+
+    @cached_property
+    def backend(self) -> Backend | None:
+        """The backend that leaves padding out under graphs; None if not every model can run it."""
+        varlen, dtype = BACKENDS["varlen"], self.autocast or self.parameters[0].dtype
+        for body in self.bodies:
+            packs = body.may_skip_padding() and not body.config.is_decoder
+            needs = body.requirements(False, self.device, dtype)
+            if not packs or varlen.missing is None or varlen.missing(needs) is not None:
+                return None
+        return varlen if self.bodies else None
+
+    def replay(self, bucket: Bucket, batch: Batch, last: bool) -> Tensor:
+        """Run the step of a bucket: plainly for the first time, recorded for the second."""
+        assert self.capture is not None
+        shapes = {name: shape_in(bucket, name, x, batch) for name, x in batch.items() if isinstance(x, Tensor)}
+        flags = self.model.training, *(x.requires_grad for x in self.parameters)
+        key = bucket, last, tuple(shapes.items()), flags
+        step = self.made.get(key)
+        new = step is None
+        if step is None:
+            step = self.made[key] = RecordedStep(batch, shapes, self.device)
+        self.made.move_to_end(key)
+        while len(self.made) > BUCKETS:
+            self.made.popitem(last=False)
+        step.copy(batch)
+        run = partial(self.run, step.batch, last, bucket)
+        if new:
+            return run_aside(run) if self.device.type == "cuda" else run()
+        if step.launch is None:
+            if self.accumulate == 1:  # a recorded backward then writes gradients, and adds to none
+                self.optimizer.zero_grad(set_to_none=True)
+            try:
+                step.launch, step.loss, _ = self.capture(partial(run, recorded=True))
+            except torch.OutOfMemoryError:
+                self.made.clear()
+                text = "there was no memory for the CUDA graph of a step: this one runs plainly, earlier ones go"
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
+                return run()
+        step.launch()
+        return step.loss.clone()
+
+
+class RecordedStep:
+    """The inputs of one bucket, which stay in place, and its graph once that is recorded."""
+
+    launch: Callable[[], None] | None = None
+    loss: Tensor
+
+    def __init__(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+        made = {name: torch.empty(shape, dtype=batch[name].dtype, device=device) for name, shape in shapes.items()}
+        self.batch = {**batch, **made}
+
+    def copy(self, batch: Batch) -> None:
+        """Copy a batch to the inputs; positions behind it are padding, and have no labels."""
+        for name, x in batch.items():
+            if isinstance(x, Tensor):
+                kept = self.batch[name]
+                if kept.shape != x.shape:
+                    kept.fill_(IGNORED if name == "labels" else 0)
+                    kept = kept[:, : x.shape[1]]
+                kept.copy_(x, non_blocking=True)
+
+
+def shape_in(bucket: Bucket, name: str, x: Tensor, batch: Batch) -> tuple[int, ...]:
+    """Return the shape of an input of a bucket: as given, but values of tokens are padded to its length."""
+    of_tokens = x.dim() > 2 or (name in OF_TOKENS and not x.is_floating_point())
+    if of_tokens and x.shape[:2] == batch["input_ids"].shape:
+        return (*bucket[:2], *x.shape[2:])
+    return tuple(x.shape)
+
+
+@contextmanager
+def packs_into(bodies: Sequence[Any], bucket: Bucket | None, backend: Backend | None) -> Iterator[None]:
+    """Let bodies put tokens into the slots of a bucket, unless padding is read."""
+
+    def choose_layout(body: Any, args: Any, cache: Any) -> Any:
+        assert bucket is not None
+        if cache is not None or args.skip_padding is False or args.output_attentions or args.attention_mask is None:
+            return type(body).choose_layout(body, args, cache)
+        return Slots.of_rows(args.attention_mask.ne(0), bucket.tokens or 0, bucket.longest, rest=True)
+
+    def select(body: Any, args: Any, layout: Any, *others: Any, **named: Any) -> Any:
+        if isinstance(layout, Slots):
+            return backend, Mask()
+        return type(body).select_backend_and_mask(body, args, layout, *others, **named)
+
+    changed = bodies if bucket is not None and bucket.tokens is not None else ()
+    for body in changed:
+        vars(body).update(choose_layout=partial(choose_layout, body), select_backend_and_mask=partial(select, body))
+    try:
+        yield
+    finally:
+        for body in changed:
+            del vars(body)["choose_layout"], vars(body)["select_backend_and_mask"]
+
+
+def make_recordable_(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Keep the learning rates and counts of steps of an optimizer on a GPU, where a graph reads them.
+
+    Raises:
+        ValueError: the optimizer cannot be recorded.
+    """
+    if "capturable" not in optimizer.defaults:
+        name = type(optimizer).__name__
+        raise ValueError(f"{name} cannot be recorded in a CUDA graph: use torch.optim.AdamW(…, fused=True)")
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(device)

@@ -1,0 +1,269 @@
+"""bertlite/inference/training.py: steps in buckets train as an eager loop does.
+
+A recorded step runs here as it would run in a replay: again, with what its inputs hold then.
+"""
+
+import copy
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, assert_same, make, make_batch
+from torch import Tensor, nn
+
+from bertlite import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    TrainingStep,
+)
+from bertlite.experiments.finetune import training_loss
+from bertlite.experiments.settings import Recipe
+from bertlite.inference import training
+from bertlite.inference.training import make_recordable_, own_loss
+from bertlite.stack.attention import Backend
+
+SMALL = {"hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 1, "num_labels": 3}
+SMALL |= {"attn_implementation": "auto"}
+NO_DROPOUT = {**SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+Run = Callable[[], Tensor]
+
+
+def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
+    """Compute attention as a GPU does: tokens of no sequence are not written, nor are their gradients."""
+    ends = layout.nonempty_ends.tolist()
+    out = torch.full_like(q, torch.nan)
+    for row, (start, end) in enumerate(pairwise(ends)):
+        assert end - start <= layout.keys
+        asks, part = slice(row, row + 1) if first else slice(start, end), slice(start, end)
+        scores = torch.einsum("snh,knh->nsk", q[asks], k[part]) * q.shape[-1] ** -0.5
+        weights = nn.functional.dropout(scores.softmax(-1), dropout)
+        out = out.index_copy(0, torch.arange(asks.start, asks.stop), torch.einsum("nsk,knh->snh", weights, v[part]))
+    return out
+
+
+class Recorder:
+    """Stands for `graphs.record_run`: nothing runs while it records."""
+
+    def __init__(self, accumulate: int = 1) -> None:
+        self.accumulate, self.recorded, self.replayed = accumulate, 0, 0
+        self.step: Any = None
+
+    def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor, int]:
+        out = torch.zeros((), dtype=F64)
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            if self.accumulate == 1:  # a recorded backward writes gradients
+                self.step.optimizer.zero_grad(set_to_none=True)
+            out.copy_(run())
+
+        return replay, out, 0
+
+
+@pytest.fixture(autouse=True)
+def packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training.TrainingStep, "backend", Backend("by ends", by_ends, packs=True))
+
+
+def step_of(model: Any, recorder: Recorder | None, *args: Any, lr: float = 1e-3, **options: Any) -> TrainingStep:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    made = TrainingStep(model, optimizer, *args, clip=0.5, schedule=schedule, capture=recorder, **options)
+    if recorder is not None:
+        recorder.step = made
+    return made
+
+
+def batches_of(count: int, rows: int = 3, kind: str = "text") -> list[dict[str, Tensor]]:
+    """Return batches of random lengths, up to 11 or up to 40 tokens, with labels."""
+    draw, found = random.Random(0), []
+    for seed in range(count):
+        width = draw.choice([11, 40])
+        batch = make_batch(rows, width, seed, [draw.randint(1, width) for _ in range(rows)])
+        ids, real = batch["input_ids"], batch["attention_mask"].bool()
+        labels = {"text": ids[:, 0] % 3, "tokens": (ids % 3).where(real, -100)}[kind]
+        found.append({**batch, "labels": labels})
+    return found
+
+
+def eager(model: Any, batches: list[dict[str, Tensor]], accumulate: int = 1, loss: Any = own_loss) -> list[float]:
+    """Train as people write it."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    losses = []
+    for i, batch in enumerate(batches):
+        value = loss(model, batch)
+        (value / accumulate).backward()
+        losses.append(value.item())
+        if (i + 1) % accumulate == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMaskedLM])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_losses_and_weights_over_many_steps_are_those_of_an_eager_loop(cls: Any, accumulate: int) -> None:
+    """200 steps of a classifier, in buckets that come and go, with evaluation between steps."""
+    kind = "text" if cls is BertForSequenceClassification else "tokens"
+    count = 200 if kind == "text" and accumulate == 1 else 24
+    model = make(cls, **NO_DROPOUT).train()
+    plain, batches, recorder = copy.deepcopy(model), batches_of(count, 2, kind), Recorder(accumulate)
+    step, losses = step_of(model, recorder, accumulate=accumulate), []
+    for i, batch in enumerate(batches):
+        losses.append(step(batch).item())
+        if i % 9 == 0:
+            with torch.no_grad():
+                model.eval()(**batch)
+            model.train()
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, batches, accumulate)), atol=1e-9)
+    assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=1e-8)
+    assert 1 < recorder.recorded < recorder.replayed < count
+    assert any(bucket.tokens for bucket, *_ in step.made)
+
+
+def test_without_a_capture_a_step_is_the_eager_loop_bit_for_bit() -> None:
+    """With dropout, on the CPU."""
+    model = make(BertForSequenceClassification, **SMALL).train()
+    plain, batches = copy.deepcopy(model), batches_of(6)
+    step = step_of(model, None)
+    torch.manual_seed(0)
+    losses = [step(batch).item() for batch in batches]
+    torch.manual_seed(0)
+    assert losses == eager(plain, batches)
+    assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=0)
+
+
+def test_dropout_draws_anew_in_each_replay() -> None:
+    model = make(BertForSequenceClassification, **SMALL).train()
+    recorder = Recorder()
+    step, batch = step_of(model, recorder, lr=0.0), batches_of(1)[0]
+    losses = {step(batch).item() for _ in range(6)}
+    assert len(losses) == 6
+    assert recorder.replayed == 5
+
+
+def test_a_teacher_is_packed_too_and_its_distance_is_the_eager_one() -> None:
+    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    teacher = make(BertForSequenceClassification, **SMALL).eval()
+    recipe, plain, batches = Recipe(distil=0.5, hidden=1.0), copy.deepcopy(model), batches_of(8)
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        return training_loss(model, batch, recipe, teacher)
+
+    layouts: list[int] = []
+    teacher.bert.encoder.layer[0].register_forward_pre_hook(lambda _, inputs: layouts.append(inputs[0].dim()))
+    step = step_of(model, Recorder(), loss, frozen=[teacher])
+    losses = [step(batch).item() for batch in batches]
+    assert {*layouts} == {2}
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, batches, loss=loss)), atol=1e-9)
+
+
+def padded_left(batch: dict[str, Tensor]) -> None:
+    batch["attention_mask"] = batch["attention_mask"].flip(1)
+
+
+def labelled_padding(batch: dict[str, Tensor]) -> None:
+    batch["labels"] = batch["input_ids"] % 3
+
+
+def masked_by_queries(batch: dict[str, Tensor]) -> None:
+    batch["attention_mask"] = batch["attention_mask"][:, None].expand(-1, 11, -1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "change", "bucketed"),
+    [
+        (BertForTokenClassification, padded_left, True),
+        (BertForTokenClassification, labelled_padding, True),
+        (BertForTokenClassification, masked_by_queries, False),
+        (BertForQuestionAnswering, lambda batch: None, True),
+        (BertForMultipleChoice, lambda batch: None, False),
+    ],
+)
+def test_what_cannot_be_packed_is_padded_and_what_fits_no_bucket_runs_plainly(
+    cls: Any, change: Any, bucketed: bool
+) -> None:
+    model = make(cls, **{**NO_DROPOUT, "num_labels": 2 if cls is BertForQuestionAnswering else 3}).train()
+    batch: dict[str, Tensor] = {**make_batch(4, 11, lengths=(11, 4, 7, 2))}
+    batch["labels"] = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
+    change(batch)
+    if cls is BertForQuestionAnswering:
+        del batch["labels"]
+        batch |= {"start_positions": torch.tensor([1, 2, 0, 1]), "end_positions": torch.tensor([5, 3, 4, 1])}
+    if cls is BertForMultipleChoice:
+        batch = {name: x.unflatten(0, (2, 2)) for name, x in batch.items()} | {"labels": torch.tensor([0, 1])}
+    recorder, plain = Recorder(), copy.deepcopy(model)
+    step = step_of(model, recorder)
+    losses = [step(batch).item() for _ in range(3)]
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [batch] * 3)), atol=1e-9)
+    assert bool(recorder.recorded) == bucketed
+
+
+def test_other_inputs_keep_their_shapes_and_frozen_weights_get_a_graph_of_their_own() -> None:
+    """Flags of as many classes as there are positions, and parameters that are frozen between steps."""
+    flags = {**NO_DROPOUT, "num_labels": 11, "problem_type": "multi_label_classification"}
+    model = make(BertForSequenceClassification, **flags).train()
+    batch = {**make_batch(3, 11, lengths=(11, 4, 7)), "labels": torch.rand(3, 11, dtype=F64).round()}
+    recorder, plain = Recorder(), copy.deepcopy(model)
+    step = step_of(model, recorder)
+    losses = [step(batch).item() for _ in range(3)]
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [batch] * 3)), atol=1e-9)
+    kept = model.bert.embeddings.word_embeddings.weight.requires_grad_(False).clone()
+    for _ in range(3):
+        step(batch)
+    assert recorder.recorded == 2
+    assert torch.equal(model.bert.embeddings.word_embeddings.weight, kept)
+
+
+def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    plain, batches = copy.deepcopy(model), [{**make_batch(1, n), "labels": torch.tensor([1])} for n in (5, 40)]
+
+    def fail(run: Run) -> Any:
+        raise torch.OutOfMemoryError("none")
+
+    monkeypatch.setattr(training, "BUCKETS", 1)
+    step = step_of(model, Recorder())
+    losses = [step(batch).item() for batch in batches]
+    assert len(step.made) == 1
+    step.capture = fail
+    with pytest.warns(RuntimeWarning, match="no memory for the CUDA graph of a step"):
+        losses.append(step(batches[1]).item())
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [*batches, batches[1]])), atol=1e-9)
+
+
+def test_checkpointed_layers_run_without_a_graph() -> None:
+    model = make(BertForSequenceClassification, **SMALL).train()
+    model.gradient_checkpointing_enable()
+    recorder = Recorder()
+    step = step_of(model, recorder)
+    with pytest.warns(RuntimeWarning, match="checkpointed layers run without CUDA graphs"):
+        step(batches_of(1)[0])
+    assert not step.made
+    assert not recorder.recorded
+
+
+def test_an_optimizer_that_a_graph_cannot_hold_is_refused() -> None:
+    model = make()
+    with pytest.raises(ValueError, match=r"SGD cannot be recorded in a CUDA graph: use torch.optim.AdamW"):
+        make_recordable_(torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    make_recordable_(optimizer, torch.device("cpu"))
+    rate = optimizer.param_groups[0]["lr"]
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == pytest.approx(0.05)
