@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bertlite.config import POSITIONS
 from bertlite.inference.quick import QuickBertModel
+from bertlite.inference.short_attention import LONGEST, SHORT, missing_for_short
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.shapes import round_up
 from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements
@@ -82,14 +84,15 @@ class BucketGraph:
     def run(self) -> Tensor:
         """Return the last hidden states of the inputs, (B, S, D)."""
         model, tokens = self.model, self.bucket.tokens
-        if tokens is None or model.packed_backend is None:
+        backend = model.backend_for(self.bucket.longest)
+        if tokens is None or backend is None:
             out = BertModel.forward(model, self.ids, self.mask, self.segments, skip_padding=False, return_dict=True)
             states: Tensor = out.last_hidden_state
             return states
         layout = Slots.of_rows(self.mask.ne(0), tokens, self.bucket.longest, rest=False)
         positions = count_positions(self.ids, model.config) if model.config.positions_skip_padding else None
         packed = layout.pack_inputs(self.ids, self.segments, positions, None)
-        x, _ = model.encoder(model.embeddings(*packed), inputs=LayerContext(model.packed_backend, layout))
+        x, _ = model.encoder(model.embeddings(*packed), inputs=LayerContext(backend, layout))
         return layout.unpack(x)
 
     def __call__(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None) -> Tensor:
@@ -190,7 +193,13 @@ class GraphedBertModel(QuickBertModel):
     """BertModel whose usual forward replays a graph."""
 
     graphs: Graphs
-    packed_backend: Backend | None  # leaves padding out under graphs; None: padding is computed
+    needs: Requirements
+    packed_backend: Backend | None  # leaves padding out under graphs, at any length; None: padding is computed
+
+    def backend_for(self, longest: int) -> Backend | None:
+        """Return the backend that leaves padding out for texts of up to `longest` tokens; None: it is computed."""
+        by_place = self.config.position_embedding_type in ("absolute", "bucketed")
+        return SHORT if by_place and missing_for_short(self.needs, longest) is None else self.packed_backend
 
     def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether a graph computes what the modules would, and no hook sees these."""
@@ -226,11 +235,13 @@ class GraphedBertModel(QuickBertModel):
         tokens: int | None = rows * length
         longest = length
         of_tokens = encoded and not first_only  # for a head of tokens, which takes rows
-        if of_tokens or self.packed_backend is None or not self.skips_padding(skips):
+        if of_tokens or self.backend_for(1) is None or not self.skips_padding(skips):
             tokens = None
         elif mask is not None:  # the only wait for the GPU
             begins, *lengths = torch.cat([mask[:, 0].ne(0).all()[None], mask.ne(0).sum(1)]).tolist()
             tokens, longest = (sum(lengths), max(lengths)) if begins else (None, length)
+        if self.backend_for(longest) is None:
+            tokens, longest = None, length
         if (rows * length if tokens is None else tokens) > MOST_TOKENS:
             return None
         bucket = bucket_of(rows, length, tokens, longest, self.config.max_position_embeddings)
@@ -256,15 +267,18 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
         raise ValueError(f"CUDA graphs are for a GPU and the model is on {model.device}: use backend='auto'")
     if type(body) is not BertModel or config.is_decoder:
         raise ValueError(f"CUDA graphs run encoders, not {type(body).__name__}: use backend='plain'")
-    if config.position_embedding_type != "absolute":
-        raise ValueError(
-            f"CUDA graphs run absolute positions, not {config.position_embedding_type!r}: use backend='plain'"
-        )
     needs = Requirements(
-        device=model.device.type, dtype=model.dtype, head_dim=config.hidden_size // config.num_attention_heads
+        relative=POSITIONS[config.position_embedding_type].in_scores,
+        device=model.device.type,
+        dtype=model.dtype,
+        head_dim=config.hidden_size // config.num_attention_heads,
     )
     varlen = BACKENDS["varlen"]
+    missing = None if varlen.missing is None else varlen.missing(needs)
     body.__class__ = GraphedBertModel
-    backend = None if varlen.missing is None or varlen.missing(needs) else varlen
-    vars(body).update(graphs=Graphs(), packed_backend=backend)
-    body.encoder.leaves_padding_out = backend is not None
+    vars(body).update(graphs=Graphs(), needs=needs, packed_backend=None if missing else varlen)
+    assert isinstance(body, GraphedBertModel)
+    packs = body.encoder.leaves_padding_out = body.backend_for(1) is not None
+    if missing is not None:
+        longer = f" if a text has more than {LONGEST} tokens" if packs else ""
+        warnings.warn(f"CUDA graphs compute padding here{longer}: {missing}", stacklevel=3)

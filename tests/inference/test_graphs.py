@@ -1,7 +1,9 @@
 """bertlite/inference/graphs.py: buckets and their results; a CPU runs a forward where a GPU would replay a graph."""
 
 import copy
+import re
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, make, make_batch
+from conftest import DISENTANGLED, assert_same, make, make_batch
 from torch import Tensor
 
 from bertlite import (
@@ -22,7 +24,7 @@ from bertlite import (
 from bertlite.inference import graphs
 from bertlite.inference.graphs import Bucket, GraphedBertModel, bucket_of, use_graphs_
 from bertlite.parity.command import demo_checkpoint
-from bertlite.stack.attention import Backend
+from bertlite.stack.attention import Backend, Requirements, eager
 
 
 def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
@@ -62,7 +64,7 @@ def use_(model: Any, packs: bool = True) -> Any:
     body = model.base_model
     body.__class__ = GraphedBertModel
     backend = Backend("by ends", by_ends, packs=True) if packs else None
-    vars(body).update(graphs=graphs.Graphs(), packed_backend=backend)
+    vars(body).update(graphs=graphs.Graphs(), needs=Requirements(dtype=body.dtype), packed_backend=backend)
     body.encoder.leaves_padding_out = packs
     return model
 
@@ -217,7 +219,63 @@ def test_an_encoder_inside_sentence_transformers(
 def test_what_graphs_cannot_run_is_refused() -> None:
     with pytest.raises(ValueError, match="for a GPU and the model is on cpu: use backend='auto'"):
         optimize_for_inference(make().float(), backend="graphs")
-    there = make(position_embedding_type="relative_key").to("meta")
+    there = make().to("meta")
     there.base_model.__class__ = type("OnGpu", (BertModel,), {"device": torch.device("cuda")})
     with pytest.raises(ValueError, match="run encoders, not OnGpu: use backend='plain'"):
         use_graphs_(there)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "kernel", "said"),
+    [
+        ({}, torch.bfloat16, True, None),
+        ({}, torch.bfloat16, False, None),
+        ({}, torch.float32, True, "here if a text has more than 128 tokens: varlen_attn takes float16"),
+        ({}, torch.float32, False, "padding here: varlen_attn takes float16"),
+        ({"position_embedding_type": "bucketed"}, torch.bfloat16, True, "than 128 tokens: .* relative positions"),
+        ({"position_embedding_type": "relative_key"}, torch.bfloat16, True, "padding here: .* relative positions"),
+    ],
+)
+def test_where_padding_is_computed_it_is_said_once(
+    changes: Any, dtype: Any, kernel: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what torch and Triton can run on a GPU; the model says that it is there."""
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    monkeypatch.setattr(graphs, "missing_for_short", lambda needs, n: None if kernel and n <= 128 else "no kernel")
+    monkeypatch.setattr(BertModel, "device", torch.device("cuda"))
+    model = make(hidden_size=64, **changes).to(dtype)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        use_graphs_(model)
+    found = [str(each.message) for each in caught]
+    assert len(found) == (said is not None)
+    assert said is None or re.search(said, found[0])
+    body = model.base_model
+    absolute = changes.get("position_embedding_type") != "relative_key"
+    short, long = (each and each.name for each in (body.backend_for(16), body.backend_for(256)))
+    long_runs = dtype == torch.bfloat16 and not changes
+    assert short == ("short" if kernel and absolute else "varlen" if long_runs else None)
+    assert long == ("varlen" if long_runs else None)
+
+
+@pytest.mark.parametrize("positions", ["absolute", "bucketed", "relative_key", "disentangled"])
+@torch.no_grad()
+def test_every_kind_of_positions_runs(positions: str, recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernel for short attention, computed by torch's operators, where its bias depends on places alone."""
+
+    def by_groups(q: Any, k: Any, v: Any, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
+        parts = [slice(start, end) for start, end in pairwise(layout.nonempty_ends.tolist())]
+        out = torch.full_like(q, torch.nan)
+        for part in parts:
+            own, keys, values = (x[part].transpose(0, 1)[None] for x in (q, k, v))
+            shift = None if bias is None else bias(own, keys)
+            out[part] = eager(own, keys, values, None, shift, 0.0)[0][0].transpose(0, 1)
+        return out
+
+    monkeypatch.setattr(graphs, "missing_for_short", lambda needs, longest: None)
+    monkeypatch.setattr(graphs, "SHORT", Backend("short", by_groups, packs=True))
+    model = make(position_embedding_type=positions, **(DISENTANGLED if positions == "disentangled" else {}))
+    batch = make_batch(3, 11, lengths=(11, 7, 1))
+    found, real = graphed(model, packs=False)(**batch).last_hidden_state, batch["attention_mask"].bool()
+    assert_same(found[real], model(**batch).last_hidden_state[real])
+    assert [bucket.tokens is not None for bucket in recorded] == [positions in ("absolute", "bucketed")]

@@ -577,6 +577,10 @@ def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch: pytest.Mo
         assert f"up to 256, not {head_dim}" in str(missing_for_varlen(replace(HALF, head_dim=head_dim)))
     assert missing_for_varlen(replace(HALF, dropout=True)) is None
     assert "relative positions" in str(missing_for_varlen(replace(HALF, relative=True)))
+    with monkeypatch.context() as turing:
+        turing.setattr(torch.cuda, "is_available", lambda: True)
+        turing.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+        assert "compute capability 8.0 or more" in str(missing_for_varlen(HALF))
     monkeypatch.setattr(torch_private, "flash_attention", None)
     assert "which gives gradients and dropout" in str(missing_for_varlen(HALF))
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)

@@ -1,0 +1,108 @@
+"""Attention of packed sequences of up to 128 tokens, as a kernel in Triton: one program computes a sequence's head.
+
+Flash attention's tiles of 128 queries stay mostly empty at the lengths of sentences.
+
+Shapes:  T tokens · N heads · H head dim · B sequences · L the longest sequence, a power of 2
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite.stack.attention import Backend, Requirements
+from bertlite.stack.layouts import Packed
+from bertlite.stack.positions import ScoreBias
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+LONGEST = 128  # all scores of a head are in registers at once
+WARPS = {16: 2, 32: 2, 64: 4, 128: 8}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def attend_kernel(  # type: ignore[no-untyped-def]
+        q, k, v, out, ends, bias,
+        q_row, k_row, v_row, heads, width, scale,
+        L: tl.constexpr, H: tl.constexpr, BIASED: tl.constexpr, EXACT: tl.constexpr,
+    ):  # fmt: skip
+        sequence, head = tl.program_id(0), tl.program_id(1)
+        start = tl.load(ends + sequence)
+        length = tl.load(ends + sequence + 1) - start
+        if length > 0:
+            row, column = tl.arange(0, L), tl.arange(0, H)
+            inside = (row[:, None] < length) & (column[None] < width)
+            token, at = (start + row).to(tl.int64)[:, None], head * width + column[None]
+            queries = tl.load(q + token * q_row + at, mask=inside, other=0.0)
+            keys = tl.load(k + token * k_row + at, mask=inside, other=0.0)
+            values = tl.load(v + token * v_row + at, mask=inside, other=0.0)
+            precision: tl.constexpr = "ieee" if EXACT else "tf32"
+            scores = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale
+            both = (row[:, None] < length) & (row[None] < length)
+            if BIASED:
+                scores += tl.load(bias + (head * L + row[:, None]) * L + row[None], mask=both, other=0.0).to(
+                    tl.float32
+                )
+            scores = tl.where(row[None] < length, scores, float("-inf"))
+            weights = tl.exp(scores - tl.max(scores, 1)[:, None])
+            total = tl.sum(weights, 1)[:, None]
+            context = tl.dot(weights.to(values.dtype), values, input_precision=precision) / total
+            tl.store(out + token * heads * width + at, context.to(out.dtype.element_ty), mask=inside)
+
+
+def attend_short(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
+) -> Tensor:  # (T, N, H) each -> (T, N, H)
+    """Compute attention of packed sequences; tokens that belong to no sequence are not written.
+
+    Args:
+        score_bias: depends on places alone, as in MPNet: one bias for all sequences.
+
+    Raises:
+        ValueError: the kernel cannot compute this; the message names the reason.
+    """
+    _, heads, width = q.shape
+    longest = longest_of(packing)
+    needs = Requirements(dropout=dropout > 0, device=q.device.type, dtype=q.dtype, head_dim=width)
+    missing = "gradients" if torch.is_grad_enabled() and q.requires_grad else "first tokens alone" if first else None
+    missing = f"it has no {missing}" if missing else missing_for_short(needs, longest)
+    if missing is not None:
+        raise ValueError(f"the kernel for short attention cannot run here: {missing}")
+    bias = q
+    if score_bias is not None:
+        places = q.new_empty(1, heads, packing.keys, 0)
+        bias = F.pad(score_bias(places, places), (0, longest - packing.keys) * 2).contiguous()
+    q, k, v = (x if x.stride()[1:] == (width, 1) else x.contiguous() for x in (q, k, v))
+    out, ends = torch.empty(q.shape, dtype=q.dtype, device=q.device), packing.nonempty_ends
+    attend_kernel[len(ends) - 1, heads](
+        q, k, v, out, ends, bias, q.stride(0), k.stride(0), v.stride(0), heads, width, width**-0.5,
+        L=longest, H=max(16, triton.next_power_of_2(width)), BIASED=score_bias is not None,
+        EXACT=q.dtype == torch.float32, num_warps=WARPS[longest],
+    )  # fmt: skip
+    return out
+
+
+def longest_of(packing: Packed) -> int:
+    """Return L for a layout: a power of 2 from 16 on, as products of Triton need it."""
+    return max(16, 1 << (packing.keys - 1).bit_length())
+
+
+def missing_for_short(needs: Requirements, longest: int) -> str | None:
+    """Return the reason why the kernel cannot compute this attention of up to `longest` tokens, or None."""
+    if triton is None:
+        return "Triton is not installed; torch for CUDA brings it"
+    if needs.device != "cuda" and not triton.knobs.runtime.interpret:
+        return f"Triton runs on CUDA, not on {needs.device}"
+    if needs.dtype not in DTYPES:
+        return f"it takes {', '.join(map(str, DTYPES))}, not {needs.dtype}"
+    if longest > LONGEST or needs.head_dim > LONGEST:
+        return f"it takes up to {LONGEST} tokens and head dims, not {longest} and {needs.head_dim}"
+    return "it has no dropout" if needs.dropout else None
+
+
+SHORT = Backend("short", attend_short, packs=True, gives_weights=False)

@@ -1,0 +1,97 @@
+"""bertlite/inference/short_attention.py: the kernel in Triton's interpreter, against attention in float64.
+
+The interpreter computes on the CPU.  It takes 16-bit numbers for integers in products, so these run on a GPU alone.
+"""
+
+import os
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # read when Triton is imported
+
+from bertlite.inference import short_attention
+from bertlite.inference.short_attention import attend_short, missing_for_short
+from bertlite.stack.attention import Requirements, eager
+from bertlite.stack.layouts import Slots
+
+HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(HERE.type != "cuda", reason="no CUDA device")]
+with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+
+def slots(lengths: tuple[int, ...], room: int, longest: int) -> Slots:
+    rows = torch.arange(max(lengths), device=HERE) < torch.tensor(lengths, device=HERE)[:, None]
+    return Slots.of_rows(rows, room, longest, rest=False)
+
+
+def wanted(q: Tensor, k: Tensor, v: Tensor, layout: Slots, bias: Tensor | None) -> Tensor:
+    """Compute each sequence by itself, by eager attention."""
+    found = []
+    for start, end in pairwise(layout.nonempty_ends.tolist()):
+        own, keys, values = (x[start:end].transpose(0, 1)[None] for x in (q, k, v))
+        shift = None if bias is None else bias[..., : end - start, : end - start].to(q.dtype)
+        found.append(eager(own, keys, values, None, shift, 0.0)[0][0].transpose(0, 1))
+    return torch.cat(found)
+
+
+@with_triton
+@pytest.mark.parametrize(
+    ("lengths", "longest", "heads", "width"),
+    [((7, 0, 16, 1, 0), 16, 3, 24), ((33, 5), 64, 2, 64), ((100, 128), 128, 1, 32), ((3,), 8, 5, 12)],
+)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(
+            torch.bfloat16, marks=[pytest.mark.gpu, pytest.mark.skipif(HERE.type != "cuda", reason="no GPU")]
+        ),
+        pytest.param(torch.float16, marks=[pytest.mark.gpu, pytest.mark.skipif(HERE.type != "cuda", reason="no GPU")]),
+    ],
+)
+def test_the_kernel_is_as_near_to_float64_as_eager_attention(
+    lengths: Any, longest: int, heads: int, width: int, biased: bool, dtype: torch.dtype
+) -> None:
+    """With steep scores, projections that lie in one product, empty sequences, and slots of no sequence."""
+    torch.manual_seed(0)
+    used, layout = sum(lengths), slots(lengths, sum(lengths) + 5, longest)
+    q, k, v = (3 * torch.randn(used + 5, 3, heads, width)).to(HERE, dtype).unbind(1)
+    bias = torch.randn(1, heads, longest, longest).to(HERE, dtype) if biased else None
+    score_bias = None if bias is None else lambda q, k: bias[..., : q.shape[-2], : k.shape[-2]]
+    with torch.no_grad():
+        found = attend_short(q, k, v, layout, score_bias, 0.0, False)[:used]
+    true = wanted(q.double(), k.double(), v.double(), layout, bias)
+    plain = wanted(q, k, v, layout, bias)
+    assert (found - true).abs().max() <= 2 * (plain - true).abs().max() + torch.finfo(dtype).eps
+
+
+@with_triton
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": torch.float64}, "not torch.float64"),
+        ({"head_dim": 192}, "up to 128 tokens and head dims, not 16 and 192"),
+        ({"dropout": True}, "no dropout"),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_said(change: dict[str, Any], reason: str) -> None:
+    assert missing_for_short(Requirements(device="cuda", head_dim=64), 128) is None
+    assert "not 256 and 64" in str(missing_for_short(Requirements(device="cuda"), 256))
+    assert reason in str(missing_for_short(Requirements(**{"device": "cuda", **change}), 16))
+    q = torch.randn(8, 2, 16, device=HERE, requires_grad=True)
+    with pytest.raises(ValueError, match="cannot run here: it has no gradients"):
+        attend_short(q, q, q, slots((3, 5), 8, 8), None, 0.0, False)
+
+
+def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_attention, "triton", None)
+    assert "Triton is not installed" in str(missing_for_short(Requirements(device="cuda"), 16))
+    q = torch.randn(8, 2, 16)
+    with pytest.raises(ValueError, match="short attention cannot run here: Triton is not installed"):
+        attend_short(q, q, q, slots((3, 5), 8, 8), None, 0.0, False)
