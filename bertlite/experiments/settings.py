@@ -37,7 +37,7 @@ class PruneSettings:
         at: (sequences, tokens) of the batch that the target is for; by default (8, 128) without `lengths`.
         lengths: a file with a length in tokens on each line; the batch has `batch_size` of their quantiles.
         backend: how models are timed: "plain" PyTorch, or a backend of `optimize_for_inference`; by default "plain",
-            for int8 "auto".
+            on a GPU "graphs", for int8 "auto".
         dtype: the dtype that the pruned model will run in; by default the checkpoint's.
         allocate: the cost of a size, "latency" or "macs"; "auto" is latency for a speed or a time of plain models.
         size: a target like 40% is a share of the file's bytes, not of the MACs.

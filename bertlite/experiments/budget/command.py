@@ -45,7 +45,7 @@ from bertlite.experiments.data import Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import PruneSettings, from_options
-from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
+from bertlite.inference.optimize import GRAPHS, PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.importance.least_squares import FEW
@@ -123,8 +123,7 @@ def prune_to(
             not fit the target, there are too few texts or minutes, or unfinished work has other settings.
     """
     folder = Path(folder).expanduser()
-    if settings.backend is None:
-        settings = replace(settings, backend="auto" if settings.dtype == "int8" else PLAIN)
+    settings = replace(settings, backend=timing_backend(settings))
     targets = read_targets([target] if isinstance(target, str) else target, settings.size, folder)
     ways = {each: way_to_allocate(settings, target) for each, target in targets.items()}
     place = folder.with_name(f".{folder.name}.unfinished") if keep is None else Path(keep).expanduser()
@@ -379,6 +378,15 @@ def prune_all(
         else:
             reports[folder] = job.run(target, folder, settings[folder], state, progress)
     return [report for report in reports.values() if report]
+
+
+def timing_backend(settings: PruneSettings) -> str:
+    """Return the backend that models are timed with: on a GPU graphs, since launches take a fixed time otherwise."""
+    if settings.backend is not None:
+        return settings.backend
+    if settings.dtype == "int8":
+        return "auto"
+    return GRAPHS if settings.device.startswith("cuda") else PLAIN
 
 
 def as_timed(model: Any, dtype: torch.dtype, backend: str) -> Any:

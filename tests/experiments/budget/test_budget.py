@@ -917,6 +917,19 @@ def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(
         PruneSettings(distil="10")
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, "plain"),
+        ({"dtype": "int8"}, "auto"),
+        ({"device": "cuda:1"}, "graphs"),
+        ({"device": "cuda", "backend": "plain"}, "plain"),
+    ],
+)
+def test_a_gpu_is_timed_under_graphs(given: dict[str, str], wanted: str) -> None:
+    assert command.timing_backend(PruneSettings(**given)) == wanted
+
+
 def test_the_given_model_runs_once_and_gives_what_it_gave_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(BertForSequenceClassification, num_labels=3)
     rows = tuple((tuple(range(5, 8 + i)), (0,) * (3 + i)) for i in range(4))
