@@ -5,6 +5,7 @@ python -m scripts.measure.gpu_goals --out OUT/limits-cuda.json    # a step of sc
 
 import argparse
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertlite import BertConfig, BertModel
+from bertlite import BertConfig, BertModel, optimize_for_inference
 from bertlite.parity import reference
 from bertlite.pruning.importance import macs
 from bertlite.support.environment import environment, write_record
@@ -23,6 +24,22 @@ from scripts.measure.speed.bench import MODELS, suffix
 
 SHAPES = ("bert-base", "bert-large")
 SHORT = ("1 x 16", "8 x 128", "32 x 49 SST-2")  # batches that a GPU computes faster than Python launches them
+FULL, SST2, WIKI = "64 x 128", ragged("SST-2", 512, 128).name, ragged("WikiText-2", 128, 512).name
+GRAPHED = (  # goals of the backend "graphs": key, model, batches, the engine that it is over; None: the peak
+    ("graphs", "bert-base", SHORT, "transformers reduce-overhead"),
+    ("graphs, full", "bert-base", (FULL,), "transformers reduce-overhead"),
+    ("graphs, sdpa", "bert-base", SHORT, "transformers sdpa"),
+    ("graphs, SST-2", "bert-base", (SST2,), "transformers sdpa"),
+    ("graphs, WikiText-2", "bert-base", (WIKI,), "transformers sdpa"),
+    ("graphs, peak", "bert-base", (FULL,), None),
+    ("graphs, peak of SST-2", "bert-base", (SST2,), None),
+    ("graphs, peak of bert-large", "bert-large", (FULL,), None),
+)
+TRAINED = {  # batches of the goals of TrainingStep
+    "steps": (ragged("SST-2", 32, 128).name, ragged("WikiText-2", 8, 512).name, "8 x 128"),
+    "steps of 64": (ragged("SST-2", 64, 128).name,),
+    "steps, full": (FULL,),
+}
 BUSY = 8192  # positions of a batch that keeps a GPU busy
 PARITY, SPEED, LIMITS = "parity-cuda", "speed-cuda", "limits-cuda"
 MEMORY = ("checkpointing-cuda-base", "checkpointing-cuda-large")
@@ -45,6 +62,17 @@ GOALS = {
     "packed": Goal("packed, times transformers sdpa", 0.9, by_fill=True),
     "full": Goal("full batches, times transformers compiled", 1.0),
     "graphs": Goal("graphs, times transformers compiled with reduce-overhead", 2.0),
+    "graphs, full": Goal("graphs at 64 x 128, times transformers compiled with reduce-overhead", 1.7),
+    "graphs, sdpa": Goal("graphs, times transformers sdpa", 6.0),
+    "graphs, SST-2": Goal("graphs of many short texts, times transformers sdpa", 2.7),
+    "graphs, WikiText-2": Goal("graphs of paragraphs, times transformers sdpa", 3.9),
+    "graphs, peak": Goal("graphs, share of the measured peak", 0.65),
+    "graphs, peak of SST-2": Goal("graphs of many short texts, share of the measured peak", 0.6),
+    "graphs, peak of bert-large": Goal("graphs of bert-large, share of the measured peak", 0.72),
+    "steps": Goal("TrainingStep, times transformers sdpa", 4.0),
+    "steps of 64": Goal("TrainingStep of 64 texts, times transformers sdpa", 3.5),
+    "steps, full": Goal("TrainingStep at 64 x 128, times transformers sdpa", 1.3),
+    "capture": Goal("seconds to record a bucket after the first", 0.1, at_least=False),
     "peak": Goal("share of the measured peak of bfloat16 matmuls", 0.55),
     "training": Goal("packed training, times transformers sdpa", 0.8, by_fill=True),
     "memory": Goal("checkpointing's peak over transformers'", 1.0, at_least=False),
@@ -81,6 +109,8 @@ def figures(records: Records) -> Iterator[Figure]:
             yield "offload", name, f"{kind}, {backend}", over(offloaded, theirs, "peak_bytes"), 1
     seconds = records[LIMITS].get("seconds", {})
     yield "graph", LIMITS, "bert-base, bfloat16", over(seconds.get(GRAPH, {}), seconds.get(LATENCY, {})), 1
+    capture = records[LIMITS].get("captures", {}).get("seconds")
+    yield "capture", LIMITS, "bert-base, bfloat16", capture and max(capture[1:]), 1
     for given in (MASK, PACKED):
         yield given, LIMITS, given, records[LIMITS].get("waits", {}).get(given), 1
 
@@ -92,15 +122,19 @@ def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterato
         for work in works("cuda"):
             positions, what = len(work.lengths) * work.width, f"{work.name}, {model}"
             seconds = sections.get(f"forward {work.name}{suffix(model, None)}", {}).get("seconds", {})
-            sdpa, packed, graphs, stock, compiled, reduced = (
+            sdpa, packed, graphs, stock, compiled = (
                 seconds.get(f"{name} bfloat16", {})
                 for name in (
                     *("bertlite sdpa", "bertlite packed", "bertlite graphs"),
-                    *("transformers sdpa", "transformers compiled", "transformers reduce-overhead"),
+                    *("transformers sdpa", "transformers compiled"),
                 )
             )
-            if model == "bert-base" and work.name in SHORT:
-                yield "graphs", SPEED, what, over(reduced, graphs), 1
+            for key, shape, names, engine in GRAPHED:
+                if model == shape and work.name in names and engine is not None:
+                    yield key, SPEED, what, over(seconds.get(f"{engine} bfloat16", {}), graphs), 1
+                elif model == shape and work.name in names:
+                    counted = 2 * sum(macs(config, length) for length in work.lengths)
+                    yield key, SPEED, what, counted / graphs["median"] / peak if graphs and peak else None, 1
             if positions >= BUSY and work.filled < 1:
                 yield "packed", SPEED, what, over(stock, packed), work.filled
             elif positions >= BUSY:
@@ -111,6 +145,11 @@ def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterato
         section = sections.get(name, {})
         ratio = section.get("ratios", {}).get("transformers sdpa / bertlite packed", {})
         yield "training", SPEED, name, ratio.get("median"), section.get("filled", 1)
+        for key, names in TRAINED.items() if model == "bert-base" else ():
+            for each in names:
+                section = sections.get(f"training {each} by autocast{suffix(model, None)}", {})
+                ratio = section.get("ratios", {}).get("transformers sdpa / bertlite TrainingStep", {})
+                yield key, SPEED, each, ratio.get("median"), 1
 
 
 def over(a: Mapping[str, float], b: Mapping[str, float], field: str = "median") -> float | None:
@@ -177,7 +216,22 @@ def limits(device: str, sizes: Mapping[str, Any], width: int, rounds: int = FEWE
             }
         found = summary("matmul and latency", alternate(runs, rounds, device, warm=2), [])
     flops = 2 * width**3 / found["seconds"]["matmul"]["median"]
-    return {**found, "matmul_flops": flops, **({"waits": waits} if waits else {}), "environment": environment(device)}
+    own = {"waits": waits, "captures": captures(ours)} if waits else {}
+    return {**found, "matmul_flops": flops, **own, "environment": environment(device)}
+
+
+def captures(model: BertModel) -> dict[str, Any]:
+    """Measure the seconds of the first batch of several buckets, and the bytes of their graphs."""
+    quick, seconds = optimize_for_inference(model, backend="graphs", verify=False), []
+    with warnings.catch_warnings(action="ignore"):
+        for length in (16, 24, 40, 64, 100, 128):
+            ids = torch.ones(8, length, dtype=torch.long, device=model.device)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            quick(ids)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+    return {"seconds": seconds, "bytes": sum(graph.bytes for graph in quick.base_model.graphs.made.values())}
 
 
 def graph_of(run: Callable[[], Any]) -> Callable[[], None]:

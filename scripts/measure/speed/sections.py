@@ -25,7 +25,8 @@ WHOLE = "whole"
 def sections(device: str, longest: int) -> dict[str, Section]:
     """Return the sections by name, in the order of running; no batch is longer than the longest."""
     running = {**forward_sections(device, longest), "pruned": pruned}
-    for work in (ragged("SST-2", 32, 128), ragged("WikiText-2", 8, 512), full(8, 128)):
+    trained = (ragged("SST-2", 32, 128), ragged("WikiText-2", 8, 512), full(8, 128))
+    for work in trained if device == "cpu" else (*trained, ragged("SST-2", 64, 128), full(64, 128)):
         running[f"training {work.name}"] = partial(training, work)
         if device != "cpu":
             running[f"training {work.name} by autocast"] = partial(training, work, autocast=True)
@@ -80,7 +81,8 @@ def pruned_models(bench: Bench) -> dict[str, bertlite.BertModel]:
 def training(work: Work, bench: Bench, autocast: bool = False) -> dict[str, Any]:
     """Time a classifier's forward, backward and step of AdamW on a batch, dropout on.
 
-    AdamW is fused, as transformers' Trainer has it by default; with `autocast` matmuls are in bfloat16.
+    AdamW is fused, as transformers' Trainer has it by default; with `autocast` matmuls are in bfloat16.  On a GPU
+    TrainingStep runs too.
     """
     import transformers
 
@@ -114,6 +116,14 @@ def training(work: Work, bench: Bench, autocast: bool = False) -> dict[str, Any]
         return step
 
     steps = {name: stepping(model) for name, model in models.items()}
+    if torch.device(bench.device).type == "cuda":
+        model = bertlite.BertForSequenceClassification(
+            bertlite.BertConfig.from_json_file(bench.folder / "config.json", attn_implementation="auto")
+        ).to(bench.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        recorded = bertlite.TrainingStep(model.train(), optimizer, autocast=torch.bfloat16 if autocast else None)
+        steps["bertlite TrainingStep"] = lambda: recorded(batch)
+        recorded(batch)  # plainly
     times = alternate(steps, bench.rounds, bench.device, warm=1, seconds=bench.seconds, after_round=bench.after_round)
     over = [("transformers sdpa", name) for name in times if name.startswith("bertlite")]
     dtype = "bfloat16 by autocast" if autocast else "float32"
