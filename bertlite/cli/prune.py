@@ -178,7 +178,7 @@ def add_to(actions: Commands) -> None:
     action.add_argument("--no-mapping", dest="mapping", action="store_false", help=text)
     text = (
         "exit with 1 if the model loses more points of the metric (without labels: of predictions with the same class,"
-        " or of the rank correlation) (default: 7 with --dev, 15 without labels)"
+        " or of the rank correlation) (default: a MiniLM's limit, 7 with --dev, 15 without labels)"
     )
     action.add_argument("--lose-at-most", type=number, metavar="POINTS", help=text)
     text = "keep gradients, curves, times and pruned layers in FOLDER, for other targets or a longer --distil"

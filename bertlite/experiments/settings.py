@@ -43,7 +43,7 @@ class PruneSettings:
         size: a target like 40% is a share of the file's bytes, not of the MACs.
         distil: minutes of training after pruning, or steps, such as "500steps".
         mapping: fit a map after an encoder's pooling, if there are 2,000 texts that nothing else uses.
-        lose_at_most: points that the model may lose; by default a normal number.
+        lose_at_most: points that the model may lose; by default a MiniLM's normal number.
 
     Raises:
         ValueError: a value is none of these.

@@ -276,7 +276,7 @@ class Job:
         most = lost["normal"] if allowed is None else allowed
         more = not lost["points"] <= most  # nan too
         if more:
-            what = "is normal" if allowed is None else "--lose-at-most allows"
+            what = "a MiniLM normally does" if allowed is None else "--lose-at-most allows"
             warnings.warn(
                 f"the pruned model loses {lost['points']:.1f} points of {lost['of']}, more than {what}"
                 f" ({most:g}): give more texts, a larger budget or --distil",

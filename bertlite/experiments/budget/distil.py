@@ -1,8 +1,8 @@
 """Distillation after pruning: the remaining layers are trained with the given model as teacher, for minutes or steps.
 
 Embeddings stay: they are the given model's own, and training them takes a third of a step's time.  The teacher runs
-once on each text that the steps use, while its outputs fit in memory.  There is no dropout.  Where bfloat16 is fast,
-teacher, forward and gradients are computed in it.
+once on each text that the steps use, while its outputs fit in memory.  There is no dropout.  Teacher, forward and
+gradients are in bfloat16 if the processor multiplies that fast.
 
 The number of steps is fixed when the training begins, by the measured time of a step.  So a killed training that is
 continued ends with the same weights.
@@ -47,28 +47,6 @@ HALF = frozenset({"avx512_bf16", "amx_bf16"})  # flags of processors that multip
 
 class TooShortError(ValueError):
     """The minutes are too few for a step of training."""
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """The seconds of a training's parts.
-
-    Args:
-        others: of preparing the teacher, timing and all checks.
-        teacher, step: of the teacher on a batch, and of a step without it.
-        kept: the share of the batches whose outputs of the teacher fit in memory.
-    """
-
-    others: float
-    teacher: float
-    step: float
-    kept: float
-
-    def steps(self, seconds: float, batches: int) -> int:
-        """Return the number of steps that these seconds are enough for, 1 or more; an epoch has so many batches."""
-        left, first = seconds - self.others, self.teacher + self.step
-        later = self.step + (1 - self.kept) * self.teacher
-        return max(1, int(left / first if left < batches * first else batches + (left - batches * first) / later))
 
 
 @dataclass(frozen=True)
@@ -145,24 +123,33 @@ class Distillation:
         if self.minutes is None:
             return
         self.score(self.teacher)  # only the first check runs the teacher too
-        found = self.seconds(self.teacher, RECIPE, timed=3)
-        needed = found.others + found.teacher + found.step
+        others, teacher, step = self.seconds(self.teacher, RECIPE, timed=3)
+        needed = others + teacher + step
         if 60 * self.minutes < needed:
             raise TooShortError(
                 f"--distil {self.minutes:g} is too short: running the given model, timing and {CHECKS + 1} checks take"
-                f" {in_words(needed - found.step)}, and a step {found.step:.2g} s; give {needed / 60:.2g} minutes or"
+                f" {in_words(needed - step)}, and a step {step:.2g} s; give {needed / 60:.2g} minutes or"
                 " more"
             )
 
     def plan(self, model: Any, recipe: Recipe) -> dict[str, Any]:
-        """Return the number of steps, and the seconds of a step."""
-        found, steps = self.seconds(model, recipe), steps_of(self.amount)
-        if self.minutes is not None:
-            steps = found.steps(60 * self.minutes, len(self.batches))
-        return {"steps": steps, "step_seconds": found.step}
+        """Return the number of steps, 1 or more, and the seconds of a step without the teacher."""
+        others, teacher, step = self.seconds(model, recipe)
+        found = steps_of(self.amount)
+        if found is None:
+            left, epoch = 60 * self.amount - others, len(self.batches)
+            first = epoch * (teacher + step)  # seconds of the first epoch
+            kept = min(1.0, MEMORY * self.recorded.batches / (epoch * self.recorded.bytes))
+            later = step + (1 - kept) * teacher  # seconds of a step in another epoch
+            found = max(1, int(left / (teacher + step) if left < first else epoch + (left - first) / later))
+        return {"steps": found, "step_seconds": step}
 
-    def seconds(self, model: Any, recipe: Recipe, timed: int = TIMED) -> Seconds:
-        """Return the seconds of the parts of a training, from this many steps of a copy."""
+    def seconds(self, model: Any, recipe: Recipe, timed: int = TIMED) -> tuple[float, float, float]:
+        """Return the seconds of preparing, timing and all checks, of the teacher on a batch, and of a step.
+
+        Args:
+            timed: the steps of a copy that are timed.
+        """
         model, stamps, began = copy.deepcopy(model), list[float](), self.clock()
         model.base_model.embeddings.requires_grad_(False)
         some = replace(recipe, epochs=timed / len(self.batches))
@@ -173,12 +160,10 @@ class Distillation:
         last = self.clock()
         self.score(model)
         now = self.clock()
-        kept = min(1.0, MEMORY * self.recorded.batches / (len(self.batches) * self.recorded.bytes))
-        others = prepared - began + now - ready + (CHECKS + 1) * (now - last)
-        return Seconds(others, teacher, step, kept)
+        return prepared - began + now - ready + (CHECKS + 1) * (now - last), teacher, step
 
     def longer(self, timed: int) -> float:
-        """Return the mean length of all texts over that of the texts in the first batches."""
+        """Return the mean length of all texts, divided by the mean length in the first batches."""
         some = [self.data.length(i) for batch in self.batches[:timed] for i in batch]
         return mean(self.data.length(i) for i in range(len(self.data))) / mean(some)
 

@@ -71,7 +71,7 @@ def compare_vectors(mine: Array, theirs: Array) -> dict[str, float]:
 
 
 def loss_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the number of lost "points", the figure that they are "of", and the "normal" number.
+    """Return the number of lost "points", the figure that they are "of", and the "normal" number, which is MiniLM's.
 
     The figure is the metric on the labels, if there are any.  Without labels it is the share of predictions with the
     same class or, for other heads, the rank correlation with the given model.
