@@ -31,6 +31,7 @@ LIBRARIES = {  # what a block needs that may be missing
     "onnxruntime": "onnxruntime",
     "openvino": "openvino",
     "from gliner": "gliner",
+    "import MultiVectorEncoder": "sentence_transformers.multi_vector_encoder",
 }
 
 
@@ -59,6 +60,8 @@ def run(page: Path, folder: Path) -> dict[str, Any]:
             write_guard("guard")
         if '"gliner"' in text:
             write_gliner("gliner")
+        if '"colbert"' in text:
+            write_colbert("colbert")
         for name, cls in PRUNED.items():
             if f'"{name}"' in text:
                 model = prune_heads(cls.from_pretrained("checkpoint"), {0: [1, 5], 3: range(12)})
@@ -88,6 +91,16 @@ def write_gliner(folder: str) -> None:
     gliner = pytest.importorskip("gliner")
     config = gliner.GLiNERConfig(model_name="checkpoint", hidden_size=64, max_width=3, span_mode="markerV0")
     gliner.GLiNER.from_config(config).save_pretrained(folder)
+
+
+def write_colbert(folder: str) -> None:
+    """Write a small ColBERT whose queries are expanded with tokens that nothing attends to, if the library has one."""
+    if find_spec("sentence_transformers") and find_spec("sentence_transformers.multi_vector_encoder"):
+        from sentence_transformers import MultiVectorEncoder
+
+        model = MultiVectorEncoder("checkpoint", device="cpu")
+        model[0].query_expansion = {"strategy": "fixed", "attend": False, "length": 32}
+        model.save_pretrained(folder)
 
 
 def hub_cache(checkpoint: Path, folder: Path) -> Path:
