@@ -255,8 +255,12 @@ FAMILIES = {  # {model_type: family}
     "mpnet": Family(
         "mpnet",
         "segments of zeros; positions as RoBERTa's; a score bias for each head and bucket of distances",
-        defaults={"pad_token_id": 1},
-        fixed={"positions_skip_padding": True, "position_embedding_type": "bucketed", "type_vocab_size": 2},
+        fixed={
+            "pad_token_id": 1,  # transformers counts positions from it on, whatever the config says
+            "positions_skip_padding": True,
+            "position_embedding_type": "bucketed",
+            "type_vocab_size": 2,
+        },
         renames=(
             ("attention.attn.q.", "attention.self.query."),
             ("attention.attn.k.", "attention.self.key."),
@@ -268,7 +272,7 @@ FAMILIES = {  # {model_type: family}
         ),
         adapt=spread_buckets_,
         lm_acts=GELU,
-        needs={"relative_attention_num_buckets": 32, "pad_token_id": 1},
+        needs={"relative_attention_num_buckets": 32},
     ),
     "deberta-v2": Family(
         "deberta",
@@ -349,7 +353,8 @@ class Origin:
         for name, value in values.items():
             if (own := family.fields.get(name, name)) in FIELDS:
                 check_type(f"{path}: {name}", value, *FIELDS[own])
-        values = {**family.defaults, **{family.fields.get(name, name): value for name, value in values.items()}}
+        named = {family.fields.get(name, name): value for name, value in values.items()}
+        values = {**family.defaults, **named, **family.fixed}
         for name, wanted in family.needs.items():
             if values.get(name, wanted) != wanted:
                 raise ValueError(f"{path} describes a {kind!r} model with {name} {values[name]!r}, not {wanted!r}")
@@ -378,7 +383,7 @@ class Origin:
         family = self.family
         if family is BERT:
             return BertConfig.from_values(self.path, self.values, **overrides)
-        values = {**self.values, **family.fixed, **family.translate(self.values), "model_type": "bert"}
+        values = {**self.values, **family.translate(self.values), "model_type": "bert"}
         if isinstance(named := values.get("architectures"), list):
             values["architectures"] = [class_name(str(name)) for name in named]
         if pooled:

@@ -181,6 +181,11 @@ def check_body(name: str, body: nn.Module) -> None:
             raise ValueError(f"{where} is in training mode; call .eval() on what you optimise first")
         kind = type(part)
         adapted = hasattr(part, "base_layer") or getattr(part, "_hf_peft_config_loaded", False)
+        if part is body and not (adapted or kind.__module__.startswith(HOMES)):
+            raise TypeError(
+                f"{where} is a {kind_of(part)}, a class of its own, whose code would not be run: give a"
+                f" {kind.__mro__[1].__name__} with its weights"
+            )
         if adapted or not kind.__module__.startswith(HOMES) or (isinstance(part, nn.Linear) and kind is not nn.Linear):
             raise TypeError(
                 f"{where} is a {kind_of(part)}, which would not be run: merge adapters first, and start from a model"

@@ -23,6 +23,7 @@ from bertlite.config import BertConfig
 from bertlite.inference.model import InferenceModel
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.stack.inputs import values_readable
+from bertlite.stack.outputs import EncoderOutput
 
 LENGTHS = (72, 11)  # the sequences' lengths: one is padded, and one longer than most windows of local attention
 # Outputs may differ by the noise times this.  For floats the noise is a whole step of the dtype, four times the mean
@@ -72,7 +73,7 @@ def verify(
         try:
             plain = run(original)
         except Exception as error:  # any kind: it takes other inputs
-            reason = error
+            reason = reason or error
             continue
         if any(name.startswith(ENCODED) for name in plain):
             dtype = max((each.compute_dtype for each in models), key=[*ALLOWED].index)
@@ -128,8 +129,9 @@ def run_watched(call: Call, module: nn.Module, encoders: Sequence[nn.Module]) ->
 def keep_vectors(found: Outputs, name: str, forward: Call, *args: Any, **options: Any) -> Any:
     """Run the forward of an encoder, and keep its token vectors under a name."""
     out: Any = forward(*args, **options)
-    x, layout = out[0], getattr(out, "layout", None)
-    found[name] = x if layout is None else layout.unpack(x)
+    x = out if isinstance(out, Tensor) else out[0]
+    if x.is_floating_point():
+        found[name] = out.layout.unpack(x) if isinstance(out, EncoderOutput) else x
     return out
 
 

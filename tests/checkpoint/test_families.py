@@ -363,6 +363,17 @@ def test_what_does_not_fit_is_refused_by_name(
         ours_of(tmp_path, head)
 
 
+def test_mpnet_counts_positions_from_1_whatever_its_padding_is(folders: Any, tmp_path: Path) -> None:
+    model, folder = folders("mpnet")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": 0}))
+    ids = torch.randint(0, 4, (3, 33), generator=torch.Generator().manual_seed(0))  # 0 and 1 within sequences
+    with torch.no_grad():
+        wanted = type(model).from_pretrained(tmp_path, dtype=torch.float64)(ids).last_hidden_state
+        assert_same(ours_of(tmp_path, "")(ids).last_hidden_state, wanted)
+
+
 @pytest.mark.parametrize("kind", [*CONFIGS, "bert"])
 def test_a_field_of_another_type_is_named(kind: str) -> None:
     prefix, sizes = CONFIGS.get(kind, ("Bert", {**SIZES, "max_position_embeddings": 40}))

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import assert_same, full_outputs, make, make_batch
+from conftest import SIZES, assert_same, full_outputs, make, make_batch
 from natively import kernels_or_skip, make_native
 from torch import nn
 
@@ -161,3 +161,27 @@ def test_a_plain_copy_has_no_packed_weights_to_save(model, tmp_path):
     with pytest.raises(RuntimeError, match=r"backend 'plain' has no packed weights, .* save the model itself"):
         optimize_for_inference(model, dtype=torch.float32, backend="plain").save(tmp_path / "other")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_subclass_that_returns_a_tensor_runs_and_is_compared():
+    class States(bertlite.BertModel):
+        def forward(self, *args, **options):
+            return super().forward(*args, **options).last_hidden_state
+
+    model, batch = make(States).float(), make_batch()
+    quick = optimize_for_inference(model, backend="plain")
+    assert torch.equal(quick(**batch), model(**batch))
+    kernels_or_skip()
+    native = optimize_for_inference(make_native(States).float(), dtype=torch.float32, backend="native")
+    assert native(**batch).shape == (*batch["input_ids"].shape, 80)
+
+
+def test_a_class_of_its_own_inside_another_is_named():
+    transformers = pytest.importorskip("transformers")
+
+    class Mine(transformers.BertModel):
+        pass
+
+    model = Mine(transformers.BertConfig(**{**SIZES, "vocab_size": 61})).eval()
+    with pytest.raises(TypeError, match=r"Mine, a class of its own, whose code would not be run: give a BertModel"):
+        optimize_for_inference(model)
