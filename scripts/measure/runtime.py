@@ -4,8 +4,7 @@
 
 MODEL is a sentence-transformers folder, TEXTS a TSV whose first column is a text (SST-2's dev.tsv).  --wheel is a
 Python with the bertlite-runtime wheel alone, --genai one with openvino-genai, openvino-tokenizers and transformers.
-Each measurement is a new process with one thread, and engines take turns.  What is not installed is listed.  At last
-one process loads a folder a thousand times and encodes texts from eight threads for some seconds.
+Each measurement is a new process with one thread, and engines take turns.  What is not installed is listed.
 
 start   CPU seconds until a folder is loaded, beyond importing numpy and tokenizers; checksums included
 first   seconds of the first text
@@ -30,9 +29,8 @@ from bertlite.support.files import sha256_of
 from bertlite.support.timing import check_rounds, quartiles
 
 TEXTS, BATCH, REPEATS = 64, 32, 5
-LOADS, THREADS = 1000, 8
 BEGIN = """
-import json, math, sys, threading, time
+import json, math, sys, time
 import numpy as np, tokenizers
 folder, dtype, path, batch, repeats = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 texts = json.load(open(path))
@@ -99,29 +97,6 @@ states = openvino.Model([graph.output("last_hidden_state")], graph.get_parameter
 openvino.save_model(states, f"{out}/openvino_model.xml", compress_to_fp16=False)
 openvino.save_model(convert_tokenizer(AutoTokenizer.from_pretrained(graphs)), f"{out}/openvino_tokenizer.xml")
 """
-SOAK = """
-from bertlite_runtime import load
-loads, count, limit = int(sys.argv[6]), int(sys.argv[7]), float(sys.argv[8])
-levels = []
-for i in range(1, loads + 1):
-    load(folder, threads=1).encode(texts[:1])
-    if i in (loads // 10, loads):
-        levels.append(memory("VmRSS"))
-model, done, end = load(folder, threads=1), [0] * count, time.monotonic() + limit
-
-def work(number, until):
-    while time.monotonic() < until:
-        model.encode(texts)
-        done[number] += len(texts)
-
-for until in (time.monotonic() + limit / 10, end):
-    threads = [threading.Thread(target=work, args=(i, until)) for i in range(count)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    levels.append(memory("VmRSS"))
-print(json.dumps({"loads": loads, "after loads": levels[:2], "texts": sum(done), "threads": count,
-                  "after texts": levels[2:]}))
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,7 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--wheel", type=Path, required=True, help="a Python with bertlite-runtime alone")
     parser.add_argument("--genai", type=Path, help="a Python with openvino-genai (default: leave it out)")
     parser.add_argument("--rounds", type=int, default=9, help="processes of each engine (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=300, help="of texts from threads (default: %(default)s)")
     parser.add_argument("--out", metavar="FILE", help="where to write the record")
     args = parser.parse_args(argv)
     check_rounds(args.rounds, name="--rounds")
@@ -147,9 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 engine, _, dtype = each.rpartition(" ")
                 code = BEGIN + ENGINES[engine] + MEASURE
                 found[each].append(child(python, code, folder, dtype, home / "texts.json", BATCH, REPEATS))
-        first = next(iter(engines))
-        given = (engines[first][1], "", home / "texts.json", BATCH, REPEATS, LOADS, THREADS, args.seconds)
-        memory = child(args.wheel, BEGIN + SOAK, *given)
         sizes = {each: size_of(folder) for each, (_, folder) in engines.items() if each.startswith("bertlite")}
     record = {
         "what": "packed folders without torch, with one thread",
@@ -159,7 +130,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rounds": args.rounds,
         "engines": {each: summarised(rows, sizes.get(each)) for each, rows in with_cosines(found).items()},
         "missing": missing,
-        "memory": memory,
         "image": {"what": "an environment of Python with the wheel alone", "bytes": size_of(args.wheel.parents[1])},
     }
     print(json.dumps(record["engines"], indent=1))
