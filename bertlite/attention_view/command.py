@@ -60,7 +60,7 @@ def attention(
 
 
 def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
-    """Yield in words how many tokens and heads are drawn, and where."""
+    """Yield the number of tokens and of heads that are drawn, and the files, in words."""
     summary = count_heads(record["weights"])
     if other := record.get("against"):
         summary = f"{record['model']}: {summary}; {other['model']}: {count_heads(other['weights'])}"

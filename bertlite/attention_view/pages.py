@@ -65,7 +65,7 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:
             f"{drawn} maps of {len(maps.tokens)} tokens are {count:,} weights, and a page holds"
             f" {MOST_WEIGHTS:,}: choose layers or heads, or shorten the text"
         )
-    moved: dict[Head, float] = {}  # of the heads that both models have
+    moved: dict[Head, float] = {}  # for heads that both models have
     if against is not None:
         check_comparable(maps, against)
         moved = {head: moved_share(maps, against, head) for head in maps.weights if head in against.weights}

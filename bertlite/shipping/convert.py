@@ -68,7 +68,7 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
 
 
 def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
-    """Yield what was written, and its differences from transformers, in words."""
+    """Yield the folder and its differences from transformers, in words."""
     yield f"{out['FOLDER']}: {record['class']}, from a {record['model_type']!r} checkpoint"
     for what, error in record["differences"].items():
         yield f"  largest difference from {what}: {error:.1e}, in float64"

@@ -92,7 +92,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
 
 
 def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
-    """Yield what was written, and the errors of the graph, in words."""
+    """Yield the file and the errors of the graph, in words."""
     rows = [row for shape in record["shapes"] for row in shape["outputs"].values()]
     worst = max(rows, key=lambda row: row["error"] / row["allowed"])
     largest = max(row["difference"] for row in rows)

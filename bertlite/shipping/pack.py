@@ -112,7 +112,7 @@ def texts_to_compare(given: Sequence[str] | PathLike[str] | None) -> list[str]:
 
 
 def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
-    """Yield what was written, and how near its results are to the original's, in words."""
+    """Yield the folder and the agreement with the original, in words."""
     yield f"{out['FOLDER']}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB"
     yield f"  from {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
     yield from (f"  {name}: {value:.4f}" for name, value in record["kept"].items())
