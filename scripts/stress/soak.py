@@ -33,7 +33,7 @@ folder, path, loads, count, threads, parts = *sys.argv[1:3], *map(int, sys.argv[
 with open(path) as file:
     given = json.load(file)
 size = 64  # texts of a call
-calls, lock = iter(range(0, count, size)), threading.Lock()
+calls, lock, end = iter(range(0, count, size)), threading.Lock(), threading.Event()
 done, failures = [0], []
 
 def memory():
@@ -46,6 +46,7 @@ def work():
             with lock:
                 start = next(calls, None)
             if start is None:
+                end.wait()  # a thread that ends gives memory back
                 return
             texts = [given[i % len(given)] for i in range(start, min(start + size, count))]
             model.encode(texts)
@@ -66,6 +67,7 @@ for part in range(1, parts + 1):
     while done[0] < count * part // parts and not failures:
         time.sleep(0.01)
     levels["texts"].append([done[0], memory()])
+end.set()
 [each.join() for each in workers]
 assert not failures, failures
 print(json.dumps({"seconds": time.monotonic() - began, "samples": levels}))
