@@ -3,7 +3,9 @@
     python -m scripts.measure.runtime MODEL TEXTS --wheel PYTHON --genai PYTHON --out scripts/results/runtime.json
 
 MODEL is a sentence-transformers folder, TEXTS a TSV whose first column is a text (SST-2's dev.tsv).  --wheel is a
-Python with the bertlite-runtime wheel alone, --genai one with openvino-genai, openvino-tokenizers and transformers.
+Python with the bertlite-runtime wheel alone, --genai one with openvino-genai, openvino-tokenizers, transformers and,
+for int8, nncf, which chooses scales for 300 texts that are not timed.
+
 Each measurement is a new process with one thread, and engines take turns.  What is not installed is listed.
 
 start   CPU seconds until a folder is loaded, beyond importing numpy and tokenizers; checksums included
@@ -29,6 +31,7 @@ from bertlite.support.files import sha256_of
 from bertlite.support.timing import check_rounds, quartiles
 
 TEXTS, BATCH, REPEATS = 64, 32, 5
+CALIBRATION = 364  # OpenVINO's scales are for the texts from TEXTS to this one
 BEGIN = """
 import json, math, sys, time
 import numpy as np, tokenizers
@@ -68,7 +71,8 @@ import openvino_genai
 kind = openvino_genai.TextEmbeddingPipeline
 config = kind.Config()
 config.pooling_type, config.normalize, config.max_length = kind.PoolingType.MEAN, True, 256
-hint = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+has_bfloat16 = "avx512_bf16" in open("/proc/cpuinfo").read()  # which OpenVINO then takes between 8-bit matmuls
+hint = "bf16" if dtype == "bfloat16" or (dtype == "int8" and has_bfloat16) else "f32"
 encode = kind(folder, "CPU", config, INFERENCE_PRECISION_HINT=hint, INFERENCE_NUM_THREADS=1).embed_documents
 """,
 }
@@ -81,7 +85,7 @@ for _ in range(repeats):
     vectors = [encode(texts[i:i + batch]) for i in range(0, len(texts), batch)]
     seconds = min(seconds, time.perf_counter() - clock)
 from importlib.metadata import distributions  # here, where it adds nothing to the peak
-known = ("numpy", "tokenizers", "bertlite-runtime", "onnxruntime", "openvino", "openvino-genai")
+known = ("numpy", "tokenizers", "bertlite-runtime", "onnxruntime", "openvino", "openvino-genai", "nncf")
 versions = {each.name: each.version for each in distributions() if each.name in known}
 vectors = np.concatenate(vectors).astype(float).round(6).tolist()
 times = {"start": start, "first": first, "peak": peak, "texts": seconds}
@@ -97,6 +101,19 @@ states = openvino.Model([graph.output("last_hidden_state")], graph.get_parameter
 openvino.save_model(states, f"{out}/openvino_model.xml", compress_to_fp16=False)
 openvino.save_model(convert_tokenizer(AutoTokenizer.from_pretrained(graphs)), f"{out}/openvino_tokenizer.xml")
 """
+QUANTISE = """
+import json, shutil, sys, nncf, openvino
+from transformers import AutoTokenizer
+graphs, given, out, path = sys.argv[1:5]
+graph, tokenizer = openvino.Core().read_model(f"{given}/openvino_model.xml"), AutoTokenizer.from_pretrained(graphs)
+wanted = [port.get_any_name() for port in graph.inputs]
+rows = [tokenizer(text, truncation=True, max_length=256, return_tensors="np") for text in json.load(open(path))]
+samples = nncf.Dataset([{name: row[name] for name in wanted} for row in rows])
+kind = nncf.ModelType.TRANSFORMER
+openvino.save_model(nncf.quantize(graph, samples, model_type=kind, subset_size=len(rows)), f"{out}/openvino_model.xml")
+for end in ("xml", "bin"):
+    shutil.copy(f"{given}/openvino_tokenizer.{end}", out)
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,10 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     check_rounds(args.rounds, name="--rounds")
     lines = args.texts.read_text(encoding="utf-8").splitlines()
-    texts = [line.partition("\t")[0] for line in lines[:TEXTS]]
+    texts, others = ([line.partition("\t")[0] for line in part] for part in (lines[:TEXTS], lines[TEXTS:CALIBRATION]))
     with tempfile.TemporaryDirectory(prefix="bertlite-runtime-") as name:
         home = Path(name)
         (home / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+        (home / "calibration.json").write_text(json.dumps(others), encoding="utf-8")
         engines, missing = prepare(args, home)
         found: dict[str, list[dict[str, Any]]] = {each: [] for each in engines}
         for _ in range(args.rounds):
@@ -154,14 +172,18 @@ def prepare(args: argparse.Namespace, home: Path) -> tuple[dict[str, tuple[Path,
         engines |= {f"onnxruntime {dtype}": (here, graphs) for dtype in ("int8", "float32")}
     except ImportError as error:
         missing["onnxruntime"] = str(error)
-    missing["OpenVINO GenAI int8"] = "needs nncf"
     if args.genai is None:
-        missing["OpenVINO GenAI"] = "--genai names no Python"
-    else:
-        ov.mkdir()
-        subprocess.run([args.genai, "-c", CONVERT, graphs, ov], check=True, capture_output=True)
-        engines |= {f"OpenVINO GenAI {dtype}": (args.genai, ov) for dtype in ("bfloat16", "float32")}
-    return engines, missing
+        return engines, missing | {"OpenVINO GenAI": "--genai names no Python"}
+    ov.mkdir()
+    subprocess.run([args.genai, "-c", CONVERT, graphs, ov], check=True, capture_output=True)
+    engines |= {f"OpenVINO GenAI {dtype}": (args.genai, ov) for dtype in ("bfloat16", "float32")}
+    quantised = home / "openvino8"
+    quantised.mkdir()
+    command = [args.genai, "-c", QUANTISE, graphs, ov, quantised, home / "calibration.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return engines, missing | {"OpenVINO GenAI int8": done.stderr.strip().splitlines()[-1]}
+    return {**engines, "OpenVINO GenAI int8": (args.genai, quantised)}, missing
 
 
 def child(python: Path, code: str, *arguments: object) -> dict[str, Any]:
