@@ -136,8 +136,8 @@ class Distillation:
         """Return the number of steps, 1 or more, and the seconds of a step without the teacher."""
         others, teacher, step = self.seconds(model, recipe)
         found = steps_of(self.amount)
-        if found is None:
-            left, epoch = 60 * self.amount - others, len(self.batches)
+        if self.minutes is not None:
+            left, epoch = 60 * self.minutes - others, len(self.batches)
             first = epoch * (teacher + step)  # seconds of the first epoch
             kept = min(1.0, MEMORY * self.recorded.batches / (epoch * self.recorded.bytes))
             later = step + (1 - kept) * teacher  # seconds of a step in another epoch
@@ -194,9 +194,9 @@ class Distillation:
         return torch.cuda.is_bf16_supported() if self.device != "cpu" else not HALF.isdisjoint(processor_flags())
 
     def finetune_(self, model: Any, recipe: Recipe, **options: Any) -> Best:
-        task, how = task_of_head(model.config.num_labels), {"dropout": False, "half": self.half}
-        teacher, device = self.recorded, self.device
-        return finetune_(model, self.data, task, recipe, teacher=teacher, device=device, **how, **options)
+        task = task_of_head(model.config.num_labels)
+        how: Any = {"teacher": self.recorded, "device": self.device, "dropout": False, "half": self.half, **options}
+        return finetune_(model, self.data, task, recipe, **how)
 
 
 Outputs = dict[str, Tensor]
