@@ -34,8 +34,8 @@ TRAINED = (
     " the best of {checks} on the {judged}, which flatters figures on these a little. {gain}"
 )
 GAINS = (
-    "It still gained at the end: the last two checks were both better, by {points:.1f} points together. Going on may"
-    " gain up to as much for each further {amount}: --distil {more}, with the same --keep."
+    "It still gained at the end: the last two checks were both better, by {points:.1f} points together. Going on"
+    " should gain about as much for each further {amount}: --distil {more}, with the same --keep."
 )
 NO_GAIN = "The last two checks were not both better: more training would hardly gain."
 MAPPED = (

@@ -25,10 +25,12 @@ from bertlite.experiments.budget.times import WIDE, TimeTable, time_table
 from bertlite.experiments.budget.work import Work
 from bertlite.models.structure import layers_of, prune_heads_, prune_neurons_
 from bertlite.pruning.importance.allocation import BySize, choose_sizes
+from bertlite.pruning.importance.batches import real_tokens
 from bertlite.pruning.importance.layerwise import (
     Curves,
     Metrics,
     Sizes,
+    draws_of,
     loss_curves,
     losses_by_size,
     output_metrics,
@@ -50,7 +52,6 @@ SPARE = 0.03  # a model should be faster than needed by at most this share
 TOLERANCE = 0.1  # it may be faster by this share; a time ratio with a wider interval tells nothing
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
-PERCENT = {"gradients": 21, "loss curves": 29, "fitting": 50}  # shares of a search's time, without its clock
 FORMAT = 5  # version of a search's files; raise it with every change that earlier files do not fit
 
 
@@ -203,12 +204,30 @@ class Search:
         return [(a, b) for a, b in found]
 
     def work_of(self, part: str, total: int, done: int = 0) -> Callable[[], None]:
-        """Begin a part of PERCENT, and show the time left for all; return a function that counts one of `total`."""
+        """Begin a part of `percent`, and show the time left for all; return a function that counts one of `total`."""
         release_memory()
-        parts, share = [*PERCENT], PERCENT[part] / total
-        before = sum(PERCENT[each] for each in parts[: parts.index(part)])
+        parts, share = [*self.percent], self.percent[part] / total
+        before = sum(self.percent[each] for each in parts[: parts.index(part)])
         self.progress.stage(part, 100, "%", done=before + share * done)
         return partial(self.progress.advance, share)
+
+    @cached_property
+    def percent(self) -> dict[str, float]:
+        """The parts of a search with their shares of its time, without the clock.
+
+        They follow from the multiply-accumulates of a layer; the factors of cubes are fitted to measured times.
+        """
+        D, W = self.model.config.hidden_size, self.model.config.intermediate_size
+        masks = [real_tokens(batch) for batch in self.fit]
+        tokens, texts = sum(int(mask.sum()) for mask in masks), sum(map(len, masks))
+        kept = {"macs": self.target.value, "speed": 1 / self.target.value}.get(self.target.kind, 0.5)
+        layer, left = 4 * D * D + 2 * D * W, kept * W
+        parts = {
+            "gradients": draws_of(self.gradients, texts) * 2 * tokens * layer,
+            "loss curves": tokens * (layer + W * W) + 3 * W**3,
+            "fitting": tokens * ((1 + kept) * layer + 2 * D * D + left**2) + 275 * D**3 + 83 * left**3,
+        }
+        return {name: 100 * each / sum(parts.values()) for name, each in parts.items()}
 
     def curves(self) -> Curves:
         """Return the loss of removing the units of each sublayer."""

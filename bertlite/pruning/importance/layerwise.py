@@ -201,12 +201,17 @@ def output_metrics(
     sums = [packed_zeros(width, model.device) for _ in range(2 * layers)]
     read = task.labelled(batches)
     examples, tokens = sum(map(count_examples, read)), sum(int(real_tokens(batch).sum()) for batch in read)
-    draws = 1 if target == "loss" or not examples else min(MOST_DRAWS, max(1, DRAWS // examples))
+    draws = draws_of(target, examples)
     with eval_mode(model):
         for batch in shown(read * draws):
             add_gradients_(sums, model, batch, task.objective(batch, generator))
     means = [unpack(x, width).div_(tokens * draws) for x in sums]
     return list(zip(means[::2], means[1::2], strict=True))
+
+
+def draws_of(target: str, examples: int) -> int:
+    """Return how often the gradients of each example are computed."""
+    return 1 if target == "loss" or not examples else min(MOST_DRAWS, max(1, DRAWS // examples))
 
 
 def add_gradients_(sums: Sequence[Tensor], model: BertLike, batch: Batch, objective: Callable[[Any], Tensor]) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,25 @@ def test_the_work_is_a_shape_or_the_quantiles_of_lengths(world: Path, tmp_path: 
     (tmp_path / "bad.txt").write_text("3\n4.5\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"line 2: '4.5' is not a length in tokens"):
         read_work(None, str(tmp_path / "bad.txt"), 32)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "texts", "tokens", "target", "measured"),
+    [  # percent of CPU time: MiniLM with few texts, whose gradients are drawn five times, and all-mpnet-base-v2
+        (384, 192, 29, "20%", (58, 23, 19)),
+        (768, 1024, 21, "50%", (21, 29, 50)),
+    ],
+)
+def test_the_time_left_is_estimated_from_shares_that_fit_the_model_and_the_texts(
+    hidden: int, texts: int, tokens: int, target: str, measured: tuple[int, ...]
+) -> None:
+    config = SimpleNamespace(hidden_size=hidden, intermediate_size=4 * hidden)
+    fit: Any = [{"input_ids": torch.ones(texts, tokens, dtype=torch.long)}]
+    parts: Any = dict.fromkeys(("work", "by", "shared", "state", "progress", "timed", "prepare"))
+    found = search.Search(SimpleNamespace(config=config), fit, Target.parse(target), **parts).percent
+    assert sum(found.values()) == pytest.approx(100)
+    for share, wanted in zip(found.values(), measured, strict=True):
+        assert share == pytest.approx(wanted, rel=0.2)
 
 
 def test_the_macs_of_a_work_are_those_of_its_tokens() -> None:
