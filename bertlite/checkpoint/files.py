@@ -4,6 +4,7 @@ Files have the names that transformers 4.57.6 and 5.23.0 give them.
 """
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from bertlite.checkpoint.faults import MOST_SHOWN, damaged_file
 
+log = logging.getLogger("bertlite")
 CONFIG_FILES = ("config.json", "bert_config.json")  # the second is the name of 2018
 WEIGHT_FILES = (  # the first that is there is read
     "model.safetensors",
@@ -82,7 +84,8 @@ class Folder:
         inner = [self.path / name for name in names if any(map(Folder(self.path / name).get, WEIGHT_FILES))]
         if inner:
             return f".  Its model is in a subfolder: name {' or '.join(map(str, inner[:MOST_SHOWN]))}"
-        return next((f".  {name} is {what}" for name in names if (what := other_format(name))), "")
+        below = sorted(str(each.relative_to(self.path)) for each in self.path.glob("*/*"))  # as onnx/model.onnx
+        return next((f".  {name} is {what}" for name in (*names, *below) if (what := other_format(name))), "")
 
 
 class Repository:
@@ -197,6 +200,8 @@ def locate(source: Source) -> Folder | Repository:
         return Folder(path / (source.subfolder or ""))
     if not isinstance(source.name, str) or path.is_absolute() or name.startswith((".", "~")):
         raise FileNotFoundError(f"there is no folder or file {path}")
+    if "/" in name and path.parent.is_dir():
+        log.warning("there is no folder %s: asking the hub for it", name)
     return Repository(source)
 
 

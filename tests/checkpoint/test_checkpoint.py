@@ -754,6 +754,25 @@ def test_files_of_other_formats_are_named_with_the_way_out(name, config, tmp_pat
         BertModel.from_pretrained(tmp_path / "weights.npz")
 
 
+@pytest.mark.parametrize("name", ["onnx/model.onnx", "openvino/openvino_model.xml"])
+def test_a_graph_in_a_subfolder_is_named(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).touch()
+    with pytest.raises(FileNotFoundError, match=rf"{name} is .*: name the checkpoint"):
+        BertModel.from_pretrained(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_said_to_be_missing_before_the_hub_is_asked(tmp_path, monkeypatch, caplog):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, told in (("runs/dens", ["there is no folder runs/dens: asking the hub for it"]), ("some/model", [])):
+        caplog.clear()
+        with pytest.raises(FileNotFoundError, match=f"there is no folder {name}"):
+            BertModel.from_pretrained(name, local_files_only=True)
+        assert caplog.messages == told
+
+
 def test_what_names_no_checkpoint_is_refused(tmp_path):
     write(tmp_path, state_of(make()))
     with pytest.raises(ValueError, match=r"config\.json is only the config: name its folder"):
