@@ -233,7 +233,7 @@ def measured_once(
     Args:
         key: names everything that they depend on.
     """
-    name = f"speed-{checksum(repr(key).encode()).hex()}.json"
+    name = f"speed-{crc_of(repr(key).encode()).hex()}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, NativeKernelsError):  # none, or damaged
         found = json.loads((cache_folder() / name).read_text(encoding="utf-8"))["seconds"]
         return {way: float(found[way]) for way in ways}
@@ -284,10 +284,10 @@ def kernels_for(name: str, reproducible: bool = False) -> Kernels:
 def file_name(wanted: InstructionSet) -> str:
     """Return a name that is unique to these sources and flags."""
     sources = b"".join(source.name.encode() + source.read_bytes() for source in sorted(SOURCES.iterdir()))
-    return f"{wanted.name}-{checksum(repr((FLAGS, wanted.flags)).encode() + sources).hex()}.so"
+    return f"{wanted.name}-{crc_of(repr((FLAGS, wanted.flags)).encode() + sources).hex()}.so"
 
 
-def checksum(data: bytes) -> bytes:
+def crc_of(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(CHECKSUM_SIZE, "big")
 
 
@@ -319,7 +319,7 @@ def own_folder(folder: Path) -> Path:
 def is_whole(path: Path) -> bool:
     """Return whether a compiled library is there and complete: it ends in the checksum of everything before."""
     found = path.read_bytes() if path.exists() else b""
-    return len(found) > CHECKSUM_SIZE and found[-CHECKSUM_SIZE:] == checksum(found[:-CHECKSUM_SIZE])
+    return len(found) > CHECKSUM_SIZE and found[-CHECKSUM_SIZE:] == crc_of(found[:-CHECKSUM_SIZE])
 
 
 def compile_once(wanted: InstructionSet, path: Path) -> None:
@@ -362,7 +362,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
                 " set CXX to GCC 11 or newer, or log 'bertlite' at DEBUG to see all errors"
             )
         with built.open("rb+") as file:
-            file.write(checksum(file.read()))  # the loader does not look at the end
+            file.write(crc_of(file.read()))  # the loader does not look at the end
             file.flush()
             os.fsync(file.fileno())
         os.replace(built, path)

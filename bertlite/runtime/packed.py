@@ -40,7 +40,7 @@ WAY_OUT = "optimise the model again and save it"
 Bytes = NDArray[np.uint8]
 
 
-class Rows:
+class RowsInFile:
     """The rows of a table in a file, each read when it is first needed.
 
     Mapping the file would take more memory: Linux maps up to 2 MB around a byte that is read.
@@ -79,7 +79,7 @@ class PackedFile(NamedTuple):
     layers: Bytes
     tensors: dict[str, NDArray[Any]]
     dtypes: dict[str, str]  # the dtype of each tensor, as safetensors names it
-    words: Rows | None  # the rows of the word embeddings, if they are read later
+    words: RowsInFile | None  # the rows of the word embeddings, if they are read later
 
 
 def read_packed(path: Path, *, words_later: bool = False) -> PackedFile:
@@ -108,7 +108,7 @@ def read_packed(path: Path, *, words_later: bool = False) -> PackedFile:
             start = first + entry["data_offsets"][0]
             parts.append(read_bytes(file, start, tensors[name], keep=not later))
             if later:
-                words = Rows(os.dup(file.fileno()), start, tensors[name])
+                words = RowsInFile(os.dup(file.fileno()), start, tensors[name])
         found = checksum(header, chain(*parts, iter(lambda: file.read(CHUNK), b"")))
         if about["format"] > FORMATS[0] and f"{found:08x}" != metadata.get("crc32"):
             raise ValueError(f"{path} is damaged: its bytes are not as written; {WAY_OUT}")
