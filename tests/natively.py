@@ -110,16 +110,35 @@ def without_forbidden(*outputs: Tensor) -> list[Tensor]:
 
 
 class RoundedLinear(nn.Module):
-    """A linear layer in float64 of the 8-bit integers that the kernels round to, with a scale for each token."""
+    """A linear layer in float64 of the 8-bit integers that the kernels round to, with a scale for each token.
 
-    def __init__(self, linear: nn.Linear, heads: bool) -> None:
+    Args:
+        heads: round the outputs to bfloat16.
+        part: so many inputs at a time are padded to whole vectors before they are rotated: the size of a head.
+    """
+
+    def __init__(self, linear: nn.Linear, heads: bool, part: int) -> None:
         super().__init__()
-        self.linear, self.heads = linear, heads
+        self.linear, self.heads, self.part = linear, heads, part
         self.weight, self.bias, self.out_features = linear.weight, linear.bias, linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        out = nn.functional.linear(in_unsigned_8_bits(x), in_8_bits(self.linear.weight), self.linear.bias)
+        inputs, weight = (rotated(self.padded(each)) for each in (x, self.linear.weight))
+        out = nn.functional.linear(in_unsigned_8_bits(inputs), in_8_bits(weight), self.linear.bias)
         return out.bfloat16().to(x.dtype) if self.heads else out
+
+    def padded(self, x: Tensor) -> Tensor:
+        parts = x.unflatten(-1, (x.shape[-1] // self.part, self.part))
+        return nn.functional.pad(parts, (0, -self.part % 16 if self.part > 1 else 0)).flatten(-2)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Multiply each whole 64 numbers of rows by Hadamard's matrix over 8; twice gives the rows again."""
+    whole, signs = x.shape[-1] // 64 * 64, torch.ones(1, 1, dtype=x.dtype)
+    for _ in range(6):
+        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
+    mixed = (x[..., :whole].unflatten(-1, (-1, 64)) @ signs / 8).flatten(-2) if whole else x[..., :0]
+    return torch.cat([mixed, x[..., whole:]], -1)
 
 
 def in_8_bits(x: Tensor) -> Tensor:
@@ -150,7 +169,9 @@ def in_integers(model: BertPreTrainedModel) -> BertPreTrainedModel:
         for name, part in list(layer.named_modules()):
             if isinstance(part, nn.Linear):
                 inside, _, last = name.rpartition(".")
-                setattr(layer.get_submodule(inside), last, RoundedLinear(part, last in ("query", "key", "value")))
+                size = layer.attention.self.attention_head_size if name == "attention.output.dense" else 1
+                heads = last in ("query", "key", "value")
+                setattr(layer.get_submodule(inside), last, RoundedLinear(part, heads, size))
     return rounded
 
 

@@ -70,8 +70,9 @@ def optimize_for_inference(
             such encoders, in eval mode.
         dtype: the dtype to compute in, of torch or its name: float32 or bfloat16, on a GPU also float16, on the CPU
             also int8; by default the model's own.  With int8 the matrices of the layers are 8-bit integers.  Their
-            inputs are quantised at every call, by the smallest and largest number of each token.  Word embeddings are
-            rounded to 8 bits, attention is bfloat16 and everything else float32.
+            inputs are quantised at every call, by the smallest and largest number of each token, after a rotation that
+            spreads outliers.  Word embeddings are rounded to 8 bits, attention is bfloat16, and everything else is
+            float32.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "graphs" launches all
             kernels of a GPU at once, from CUDA graphs that are recorded for sizes of batches as these come.  "auto" on
             the CPU is "native", if the kernels can run the model and are faster.  On a processor without a record the

@@ -23,7 +23,8 @@ from .shapes import ALIGNMENT, GROUP, MATRICES, Shape, round_up
 from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
-FORMATS = (5, 6, 7)  # the formats that can be read; 5 has no checksum, and before 7 all embeddings are floats
+FORMATS = (5, 6, 7, 8)  # the formats that can be read: 5 has no checksum, and before 7 all embeddings are floats
+ROTATES = 8  # from this format on 8-bit integers are of rotated rows
 WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends of names; scales of 8-bit integers
 LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
 DTYPES = {  # bfloat16 as its bits
@@ -145,6 +146,8 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
             f"{path} has format {found[0]!r} from a {found[1]}-endian machine; this bertlite reads formats"
             f" {', '.join(map(str, FORMATS))}, {sys.byteorder}-endian: {WAY_OUT}"
         )
+    if found[0] < ROTATES and isinstance(about.get("shape"), dict):
+        about["shape"]["rotated"] = False
     return about
 
 

@@ -46,6 +46,7 @@ class Shape:
     kinds: tuple[str, ...] = ()  # the kinds of disentangled scores
     buckets: int = 0
     reach: int = 0
+    rotated: bool = True  # whether 8-bit integers are of rotated rows, as packing makes them; before format 8 not
 
     @property
     def padded_head(self) -> int:
@@ -128,7 +129,7 @@ class Shape:
             fields |= {name: at.get((i, name, "")) for name in ("distance_bias", "distance_rows")}
             layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach)
         act, scale = ACTIVATIONS[self.activation], self.head_size**-0.5
-        return Model(layers, len(layers), self.hidden_size, self.padded_head, act, self.epsilon, scale)
+        return Model(layers, len(layers), self.hidden_size, self.padded_head, act, self.epsilon, scale, self.rotated)
 
 
 def round_up(n: int, to: int) -> int:

@@ -88,6 +88,7 @@ class Model(Sized):
         ("activation", c_int64),
         ("epsilon", c_double),
         ("score_scale", c_double),
+        ("rotated", c_int64),
     )
 
 

@@ -37,6 +37,7 @@ from bertlite.runtime.packed import (
     FILE,
     FORMATS,
     LAYERS,
+    ROTATES,
     ROW_SCALES,
     WAY_OUT,
     WORDS,
@@ -75,10 +76,10 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     encoder = model.base_model.encoder
     assert isinstance(encoder, NativeEncoder)
     shape = encoder.weights.shape
-    if shape != stack_shape(model.config, shape.numbers, shape.blocks):
+    if replace(shape, rotated=True) != stack_shape(model.config, shape.numbers, shape.blocks):
         raise ValueError(f"this {name} cannot be saved: its config describes other layers")
     about = {
-        "format": FORMATS[-1],
+        "format": FORMATS[-1] if shape.rotated else ROTATES - 1,
         "byteorder": sys.byteorder,
         "class": name,
         "options": model.build_options,
@@ -185,6 +186,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
     shape = stack_shape(config, numbers, Blocks(*map(int, about["blocks"])))
+    shape = replace(shape, rotated=about["format"] >= ROTATES)
     kernels, weights = load_kernels(about.get("reproducible") is True), packed_weights(file, path, shape)
     model = run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels)
     described = json.loads(to_json(describe(model))) if about["format"] > FORMATS[0] else {}

@@ -45,6 +45,7 @@ struct Model {
     const Layer* layers;
     Long layer_count, hidden_size, head_size, activation;
     double epsilon, score_scale;
+    Long rotated;  // whether weights of 8-bit integers are those of rotated rows, as they are packed today
 };
 
 struct Batch {
@@ -158,7 +159,7 @@ class Encoder {
     struct TokenBlock {
         Value* input;                // (tokens, widest of D and N H): converted for the next matmul
         Quantization* quantization;  // (tokens,), of the inputs
-        float* neurons;              // (tokens, I), of 8-bit integers alone: not yet quantized
+        float* neurons;              // (tokens, widest of D, N H and I), of 8-bit integers alone: not yet quantized
         Value* intermediate;         // (tokens, I)
         Quantization* intermediate_quantization;
         Long first = 0, count = 0;  // which tokens they are
@@ -177,6 +178,7 @@ class Encoder {
             widest_heads_ = std::max(widest_heads_, model.layers[layer].output.inputs);
             widest_neurons = std::max(widest_neurons, round_up(model.layers[layer].up.outputs, LANES));
         }
+        if (quantized) widest_neurons = std::max({widest_neurons, width(), widest_heads_});
         neurons_stride_ = row_stride<Value>(widest_neurons);
         context_stride_ = row_stride<HeadValue>(widest_heads_);
         input_stride_ = row_stride<Value>(std::max(width(), widest_heads_));
@@ -370,7 +372,7 @@ class Encoder {
                 return;
             }
             write_state(0, block.first + token, hidden);
-            convert<Kind>(hidden, D, block.input + token * input_stride_, block.quantization + token);
+            convert_input(block, token, hidden, model_.hidden_size);
         });
         if (model_.layer_count && way_ != Way::SEQUENCES)
             project_qkv(model_.layers[0], block, workers, all_heads());
@@ -388,10 +390,8 @@ class Encoder {
 
         const HeadValue* context = context_ + block.first * context_stride_;
         if constexpr (quantized) {
-            const Long width = layer.output.inputs;
             for_each_token(block, workers, [&](Long token) {
-                convert<Kind>(context + token * context_stride_, width, block.input + token * input_stride_,
-                              block.quantization + token);
+                convert_input(block, token, context + token * context_stride_, layer.output.inputs);
             });
             BERTLITE_PHASE("output");
             add_projection(block.input, input_stride_, block.quantization, layer.output, hidden, block, workers);
@@ -400,16 +400,13 @@ class Encoder {
             add_projection(context, context_stride_, block.quantization, layer.output, hidden, block, workers);
         }
         for_each_token(block, workers, [&](Long token) {
-            layer_norm<Kind>(hidden.at(token, 0), model_.hidden_size, layer.attention_norm_weight,
-                             layer.attention_norm_bias, float(model_.epsilon), block.input + token * input_stride_,
-                             block.quantization + token);
+            normalise(block, token, hidden.at(token, 0), layer.attention_norm_weight, layer.attention_norm_bias, true);
         });
         project_up(layer, block, workers);
         if constexpr (quantized) {
-            const Long width = round_up(layer.up.outputs, LANES);
             for_each_token(block, workers, [&](Long token) {
-                convert<Kind>(block.neurons + token * neurons_stride_, width,
-                              block.intermediate + token * neurons_stride_, block.intermediate_quantization + token);
+                quantize_row(block, token, block.neurons + token * neurons_stride_, layer.up.outputs,
+                             block.intermediate + token * neurons_stride_, block.intermediate_quantization + token);
             });
         }
         {
@@ -418,9 +415,8 @@ class Encoder {
                            block, workers);
         }
         for_each_token(block, workers, [&](Long token) {
-            layer_norm<Kind>(hidden.at(token, 0), model_.hidden_size, layer.output_norm_weight, layer.output_norm_bias,
-                             float(model_.epsilon), is_last(index) ? nullptr : block.input + token * input_stride_,
-                             block.quantization + token);
+            normalise(block, token, hidden.at(token, 0), layer.output_norm_weight, layer.output_norm_bias,
+                      !is_last(index));
             if (is_last(index))
                 write_output(block.first + token, hidden.at(token, 0));
             else
@@ -428,6 +424,38 @@ class Encoder {
         });
         if (!is_last(index) && way_ != Way::SEQUENCES)
             project_qkv(model_.layers[index + 1], block, workers, all_heads());
+    }
+
+    // Convert a token's (inputs,) for a matmul, which takes them from `block.input`.
+    template <class From>
+    void convert_input(const TokenBlock& block, Long token, const From* from, Long inputs) const {
+        Value* to = block.input + token * input_stride_;
+        if constexpr (quantized)
+            quantize_row(block, token, from, inputs, to, block.quantization + token);
+        else
+            convert<Kind>(from, round_up(inputs, LANES), to, nullptr);
+    }
+
+    template <class From>
+    void quantize_row(const TokenBlock& block, Long token, const From* from, Long inputs, Value* to,
+                      Quantization* quantization) const {
+        const Long width = round_up(inputs, LANES);
+        if (!model_.rotated) return convert<Kind>(from, width, to, quantization);
+        float* rotated = block.neurons + token * neurons_stride_;  // from where `from` may be
+        rotate(from, inputs, width, rotated);
+        convert<Kind>(rotated, width, to, quantization);
+    }
+
+    // Apply LayerNorm to a token's x, (D,), and convert it for the next matmul if there is one.
+    void normalise(const TokenBlock& block, Long token, float* x, const float* weight, const float* bias,
+                   bool converts) const {
+        if constexpr (quantized) {
+            layer_norm(x, model_.hidden_size, weight, bias, float(model_.epsilon));
+            if (converts) convert_input(block, token, x, model_.hidden_size);
+        } else {
+            layer_norm<Kind>(x, model_.hidden_size, weight, bias, float(model_.epsilon),
+                             converts ? block.input + token * input_stride_ : nullptr);
+        }
     }
 
     // Multiply tokens by a weight; `finish(at, y)` is given 16 outputs with their bias, and where in `to` they belong.

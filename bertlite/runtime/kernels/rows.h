@@ -48,6 +48,47 @@ inline void quantize(const From* from, Long width, const Range& range, typename 
     *quantization = {scale + nan_or_0, -zero_point * scale};  // integers cannot be nan, so the scale is
 }
 
+// In each pair of lanes so far apart, their sum and difference.
+template <int distance, int... lane>
+inline Vector sums_and_differences(Vector x, std::integer_sequence<int, lane...>) {
+    const Vector signs = {(lane & distance ? -1.0f : 1.0f)...};
+    return multiply_add(x, signs, shuffle(x, x, exchanged<distance>(LaneNumbers{})));
+}
+
+constexpr Long ROTATED = 64;  // numbers that `rotate` mixes
+
+// Multiply each whole 64 of a row's (count,) by Hadamard's matrix of 1/8 and -1/8, and copy the others and what is behind
+// them, to (width,).  A large number is spread over all 64, and one scale then fits them.  Products of two rotated rows
+// have the sum that they had, since the matrix is orthogonal.
+template <class From>
+inline void rotate(const From* from, Long count, Long width, float* to) {
+    constexpr Long VECTORS = ROTATED / LANES;
+    const Vector eighth = broadcast(0.125f);
+    Long at = 0;
+    for (; at + ROTATED <= count; at += ROTATED) {
+        Vector x[VECTORS];
+#pragma GCC unroll 16
+        for (Long i = 0; i < VECTORS; i++) {
+            x[i] = sums_and_differences<1>(load(from + at + i * LANES) * eighth, LaneNumbers{});
+            x[i] = sums_and_differences<2>(x[i], LaneNumbers{});
+            if constexpr (LANES > 4) x[i] = sums_and_differences<4>(x[i], LaneNumbers{});
+            if constexpr (LANES > 8) x[i] = sums_and_differences<8>(x[i], LaneNumbers{});
+        }
+#pragma GCC unroll 4
+        for (Long distance = 1; distance < VECTORS; distance *= 2)
+#pragma GCC unroll 16
+            for (Long i = 0; i < VECTORS; i++)
+                if (!(i & distance)) {
+                    const Vector first = x[i], second = x[i + distance];
+                    x[i] = first + second;
+                    x[i + distance] = first - second;
+                }
+#pragma GCC unroll 16
+        for (Long i = 0; i < VECTORS; i++) store(to + at + i * LANES, x[i]);
+    }
+    for (; at < width; at++) to[at] = to_float(from[at]);
+}
+
 // Convert (width,) to the dtype of a matmul.
 template <class Kind, class From>
 inline void convert(const From* from, Long width, typename Kind::Value* to, Quantization* quantization) {
@@ -81,11 +122,11 @@ inline float sum_of(Long width, Add add) {
     return reduce_sum(joined);
 }
 
-// Apply LayerNorm to (width,) in place, and convert it to the dtype of a matmul unless `to` is null.  Where the
+// Apply LayerNorm to (width,) in place, and convert it to the float dtype of a matmul unless `to` is null.  Where the
 // variance overflows, the result is nan.  Behind x there are zeros, to a whole vector, and behind weight and bias.
 template <class Kind = Float32>
 inline void layer_norm(float* x, Long width, const float* weight, const float* bias, float epsilon,
-                       typename Kind::Value* to = nullptr, Quantization* quantization = nullptr) {
+                       typename Kind::Value* to = nullptr) {
     const float average = sum_of(width, [=](Vector sum, Long i) { return sum + load(x + i); }) / width;
     const Vector mean = broadcast(average);
     const Long whole = width / SUMMED * SUMMED;
@@ -96,17 +137,11 @@ inline void layer_norm(float* x, Long width, const float* weight, const float* b
     for (Long i = whole; i < width; i++) squares = multiply_add(x[i] - average, x[i] - average, squares);
     const float variance = squares / width;
     const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
-    Range range;
     for (Long i = 0; i < width; i += LANES) {
         const Vector y = multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i));
         store(x + i, y);
-        if constexpr (std::is_same_v<Kind, Int8>)
-            range.add(y);
-        else if (to)
-            store(to + i, y);
+        if (to) store(to + i, y);
     }
-    if constexpr (std::is_same_v<Kind, Int8>)
-        if (to) quantize<Kind>(x, width, range, to, quantization);
 }
 
 }  // namespace bertlite

@@ -3,15 +3,20 @@
 
 #include <vector>
 
+#include "rows.h"
 #include "threads.h"
 #include "tiles.h"
 
 namespace bertlite {
 
-// Convert a row of a weight.  8-bit integers get a scale, by which the largest magnitude is 127, and the row's sum.
+// Convert a row of a weight.  8-bit integers are of the rotated row, since they are multiplied by rotated rows, and get
+// a scale, by which the largest magnitude is 127, and the row's sum.
 template <class Kind>
 void convert_row(const float* from, Long count, typename Kind::Weight* to, float* scale, float* row_sum) {
     if constexpr (std::is_same_v<Kind, Int8>) {
+        std::vector<float> rotated(count);
+        rotate(from, count, count, rotated.data());
+        from = rotated.data();
         float largest = 0, nan_or_0 = 0;
         for (Long i = 0; i < count; i++) {
             largest = std::max(largest, std::fabs(from[i]));

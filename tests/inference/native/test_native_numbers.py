@@ -11,7 +11,7 @@ from conftest import assert_same, make, make_batch, randomise_
 from natively import DTYPES, check, kernels_or_skip, make_native, native, natively
 from torch import Tensor, nn
 
-from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite import BertConfig, BertModel, BertTokenizer, optimize_for_inference
 from bertlite.inference.native import choice
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
@@ -22,6 +22,12 @@ from bertlite.runtime.library import INSTRUCTION_SETS
 from bertlite.runtime.structs import Batch
 
 pytestmark = native
+SENTENCES = (
+    "Oil prices soar to an all-time record, posing a new menace to the economy three months before the elections.",
+    "A company founded by a chemistry researcher won a grant to develop a method of producing better peptides.",
+    "The lighthouse keeper wrote down the weather every evening, in a book that no one has read since.",
+    "Scientists have taught dogs to sniff out bladder cancer, which could one day lead to an early test.",
+)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -66,6 +72,19 @@ def test_errors_of_a_trained_model():
     check(model, torch.float32, **batch)
     check(model, torch.bfloat16, **batch)
     check(model, torch.int8, **batch)
+
+
+@torch.no_grad()
+def test_outliers_of_a_trained_model_do_not_take_the_range_of_8_bits():
+    """Without rotation their mean cosine is below .999."""
+    folder = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
+    model, tokenizer = BertModel.from_pretrained(folder).eval(), BertTokenizer.from_pretrained(folder)
+    quick, cosines = natively(model, torch.int8), []
+    for text in SENTENCES:
+        ids = torch.tensor([tokenizer(text)["input_ids"]])
+        vectors = [each(ids).last_hidden_state.mean(1) for each in (quick, model)]
+        cosines.append(torch.cosine_similarity(*vectors).item())
+    assert sum(cosines) / len(cosines) > 0.9994
 
 
 @dtypes

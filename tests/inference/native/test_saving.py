@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import DTYPES, kernels_or_skip
+from natively import DTYPES, kernels_or_skip, rotated
 
 from bertlite import (
     BertConfig,
@@ -26,8 +26,9 @@ from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
-from bertlite.inference.native.saving import write_packed
+from bertlite.inference.native.saving import load_native, write_packed
 from bertlite.inference.native.weights import NativeWeights
+from bertlite.parity.compare import rms_distance
 from bertlite.runtime.library import INSTRUCTION_SETS
 from bertlite.runtime.packed import FILE
 from bertlite.runtime.shapes import BLOCKS
@@ -178,7 +179,7 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"config": [], "options": 3}, r"options is 3\n  config is \[\]"),
         ({"options": {"colour": 3}}, "has options {'colour': 3}: .*unexpected keyword argument"),
         ({"blocks": [24, 1]}, r"blocks is \[24, 1\]; have: \[8, 1\], \[8, 4\]"),
-        ({"format": 4}, "has format 4 from a little-endian machine; this bertlite reads formats 5, 6, 7"),
+        ({"format": 4}, "has format 4 from a little-endian machine; this bertlite reads formats 5, 6, 7, 8"),
         ({"byteorder": "big"}, "from a big-endian machine"),
     ],
 )
@@ -259,6 +260,29 @@ def test_word_embeddings_are_8_bit_integers_in_an_int8_folder_and_floats_in_olde
     again.save(tmp_path / "again")
     assert torch.equal(InferenceModel.load(tmp_path / "again")(IDS).logits, again(IDS).logits)
     assert not torch.equal(again(IDS).logits, quick(IDS).logits)
+
+
+def test_8_bit_integers_of_a_folder_from_before_they_were_rotated_compute_what_they_did(tmp_path):
+    model = BertModel(BertConfig(**{**SIZES, "hidden_size": 192, "intermediate_size": 130})).eval()
+    wanted = optimize_for_inference(model, dtype=torch.int8, backend="native")
+    backwards = copy.deepcopy(model)  # so that packing, which rotates, gives weights that are not
+    for part in backwards.encoder.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.weight.data = rotated(part.weight.data)
+    optimize_for_inference(backwards, dtype=torch.int8, backend="native", verify=False).save(tmp_path)
+    with pytest.raises(AssertionError):
+        assert_close(InferenceModel.load(tmp_path), wanted)
+    change(tmp_path, lambda state: None, format=7)
+    again = InferenceModel.load(tmp_path)
+    assert_close(again, wanted)
+    again.save(tmp_path / "again")
+    assert torch.equal(InferenceModel.load(tmp_path / "again")(IDS).pooler_output, again(IDS).pooler_output)
+    assert load_native(tmp_path / "again")[0].encoder.weights.shape.rotated is False
+
+
+def assert_close(*models: InferenceModel) -> None:
+    ours, theirs = (each(IDS).last_hidden_state for each in models)
+    assert rms_distance(ours, theirs) < 0.1 * rms_distance(theirs, torch.zeros_like(theirs))
 
 
 def test_a_folder_holds_what_was_saved_last(tmp_path):
