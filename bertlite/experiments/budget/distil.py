@@ -182,10 +182,9 @@ class Distillation:
     @cached_property
     def recorded(self) -> "RecordedTeacher":
         """The teacher, in a faster form if there is one, with a record of its outputs."""
-        model, half = self.teacher, self.half
+        model, dtype = self.teacher, torch.bfloat16 if self.half else torch.float32
         if isinstance(model, BertPreTrainedModel):
-            dtype, backend = (torch.bfloat16 if half else model.dtype), ("auto" if self.device == "cpu" else PLAIN)
-            model = optimize_for_inference(model, dtype=dtype, backend=backend)
+            model = optimize_for_inference(model, dtype=dtype, backend="auto" if self.device == "cpu" else PLAIN)
         return RecordedTeacher(model, self.data, [])
 
     @property
