@@ -35,6 +35,18 @@ def sentences(page: str) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
+def without_names(text: str) -> str:
+    """Return a text with "name: text" of arguments apart, and without examples."""
+    return re.sub(r"^ *(?:\*?\*?\w+(?:, )?)+: ?|^ *>>>.*$", "\n\n", text, flags=re.MULTILINE)
+
+
+def docstrings(module: Path) -> Iterator[str]:
+    """Yield the docstrings of a module."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield without_names(ast.get_docstring(node) or "")
+
+
 def prose(module: Path) -> Iterator[str]:
     """Yield the docstrings of a module, its strings of four words or more, and its comments."""
     code = module.read_text(encoding="utf-8")
@@ -44,7 +56,7 @@ def prose(module: Path) -> Iterator[str]:
         parts = node.values if isinstance(node, ast.JoinedStr) else [node] if node not in inner else []
         text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
         if any(isinstance(getattr(part, "value", None), str) for part in parts) and len(text.split()) >= 4:
-            yield re.sub(r"^ *(?:\*?\*?\w+(?:, )?)+: ?|^ *>>>.*$", "\n\n", text, flags=re.MULTILINE)  # "name: text"
+            yield without_names(text)
     comments = [
         token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT
     ]
@@ -106,3 +118,8 @@ def test_notebooks_are_plain() -> None:
 def test_docstrings_messages_and_comments_are_plain(room: Path) -> None:
     modules = sorted(room.rglob("*.py")) if room.is_dir() else [room]
     check([(module.name, sentence) for module in modules for text in prose(module) for sentence in sentences(text)])
+
+
+def test_docstrings_of_scripts_are_plain() -> None:
+    modules = sorted((ROOT / "scripts").rglob("*.py"))
+    check([(module.name, each) for module in modules for text in docstrings(module) for each in sentences(text)])

@@ -67,7 +67,7 @@ def causal() -> Tensor:
 
 
 def blocks() -> Tensor:
-    """Return a mask by which the first 4 positions attend to each other, and so do the others."""
+    """Return a mask of two blocks: the first 4 positions attend to each other, and so do the later ones."""
     part = torch.arange(S) < 4
     return (part[:, None] == part).long().expand(B, S, S)
 

@@ -1,6 +1,6 @@
-"""A corpus of checkpoints that nobody should load: damaged, lying or malicious; CASES says what the error must say.
+"""A corpus of checkpoints that must not load: damaged, lying or malicious; CASES has the words of each error.
 
-The pickles among them would make a folder named "canary" beside the checkpoint, were they run.
+If they were run, the pickles among them would make a folder named "canary" next to the checkpoint.
 """
 
 import json
@@ -36,7 +36,7 @@ def state() -> State:
 
 
 def config_of(**changes: Any) -> Write:
-    """Make a writer of a checkpoint that is sound but for these fields of its config."""
+    """Make a writer of a checkpoint that is sound except for these fields of its config."""
 
     def write(folder: Path) -> None:
         save_file(state(), folder / "model.safetensors", {"format": "pt"})

@@ -1,11 +1,11 @@
-"""Run the notebooks and store them with what they print and draw.
+"""Run the notebooks and store them with their printed texts and pictures.
 
     python -m scripts.make.notebooks               # all of them; about a minute on two cores
     python -m scripts.make.notebooks 02 07         # those whose names begin so
 
-tests/test_notebooks.py compares: words are equal, numbers are equal but for rounding, and as many pictures are drawn.
-In a cell with the tag `machine`, whose numbers depend on the machine (times, errors in half
-precision), numbers may differ.
+tests/test_notebooks.py compares: words are equal, numbers differ by rounding at most, and as many pictures are drawn.
+In a cell with the tag `machine`, whose numbers depend on the machine (times, errors in half precision), numbers may
+differ.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def execute(path: Path) -> Any:
 
     Raises:
         CellExecutionError: a cell raised.
-        ValueError: a cell wrote a warning, or what it printed or drew cannot be stored.
+        ValueError: a cell wrote a warning, or its output cannot be stored.
     """
     import nbclient
 
@@ -168,7 +168,7 @@ def pictures(cell: Any) -> int:
 
 
 def same_number(a: str, b: str) -> bool:
-    """Return whether two printed numbers are equal but for rounding; whole numbers must be the same."""
+    """Return whether two printed numbers differ by rounding at most; whole numbers must be the same."""
     x, y = (Decimal(text.replace(",", "").replace("−", "-")) for text in (a, b))
     last = max(int(each.as_tuple().exponent) for each in (x, y))  # the place of the last digit
     if last >= 0:

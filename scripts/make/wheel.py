@@ -6,7 +6,7 @@
     python -m scripts.make.wheel --runtime --platform macos-arm64   # compiled by CXX, or else by PyPI's ziglang
 
 The kernels are compiled for every kind of processor.  auditwheel, where it is installed, checks that they need no
-newer system than the wheel's tag says.  Wheels for macOS and Windows say that nobody has run them.
+newer system than the wheel's tag says.  Wheels for macOS and Windows say that they have not been run.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def newest_system(text: str) -> int:
 
 
 def python(module: str, *arguments: str) -> str:
-    """Run a module of Python; return what it prints."""
+    """Run a module of Python; return its output."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments], check=True, capture_output=True, text=True
     ).stdout

@@ -1,4 +1,5 @@
-"""Count the texts whose vector changes with their batch, bit for bit: `Embedder` beside plain sentence-transformers.
+"""Count the texts whose vector changes with their batch, bit for bit: in `Embedder` and in plain
+sentence-transformers.
 
     python -m scripts.measure.batches --out scripts/results/batches.json
 
@@ -52,7 +53,7 @@ def random_texts(tokenizer: BertTokenizer, count: int) -> list[str]:
 
 
 def compare(encode: Callable[[list[str]], Any], texts: list[str]) -> dict[str, float]:
-    """Return how many vectors differ between a text alone and among the others, and by how much at most."""
+    """Return how many vectors differ between a text alone and among other texts, and by how much at most."""
     together = torch.as_tensor(encode(texts)).double()
     alone = torch.cat([torch.as_tensor(encode([text])) for text in texts]).double()
     distances = (together - alone).abs().amax(-1)

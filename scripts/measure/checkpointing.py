@@ -1,4 +1,4 @@
-"""Measure gradient checkpointing, peak memory and step time, beside transformers' own.
+"""Measure gradient checkpointing, its peak memory and step time, and compare it with transformers' own.
 
     python -m scripts.measure.checkpointing --out scripts/results/checkpointing.json
     python -m scripts.measure.checkpointing --device cuda --dtype bfloat16 --batch-size 32
@@ -108,8 +108,8 @@ def measure(steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, An
     """Measure each candidate, after one step that does not count.
 
     Returns:
-        "rounds"; "rows", {candidate: median and quartiles of the seconds, and "peak_bytes"}; "ratios" of the seconds,
-        with their quartiles, over those of transformers without checkpointing.
+        "rounds"; "rows", {candidate: median and quartiles of the seconds, and "peak_bytes"}; "ratios" of the seconds
+        to transformers' without checkpointing, with quartiles.
     """
     peaks = {}
     for name, run in steps.items():
@@ -122,7 +122,7 @@ def measure(steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, An
 
 
 def show(kind: str, part: Mapping[str, Any]) -> None:
-    """Print seconds and peaks, and their ratios to those of transformers without checkpointing."""
+    """Print seconds and peaks, and their ratios to transformers' without checkpointing."""
     print(f"\n{kind}: {part['tokens']} tokens; time and peak over those of {BASE}")
     for name, row in part["rows"].items():
         share = with_spread(part["ratios"][f"{name} / {BASE}"]) if name != BASE else "1"

@@ -1,12 +1,12 @@
-"""Time texts to vectors: `Embedder.encode` beside sentence-transformers with torch and OpenVINO, and other engines.
+"""Time texts to vectors: `Embedder.encode`, sentence-transformers with torch and OpenVINO, and other engines.
 
     python -m scripts.measure.embed MODEL TEXT --out scripts/results/embed.json
     python -m scripts.measure.embed MODEL TEXT --only float32,bfloat16
 
 Every line of TEXT that is neither empty nor a heading is a text, as in WikiText-2; --texts of them are taken, spread
-evenly over the file.  Each engine has its own settings for batches, and the same number of threads; its vectors are
-held against those of float64 before it is timed.  Candidates alternate, so that a noisy machine is noisy for all of
-them.  What is not installed here is listed.  OpenVINO's int8 is calibrated on texts of the same file.  onnxruntime,
+evenly over the file.  Each engine has its own settings for batches, and the same number of threads. Its vectors are
+compared with float64 before it is timed.  Candidates alternate, so that a noisy machine is noisy for all of them.
+Engines that are not installed are listed.  OpenVINO's int8 is calibrated on texts of the same file.  onnxruntime,
 which computes tokens alone, runs in the place of the model inside sentence-transformers.
 """
 
@@ -94,7 +94,7 @@ def paragraphs(path: Path, count: int) -> list[str]:
 
 
 def build(model: str, only: Sequence[str], texts: list[str]) -> tuple[dict[str, Encode], dict[str, str]]:
-    """Return the engines by name and dtype, the peers first, and the reason why each of the others is missing."""
+    """Return the engines by name and dtype, the peers first, and the reason why each other engine is missing."""
     others = [(engine, dtype) for engine in ENGINES if engine.name in OTHERS for dtype in engine.dtypes]
     builders: dict[str, Callable[[], Encode]] = {
         **{f"{TORCH} {dtype}": partial(with_torch, model, dtype) for dtype in FLOATS},

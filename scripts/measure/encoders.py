@@ -3,10 +3,10 @@
     python -m scripts.measure.encoders CHECKPOINT --data FOLDER --out runs/encoders,FILE.json
 
 It is fitted to texts of AG News, Subj and CLINC150, of which no label is read.  It is judged by Spearman's correlation
-of cosines with what people said of the pairs of STS-B (test) and SICK (test), and by nDCG@10 of a search in Banking77:
-queries are the test questions, documents the training questions, and those of the query's intent are relevant.  What
-is lost is paired; intervals are over pairs of texts, and over intents.  The folder of data sets is that of
-`scripts/measure/budgets/tasks.py`.  What is finished is not done again.
+of cosines with people's ratings of the pairs of STS-B (test) and SICK (test), and by nDCG@10 of a search in Banking77.
+Queries are the test questions, and documents the training questions; documents with the query's intent are relevant.
+Losses are paired; intervals are over pairs of texts, and over intents.  `scripts/measure/budgets/tasks.py` describes
+the folder of data sets.  Finished work is not done again.
 """
 
 import argparse

@@ -5,11 +5,11 @@
     python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT --commit SHA    # where the files are an archive's
 
 Installs nothing.  Writes into OUT the output of each step and the records that belong into scripts/results:
-parity-cuda.json, speed-cuda.json, limits-cuda.json and checkpointing-cuda-{base,large}.json, each with the goals of
-scripts/measure/gpu_goals.py and whether they are met; checks-cuda.json has all goals and names what was not run.
-When a step fails the next one still runs, and a case of parity that ends its process is noted as one that differs;
-checks-cuda.json is written after each step.  Exits 1 if any failed.  Without a GPU, `tests/test_device.py` runs every
-path on a second device that the CPU computes.
+parity-cuda.json, speed-cuda.json, limits-cuda.json and checkpointing-cuda-{base,large}.json. Each has the goals of
+scripts/measure/gpu_goals.py and whether they are met. checks-cuda.json has all goals and names the steps that were not
+run. When a step fails the next one still runs, and a case of parity that ends its process is noted as one that
+differs; checks-cuda.json is written after each step.  Exits 1 if any failed.  Without a GPU, `tests/test_device.py`
+runs every path on a second device that the CPU computes.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
 def run_to_end(step: str, words: Sequence[str], out: Path) -> bool:
     """Run a command; return whether it succeeded.
 
-    What ends parity's process, an error or a signal, is in its journal: it is run again and goes on behind that case.
+    If an error or a signal ends parity's process, its journal has the case: parity is run again and goes on behind it.
     """
     journal = out / JOURNAL
     journal.unlink(missing_ok=True)

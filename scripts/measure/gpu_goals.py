@@ -171,7 +171,7 @@ def judge(records: Records) -> dict[str, list[dict[str, Any]]]:
 
 
 def write_verdicts(out: Path, steps: Mapping[str, str], device: str = "cuda") -> None:
-    """Add verdicts to the records in a folder; write all of them, and what was not run, to checks-cuda.json.
+    """Add verdicts to the records in a folder; write all of them, and the missing ones, to checks-cuda.json.
 
     Args:
         steps: {step of scripts.measure.gpu_checks: passed, failed or not run}.

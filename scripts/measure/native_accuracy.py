@@ -4,8 +4,9 @@
 
 DATA is the folder of the data sets of which `scripts/measure/budgets/tasks.py` makes tasks.  MiniLM is fine-tuned on
 each, unless the folder has its model, in some two minutes on a quiet core; "similarity" is MiniLM as it is, on STS-B.
-For each dtype the record has the metric, its difference from that of the plain model in float32 with a 95 % interval
-of paired examples, and the share of examples, or of words, that keep their label; of numbers, the rank correlation.
+For each dtype the record has the metric and its difference from the plain model in float32, with a 95 % interval of
+paired examples. It also has the share of examples, or of words, that keep their label, or the rank correlation of
+numbers.
 
     python -m scripts.measure.native_accuracy DATA --tasks agnews --out runs/accuracy,scripts/results/neighbours.json
 

@@ -1,4 +1,4 @@
-"""Measure what each step of the native kernels brings: the kernels without it, beside the kernels as they are.
+"""Measure the gain of each step of the native kernels: the kernels without it, and the kernels as they are.
 
     python -m scripts.measure.native_steps --out scripts/results/native_steps.json    # ten minutes on two cores
     python -m scripts.measure.native_steps --set avx2 --out scripts/results/native_steps-avx2.json

@@ -6,7 +6,7 @@
 
 Prints each thread's share of its forward's time, phase by phase, and the processor's clock cycles (nanoseconds, but on
 x86) of a token in a layer.  "up / finish" is what follows a tile of the up-projection's matmul: activation and store.
-Then, of each dtype, the rate of attention beside that of the matmuls: operations in their time, softmax and all.
+Then, for each dtype, the rate of attention compared with the matmuls: operations in their time, softmax and all.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def measure(config: BertConfig, work: Work, dtype: str, path: Path, rounds: int)
 
 
 def attention_rate(threads: Iterable[Mapping[str, float]], config: BertConfig, work: Work) -> float:
-    """Return the rate of attention beside that of the matmuls of weights: operations in the time of their phases."""
+    """Return the rate of attention relative to the matmuls of weights: operations in the time of their phases."""
     spent: Counter[str] = Counter()
     for phases in threads:
         spent.update(phases)

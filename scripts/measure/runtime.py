@@ -1,4 +1,4 @@
-"""Measure packed folders without torch beside onnxruntime and OpenVINO GenAI: start, first text, memory, 64 texts.
+"""Measure packed folders without torch, onnxruntime and OpenVINO GenAI: start, first text, memory, 64 texts.
 
     python -m scripts.measure.runtime MODEL TEXTS --wheel PYTHON --genai PYTHON --out scripts/results/runtime.json
 
@@ -6,7 +6,7 @@ MODEL is a sentence-transformers folder, TEXTS a TSV whose first column is a tex
 Python with the bertlite-runtime wheel alone, --genai one with openvino-genai, openvino-tokenizers, transformers and,
 for int8, nncf, which chooses scales for 300 texts that are not timed.
 
-Each measurement is a new process with one thread, and engines take turns.  What is not installed is listed.
+Each measurement is a new process with one thread, and engines take turns.  Engines that are not installed are listed.
 
 start   CPU seconds until a folder is loaded, beyond importing numpy and tokenizers; checksums included
 first   seconds of the first text
@@ -197,7 +197,7 @@ def child(python: Path, code: str, *arguments: object) -> dict[str, Any]:
 
 
 def with_cosines(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows with the smallest cosine of each engine's vectors with those of the runtime in float32."""
+    """Return the rows with the smallest cosine of each engine's vectors with the runtime's in float32."""
     wanted = found["bertlite runtime float32"][0]["vectors"]
     for rows in found.values():
         pairs = zip(rows[0].pop("vectors"), wanted, strict=True)
@@ -206,7 +206,7 @@ def with_cosines(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[di
 
 
 def summarised(rows: list[dict[str, Any]], size: int | None) -> dict[str, Any]:
-    """Return the median and quartiles of what was measured, and what is the same each time."""
+    """Return the median and quartiles of each measured value, and the values that are the same each time."""
     measured = {name: quartiles([row[name] for row in rows]) for name in ("start", "first", "peak", "texts")}
     folder = {} if size is None else {"folder": size}
     return {**measured, **folder, "cosine": rows[0]["cosine"], "versions": rows[0]["versions"]}

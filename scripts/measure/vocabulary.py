@@ -3,8 +3,9 @@
     python -m scripts.measure.vocabulary RUNS --tasks sst2,trec --tokens 0,20000 --out FILE.json
 
 RUNS is the folder of `scripts.measure.budgets`, with a model fine-tuned on each task and the task's examples.  Each
-vocabulary keeps the tokens of the training texts, and the most frequent others up to each of --tokens.  Beside it
-stand all tokens with embeddings factorised by a singular value decomposition, of the rank that takes as many numbers.
+vocabulary keeps the tokens of the training texts, and the most frequent others up to each of --tokens.  It is compared
+with all tokens and embeddings that are factorised by a singular value decomposition, of the rank that takes as many
+numbers.
 """
 
 import argparse

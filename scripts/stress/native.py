@@ -39,7 +39,7 @@ ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.int8: 0.3}
 
 
 class FaultError(Exception):
-    """What was found, in words."""
+    """The findings, in words."""
 
 
 def run_sanitized(sanitizer: str, seconds: float, seed: int) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def install(python: Path, *words: str | Path) -> None:
 
 
 def run_tests(python: Path, folder: Path, names: Sequence[str]) -> None:
-    """Run tests against what is installed, not the checkout."""
+    """Run tests against the installed package, not the checkout."""
     install(python, "pytest", "hypothesis")
     files = [ROOT / "tests" / name for name in names]
     step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "pythonpath=", *files, cwd=folder)
@@ -127,7 +127,7 @@ def run_pages(folder: Path) -> None:
 
 
 def run_newest(python: Path, wheel: Path, out: Path | None, folder: Path) -> None:
-    """Run the tests of the checkout beside the newest torch, and parity, whose record names torch."""
+    """Run the tests of the checkout with the newest torch, and parity, whose record names torch."""
     torch = version_in(python, "torch")
     pins = folder / "constraints.txt"
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)

@@ -10,7 +10,7 @@ from scripts.make.tables.read import table
 
 
 def commands() -> str:
-    """Table of the commands: how each is called, and what it does."""
+    """Table of the commands: how each is called, and its purpose."""
     lines = [f"| `{call(each)}` | {summary} |" for each, summary in commands_below(parser())]
     return "\n".join(["| command | what it does |", "|---|---|", *lines])
 
@@ -26,7 +26,7 @@ def commands_below(top: Parser, summary: str = "") -> Iterator[tuple[Parser, str
 
 
 def call(command: Parser) -> str:
-    """Return the words that a command is called with: its name, its positional arguments and what it must be given."""
+    """Return the words that a command is called with: its name, its positional arguments and its required options."""
     words = [command.prog]
     for action in command._actions:
         if action.option_strings and (not action.required or action.dest == "out"):

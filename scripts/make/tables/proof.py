@@ -59,7 +59,7 @@ def checkpoints_of(files: list[Record]) -> str:
 
 
 def claims_of(files: list[Record]) -> dict[tuple[str, str], Claims]:
-    """Return the claims of all checkpoints by dtype and claim; that of every dtype comes last."""
+    """Return the claims of all checkpoints by dtype and claim; the claim for every dtype comes last."""
     found: dict[tuple[str, str], Claims] = {}
     for each in files:
         for checkpoint in each["checkpoints"].values():

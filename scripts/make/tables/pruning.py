@@ -126,7 +126,7 @@ def budgets(*stages: str, many: bool = True) -> str:
 
     Args:
         stages: those shown.
-        many: show what was run on MANY tasks or more, else the others.
+        many: show the ways that ran on MANY tasks or more, else the other ways.
     """
     found = record("pruning/budgets")
     pruned = (row for row in found["rows"] if row["share"] < 1)
@@ -233,7 +233,7 @@ def large() -> str:
 
 
 def vocabulary() -> str:
-    """Table of vocabularies pruned to training texts, and what is lost on others."""
+    """Table of vocabularies pruned to training texts, and of the loss on other texts."""
     found = record("pruning/vocabulary")
     metric = found["metric"]
     body = [
@@ -279,7 +279,7 @@ def encoders() -> str:
 
 
 def pareto() -> str:
-    """Table of a sentence encoder, pruned in several ways, in float32 and in int8: quality beside measured speed."""
+    """Table of a sentence encoder, pruned in several ways, in float32 and in int8: quality and measured speed."""
     found = record("pruning/pareto")
     rows = {(row["target"], row["way"], row["dtype"]): row for row in found["rows"]}
     body = []

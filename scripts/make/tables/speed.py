@@ -223,7 +223,7 @@ def idle() -> str:
 
 
 def attention() -> str:
-    """Table of the rate of attention beside that of the matmuls."""
+    """Table of the rate of attention compared with the rate of the matmuls."""
     found = sorted(records("attention*.json"), key=lambda each: (each["environment"]["cpu"], each["hidden_size"]))
     body = [
         [
@@ -285,7 +285,7 @@ def checkpointing(name: str) -> str:
 
 
 def embed() -> str:
-    """Table of texts to vectors beside sentence-transformers, with torch and with OpenVINO."""
+    """Table of texts to vectors, compared with sentence-transformers, with torch and with OpenVINO."""
     found = record("embed")
     data, ratios, times, errors = found["data"], found["ratios"], found["seconds"], found["errors"]
     tokenizing, base = "bertlite, texts to tokens alone", "sentence-transformers torch float32"
@@ -314,7 +314,7 @@ def embed() -> str:
 
 
 def runtime() -> str:
-    """Table of packed folders without torch beside onnxruntime and OpenVINO GenAI."""
+    """Table of packed folders without torch, compared with onnxruntime and OpenVINO GenAI."""
     found = record("runtime")
     body, versions = list[list[str]](), dict[str, str]()
     for name, engine in found["engines"].items():

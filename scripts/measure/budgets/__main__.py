@@ -5,9 +5,9 @@
 The folder holds the data sets of which the tasks are made (`tasks.py`).  CHECKPOINT is fine-tuned on each task, once
 for each seed, and every model is pruned to every share in every way (`methods.py`).  Then come other stages: equal
 distillation; pruning and distillation within equal CPU time, as by `prune to --distil`; 8 bits; and the speed, for
-which a machine must be quiet.  A task is done before the next begins.  What is finished is not done again.  The record
-holds what is finished of the tasks, ways, shares and stages that are named, and what it held before of the same
-fine-tuned models: `--record-only` writes it and runs nothing.
+which a machine must be quiet.  A task is done before the next begins.  Finished work is not done again.  The record
+holds all finished runs of the named tasks, ways, shares and stages. Its earlier runs of the same fine-tuned models
+stay. `--record-only` writes it and runs nothing.
 """
 
 import argparse
@@ -146,14 +146,14 @@ def ways_named(text: str) -> tuple[str, ...]:
 
 
 def results(place: Path) -> dict[str, Any]:
-    """Return the settings and results of a pruned model, with those of later stages that are finished."""
+    """Return the settings and results of a pruned model, and the results of later stages that are finished."""
     (run,) = read_runs(place)
     found = {**run.config, **run.results, "model": run.facts["model"]["dense"]}
     return found | dict(item for run in later_runs(place) for item in run.results.items())
 
 
 def with_earlier(runs: list[dict[str, Any]], path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return runs with those of the record in a file that are not among them, and that record, {} if there is none.
+    """Return runs, with the runs of a record's file that are not among them, and this record, {} if there is none.
 
     Raises:
         ValueError: a task's runs there are of another fine-tuned model.
@@ -282,7 +282,7 @@ class Bench:
         return {"distilled": self.judge(model)[self.metric]}
 
     def timed(self, pruned: Record, folder: Path) -> dict[str, Any]:
-        """Prune anew, and distil for what is left of the CPU time; the best state is chosen on others."""
+        """Prune anew, and distil for the rest of the CPU time; the best state is chosen on other examples."""
         way, began = pruned.config["way"], time.process_time()
         model = WAYS[way].prune(self.make_subject(self.texts(WAYS[way])), pruned.config["share"])
         used = time.process_time() - began
@@ -309,7 +309,7 @@ class Bench:
         return {"int8": self.judge(optimize_for_inference(self.load(pruned), dtype=torch.int8))[self.metric]}
 
     def speed(self, pruned: Record, folder: Path) -> dict[str, Any]:
-        """Time the pruned model, as it is and in 8 bits, beside the dense one as it is."""
+        """Time the pruned model, as it is and in 8 bits, and the dense one as it is."""
         inputs, model = full(*WORK).inputs(self.model.config.vocab_size, "cpu"), self.load(pruned).eval()
         models = {"dense": self.model.eval(), "pruned": model, "int8": optimize_for_inference(model, dtype=torch.int8)}
         with torch.inference_mode():

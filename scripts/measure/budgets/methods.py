@@ -156,7 +156,7 @@ class OfLayers(nn.Module):
     """A teacher for fewer layers, each of which learns what a group of the teacher's computes.
 
     Args:
-        teacher: the model, or a record of what it computes.
+        teacher: the model, or a record of its results.
     """
 
     def __init__(self, model: Any, teacher: nn.Module, count: int) -> None:

@@ -2,11 +2,11 @@
 
     python -m scripts.measure.budgets.pareto CHECKPOINT --data FOLDER --out runs/pareto,FILE.json,FILE.png
 
-The models: the given one; those of `bertlite prune to` without and with their map; these distilled; and whole layers
-left out, distilled alike and mapped alike.  None reads a label.  They are fitted to texts of AG News, Subj and
-CLINC150, and judged by others: Spearman's correlation on STS-B and on pairs of SICK, and nDCG@10 of a search in
-Banking77 (see `scripts/measure/encoders.py`).  Speeds are of the native kernels, over the given model in float32, in
-turn, for 32 texts as long as those of STS-B, and with the map.  A folder that is there is not made again.
+The models: the given one, and pruned ones of `bertlite prune to`, without a map, with it, and distilled. Models
+without whole layers are distilled and mapped alike.  None reads a label.  They are fitted to texts of AG News, Subj
+and CLINC150, and judged by others: Spearman's correlation on STS-B and on pairs of SICK, and nDCG@10 of a search in
+Banking77 (see `scripts/measure/encoders.py`).  Speeds are of the native kernels, relative to the given model in
+float32, in turn, with the map. They are for 32 texts with STS-B's lengths.  A folder that is there is not made again.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The tasks of the comparison, made from public data sets: two files of examples each, for training and judging.
 
-A task is its data set's own, but for two: "entities" asks whether a message of WNUT 17 names somebody or something,
-and "next" and "topic" are made of WikiText-2 (does the second sentence follow the first in its article? from which
-of its 20 longest articles is the sentence?).  SICK gives two: the entailment of a pair, and how related it is.
+A task is its data set's own, except for two: "entities" asks whether a message of WNUT 17 names somebody or something,
+and "next" and "topic" are made of WikiText-2 (does the second sentence follow the first in its article? from which of
+its 20 longest articles is the sentence?).  SICK gives two: the entailment of a pair, and how related it is.
 """
 
 import json
@@ -178,7 +178,8 @@ TAGGED = {"tags": Dataset(tags), "capitals": Dataset(capitals)}
 def write_task(name: str, data: Path, folder: Path) -> dict[str, Path]:
     """Write the examples of a task as train.jsonl and dev.jsonl, unless they are there; return both paths.
 
-    Of more than JUDGED examples a sample judges.  A text that judges is not trained on.  Empty texts are left out.
+    If there are more than JUDGED examples, a sample judges.  A text that judges is not trained on.  Empty texts are
+    left out.
     """
     found = {part: folder / name / f"{part}.jsonl" for part in ("train", "dev")}
     if not all(path.exists() for path in found.values()):

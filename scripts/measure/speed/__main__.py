@@ -1,4 +1,4 @@
-"""Make the records of speed: bertlite beside its peers, pruned models, starting, and training.
+"""Make the records of speed: bertlite and its peers, pruned models, starting, and training.
 
     python -m scripts.measure.speed --only "forward 8 x 128" --engines "bertlite native",OpenVINO --rounds 7
     python -m scripts.measure.speed --only forward,pruned --models bert-base,MiniLM --out speed.json,speed.png,exported

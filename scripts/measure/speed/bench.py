@@ -172,9 +172,7 @@ def time_right_runs(
     bench: Bench,
     between: Callable[[], object] = lambda: None,
 ) -> Timings:
-    """Time those of these runs that are right by their accuracy; all have run once.  `between` is called between
-    rounds.
-    """
+    """Time the runs that are right by their accuracy; all have run once.  `between` is called between rounds."""
     on_cpu = bench.device == "cpu"
     return alternate(
         {name: partial(run, batch) for name, run in runs.items() if found[name].is_right(name.split()[-1])},
@@ -190,7 +188,7 @@ def time_right_runs(
 def section_of(
     what: str, bench: Bench, times: Timings, over: Sequence[tuple[str, str]], found: Mapping[str, Accuracy]
 ) -> dict[str, Any]:
-    """Return a section: its times, the ratios of pairs of them, and the errors, also of what was too wrong to time."""
+    """Return a section: its times, the ratios of pairs of them, and the errors, also of engines too wrong to time."""
     return summary(what, times, over) | {
         "model": bench.model,
         "threads": torch.get_num_threads(),

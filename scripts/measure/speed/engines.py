@@ -1,6 +1,6 @@
 """The engines that run a batch: each makes a checkpoint a function of input_ids and attention_mask.
 
-Peers that run files have them exported once from transformers' model, and kept beside the checkpoint.  Each engine
+Peers that run files have them exported once from transformers' model, and kept next to the checkpoint.  Each engine
 takes the number of threads that torch has when it is built.
 """
 
@@ -110,7 +110,7 @@ class Flat(torch.nn.Module):
 
 
 def export_once(folder: Path, name: str, write: Callable[[Path], Any]) -> Path:
-    """Write a file or a folder beside the checkpoint unless it is there, and return its path."""
+    """Write a file or a folder next to the checkpoint unless it is there, and return its path."""
     path = folder / name
     if not path.exists():
         with warnings.catch_warnings():
@@ -190,8 +190,8 @@ def openvino_engine(folder: Path, dtype: str, device: str) -> Forward:
 def openvino_settings(dtype: str) -> Mapping[str, Any]:
     """Return the settings of OpenVINO: torch's number of threads, and float32 computed in float32.
 
-    Where the processor has bfloat16, OpenVINO computes float32 in it unless told otherwise.  With AVX2 alone, what
-    stands beside 8-bit products is float32 too.
+    On a processor with bfloat16, OpenVINO computes float32 in it unless told otherwise.  With AVX2 alone, everything
+    except 8-bit products is float32 too.
     """
     wide = torch.backends.cpu.get_cpu_capability() != "AVX2"
     return {

@@ -1,4 +1,4 @@
-"""The most that this processor can do, beside which the kernels' speed is set."""
+"""The most that this processor can do, with which the kernels' speed is compared."""
 
 import ctypes
 import subprocess
@@ -32,7 +32,7 @@ class Roof:
 
     A copy counts the bytes that it reads and those that it writes.
 
-    Where the kernels multiply bfloat16 and int8 with AMX, which the program does not, there is no rate of these.
+    If the kernels multiply bfloat16 and int8 with AMX, which the program does not, these have no rate.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Roof:
 
 
 def operations(config: BertConfig, lengths: Sequence[int]) -> int:
-    """Return the operations of a forward's matmuls, without those of padding; a product and a sum are two."""
+    """Return the operations of a forward's matmuls, without padding; a product and a sum are two."""
     attention = sum(4 * length * length * config.hidden_size for length in lengths)
     return 2 * sum(lengths) * weights(config) + config.num_hidden_layers * attention
 

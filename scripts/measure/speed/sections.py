@@ -37,7 +37,7 @@ def sections(device: str, longest: int) -> dict[str, Section]:
 
 
 def pruned(bench: Bench) -> dict[str, Any]:
-    """Time models without half of their heads, of their neurons, and of both, beside the whole one.
+    """Time the whole model, and models without half of their heads, of their neurons, and of both.
 
     On the CPU they are optimised.
     """

@@ -1,8 +1,8 @@
-"""What people have, with bertlite's kernels beneath and without: sentence-transformers, and pipelines of transformers.
+"""Common libraries with bertlite's kernels beneath and without: sentence-transformers, and pipelines of transformers.
 
-Beside torch stand ONNX and OpenVINO: as the backends of sentence-transformers, and as optimum's models in a pipeline.
-All of it is timed, tokenizing too, on MiniLM with batches of 32: sentences as long as those of SST-2, and for `rerank`
-short queries with passages as long as the paragraphs of WikiText-2.  Heads are random.
+ONNX and OpenVINO are compared too: as the backends of sentence-transformers, and as optimum's models in a pipeline.
+All of it is timed, tokenizing too, on MiniLM with batches of 32. Sentences are as long as in SST-2; for `rerank`,
+short queries have passages as long as the paragraphs of WikiText-2.  Heads are random.
 """
 
 import random
@@ -95,7 +95,7 @@ def asking(use: Use, thing: Any) -> Forward:
 
 
 def numbers(answer: Any) -> Tensor:
-    """Return what was asked for as one row."""
+    """Return the requested values as one row."""
     return torch.as_tensor(answer).double().reshape(1, -1)
 
 

@@ -5,9 +5,8 @@
     python -m scripts.stress.amx tests/inference/native/test_native_numbers.py -k int8
 
 emulator.c is compiled and preloaded in all processes; it executes the tile instructions, ours and oneDNN's, and counts
-them.  This shows what is computed with AMX, not how fast.  Tests of other sets of instructions are left out, and
-those of float16: oneDNN computes it with AVX512-FP16, which is not emulated.  Needs gcc, nm and objdump, and Linux on
-x86-64.
+them.  This tests the results of AMX, not its speed.  Tests of other sets of instructions are left out, and tests of
+float16: oneDNN computes it with AVX512-FP16, which is not emulated.  Needs gcc, nm and objdump, and Linux on x86-64.
 """
 
 import argparse
