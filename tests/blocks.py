@@ -98,7 +98,7 @@ def write_colbert(folder: str) -> None:
     if find_spec("sentence_transformers") and find_spec("sentence_transformers.multi_vector_encoder"):
         from sentence_transformers import MultiVectorEncoder
 
-        model = MultiVectorEncoder("checkpoint", device="cpu")
+        model: Any = MultiVectorEncoder("checkpoint", device="cpu")
         model[0].query_expansion = {"strategy": "fixed", "attend": False, "length": 32}
         model.save_pretrained(folder)
 
