@@ -20,6 +20,7 @@ from bertlite.stack.attention import BACKENDS, Backend, without_cudnn
 from bertlite.stack.body import BertBody
 from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Slots
+from bertlite.support import torch_private
 
 Batch = Mapping[str, Any]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor, int]]
@@ -145,6 +146,8 @@ class TrainingStep:
         if tokens is not None:  # one more, so that a sequence of its own is left over
             tokens = round_up_by_eighths(tokens + 1, 16)
             longest = power_of_2(max(longest, tokens // 8, 16))
+        else:
+            longest = 0  # read by no layer
         limit = max(getattr(self.model.config, "max_position_embeddings", length), length)
         limit = length if self.reads_padding else limit
         mask = torch.ones_like(ids) if mask is None else mask
@@ -270,6 +273,7 @@ def make_recordable_(optimizer: torch.optim.Optimizer, device: torch.device) -> 
     if "capturable" not in optimizer.defaults:
         name = type(optimizer).__name__
         raise ValueError(f"{name} cannot be recorded in a CUDA graph: use torch.optim.AdamW(…, fused=True)")
+    torch_private.expect_plain_steps_(optimizer)
     for group in optimizer.param_groups:
         group["capturable"] = True
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)

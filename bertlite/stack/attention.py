@@ -322,7 +322,8 @@ def missing_for_varlen(needs: Requirements) -> str | None:
         from torch.nn.attention.varlen import varlen_attn  # noqa: F401
     except ImportError:
         return f"torch {torch.__version__} has no torch.nn.attention.varlen; 2.10 does"
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
+    known = torch.cuda.is_available() and not torch.compiler.is_compiling()
+    if known and torch.cuda.get_device_capability() < (8, 0):
         return "varlen_attn needs a GPU of compute capability 8.0 or more, as Ampere's"
     if needs.dtype not in (torch.float16, torch.bfloat16):
         return f"varlen_attn takes float16 and bfloat16, not {str(needs.dtype).removeprefix('torch.')}"

@@ -53,6 +53,11 @@ enabled_kernels = lookup(
 flash_attention = lookup("ops.aten._flash_attention_forward")  # the operator under `varlen_attn`
 
 
+def expect_plain_steps_(optimizer: Any) -> None:
+    """Keep an optimizer that can be recorded from warning about a step that is not."""
+    optimizer._warned_capturable_if_run_uncaptured = True
+
+
 def is_compiled(module: Any) -> bool:
     """Return whether torch.compile made a module, or the module's own `compile` was called."""
     made = type(module).__module__.startswith("torch._dynamo")

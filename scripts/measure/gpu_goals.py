@@ -35,7 +35,7 @@ GRAPHED = (  # goals of the backend "graphs": key, model, batches, the engine th
     ("graphs, peak of SST-2", "bert-base", (SST2,), None),
     ("graphs, peak of bert-large", "bert-large", (FULL,), None),
 )
-TRAINED = {  # batches of the goals of TrainingStep
+TRAINED: dict[str, tuple[str, ...]] = {  # batches of the goals of TrainingStep
     "steps": (ragged("SST-2", 32, 128).name, ragged("WikiText-2", 8, 512).name, "8 x 128"),
     "steps of 64": (ragged("SST-2", 64, 128).name,),
     "steps, full": (FULL,),
@@ -145,8 +145,8 @@ def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterato
         section = sections.get(name, {})
         ratio = section.get("ratios", {}).get("transformers sdpa / bertlite packed", {})
         yield "training", SPEED, name, ratio.get("median"), section.get("filled", 1)
-        for key, names in TRAINED.items() if model == "bert-base" else ():
-            for each in names:
+        for key, batches in TRAINED.items() if model == "bert-base" else ():
+            for each in batches:
                 section = sections.get(f"training {each} by autocast{suffix(model, None)}", {})
                 ratio = section.get("ratios", {}).get("transformers sdpa / bertlite TrainingStep", {})
                 yield key, SPEED, each, ratio.get("median"), 1
@@ -223,6 +223,7 @@ def limits(device: str, sizes: Mapping[str, Any], width: int, rounds: int = FEWE
 def captures(model: BertModel) -> dict[str, Any]:
     """Measure the seconds of the first batch of several buckets, and the bytes of their graphs."""
     quick, seconds = optimize_for_inference(model, backend="graphs", verify=False), []
+    body: Any = quick.base_model
     with warnings.catch_warnings(action="ignore"):
         for length in (16, 24, 40, 64, 100, 128):
             ids = torch.ones(8, length, dtype=torch.long, device=model.device)
@@ -231,7 +232,7 @@ def captures(model: BertModel) -> dict[str, Any]:
             quick(ids)
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
-    return {"seconds": seconds, "bytes": sum(graph.bytes for graph in quick.base_model.graphs.made.values())}
+    return {"seconds": seconds, "bytes": sum(graph.bytes for graph in body.graphs.made.values())}
 
 
 def graph_of(run: Callable[[], Any]) -> Callable[[], None]:

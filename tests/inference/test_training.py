@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, assert_same, make, make_batch
+from conftest import F64, assert_same, make, make_batch, on_fake_gpu_
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from bertlite import (
     BertForMaskedLM,
@@ -25,8 +26,9 @@ from bertlite import (
 from bertlite.experiments.finetune import training_loss
 from bertlite.experiments.settings import Recipe
 from bertlite.inference import training
+from bertlite.inference.graphs import Bucket
 from bertlite.inference.training import make_recordable_, own_loss
-from bertlite.stack.attention import Backend
+from bertlite.stack.attention import BACKENDS, Backend
 
 SMALL = {"hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 1, "num_labels": 3}
 SMALL |= {"attn_implementation": "auto"}
@@ -209,6 +211,20 @@ def test_what_cannot_be_packed_is_padded_and_what_fits_no_bucket_runs_plainly(
     assert bool(recorder.recorded) == bucketed
 
 
+def test_lengths_of_one_bucket_share_a_graph_also_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingStep, "backend", None)
+    model = make(BertForTokenClassification, **NO_DROPOUT).train()
+    plain, recorder, batches = copy.deepcopy(model), Recorder(), []
+    for i, width in enumerate((11, 9, 5, 11)):
+        batch = make_batch(3, width, i, (width, 3, 2))
+        labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
+        batches.append({**batch, "labels": labels})
+    step = step_of(model, recorder)
+    losses = [step(batch).item() for batch in batches]
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, batches)), atol=1e-9)
+    assert (recorder.recorded, recorder.replayed) == (1, 3)
+
+
 def test_other_inputs_keep_their_shapes_and_frozen_weights_get_a_graph_of_their_own() -> None:
     """Flags of as many classes as there are positions, and parameters that are frozen between steps."""
     flags = {**NO_DROPOUT, "num_labels": 11, "problem_type": "multi_label_classification"}
@@ -253,6 +269,40 @@ def test_checkpointed_layers_run_without_a_graph() -> None:
         step(batches_of(1)[0])
     assert not step.made
     assert not recorder.recorded
+
+
+@pytest.mark.parametrize(
+    ("cls", "dtype", "packed"),
+    [
+        (BertForSequenceClassification, torch.bfloat16, True),
+        (BertForTokenClassification, torch.bfloat16, True),
+        (BertForMaskedLM, torch.float32, False),
+        (BertForQuestionAnswering, torch.bfloat16, False),
+    ],
+)
+def test_the_forward_of_a_step_reads_no_value_of_a_gpu(
+    cls: Any, dtype: torch.dtype, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On tensors without values that say they are on a GPU: reading one raises, as it does while a graph is recorded.
+
+    Its backward needs a GPU.
+    """
+    backend = BACKENDS["varlen"] if packed else None
+    monkeypatch.setattr(TrainingStep, "backend", backend)
+    monkeypatch.setattr(Tensor, "backward", lambda loss: None)
+    model = make(cls, **{**SMALL, "hidden_size": 64, "num_labels": 2}).to(dtype).train()
+    with FakeTensorMode():
+        on_fake_gpu_(model)
+        ids = torch.ones(4, 32, dtype=torch.long, device="cuda")
+        labels = {"labels": ids[:, 0] if cls is BertForSequenceClassification else ids}
+        if cls is BertForQuestionAnswering:
+            labels = {"start_positions": ids[:, 0], "end_positions": ids[:, 0]}
+        step = TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1), capture=Recorder())
+        bucket = Bucket(4, 32, 96 if packed else None, 32)
+        loss = step.run({"input_ids": ids, "attention_mask": ids, **labels}, False, bucket, recorded=True)
+        assert (loss.shape, loss.device.type) == ((), "cuda")
+        with pytest.raises(DataDependentOutputException):
+            loss.item()
 
 
 def test_an_optimizer_that_a_graph_cannot_hold_is_refused() -> None:

@@ -115,7 +115,7 @@ def training(work: Work, bench: Bench, autocast: bool = False) -> dict[str, Any]
 
         return step
 
-    steps = {name: stepping(model) for name, model in models.items()}
+    steps: dict[str, Callable[[], Any]] = {name: stepping(model) for name, model in models.items()}
     if torch.device(bench.device).type == "cuda":
         model = bertlite.BertForSequenceClassification(
             bertlite.BertConfig.from_json_file(bench.folder / "config.json", attn_implementation="auto")
