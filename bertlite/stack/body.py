@@ -249,11 +249,7 @@ class BertBody(Body, Generic[Out]):
         if cached or self.config.is_decoder:
             return "a decoder computes them"
         trains = self.embeddings.training
-        if (
-            trains
-            and missing_for_varlen(self.requirements(False, mask.device, self.embeddings.LayerNorm.weight.dtype))
-            is not None
-        ):
+        if trains and not self.may_train_packed(mask.device):
             return "a model that trains computes them, unless varlen attention, which is faster, can run"
         if not (leaves or args.first_token_only):
             return "they are returned"
@@ -269,6 +265,11 @@ class BertBody(Body, Generic[Out]):
         if not trains and int(mask.count_nonzero()) > MAX_FILL * mask.numel():
             return "most of them hold tokens"
         return "hooks may see them" if has_hooks_within(self) else None
+
+    def may_train_packed(self, device: torch.device) -> bool:
+        """Return whether varlen attention can run on a device, with which training is faster without padding."""
+        dtype = self.embeddings.LayerNorm.weight.dtype
+        return missing_for_varlen(self.requirements(False, device, dtype)) is None
 
     @property
     def leaves_padding_out(self) -> bool:

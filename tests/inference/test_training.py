@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, assert_same, make, make_batch, on_fake_gpu_
+from conftest import F64, SIZES, assert_same, make, make_batch, on_fake_gpu_
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
@@ -152,6 +152,25 @@ def test_dropout_draws_anew_in_each_replay() -> None:
     losses = {step(batch).item() for _ in range(6)}
     assert len(losses) == 6
     assert recorder.replayed == 5
+
+
+def test_a_model_of_hf_is_packed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    from bertlite import hf
+
+    wanted = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    config = transformers.BertConfig(**{**SIZES, **NO_DROPOUT})
+    model = hf.BertForSequenceClassification(config).double().train()
+    model.load_state_dict(wanted.state_dict())
+    called: list[int] = []
+    kernel = Backend("by ends", lambda *args: called.append(1) or by_ends(*args), packs=True)
+    monkeypatch.setattr(TrainingStep, "backend", kernel)
+    recorder, batches = Recorder(), batches_of(8)
+    step = step_of(model, recorder)
+    losses = [step(batch).item() for batch in batches]
+    assert len(called) == len(batches)
+    assert recorder.replayed
+    assert_same(torch.tensor(losses), torch.tensor(eager(wanted, batches)), atol=1e-9)
 
 
 def test_a_teacher_is_packed_too_and_its_distance_is_the_eager_one() -> None:
