@@ -113,13 +113,6 @@ class OnCuda(Tensor):
     is_cuda, is_cpu = True, False
 
 
-def on_fake_gpu_(model: nn.Module) -> None:
-    """Give a model parameters without values that say they are on a GPU; in a FakeTensorMode."""
-    for module in model.modules():
-        for name, x in module.named_parameters(recurse=False):
-            setattr(module, name, nn.Parameter(torch.empty(x.shape, dtype=x.dtype, device="cuda")))
-
-
 def tensors(out: Any, path: str = "") -> dict[str, Tensor]:
     """Return {place: tensor} of everything in an output, a tuple or a dict."""
     if isinstance(out, Tensor):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from bertlite.runtime.library import NativeKernelsError
 from tests.device.device import HeadersDoNotFitError, compiled
@@ -19,7 +20,17 @@ def test_every_path_runs_on_a_second_device():
         compiled()
     except (NativeKernelsError, HeadersDoNotFitError) as error:
         pytest.skip(str(error))
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/device/checks.py"]
+    run_tests("checks.py")
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA; no GPU is needed")
+def test_what_a_gpu_records_reads_no_value():
+    run_tests("recorded.py")
+
+
+def run_tests(name):
+    """Run the tests of a file in a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", f"tests/device/{name}"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )

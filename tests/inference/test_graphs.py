@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import DISENTANGLED, assert_same, make, make_batch, on_fake_gpu_
+from conftest import DISENTANGLED, assert_same, make, make_batch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bertlite import (
     BertForSequenceClassification,
@@ -280,24 +279,3 @@ def test_every_kind_of_positions_runs(positions: str, recorded: list[Bucket], mo
     found, real = graphed(model, packs=False)(**batch).last_hidden_state, batch["attention_mask"].bool()
     assert_same(found[real], model(**batch).last_hidden_state[real])
     assert [bucket.tokens is not None for bucket in recorded] == [positions in ("absolute", "bucketed")]
-
-
-@pytest.mark.parametrize("positions", ["absolute", "bucketed", "relative_key_query", "disentangled"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@torch.no_grad()
-def test_what_is_recorded_reads_no_value_of_a_gpu(
-    positions: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On tensors without values that say they are on a GPU: reading one raises, as while a graph is recorded."""
-    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
-    monkeypatch.setattr(graphs, "record_forward", lambda run: (lambda: None, run(), 0))
-    changes: dict[str, Any] = {"positions_skip_padding": True, "pad_token_id": 1} if positions == "bucketed" else {}
-    changes |= DISENTANGLED if positions == "disentangled" else {}
-    model = make(position_embedding_type=positions, attn_implementation="auto", hidden_size=64, **changes).to(dtype)
-    with FakeTensorMode(), warnings.catch_warnings(action="ignore"):
-        on_fake_gpu_(model)
-        monkeypatch.setattr(graphs, "missing_for_short", lambda needs, longest: "Triton needs values")
-        use_graphs_(model)
-        packs = positions == "absolute" and dtype == torch.bfloat16
-        out = graphs.BucketGraph(model, Bucket(4, 32, 96 if packs else None, 32)).out
-        assert (out.shape, out.dtype, out.device.type) == ((4, 32, 64), dtype, "cuda")

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, make, make_batch, on_fake_gpu_
+from conftest import F64, SIZES, assert_same, make, make_batch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from bertlite import (
     BertForMaskedLM,
@@ -26,9 +25,8 @@ from bertlite import (
 from bertlite.experiments.finetune import training_loss
 from bertlite.experiments.settings import Recipe
 from bertlite.inference import training
-from bertlite.inference.graphs import Bucket
 from bertlite.inference.training import make_recordable_, own_loss
-from bertlite.stack.attention import BACKENDS, Backend
+from bertlite.stack.attention import Backend
 
 SMALL = {"hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 1, "num_labels": 3}
 SMALL |= {"attn_implementation": "auto"}
@@ -288,40 +286,6 @@ def test_checkpointed_layers_run_without_a_graph() -> None:
         step(batches_of(1)[0])
     assert not step.made
     assert not recorder.recorded
-
-
-@pytest.mark.parametrize(
-    ("cls", "dtype", "packed"),
-    [
-        (BertForSequenceClassification, torch.bfloat16, True),
-        (BertForTokenClassification, torch.bfloat16, True),
-        (BertForMaskedLM, torch.float32, False),
-        (BertForQuestionAnswering, torch.bfloat16, False),
-    ],
-)
-def test_the_forward_of_a_step_reads_no_value_of_a_gpu(
-    cls: Any, dtype: torch.dtype, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On tensors without values that say they are on a GPU: reading one raises, as it does while a graph is recorded.
-
-    Its backward needs a GPU.
-    """
-    backend = BACKENDS["varlen"] if packed else None
-    monkeypatch.setattr(TrainingStep, "backend", backend)
-    monkeypatch.setattr(Tensor, "backward", lambda loss: None)
-    model = make(cls, **{**SMALL, "hidden_size": 64, "num_labels": 2}).to(dtype).train()
-    with FakeTensorMode():
-        on_fake_gpu_(model)
-        ids = torch.ones(4, 32, dtype=torch.long, device="cuda")
-        labels = {"labels": ids[:, 0] if cls is BertForSequenceClassification else ids}
-        if cls is BertForQuestionAnswering:
-            labels = {"start_positions": ids[:, 0], "end_positions": ids[:, 0]}
-        step = TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1), capture=Recorder())
-        bucket = Bucket(4, 32, 96 if packed else None, 32)
-        loss = step.run({"input_ids": ids, "attention_mask": ids, **labels}, False, bucket, recorded=True)
-        assert (loss.shape, loss.device.type) == ((), "cuda")
-        with pytest.raises(DataDependentOutputException):
-            loss.item()
 
 
 def test_an_optimizer_that_a_graph_cannot_hold_is_refused() -> None:
