@@ -26,7 +26,7 @@ from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.statistics import Array
 from bertlite.support.environment import environment, write_record
 from scripts.measure.budgets import tasks
-from scripts.measure.clusters import clustered_estimate
+from scripts.measure.budgets.clusters import clustered_estimate
 
 SOURCES, EACH = (tasks.agnews, tasks.TASKS["subj"].rows, tasks.clinc150), 1600  # of the texts to fit to
 TARGETS = ("50%", "30%", "20%")

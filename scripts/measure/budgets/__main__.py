@@ -44,9 +44,9 @@ from bertlite.support.progress import Progress
 from bertlite.support.runs import Record, Run, read_runs, run_is_finished
 from bertlite.support.timing import alternate, quartiles, ratios
 from scripts.measure.budgets import tasks
+from scripts.measure.budgets.clusters import clustered_estimate
 from scripts.measure.budgets.methods import FEWER, OURS, WAYS, OfLayers, Subject, Way, library
 from scripts.measure.budgets.picture import draw
-from scripts.measure.clusters import clustered_estimate
 
 PICTURE = ".png"
 LENGTH = 128  # tokens of the sequence whose MACs are counted
