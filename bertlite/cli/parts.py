@@ -119,6 +119,7 @@ def command(
     name: str,
     module: str,
     *,
+    main: str = "main",
     function: str = "",
     summary: str,
     description: str = "",
@@ -134,8 +135,9 @@ def command(
     are paths among them, and `args.record` the path of the record; each may be None.
 
     Args:
-        module: the name of the module whose `main(args)` runs the command and returns the exit status.
-        function: instead of `main`, the function in it that takes the options by their names and returns the record;
+        module: the name of the module that runs the command.
+        main: the name of the function in it that takes the arguments and returns the exit status.
+        function: instead of that, the function in it that takes the options by their names and returns the record;
             the module's `summary_lines(record, out)` yields the lines to print.
         summary: its line in the list of commands.
         description: the text of --help; by default the summary.
@@ -154,7 +156,7 @@ def command(
             print(starts.format(**shown), file=sys.stderr, flush=True)
         home = import_module(module)
         if not function:
-            return home.main(args)
+            return getattr(home, main)(args)
         work = getattr(home, function)
         options = {**vars(args), "progress": True}
         record = work(**{name: options[name] for name in signature(work).parameters})

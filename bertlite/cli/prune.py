@@ -244,6 +244,7 @@ def add_finetune(actions: Commands) -> None:
         actions,
         "finetune",
         WORK,
+        main="main_finetune",
         summary="train a checkpoint on a task; continues if it was killed; torchrun starts several processes",
         record="the run",
         out={FOLDER: "the run; `model` in it is the model"},
@@ -264,6 +265,7 @@ def add_run(actions: Commands) -> None:
         actions,
         "run",
         WORK,
+        main="main_run",
         summary="score, prune, repair, retrain and evaluate, by every combination of criterion, share of heads, repair"
         " and seed; continues if it was killed",
         record="the runs",
@@ -300,6 +302,7 @@ def add_compare(actions: Commands) -> None:
         actions,
         "compare",
         WORK,
+        main="main_compare",
         summary="make tables with intervals, paired tests and figures from runs",
         record="every row",
         out={FOLDER: "the curves, as PNG and SVG"},

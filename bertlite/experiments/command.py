@@ -2,7 +2,7 @@
 
 import argparse
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from os import PathLike, fspath
@@ -39,11 +39,6 @@ from bertlite.support.files import lock_folder, write_json
 from bertlite.support.runs import METRICS, Record, Run, read_runs
 
 RECIPE = Recipe()
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run an action and return the exit status."""
-    return ACTIONS[args.action](args)
 
 
 def data_source(options: Mapping[str, Any], name: str) -> DataSource:
@@ -298,10 +293,3 @@ def print_rows(rows: Sequence[dict[str, Any]], metric: str, dense: Mapping[str, 
         print(f"\ndense: {100 * dense[metric]:.1f}")
     for note in notes:
         print(f"note: {note}")
-
-
-ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "finetune": main_finetune,
-    "run": main_run,
-    "compare": main_compare,
-}
