@@ -89,7 +89,7 @@ def check_texts(texts: Any, *, pairs: bool = False) -> list[Any]:
         ValueError: one holds half of a surrogate pair.
     """
     listed = isinstance(texts, Iterable) and not isinstance(texts, str | bytes | Mapping | Set)
-    listed = listed and getattr(texts, "ndim", 1) == 1  # of an array or a table
+    listed = listed and getattr(texts, "ndim", 1) == 1  # 2 for an array of columns
     if not listed or (pairs and isinstance(texts, tuple) and is_text_pair(texts)):
         raise TypeError(f"texts is {texts!r:.80}; give a list of texts{', or of pairs of texts' if pairs else ''}")
     checked = [tuple(text) if pairs and is_text_pair(text) else text for text in texts]

@@ -151,14 +151,14 @@ def describe_checkpoint(source: Source) -> tuple[dict[str, Any], State]:
     about: dict[str, Any] = {"format": FORMAT, "kind": kind, "texts": texts}
     if kind == "encoder":
         head = read_head(fspath(source.name))
-        steps, after = steps_of(head, fspath(source.name))
+        steps, after = head_steps(head, fspath(source.name))
         pooling = {"modes": list(head.pooling), "include_prompt": read_pooling(place)[1]}
         return {**about, "pooling": pooling, "after": steps}, after
     labels = [config.id2label[i] for i in range(config.num_labels)]
     return {**about, "labels": labels, **score_of(kind, activation, source, config)}, {}
 
 
-def steps_of(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
+def head_steps(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
     """Return the runtime's steps after pooling, and their tensors.
 
     Raises:
