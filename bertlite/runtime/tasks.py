@@ -9,7 +9,6 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +192,7 @@ class PackedModel:
 
 def check_count(name: str, value: Any, most: float = math.inf) -> int:
     """Return an integer; raise ValueError unless it is one, from 1 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
         raise ValueError(
             f"{name} is {value!r}; it must be an integer, 1 {'or more' if most == math.inf else f'to {most}'}"
         )

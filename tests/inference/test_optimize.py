@@ -178,10 +178,8 @@ def test_a_subclass_that_returns_a_tensor_runs_and_is_compared():
 
 def test_a_class_of_its_own_inside_another_is_named():
     transformers = pytest.importorskip("transformers")
-
-    class Mine(transformers.BertModel):
-        pass
-
-    model = Mine(transformers.BertConfig(**{**SIZES, "vocab_size": 61})).eval()
+    model = type("Mine", (transformers.BertModel,), {"__module__": "elsewhere"})(
+        transformers.BertConfig(**{**SIZES, "vocab_size": 61})
+    ).eval()
     with pytest.raises(TypeError, match=r"Mine, a class of its own, whose code would not be run: give a BertModel"):
         optimize_for_inference(model)
