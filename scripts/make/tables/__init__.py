@@ -86,6 +86,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "checkpointing": partial(speed.checkpointing, "checkpointing"),
     "embed": speed.embed,
     "runtime": speed.runtime,
+    "soak": speed.soak,
     "batches": speed.batches,
     "nativeaccuracy": speed.native_accuracy,
     "neighbours": speed.neighbours,

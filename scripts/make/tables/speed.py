@@ -324,8 +324,6 @@ def runtime() -> str:
         body.append([name, f"{with_spread(engine['start'])} s", *times, f"{engine['cosine']:.4f}"])
         versions |= engine["versions"]
     head = ["one thread", "start, CPU", "first text", "peak", "folder", "64 texts", "least cosine"]
-    memory = found["memory"]
-    loads, texts = ([f"{each / 1e6:.0f}" for each in memory[f"after {what}"]] for what in ("loads", "texts"))
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     return table(
         head,
@@ -333,11 +331,25 @@ def runtime() -> str:
         f"{SPREAD} The start is beyond importing numpy and tokenizers, and includes the checksums. The"
         f" {found['data']['texts']} texts are SST-2's, in batches of {found['data']['batch']}. Cosines are those with"
         f" the runtime's float32. Measured on {found['environment']['cpu']}, {named}."
-        f"\n\nMemory of one process: {loads[0]} MB after {memory['loads'] // 10:,} loads of the int8 folder and"
-        f" {loads[1]} MB after {memory['loads']:,};"
-        f" {texts[0]} MB after a tenth of the time and {texts[1]} MB after all {memory['texts']:,} texts from"
-        f" {memory['threads']} threads. An environment of Python with the wheel alone has"
-        f" {found['image']['bytes'] / 1e6:.0f} MB.",
+        f" An environment of Python with the wheel alone has {found['image']['bytes'] / 1e6:.0f} MB.",
+    )
+
+
+def soak() -> str:
+    """Table of the memory of one process that loads a folder many times and encodes many texts."""
+    found = record("soak")
+    body = []
+    for phase, what in (("loads", "loads"), ("texts", f"texts, from {found['threads']} threads")):
+        samples = [found["samples"][phase][i] for i in (len(found["samples"][phase]) // 2, -1)]
+        after = " MB, ".join(f"{done:,}: {level / 1e6:.0f}" for done, level in samples)
+        body.append([what, f"{after} MB", f"{found['rise'][phase]:.1%}"])
+    versions = found["environment"]["versions"]
+    return table(
+        ["", "memory after", "rise in the second half"],
+        body,
+        f"MiniLM in {found['model']['dtype']}; the texts are the first {found['data']['words']} words of SST-2's."
+        f" The rise is that of a line through the samples. Measured on {found['environment']['cpu']},"
+        f" numpy {versions['numpy']}, tokenizers {versions['tokenizers']}.",
     )
 
 
