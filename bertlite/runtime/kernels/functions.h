@@ -17,8 +17,8 @@ BERTLITE_INLINE Vector polynomial(Vector x, const float (&coefficients)[count]) 
     return sum;
 }
 
-// 2^x by a minimax polynomial of the fraction: to a relative error of 7.5e-5 where the result is then rounded to
-// bfloat16, by up to 2e-3, and else to float quantization.  Below -126 it may be 0; nan stays nan.
+// 2^x by a minimax polynomial of the fraction: to a relative error of 7.5e-5 if the result is then rounded to
+// bfloat16, by up to 2e-3. Otherwise its error is float quantization.  Below -126 it may be 0; nan stays nan.
 template <bool rounded>
 inline Vector exp2(Vector x) {
     return exp2(x, [](Vector fraction) {
@@ -35,10 +35,10 @@ constexpr float LOG2_E = 1.44269504f;
 inline Vector sigmoid(Vector x) { return broadcast(1) / (broadcast(1) + exp2<false>(x * broadcast(-LOG2_E))); }
 
 // x times the normal distribution function of x.  The distribution function is 1/2 + x P(x^2) / Q(x^2), fitted by
-// least squares with Lawson's weights to a relative error of 2.1e-8 up to |x| = 5.6.  Beyond, it is 0 or 1 in float32,
-// exactly: trained models have neurons of 30 and more at every token, and their errors would add up over the layers.
-// Where the result is then rounded to 8 bits, it is 1/2 + x P(x^2), off by 1.3e-4 / |x| at most; beyond |x| = 4 it is
-// 0 or 1, exactly again, as P(16) is 1/8.
+// least squares with Lawson's weights to a relative error of 2.1e-8 up to |x| = 5.6.  Beyond, it is exactly 0 or 1 in
+// float32. Trained models have neurons of 30 and more at every token, and their errors would add up over the layers.
+// If the result is then rounded to 8 bits, it is 1/2 + x P(x^2), off by 1.3e-4 / |x| at most. Beyond |x| = 4 it is
+// exactly 0 or 1 again, as P(16) is 1/8.
 template <bool rounded>
 BERTLITE_INLINE Vector gelu(Vector x) {
     if constexpr (rounded) {

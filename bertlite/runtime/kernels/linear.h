@@ -1,4 +1,4 @@
-// A linear layer on its own: the pooler's, and those of the heads.
+// A linear layer on its own: the pooler's, or a head's.
 #pragma once
 
 #include "functions.h"

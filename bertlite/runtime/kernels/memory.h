@@ -47,7 +47,8 @@ struct Memory {
     char* start() const { return all.get() + (-reinterpret_cast<uintptr_t>(all.get()) & (HUGE_PAGE - 1)); }
 };
 
-// What a thread keeps from one batch to the next, as Linux clears new memory page by page: MOST_KEPT bytes at most.
+// The memory that a thread keeps from one batch to the next, as Linux clears new memory page by page: MOST_KEPT bytes
+// at most.
 inline thread_local Memory kept_memory;
 
 }  // namespace bertlite

@@ -62,7 +62,7 @@ void check(const Model& model, const Batch& batch) {
 
 extern "C" {
 
-// reproducible: whether results with float32 and 8-bit integers are those of every processor.
+// reproducible: whether results with float32 and 8-bit integers are the same on every processor.
 __attribute__((visibility("default"))) Long bertlite_run(Long dtype, Long reproducible, const Model* model,
                                                          const Batch* batch, Long threads, char* message, Long size) {
     return without_exceptions(message, size, [=] {

@@ -13,7 +13,7 @@ constexpr int MOST_PHASES = 64, MOST_THREADS = 64;
 inline const char* phase_names[MOST_PHASES] = {"outside"};
 inline std::atomic<int> phase_count{1}, thread_count{0};
 
-// Those of one thread, in nanoseconds or, on x86, in cycles of the processor's clock.
+// One thread's times, in nanoseconds or, on x86, in cycles of the processor's clock.
 struct Times {
     uint64_t spent[MOST_PHASES][MOST_PHASES];  // [outer][phase]: in a phase itself, not in those within it
     uint64_t since;

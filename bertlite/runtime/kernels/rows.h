@@ -12,8 +12,8 @@ struct Quantization {
     float scale, offset;
 };
 
-// The largest and the smallest of a row's numbers and 0, from their bits: as signed integers those of the largest are
-// the largest, and as unsigned ones those of the smallest.  An infinity or nan is beyond all others.
+// The largest and the smallest of a row's numbers and 0, from their bits. The largest number has the largest bits as
+// signed integers, and the smallest has them as unsigned ones.  An infinity or nan is beyond all others.
 class Range {
    public:
     void add(Vector x) {
@@ -122,7 +122,7 @@ inline float sum_of(Long width, Add add) {
     return reduce_sum(joined);
 }
 
-// Apply LayerNorm to (width,) in place, and convert it to the float dtype of a matmul unless `to` is null.  Where the
+// Apply LayerNorm to (width,) in place, and convert it to the float dtype of a matmul unless `to` is null.  If the
 // variance overflows, the result is nan.  Behind x there are zeros, to a whole vector, and behind weight and bias.
 template <class Kind = Float32>
 inline void layer_norm(float* x, Long width, const float* weight, const float* bias, float epsilon,

@@ -25,8 +25,8 @@
 namespace bertlite {
 
 // The threads that work through a list of phases.  Each takes the phases in the same order, and pieces of a phase as
-// long as there are any; it goes on when all pieces are done, not when all threads have arrived: one that the system
-// has suspended delays the others by its current piece at most.
+// long as there are any; it goes on when all pieces are done, not when all threads have arrived. A thread that the
+// system has suspended delays the rest by its current piece at most.
 class Team {
    public:
     Team(Long phases, Long threads)
@@ -39,8 +39,8 @@ class Team {
        public:
         Member(Team& team, Long thread) : team_(team), thread_(thread) {}
 
-        // Call work(piece) for pieces 0 up to `pieces` together with the others, and return when all are done.  Each
-        // thread has a range of them, which it takes first: what lies together is read by one.
+        // Call work(piece) for pieces 0 up to `pieces` together with the other threads, and return when all are done.
+        // Each thread has a range of them, which it takes first: what lies together is read by one.
         template <class Work>
         void parallel_for(Long pieces, Work work) {
             const Long threads = team_.threads_;
@@ -95,7 +95,8 @@ class Pool {
     using Work = void (*)(void* data, Long thread);
 
     // Call work(data, thread) on at most `threads` threads, of which the caller is thread 0, and return when all calls
-    // have.  A pool that works for another caller leaves all to this one: nobody waits, and no processor has two.
+    // have.  A pool that works for another caller leaves all to this one: no caller waits, and no processor has two
+    // threads.
     void run(Work work, void* data, Long threads) {
         if (pthread_mutex_trylock(&in_use_)) return work(data, 0);
         pthread_mutex_lock(&lock_);
@@ -140,8 +141,8 @@ class Pool {
 
 inline Pool pool;
 
-// The OpenMP library that torch has loaded, called as GCC calls it for `#pragma omp parallel`.  Its threads are those
-// that torch's own operators use: a second pool beside it would have its idle threads spin where these want to work.
+// The OpenMP library that torch has loaded, called as GCC calls it for `#pragma omp parallel`.  torch's own operators
+// use its threads too: in a second pool idle threads would spin where these want to work.
 struct OpenMP {
     void (*parallel)(void (*work)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
     int (*thread)() = nullptr;
@@ -176,7 +177,7 @@ inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
 #endif
 
 // Run work(thread, member) on at most `threads` threads, torch's own if it is loaded, through so many phases.
-// The first exception of any thread is thrown again here, as bad_alloc or else as runtime_error: std::exception_ptr
+// The first exception of any thread is thrown again here, as bad_alloc or else as runtime_error. std::exception_ptr
 // would need a newer libstdc++ than wheels may ask for.
 template <class Work>
 class TeamRun {

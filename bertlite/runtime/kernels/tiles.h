@@ -1,8 +1,8 @@
 // Matmuls, a tile at a time: up to 6 rows of activations times a block of a weight.
 //
 // A weight lies in blocks of as many outputs as a tile takes: 64 with AVX-512, 16 with AMX, AVX2 and NEON, 8 with
-// SSE2.  A block holds, for each word of its inputs (1 float, 2 bfloat16 or 4 8-bit integers), that word of all its
-// outputs, so that a tile reads it from front to back.
+// SSE2.  A word has 1 float, 2 bfloat16 or 4 8-bit integers. For each word of its inputs a block holds this word of
+// all its outputs, so that a tile reads it from front to back.
 #pragma once
 
 #include <algorithm>
@@ -82,7 +82,7 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
     using Sum = int32_t;
     static constexpr Long per_word = 4;
     static constexpr bool widened = sizeof(Value) > sizeof(Weight);
-    // Where they are widened, the first two numbers of so many words lie together, and behind them the last two.
+    // If they are widened, the first two numbers of so many words lie together, and behind them the last two.
     static constexpr Long pairs = widened ? LANES : 1;
     static Words read(const uint32_t* from, int half) {
         return widened ? (Words)load_signed_bytes(from + half * LANES / 2) : load_words(from);
@@ -104,8 +104,8 @@ constexpr Long BLOCK_OF = HAS_AMX && sizeof(typename Kind::Weight) < 4 ? 16 : BL
 template <class Kind>  // words of keys, to a multiple of which attention pads them
 constexpr Long WORDS_TOGETHER = BY_AMX<Kind> ? 16 : 1;
 
-// Words of a row that are summed on their own before the rest is added: in one sum of 3072 floats each product is
-// rounded to the step of all that came before, and the error is two to six times torch's.  Sums of integers are exact.
+// So many words of a row are summed before the rest is added. In one sum of 3072 floats each product is rounded to the
+// step of all before, and the error is two to six times torch's.  Sums of integers are exact.
 template <class Kind>
 constexpr Long WORDS_SUMMED = std::is_same_v<typename Kind::Sum, float> ? 192 : LONG_MAX;
 
@@ -136,8 +136,8 @@ class Ahead {
     Long every_;
 };
 
-// One tile: sums[row * sums_stride + column] = start[column] + ROWS rows times VECTORS x LANES columns, and if it
-// `adds` what was there before.
+// One tile: sums[row * sums_stride + column] = start[column] + ROWS rows times VECTORS x LANES columns, plus the old
+// sums if it `adds`.
 //
 // rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  AHEAD: whether it
 // prefetches `ahead`.  All loops over sums are unrolled, or GCC keeps them in memory.
@@ -225,8 +225,8 @@ struct Target {
     T* at(Long row, Long column) const { return first + row * stride + column; }
 };
 
-// The same with the columns of each head apart, (heads, tokens, H): rows of all heads together would lie so far from
-// each other that those of one head share a few sets of the first cache.
+// The same with the columns of each head apart, (heads, tokens, H). Rows of all heads together would lie so far apart
+// that one head's rows share a few sets of the first cache.
 template <class T>
 struct HeadsTarget {
     T* first;
@@ -271,10 +271,10 @@ void matmul_by_parts(const Rest&...) {}
 // multiplied by them.  A longer block is multiplied in parts, and the sums of so many rows wait meanwhile.
 constexpr Long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
 
-// Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES, and add `start`, one
-// number for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called
-// with the sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.  With `in_place`
-// for `finish` the sums are left in `to`.
+// Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES. Add `start`, one number
+// for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called with the
+// sums, (rows, BLOCK), of which `columns` are valid. Its part of `to` has been prefetched.  With `in_place` for
+// `finish` the sums are left in `to`.
 template <class Kind, class To, class Finish>
 void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blocks& weight,
             const typename Kind::Sum* start, Long first, Long last, const To& to, Finish finish) {

@@ -1,4 +1,4 @@
-// Where the tokens of a batch are, and their embeddings: word + segment + position, then LayerNorm.
+// The places of the tokens of a batch, and their embeddings: word + segment + position, then LayerNorm.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,8 @@ namespace bertlite {
 
 extern "C" {
 
-// Token ids, what stands beside them, and the tables of embeddings.  All pointers but `ids` and `words` may be null.
+// Token ids, their segments and positions, and the tables of embeddings.  All pointers but `ids` and `words` may be
+// null.
 struct Ids {
     Long size;
     const int64_t *ids, *segments, *positions;  // (rows, length)
@@ -27,10 +28,10 @@ struct Ids {
 };
 }
 
-// Thrown for inputs that are wrong or rare: Python takes them in its own way, or says what is wrong with them.
+// Thrown for inputs that are wrong or rare: Python takes them in its own way, or names the fault.
 struct LeftToPython {};
 
-// Where the tokens are: token i of those that are computed lies at `at(i)` of the arrays.
+// The places of the tokens: computed token i lies at `at(i)` of the arrays.
 class TokenPlaces {
    public:
     std::vector<Long> starts;  // of each sequence, and the end

@@ -1,9 +1,9 @@
 // Vectors as wide as a register of the processor: 16 floats with AVX-512, 8 with AVX2, 4 with SSE2 and NEON.
 //
-// They are the vector types of GCC and Clang, whose operators work on all lanes at once; products and sums are joined
-// to multiply-adds by -ffp-contract=fast.  Intrinsics stand where no operator gives the instruction.  Everything else
-// is written in terms of what stands here.  A word is 32 bits of a row of a matrix: one float, two bfloat16 or four
-// 8-bit integers.  A matmul takes one word of a row and LANES words of a weight at a time.
+// They are the vector types of GCC and Clang, whose operators work on all lanes at once.  Intrinsics stand where no
+// operator gives the instruction.  Everything else is written in terms of what stands here.  A word is 32 bits of a
+// row of a matrix: one float, two bfloat16 or four 8-bit integers.  A matmul takes one word of a row and LANES words
+// of a weight at a time.
 #pragma once
 
 #include <cmath>
@@ -40,8 +40,8 @@ constexpr int REGISTERS = 16;
 
 using BFloat16 = uint16_t;  // the upper half of a float
 
-// How rows of a matmul hold bfloat16 and 8-bit integers.  Where a processor has no products of them, rows are wider,
-// so that only weights are widened as they are read; with AVX-512 rows are never wider.
+// How rows of a matmul hold bfloat16 and 8-bit integers.  If a processor has no products of them, rows are wider, so
+// that only weights are widened as they are read. With AVX-512 rows are never wider.
 #if defined(__AVX512BW__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 using BFloat16InRow = BFloat16;
 #else
@@ -57,7 +57,7 @@ constexpr bool MULTIPLIES_BFLOAT16 = true;  // by one instruction
 #else
 constexpr bool MULTIPLIES_BFLOAT16 = false;
 #endif
-// What the least 8-bit integer of a row is stored as: where both factors of a product are signed, -128 for 0.
+// The stored value of the least 8-bit integer of a row: if both factors of a product are signed, -128 for 0.
 #if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int LEAST = -128;
 #else
@@ -95,7 +95,7 @@ inline Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a
 inline Vector multiply_add(Vector a, Vector b, Vector c) { return a * b + c; }  // SSE2 rounds twice
 #else
 // Without the instruction: float64 holds the product, and the sum is rounded to it so that its last bit is 1 unless it
-// is exact ("to odd"), after which rounding to float gives what rounding once would.
+// is exact ("to odd"). Rounding to float then gives the same as rounding once.
 inline __m128d add_to_odd(__m128d a, __m128d b) {
     const __m128d sum = _mm_add_pd(a, b), part = _mm_sub_pd(sum, a);
     const __m128d rest = _mm_add_pd(_mm_sub_pd(a, _mm_sub_pd(sum, part)), _mm_sub_pd(b, part));
@@ -214,7 +214,7 @@ inline void store(BFloat16* to, Vector v) {
     const __m256bh narrow = _mm512_cvtneps_pbh(v);  // rounds to nearest, ties to even
 #else
     const Words bits = (Words)v;
-    // add half of what is cut off, less one where the last kept bit is 0: to nearest, ties to even; a nan stays one
+    // add half of the cut bits, less one if the last kept bit is 0: to nearest, ties to even; a nan stays one
     const Words rounded = (v == v ? bits + 0x7fff + (bits >> 16 & 1) : Words{} + 0x7fc00000) >> 16;
     const Halves narrow = __builtin_convertvector(rounded, Halves);
 #endif
