@@ -298,33 +298,34 @@ def run(*steps: Callable[[], Any]) -> None:
 
 # Picture -------------------------------------------------------------------------------------------------------------
 
-MARKERS = dict(zip(WAYS, "xoDsP", strict=True))
-DRAWN = ("mapped", "distilled", "layers")
+STYLES = {"mapped": ("o", "-"), "distilled": ("D", "--"), "layers": ("s", ":")}  # the ways that are drawn
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the mean score against texts a second: a panel for each dtype, a colour for each model given."""
+    """Draw the mean score against texts a second: a panel for each dtype, a colour for each given model."""
     plt = pyplot()
     figure, panels = plt.subplots(2, 1, figsize=(6.5, 7.6), sharex=True, sharey=True, layout="constrained")
     for panel, dtype in zip(panels, DTYPES, strict=True):
         for colour, model in zip(COLOURS, dict.fromkeys(row["model"] for row in rows), strict=False):
             own = [row for row in rows if (row["model"], row["dtype"]) == (model, dtype)]
-            for way in DRAWN:
-                points = [row for row in own if row["way"] in (GIVEN[0], way)]
-                x, y = zip(*sorted(map(place_of, points)), strict=True)
-                style = "-" if way == "mapped" else "--" if way == "distilled" else ":"
-                panel.plot(x, y, style, color=colour, linewidth=1.2)
-                inner = [place_of(row) for row in points if row["way"] == way]
+            (whole,) = (place_of(row) for row in own if row["way"] == GIVEN[0])
+            for way, (marker, line) in STYLES.items():
+                points = sorted(place_of(row) for row in own if row["way"] == way)
+                panel.plot(*zip(whole, *points, strict=True), line, color=colour, linewidth=1.2)
                 label = f"{model}: {WAYS[way].replace('`', '')}" if panel is panels[0] else None
-                panel.plot(*zip(*inner, strict=True), MARKERS[way], color=colour, markersize=6, label=label)
-            for row in (row for row in own if row["way"] in (GIVEN[0], "mapped")):
-                text = model if row["way"] == GIVEN[0] else row["target"].replace("%", " %")
-                where = {"xytext": (6, 6), "textcoords": "offset points", "fontsize": 8, "color": colour}
-                panel.annotate(text, place_of(row), **where)
-            whole = next(row for row in own if row["way"] == GIVEN[0])
-            panel.plot(*place_of(whole), "*", color=colour, markersize=13)
+                panel.plot(*zip(*points, strict=True), marker, color=colour, markersize=5.5, label=label)
+            panel.plot(*whole, "*", color=colour, markersize=13)
+            names = {whole: (model, (0, 9))}
+            names |= {place_of(row): (row["target"], (8, -3)) for row in own if row["way"] == "mapped"}
+            style = {"fontsize": 8, "color": colour, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.4}}
+            for place, (text, aside) in names.items():
+                panel.annotate(text, place, aside, textcoords="offset points", **style)
         panel.set(xscale="log", ylabel=f"mean of {len(JUDGED)} tasks, {dtype}")
-        panel.grid(alpha=0.3, which="both")
+        panel.margins(0.1)
+        panel.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
     panels[1].set_xlabel("short texts a second, one thread")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=140, bbox_inches="tight")
