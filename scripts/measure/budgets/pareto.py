@@ -311,7 +311,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             (whole,) = (place_of(row) for row in own if row["way"] == GIVEN[0])
             for way, (marker, line) in STYLES.items():
                 points = sorted(place_of(row) for row in own if row["way"] == way)
-                panel.plot(*zip(whole, *points, strict=True), line, color=colour, linewidth=1.2)
+                start = [whole] if way == "mapped" else []  # the other ways may lack the first target
+                panel.plot(*zip(*start, *points, strict=True), line, color=colour, linewidth=1.2)
                 label = f"{model}: {WAYS[way].replace('`', '')}" if panel is panels[0] else None
                 panel.plot(*zip(*points, strict=True), marker, color=colour, markersize=5.5, label=label)
             panel.plot(*whole, "*", color=colour, markersize=13)
