@@ -12,7 +12,7 @@ from bertlite import BertModel
 from bertlite.experiments.budget.distil import RecordedTeacher
 from bertlite.experiments.data import EncodedExamples
 from scripts.measure.budgets.encoders import MEAN, Judge, Judged, difference, gain
-from scripts.measure.budgets.pareto import LastStates
+from scripts.measure.budgets.pareto import DTYPES, LastStates, draw
 
 CLASSES = 5
 
@@ -84,3 +84,27 @@ def test_a_map_is_fitted_to_the_states_that_are_recorded() -> None:
     wanted = model(**inputs, return_dict=True).last_hidden_state
     real = inputs["attention_mask"].bool()
     torch.testing.assert_close(found[real], wanted[real])
+
+
+def test_a_picture_has_a_line_only_through_the_models_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    kept: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    made = [("big", "given", "100%", 9, 80), ("small", "given", "100%", 60, 76), ("small", "mapped", "50%", 120, 75)]
+    made += [("small", "mapped", "30%", 180, 73), ("small", "distilled", "30%", 180, 74)]
+    rows = [
+        {"model": model, "way": way, "target": target, "dtype": dtype}
+        | {"texts a second": {"median": speed}, "scores": {MEAN: {"score": score / 100}}}
+        for model, way, target, speed, score in made
+        for dtype in DTYPES
+    ]
+    draw(rows, tmp_path / "picture.png")
+    (figure,) = kept
+    monkeypatch.undo()
+    pyplot.close(figure)
+    lines = [[*map(float, line.get_xdata())] for line in figure.axes[0].lines if line.get_linestyle() != "None"]
+    assert [line for line in lines if len(line) > 1] == [[60, 120, 180]]
+    width, height = figure.get_size_inches()
+    assert width <= 1.5 * height

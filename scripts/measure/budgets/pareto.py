@@ -310,7 +310,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             own = [row for row in rows if (row["model"], row["dtype"]) == (model, dtype)]
             (whole,) = (place_of(row) for row in own if row["way"] == GIVEN[0])
             for way, (marker, line) in STYLES.items():
-                points = sorted(place_of(row) for row in own if row["way"] == way)
+                if not (points := sorted(place_of(row) for row in own if row["way"] == way)):
+                    continue
                 start = [whole] if way == "mapped" else []  # the other ways may lack the first target
                 panel.plot(*zip(*start, *points, strict=True), line, color=colour, linewidth=1.2)
                 label = f"{model}: {WAYS[way].replace('`', '')}" if panel is panels[0] else None
