@@ -50,6 +50,7 @@ from scripts.measure.budgets.methods import OfLayers, Subject, with_fewer_layers
 PICTURE = ".png"
 LENGTH, BATCH, ROUNDS = 32, 32, 41  # tokens to truncate texts to; texts of a step, and of what is timed
 SETTINGS = PruneSettings(max_length=LENGTH, at=(8, 16), mapping=False)  # short texts, as those of the tasks
+PIECE = 1000  # texts whose vectors are a file
 DTYPES = ("float32", "int8")
 SEARCHED = "Banking77"  # the task whose texts are searched for neighbours
 GIVEN, PLAIN = ("given", "100%"), "plain"
@@ -161,17 +162,19 @@ class Encoder:
         return self.place if (way, target) == GIVEN else self.folder / way / target
 
     def vectors(self, key: Key, texts: Sequence[str]) -> Array:
-        """Return the vectors of texts; those that are pooled are kept in a file, before the layers that follow."""
+        """Return the vectors of texts; those that are pooled are kept in files, before the layers that follow."""
         way = "mapped" if key.way == PLAIN else key.way
-        place, path = self.path(way, key.target), self.folder / "vectors" / f"{way} {key.target} {key.dtype}.npy"
-        if not path.exists():
+        place, folder = self.path(way, key.target), self.folder / "vectors" / f"{way} {key.target} {key.dtype}"
+        pieces = {folder / f"{first}.npy": texts[first : first + PIECE] for first in range(0, len(texts), PIECE)}
+        if missing := [path for path in pieces if not path.exists()]:
             embedder = Embedder(place, dtype=key.dtype, backend="native")
             for name in list(embedder.encoder._modules)[2:]:  # after the encoder and its pooling
                 del embedder.encoder._modules[name]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            np.save(path, embedder.encode(texts))
-            print(path, flush=True)
-        x = torch.from_numpy(np.load(path))
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in missing:
+                np.save(path, embedder.encode(pieces[path]))
+                print(path, flush=True)
+        x = torch.from_numpy(np.concatenate([np.load(path) for path in pieces]))
         for module in read_head(str(self.place if key.way == PLAIN else place)).modules:
             x = module(x)
         return x.numpy()
