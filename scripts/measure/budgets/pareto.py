@@ -1,14 +1,15 @@
 """Which encoder to take: quality against measured speed, of sentence encoders pruned, mapped, distilled and in int8.
 
+    python -m scripts.measure.budgets.pareto models CHECKPOINT … --data FOLDER --out runs/pareto,FILE.json
     python -m scripts.measure.budgets.pareto quality CHECKPOINT … --data FOLDER --out runs/pareto,FILE.json
     python -m scripts.measure.budgets.pareto speed CHECKPOINT … --data FOLDER --out runs/pareto,FILE.json,FILE.png
 
 The models: each given one; those of `bertlite prune to` without and with a map; these distilled; and whole layers left
 out, distilled alike and mapped alike.  None reads a label.  `scripts/measure/budgets/encoders.py` has the tasks.
 
-"quality" makes the models and their vectors in the folder, and judges them; other work on the machine does not matter.
-What is in the folder is not made again, so give the same command again after a kill.  "speed" times the models of that
-record in turn, on the native kernels, with the layer of a map: it needs a quiet machine, and takes minutes.
+"models" makes the models in the folder; "quality" makes their vectors there, and judges the models that there are.
+Other work on the machine does not matter, and nothing is made again: after a kill give the same command again.
+"speed" times the models of that record in turn, on the native kernels, with the layer of a map, on a quiet machine.
 """
 
 import argparse
@@ -75,7 +76,7 @@ class Key(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=("quality", "speed"))
+    parser.add_argument("stage", choices=("models", "quality", "speed"))
     text = "folders of sentence encoders, named for them; the first is what others are timed beside"
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help=text)
     parser.add_argument("--data", required=True, type=Path, metavar="FOLDER", help="folder of the data sets")
@@ -89,9 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = {
         each.name: Encoder(each, args.data, args.out[FOLDER] / each.name, args.steps) for each in args.checkpoints
     }
-    if args.stage == "quality":
+    if args.stage == "models":
         for encoder in given.values():
             encoder.make(args.targets, args.distilled)
+        return 0
+    if args.stage == "quality":
         record = {"what": "sentence encoders, pruned, mapped, distilled, in int8", "steps": args.steps}
         record |= {"texts": len(texts_to_fit(args.data)), "rows": judge(given, args.data)}
         record["environment"] = environment()
