@@ -8,7 +8,9 @@ from bertlite.experiments.compare import describe_way, show_interval
 from bertlite.experiments.experiment import REPAIRS
 from bertlite.pruning.criteria import CRITERIA
 from scripts.make.tables.read import Record, measured_on, record, records, table, with_spread
+from scripts.measure.budgets.encoders import JUDGED, MEAN
 from scripts.measure.budgets.methods import FEWER, OURS
+from scripts.measure.budgets.pareto import DTYPES, Key
 from scripts.measure.budgets.pareto import WAYS as PARETO
 from scripts.measure.budgets.picture import MANY
 
@@ -251,54 +253,59 @@ def vocabulary() -> str:
     return table(names, body, note)
 
 
-def encoders() -> str:
-    """Table of a sentence encoder before and after pruning, judged by tasks that it was not fitted to."""
-    found = record("pruning/encoders")
-    dense, *rows = found["rows"]
-    names = [name for name, each in dense.items() if isinstance(each, dict)]
-    body = [["100 %", "", "", *(f"{100 * dense[name]['score']:.1f}" for name in names)]]
-    body += [
-        [
-            f"{100 * row['macs']:.0f} %",
-            f"`--distil {row['distilled']['minutes']:g}`" if row["distilled"] else "",
-            f"{row['cosine']:.3f}",
-            *(
-                f"{100 * row[name]['difference']:+.1f}"
-                + show_interval(row[name]["difference_low"], row[name]["difference_high"], "+")
-                for name in names
-            ),
-        ]
-        for row in rows
-    ]
-    note = (
-        f"Fitted to {found['texts']['fitted to']:,} texts without labels; the cosine with the given model's vectors is"
-        f" on {found['texts']['held out']:,} others. 100 × Spearman's correlation or nDCG@10 of the given model, and"
-        " the paired difference from it. 95 % intervals are over pairs of texts or over intents."
-    )
-    return table(["MACs", "", "cosine", *names], body, note)
+def by_encoder() -> list[tuple[list[str], Record, Record]]:
+    """Return the first cells of a line, and its rows in float32 and int8, of each encoder that was judged."""
+    rows = {tuple(row[name] for name in Key._fields): row for row in record("pruning/pareto")["rows"]}
+    found = []
+    for model, way, target in dict.fromkeys(each[:3] for each in rows):
+        exact, small = (rows[model, way, target, dtype] for dtype in DTYPES)
+        found.append(([model, target.replace("%", " %"), PARETO.get(way, "the given model")], exact, small))
+    return found
 
 
 def pareto() -> str:
-    """Table of a sentence encoder, pruned in several ways, in float32 and in int8: quality and measured speed."""
-    found = record("pruning/pareto")
-    rows = {(row["target"], row["way"], row["dtype"]): row for row in found["rows"]}
+    """Table of sentence encoders, pruned in several ways, in float32 and in int8: quality and measured speed."""
+    found, lines = record("pruning/pareto"), by_encoder()
+    given = [*dict.fromkeys(names[0] for names, *_ in lines)]
     body = []
-    for target, way in dict.fromkeys(each[:2] for each in rows):
-        exact, small = (rows[target, way, dtype] for dtype in ("float32", "int8"))
-        body.append(
-            [
-                target.replace("%", " %"),
-                PARETO.get(way, "the given model"),
-                *(f"{row['speedup']['median']:.1f}" for row in (exact, small)),
-                *(f"{100 * x:.1f}" for x in exact["scores"].values()),
-                *(f"{100 * row['mean']:.1f}" for row in (exact, small)),
-                f"{small['neighbours']:.3f}",
-            ]
-        )
-    head = ["MACs", "", "speed", "speed, int8", *exact["scores"], "mean", "mean, int8", "neighbours kept by int8"]
+    for names, *both in lines:
+        speeds = [f"{row['texts a second']['median']:,.0f}" if "speed" in found else "" for row in both]
+        scores = [row["scores"][MEAN] for row in both]
+        means = [", ".join(filter(None, (percent(each["score"]), than(each)))) for each in scores]
+        small = [than(both[1]["more than"].get(given[-1]))] if given[1:] else []
+        body.append([*names, *speeds, *means, than(both[0]["more than"].get("layers")), *small])
+    head = ["encoder", "MACs", "", "texts a second", "int8", "mean", "mean, int8", "more than layers alike"]
+    others = " and ".join(name for name, each in JUDGED.items() if not each.fitted)
+    speed = f" Speed: 32 short texts at once, {measured_on(found['speed'])}." if "speed" in found else ""
     note = (
-        f"100 × Spearman's correlation or nDCG@10. By {found['texts']:,} texts at most, without labels; distilled:"
-        f" {found['steps']} steps of 32 texts, then the map. Speeds: beside the given model in float32 on the native"
-        f" kernels, 32 short texts at once; {measured_on(found)}."
+        f"100 × the mean of {len(JUDGED)} tasks, and its difference from the given model's in float32, with a paired"
+        f" 95 % interval over the texts that judge. Models are fitted, mapped and distilled by {found['texts']:,}"
+        f" texts without labels, of the kinds that the tasks have, except {others}. Distilled: {found['steps']} steps"
+        f" of 32 texts. Every pruned model has a map, except where it says no.{speed}"
     )
-    return table(head, body, note)
+    return table([*head, *(f"int8, more than {name}" for name in given[1:][-1:])], body, note)
+
+
+def than(found: dict[str, float] | None) -> str:
+    """Write a difference in points with its interval; nothing for a model and itself."""
+    if found is None or found["difference_low"] == found["difference_high"]:
+        return ""
+    return f"{100 * found['difference']:+.1f}" + show_interval(found["difference_low"], found["difference_high"], "+")
+
+
+def pareto_tasks() -> str:
+    """Table of sentence encoders task by task, in float32, and of the neighbours that int8 keeps."""
+    body = [
+        [*names, *(percent(exact["scores"][name]["score"]) for name in JUDGED), f"{small['neighbours']:.3f}"]
+        for names, exact, small in by_encoder()
+    ]
+    kinds = {kind: ", ".join(name for name, each in JUDGED.items() if each.kind == kind) for kind in KINDS}
+    note = " ".join(f"{kinds[kind]}: {what}." for kind, what in KINDS.items())
+    return table(["encoder", "MACs", "", *JUDGED, "neighbours kept by int8"], body, f"100 × {note}")
+
+
+KINDS = {
+    "pairs": "Spearman's correlation of cosines with people's ratings of pairs",
+    "search": "nDCG@10 of a search for questions with the query's intent",
+    "probe": "accuracy of a linear classifier of the vectors",
+}

@@ -1,0 +1,110 @@
+"""scripts/measure/budgets/{encoders,pareto}.py: scores of vectors, paired intervals, maps from recorded states."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make
+
+from bertlite import BertModel
+from bertlite.experiments.budget.distil import RecordedTeacher
+from bertlite.experiments.data import EncodedExamples
+from scripts.measure.budgets.encoders import MEAN, Judge, Judged, difference, gain
+from scripts.measure.budgets.pareto import DTYPES, LastStates, draw
+
+CLASSES = 5
+
+
+def rows_of(kind: str) -> Any:
+    def rows(data: Path, part: str) -> list[tuple[str, str, str]]:
+        texts = [f"{kind} {part} {i}" for i in range(60)]
+        if kind == "pairs":
+            return [(text, f"{text} again", str(i)) for i, text in enumerate(texts)]
+        return [(text, "", str(i % CLASSES)) for i, text in enumerate(texts)]
+
+    return rows
+
+
+@pytest.fixture
+def judge() -> Judge:
+    kinds = {
+        kind: Judged(rows_of(kind), kind, 40, 0 if kind == "pairs" else 60) for kind in ("pairs", "search", "probe")
+    }
+    return Judge(Path(), kinds)
+
+
+def perfect(judge: Judge) -> np.ndarray[Any, Any]:
+    """Return vectors that rank and separate everything: a class is a direction, a rating the cosine of a pair."""
+    vectors = np.zeros((len(judge.texts), CLASSES))
+    for text, i in judge.places.items():
+        number = int(text.removesuffix(" again").split()[-1])
+        if text.startswith("pairs"):
+            angle = np.arccos(number / 60) if text.endswith("again") else 0
+            vectors[i, :2] = np.cos(angle), np.sin(angle)
+        else:
+            vectors[i, number % CLASSES] = 1
+    return vectors
+
+
+def test_perfect_vectors_have_every_point_and_others_fewer(judge: Judge) -> None:
+    best, drawn = judge(perfect(judge)), judge(np.random.default_rng(0).normal(size=(len(judge.texts), CLASSES)))
+    assert {name: scores[0] for name, scores in best.items()} == pytest.approx(dict.fromkeys(best, 1))
+    assert all(-1 < scores[0] < 0.7 for scores in drawn.values())
+    found = difference(drawn[MEAN], best[MEAN])
+    assert found["difference_low"] < found["difference"] < found["difference_high"] < 0
+
+
+def test_differences_are_paired(judge: Judge) -> None:
+    vectors = np.random.default_rng(0).normal(size=(len(judge.texts), CLASSES))
+    scores, longer = judge(vectors), judge(3 * vectors)
+    assert np.ptp(scores[MEAN]) > 0.05
+    assert [*difference(longer[MEAN], scores[MEAN]).values()] == pytest.approx([0, 0, 0], abs=1e-12)
+
+
+def test_a_search_with_few_relevant_texts_can_be_perfect() -> None:
+    documents = np.eye(12)
+    known = np.array([*"aab", *"c" * 9])
+    queries, labels = documents[[0, 2, 3]] + documents[[1, 2, 3]], np.array([*"abd"])
+    found = gain(queries, labels, documents, known)
+    assert found[:2] == pytest.approx([1, 1])
+    assert gain(documents[[2]], np.array(["a"]), documents, known) == pytest.approx(
+        [(1 / np.log2([3, 4])).sum() / (1 / np.log2([2, 3])).sum()]
+    )
+
+
+def test_a_map_is_fitted_to_the_states_that_are_recorded() -> None:
+    model = make(BertModel)
+    rows = tuple((tuple(range(5, 9 + i)), (0,) * (4 + i)) for i in range(6))
+    data = EncodedExamples(rows, (0.0,) * len(rows))
+    batch = data.batch([4, 1], torch.float32)
+    inputs = {name: x for name, x in batch.items() if name != "labels"}
+    found = LastStates(RecordedTeacher(model, data))(**inputs, return_dict=True).last_hidden_state
+    wanted = model(**inputs, return_dict=True).last_hidden_state
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(found[real], wanted[real])
+
+
+def test_a_picture_has_a_line_only_through_the_models_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    kept: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    made = [("big", "given", "100%", 9, 80), ("small", "given", "100%", 60, 76), ("small", "mapped", "50%", 120, 75)]
+    made += [("small", "mapped", "30%", 180, 73), ("small", "distilled", "30%", 180, 74)]
+    rows = [
+        {"model": model, "way": way, "target": target, "dtype": dtype}
+        | {"texts a second": {"median": speed}, "scores": {MEAN: {"score": score / 100}}}
+        for model, way, target, speed, score in made
+        for dtype in DTYPES
+    ]
+    draw(rows, tmp_path / "picture.png")
+    (figure,) = kept
+    monkeypatch.undo()
+    pyplot.close(figure)
+    lines = [[*map(float, line.get_xdata())] for line in figure.axes[0].lines if line.get_linestyle() != "None"]
+    assert [line for line in lines if len(line) > 1] == [[60, 120, 180]]
+    width, height = figure.get_size_inches()
+    assert width <= 1.5 * height
