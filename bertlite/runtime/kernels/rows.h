@@ -57,9 +57,9 @@ inline Vector sums_and_differences(Vector x, std::integer_sequence<int, lane...>
 
 constexpr Long ROTATED = 64;  // numbers that `rotate` mixes
 
-// Multiply each whole 64 of a row's (count,) by Hadamard's matrix of 1/8 and -1/8, and copy the others and what is behind
-// them, to (width,).  A large number is spread over all 64, and one scale then fits them.  Products of two rotated rows
-// have the sum that they had, since the matrix is orthogonal.
+// Multiply each whole 64 of a row's (count,) by Hadamard's matrix of 1/8 and -1/8, and copy the rest of (width,).  A
+// large number is spread over all 64, and one scale then fits them.  Products of two rotated rows have the sum that
+// they had, since the matrix is orthogonal.
 template <class From>
 inline void rotate(const From* from, Long count, Long width, float* to) {
     constexpr Long VECTORS = ROTATED / LANES;
