@@ -9,8 +9,8 @@
 
 namespace bertlite {
 
-// Convert a row of a weight.  8-bit integers are of the rotated row, since they are multiplied by rotated rows, and get
-// a scale, by which the largest magnitude is 127, and the row's sum.
+// Convert a row of a weight.  8-bit integers are of the rotated row, since they are multiplied by rotated rows.
+// They get a scale, by which the largest magnitude is 127, and the row's sum.
 template <class Kind>
 void convert_row(const float* from, Long count, typename Kind::Weight* to, float* scale, float* row_sum) {
     if constexpr (std::is_same_v<Kind, Int8>) {
