@@ -165,6 +165,7 @@ def in_integers(model: BertPreTrainedModel) -> BertPreTrainedModel:
     rounded = copy.deepcopy(model)
     words = rounded.base_model.embeddings.word_embeddings.weight
     words.data = in_8_bits(words.data)
+    layer: Any
     for layer in rounded.base_model.encoder.layer:
         for name, part in list(layer.named_modules()):
             if isinstance(part, nn.Linear):

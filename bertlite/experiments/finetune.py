@@ -88,8 +88,6 @@ def finetune_(
     what = "" if state is None else fingerprint(model, data, recipe, share, teacher)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     first = 0 if state is None else resume(accelerator, state, what)
-    if teacher is not None:
-        teacher = teacher.to(accelerator.device).eval()
     wrapped.train(dropout)
     train_on = training_step(accelerator, wrapped, optimizer, schedule, recipe, teacher, half)
     every, epoch = max(1, steps // 20), len(batch_indices(data, recipe.batch_size)) / share  # steps; may be a fraction
@@ -97,8 +95,7 @@ def finetune_(
     shown = progress and accelerator.is_local_main_process
     with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
         for step in range(first, steps):
-            batch = data.batch(batches[step * share + rank], task.labels)
-            loss = train_on({**batch, **known_outputs(teacher, batch)})
+            loss = train_on(data.batch(batches[step * share + rank], task.labels))
             check_finite(loss, step + 1, steps, every, recipe.lr)
             if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
                 log(step=step + 1, loss=loss.item(), lr=float(schedule.get_last_lr()[0]))
@@ -135,10 +132,23 @@ def training_step(
     half: bool,
 ) -> Callable[[Mapping[str, Tensor]], Tensor]:
     """Return the function that trains on a batch and returns its loss; on a single GPU it runs CUDA graphs."""
+    if teacher is not None:
+        teacher = teacher.to(accelerator.device).eval()
     loss = partial(training_loss, recipe=recipe, teacher=teacher, half=half)
+
+    def run_plainly(batch: Mapping[str, Tensor]) -> Tensor:
+        found = loss(model, {name: x.to(accelerator.device) for name, x in batch.items()})
+        accelerator.backward(found)
+        accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        return found
+
+    run: Callable[[Mapping[str, Tensor]], Tensor] = run_plainly
     if records_steps(accelerator):
         casts = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        return TrainingStep(
+        run = TrainingStep(
             accelerator.unwrap_model(model, keep_fp32_wrapper=False),  # without accelerate's autocast
             optimizer.optimizer,
             loss,
@@ -148,17 +158,7 @@ def training_step(
             autocast=torch.bfloat16 if half else casts.get(accelerator.mixed_precision),
             frozen=[] if teacher is None or knows_outputs(teacher) else [teacher],
         )
-
-    def run(batch: Mapping[str, Tensor]) -> Tensor:
-        found = loss(model, {name: x.to(accelerator.device) for name, x in batch.items()})
-        accelerator.backward(found)
-        accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        return found
-
-    return run
+    return lambda batch: run({**batch, **known_outputs(teacher, batch)})
 
 
 def records_steps(accelerator: Any) -> bool:

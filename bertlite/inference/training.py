@@ -171,13 +171,12 @@ class TrainingStep:
     @cached_property
     def backend(self) -> Backend | None:
         """The backend that leaves padding out under graphs; None if not every model can run it."""
-        varlen, dtype = BACKENDS["varlen"], self.autocast or self.parameters[0].dtype
+        dtype = self.autocast or self.parameters[0].dtype
         for body in self.bodies:
             packs = body.may_skip_padding() and not body.config.is_decoder
-            needs = body.requirements(False, self.device, dtype)
-            if not packs or varlen.missing is None or varlen.missing(needs) is not None:
+            if not packs or not body.may_train_packed(self.device, dtype):
                 return None
-        return varlen if self.bodies else None
+        return BACKENDS["varlen"] if self.bodies else None
 
     def replay(self, bucket: Bucket, batch: Batch, last: bool) -> Tensor:
         """Run the step of a bucket: plainly for the first time, recorded for the second."""

@@ -12,9 +12,10 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +119,7 @@ def read_packed(path: Path, *, words_later: bool = False) -> PackedFile:
     return PackedFile(about, layers, tensors, dtypes, words)
 
 
-def read_header(path: Path, file: BinaryIO) -> dict[str, Any]:
+def read_header(path: Path, file: BufferedReader) -> dict[str, Any]:
     """Return the header of a safetensors file; raise ValueError if it has none."""
     size = int.from_bytes(file.read(8), "little")
     try:
@@ -175,7 +176,7 @@ def allocate(path: Path, entry: dict[str, Any], left: int, memory: Callable[[int
         raise ValueError(f"{path} is damaged: {entry!r} is no tensor ({error!r}); {WAY_OUT}") from None
 
 
-def read_bytes(file: BinaryIO, start: int, x: NDArray[Any], *, keep: bool) -> Iterator[Any]:
+def read_bytes(file: BufferedReader, start: int, x: NDArray[Any], *, keep: bool) -> Iterator[Any]:
     """Read the bytes of a tensor into its memory if they are to be kept, and yield them."""
     file.seek(start)
     if keep:

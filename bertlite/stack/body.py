@@ -249,7 +249,9 @@ class BertBody(Body, Generic[Out]):
         if cached or self.config.is_decoder:
             return "a decoder computes them"
         trains = self.embeddings.training
-        if trains and not self.may_train_packed(mask.device):
+        own = self.embeddings.LayerNorm.weight.dtype
+        dtype = torch.get_autocast_dtype("cuda") if mask.is_cuda and torch.is_autocast_enabled() else own
+        if trains and not self.may_train_packed(mask.device, dtype):
             return "a model that trains computes them, unless varlen attention, which is faster, can run"
         if not (leaves or args.first_token_only):
             return "they are returned"
@@ -266,10 +268,12 @@ class BertBody(Body, Generic[Out]):
             return "most of them hold tokens"
         return "hooks may see them" if has_hooks_within(self) else None
 
-    def may_train_packed(self, device: torch.device) -> bool:
-        """Return whether varlen attention can run on a device, with which training is faster without padding."""
-        dtype = self.embeddings.LayerNorm.weight.dtype
-        return missing_for_varlen(self.requirements(False, device, dtype)) is None
+    def may_train_packed(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether varlen attention can run in a dtype on a device: training is faster then without padding."""
+        relative = POSITIONS[self.config.position_embedding_type].in_scores
+        width = self.config.hidden_size // self.config.num_attention_heads
+        needs = Requirements(relative=relative, device=device.type, dtype=dtype, head_dim=width)
+        return missing_for_varlen(needs) is None
 
     @property
     def leaves_padding_out(self) -> bool:
@@ -292,7 +296,14 @@ class BertBody(Body, Generic[Out]):
         mask = args.encoder_attention_mask if crosses else args.attention_mask
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
             refuse_pruned(config, f"an {'encoder_' if crosses else ''}attention_mask for each head")
-        requirements = self.requirements(args.output_attentions, x.device, x.dtype)
+        requirements = Requirements(
+            weights=args.output_attentions,
+            dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
+            relative=kind.in_scores,
+            device=x.device.type,
+            dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
+            head_dim=config.hidden_size // config.num_attention_heads,
+        )
         backend = select("packed" if layout.packs and name not in PACKING else name, requirements)
         if crosses and backend.packs:
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
@@ -303,18 +314,6 @@ class BertBody(Body, Generic[Out]):
         shape = layout.batch, layout.length, layout.keys
         evenly = kind.zeroes_padding and not (config.is_decoder or crosses)
         return backend, read_mask(mask, *shape, config.num_attention_heads, causal, layout.mask_name, evenly)
-
-    def requirements(self, weights: bool, device: torch.device, dtype: torch.dtype) -> Requirements:
-        """Return the requirements of a forward on its backend; weights: attentions are returned."""
-        config, autocast = self.config, device.type == "cuda" and torch.is_autocast_enabled()
-        return Requirements(
-            weights=weights,
-            dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
-            relative=POSITIONS[config.position_embedding_type].in_scores,
-            device=device.type,
-            dtype=torch.get_autocast_dtype("cuda") if autocast else dtype,
-            head_dim=config.hidden_size // config.num_attention_heads,
-        )
 
     def may_skip_padding(self) -> bool:
         """Return whether computing padding may be left out, which rounds results differently in float32.

@@ -171,7 +171,7 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}", end="")
     if "score" in report:
         interval = show_interval(report["score_low"], report["score_high"])
-        change = show_interval(report["difference_low"], report["difference_high"], "+")
+        change = show_interval(report["difference_low"], report["difference_high"], "+.1f")
         print(
             f"\n{report['metric']} {100 * report['score']:.1f}{interval}, was {100 * report['dense_score']:.1f}:"
             f" {100 * report['difference']:+.1f}{change}, p = {report['p']:.2g}",

@@ -661,7 +661,7 @@ class Encoder {
     float* firsts_;        // (sequences, D): of the first tokens, if the last layer computes only these
     float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm
     float* pooler_input_;  // (sequences, D), in the dtype of the pooler
-    HeadValue* qkv_;       // (3 N, T, H): queries, keys, values; for each thread of a group, if it takes whole sequences
+    HeadValue* qkv_;       // (3 N, T, H): queries, keys, values; of a thread's group if it takes whole sequences
     Value* inputs_;        // (T, widest of D and N H): of all blocks, if threads take whole sequences
     Quantization* quantizations_;  // (T,), of the inputs
     HeadValue* context_;   // (T, N H)

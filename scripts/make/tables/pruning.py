@@ -199,7 +199,7 @@ def measured() -> str:
             with_spread(row["speedup"]),
             f"{100 * row['macs']:.0f} %",
             f"{100 * row['score']:.1f}{show_interval(row['score_low'], row['score_high'])}",
-            f"{100 * row['difference']:+.1f}{show_interval(row['difference_low'], row['difference_high'], '+')}",
+            f"{100 * row['difference']:+.1f}{show_interval(row['difference_low'], row['difference_high'], '+.1f')}",
             f"{row['wall_seconds']:.0f} s",
         ]
         for row in sorted(found, key=lambda row: (bool(row["distilled"]), row["speedup"]["median"]))
@@ -290,7 +290,8 @@ def than(found: dict[str, float] | None) -> str:
     """Write a difference in points with its interval; nothing for a model and itself."""
     if found is None or found["difference_low"] == found["difference_high"]:
         return ""
-    return f"{100 * found['difference']:+.1f}" + show_interval(found["difference_low"], found["difference_high"], "+")
+    ends = show_interval(found["difference_low"], found["difference_high"], "+.1f")
+    return f"{100 * found['difference']:+.1f}{ends}"
 
 
 def pareto_tasks() -> str:

@@ -130,7 +130,7 @@ def gain(queries: Array, labels: Array, documents: Array, known: Array) -> Array
 
 
 def is_right(vectors: Array, labels: Array, others: Array, known: Array) -> Array:
-    """Return 1 for each text that a linear classifier of the others labels rightly, else 0."""
+    """Return 1 for each text that a linear classifier, fitted to the other texts, labels correctly; else 0."""
     names, targets = np.unique(known, return_inverse=True)
     wanted, mean = np.eye(len(names))[targets], others.mean(0, dtype=np.float64)
     x = others - mean

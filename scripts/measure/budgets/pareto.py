@@ -4,8 +4,9 @@
     python -m scripts.measure.budgets.pareto quality CHECKPOINT … --data FOLDER --out runs/pareto,FILE.json
     python -m scripts.measure.budgets.pareto speed CHECKPOINT … --data FOLDER --out runs/pareto,FILE.json,FILE.png
 
-The models: each given one; those of `bertlite prune to` without and with a map; these distilled; and whole layers left
-out, distilled alike and mapped alike.  None reads a label.  `scripts/measure/budgets/encoders.py` has the tasks.
+Each given model is pruned by `bertlite prune to`, without a map and with one, and distilled.  For comparison whole
+layers are left out of it, and the rest is distilled and mapped in the same way.  No model reads a label.
+`scripts/measure/budgets/encoders.py` has the tasks.
 
 "models" makes the models in the folder; "quality" makes their vectors there, and judges the models that there are.
 Other work on the machine does not matter, and nothing is made again: after a kill give the same command again.
