@@ -7,9 +7,10 @@ from pathlib import Path
 
 from bertlite.experiments.budget.report import print_report
 from scripts.make.tables.proof import claims_of, parity_records, verdict
-from scripts.make.tables.pruning import give
+from scripts.make.tables.pruning import by_encoder, give, than
 from scripts.make.tables.read import cell, cpus, record, records, table
 from scripts.make.tables.speed import BASE, forward_sections
+from scripts.measure.budgets.encoders import JUDGED, MEAN
 from scripts.measure.budgets.methods import OURS
 
 WAYS = {  # of the landing page, each with its next step
@@ -42,10 +43,17 @@ def found() -> dict[str, str]:
         f" the longest of their batch, {cpus([speed])}, {speed['environment']['threads']} threads)",
         "int8": int8_cost(),
         "pruning": "removing half of the multiplications of fine-tuned MiniLMs, without training, costs"
-        f" {give(half, 'lost')} points (mean of {half['tasks']} tasks)",
+        f" {give(half, 'lost')} points (mean of {half['tasks']} tasks); {encoders_cost()}",
         "proof": f"{sum(claim['tensors'] for claim in claims):,} tensors compared with transformers;"
         f" {verdict(claims)} {'are' if verdict(claims) == 'all' else 'to be'} within the stated bound",
     }
+
+
+def encoders_cost() -> str:
+    """Return how much half of the multiplications costs sentence encoders, in words."""
+    lines = [(model, row) for (model, *_), row, _ in by_encoder() if (row["way"], row["target"]) == ("mapped", "50%")]
+    costs = [f"{model.removeprefix('all-')} {than(row['scores'][MEAN])}" for model, row in lines]
+    return f"sentence encoders: {' and '.join(costs)} ({len(JUDGED)} tasks)"
 
 
 def int8_cost() -> str:
