@@ -206,6 +206,7 @@ struct Case {
         model.activation = draw(random, 0, 7);
         model.epsilon = 1e-12;
         model.score_scale = 1 / std::sqrt(double(H));
+        model.rotated = 1;  // as bertlite_pack packs
         description = "dtype " + std::to_string(dtype) + ", H " + std::to_string(H) + ", N " + std::to_string(N) +
                       ", activation " + std::to_string(model.activation) + ", layers (heads, neurons)";
         for (long layer = 0; layer < L; layer++) {

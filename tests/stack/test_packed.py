@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, distance, gradients, make, make_batch
+from conftest import F64, SIZES, OnCuda, assert_same, distance, gradients, make, make_batch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -705,9 +705,9 @@ def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model: BertModel, 
     monkeypatch.setattr(body_module, "select", lambda name, needs: asked.append(needs) or select(name, Requirements()))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: {"cuda": torch.bfloat16}[device])
-    backend_for(model, torch.zeros(1, device="meta"))
-    asked.append(model.requirements(False, torch.device("cuda"), torch.float32))
-    assert [needs.dtype for needs in asked] == [torch.float32, torch.bfloat16]
+    backend_for(model, torch.zeros(1).as_subclass(OnCuda))
+    backend_for(model, torch.zeros(1))
+    assert [needs.dtype for needs in asked] == [torch.bfloat16, torch.float32]
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "varlen"), (torch.float32, "packed")])

@@ -1,7 +1,7 @@
 """The ways to prune that are compared: each makes a model with at most a share of the MACs, without training."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite import with_pruned
+from bertlite.experiments.budget.distil import STATES
 from bertlite.models.structure import layers_of, with_fields
 from bertlite.pruning.importance import loss_curves, macs, output_metrics, prune_layerwise_
 from bertlite.pruning.importance.allocation import Choice
@@ -169,6 +170,17 @@ class OfLayers(nn.Module):
         out = self.teacher(**inputs)
         out.hidden_states = tuple(out.hidden_states[i] for i in self.states)
         return out
+
+    @property
+    def known_outputs(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+        """The function that looks outputs up, which a record of results has."""
+        look_up = self.teacher.known_outputs
+
+        def known(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            found = look_up(batch)
+            return {**found, STATES: found[STATES][:, :, self.states]}
+
+        return known
 
 
 @dataclass(frozen=True)
