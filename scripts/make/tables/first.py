@@ -52,8 +52,8 @@ def found() -> dict[str, str]:
 def encoders_cost() -> str:
     """Return how much half of the multiplications costs sentence encoders, in words."""
     lines = [(model, row) for (model, *_), row, _ in by_encoder() if (row["way"], row["target"]) == ("mapped", "50%")]
-    costs = [f"{model.removeprefix('all-')} {than(row['scores'][MEAN])}" for model, row in lines]
-    return f"sentence encoders: {' and '.join(costs)} ({len(JUDGED)} tasks)"
+    costs = [f"{model.split('-')[1]} {than(row['scores'][MEAN])}" for model, row in lines]
+    return f"sentence encoders: {', '.join(costs)} ({len(JUDGED)} tasks)"
 
 
 def int8_cost() -> str:
