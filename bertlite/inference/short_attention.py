@@ -22,6 +22,7 @@ except ImportError:
 LONGEST = 128  # all scores of a head are in registers at once
 WARPS = {16: 2, 32: 2, 64: 4, 128: 8}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)  # settled when a kernel is decorated
 
 if triton is not None:
 
@@ -96,7 +97,7 @@ def missing_for_short(needs: Requirements, longest: int) -> str | None:
     """Return the reason why the kernel cannot compute this attention of up to `longest` tokens, or None."""
     if triton is None:
         return "Triton is not installed; torch for CUDA brings it"
-    if needs.device != "cuda" and not triton.knobs.runtime.interpret:
+    if needs.device != "cuda" and not INTERPRETED:
         return f"Triton runs on CUDA, not on {needs.device}"
     if needs.dtype not in DTYPES:
         return f"it takes {', '.join(map(str, DTYPES))}, not {needs.dtype}"

@@ -4,6 +4,8 @@ The interpreter computes on the CPU.  It takes 16-bit numbers for integers in pr
 """
 
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -12,8 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")  # read when Triton is imported
-
 from bertlite.inference import short_attention
 from bertlite.inference.short_attention import attend_short, missing_for_short
 from bertlite.stack.attention import Requirements, eager
@@ -21,7 +21,8 @@ from bertlite.stack.layouts import Slots
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(HERE.type != "cuda", reason="no CUDA device")]
-with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+RUNS = short_attention.INTERPRETED or (find_spec("triton") is not None and HERE.type == "cuda")
+with_triton = pytest.mark.skipif(not RUNS, reason="Triton is not installed, or does not interpret in this process")
 
 
 def slots(lengths: tuple[int, ...], room: int, longest: int) -> Slots:
@@ -37,6 +38,15 @@ def wanted(q: Tensor, k: Tensor, v: Tensor, layout: Slots, bias: Tensor | None) 
         shift = None if bias is None else bias[..., : end - start, : end - start].to(q.dtype)
         found.append(eager(own, keys, values, None, shift, 0.0)[0][0].transpose(0, 1))
     return torch.cat(found)
+
+
+@pytest.mark.skipif(RUNS or find_spec("triton") is None, reason="Triton is not installed, or runs in this process")
+def test_the_kernel_in_a_process_that_interprets_it() -> None:
+    """Triton reads TRITON_INTERPRET when a kernel is decorated, and graphs on a CPU are tested without the kernel."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
 
 
 @with_triton

@@ -174,7 +174,7 @@ class OfLayers(nn.Module):
     @property
     def known_outputs(self) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
         """The function that looks outputs up, which a record of results has."""
-        look_up = self.teacher.known_outputs
+        look_up: Any = self.teacher.known_outputs
 
         def known(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
             found = look_up(batch)
