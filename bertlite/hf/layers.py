@@ -151,7 +151,7 @@ class Attention(EitherAttention, modules.BertAttention, WithoutStock, stock.Bert
             return
         pruning.check_linear_parts(pruning.attention_parts(number, self))
         before = [head for head in range(config.num_attention_heads) if head not in self.pruned_heads]
-        pruning.resize_attention_(self, pruning.keep_units(before, [head for head in before if head not in gone]))
+        pruning.resize_attention_(self, pruning.move_units(before, [head for head in before if head not in gone]))
         self.pruned_heads = gone
         if layer is not None:
             config.pruned_heads = {**config.pruned_heads, layer: sorted(gone)}

@@ -9,6 +9,7 @@ its attention is then the bias of its output projection.  It may lose every neur
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from typing import Any, Protocol, Self, TypeVar
 
@@ -115,17 +116,7 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
         ValueError: the model never had such a layer or head.
         TypeError: a projection is not a plain nn.Linear (LoRA, quantised): merge first, or prune first.
     """
-    before, after = model.config, with_pruned(model.config, heads)
-    numbered = enumerate(layer.attention for layer in layers_of(model))
-    changed = [each for each in numbered if kept_heads(before, each[0]) != kept_heads(after, each[0])]
-    for layer, attention in changed:
-        check_linear_parts(attention_parts(layer, attention))
-    for layer, attention in changed:
-        resize_attention_(attention, keep_units(kept_heads(before, layer), kept_heads(after, layer)))
-        attention.pruned_heads = set(after.pruned_heads[layer])
-    if changed:
-        set_config(model, after)
-    return model
+    return resize_layers_(model, with_pruned(model.config, heads))
 
 
 def prune_neurons(model: Model, neurons: Neurons) -> Model:
@@ -146,20 +137,7 @@ def prune_neurons_(model: Model, neurons: Neurons) -> Model:
         ValueError: the model never had such a layer or neuron.
         TypeError: a matrix is not in a plain nn.Linear (LoRA, quantised): merge first, or prune first.
     """
-    before, after = model.config, with_pruned(model.config, {}, neurons)
-    changed = [
-        (layer, block)
-        for layer, block in enumerate(layers_of(model))
-        if kept_neurons(before, layer) != kept_neurons(after, layer)
-    ]
-    if not changed:
-        return model
-    for layer, block in changed:
-        check_linear_parts(feed_forward_parts(layer, block))
-    for layer, block in changed:
-        resize_feed_forward_(block, keep_units(kept_neurons(before, layer), kept_neurons(after, layer)))
-    set_config(model, after)
-    return model
+    return resize_layers_(model, with_pruned(model.config, {}, neurons))
 
 
 def drop_layers(model: Model, layers: Iterable[int]) -> Model:
@@ -285,20 +263,32 @@ def densify(model: Model) -> Model:
     Raises:
         TypeError: as for `prune_heads_`.
     """
-    model = copy.deepcopy(model)
-    before = model.config
-    no_neurons: dict[str, Neurons] = {"pruned_neurons": {}} if pruned_neurons(before) else {}
-    full = with_fields(before, {"pruned_heads": {}, **no_neurons})
+    no_neurons: dict[str, Neurons] = {"pruned_neurons": {}} if pruned_neurons(model.config) else {}
+    return resize_layers_(copy.deepcopy(model), with_fields(model.config, {"pruned_heads": {}, **no_neurons}))
+
+
+def resize_layers_(model: Model, after: Any) -> Model:
+    """Give a model the heads and neurons of a config, and that config; units that come back have zero weights.
+
+    Raises:
+        TypeError: a matrix to change is not in a plain nn.Linear; nothing is changed then.
+    """
+    before, changes = model.config, list[Callable[[], None]]()
     for layer, block in enumerate(layers_of(model)):
-        heads, neurons = kept_heads(before, layer), kept_neurons(before, layer)
-        if len(heads) < full.num_attention_heads:
+        heads, left = kept_heads(before, layer), kept_heads(after, layer)
+        if heads != left:
             check_linear_parts(attention_parts(layer, block.attention))
-            resize_attention_(block.attention, restore_units(heads, full.num_attention_heads))
-            block.attention.pruned_heads = set()
-        if len(neurons) < full.intermediate_size:
+            changes.append(partial(resize_attention_, block.attention, move_units(heads, left)))
+            gone = {*range(after.num_attention_heads)} - {*left}
+            changes.append(partial(setattr, block.attention, "pruned_heads", gone))
+        neurons, rest = kept_neurons(before, layer), kept_neurons(after, layer)
+        if neurons != rest:
             check_linear_parts(feed_forward_parts(layer, block))
-            resize_feed_forward_(block, restore_units(neurons, full.intermediate_size))
-    set_config(model, full)
+            changes.append(partial(resize_feed_forward_, block, move_units(neurons, rest)))
+    for change in changes:
+        change()
+    if changes:
+        set_config(model, after)
     return model
 
 
@@ -347,19 +337,18 @@ def check_not_optimised(model: BertLike) -> None:
 Change = Callable[[Tensor, int, int], Tensor]  # a weight or bias, the axis of its units, their width -> the new one
 
 
-def keep_units(units: Sequence[int], kept: Iterable[int]) -> Change:
-    """Return the change that keeps some of the units of a matrix."""
-    index = {unit: i for i, unit in enumerate(units)}
-    indices = [index[unit] for unit in kept]
-    return lambda x, axis, width: x.index_select(axis, unit_rows(indices, width, x.device))
-
-
-def restore_units(units: Sequence[int], built: int) -> Change:
-    """Return the change that puts the units of a matrix in their places among `built`, with zeros elsewhere."""
+def move_units(units: Sequence[int], wanted: Sequence[int]) -> Change:
+    """Return the change from a matrix of some units to a matrix of other units, with zeros for those that are new."""
+    old, new = ({unit: i for i, unit in enumerate(each)} for each in (units, wanted))
+    known = [unit for unit in wanted if unit in old]
+    taken, places = [old[unit] for unit in known], [new[unit] for unit in known]
 
     def change(x: Tensor, axis: int, width: int) -> Tensor:
-        shape = [*x.shape[:axis], built * width, *x.shape[axis + 1 :]]
-        return x.new_zeros(shape).index_copy(axis, unit_rows(units, width, x.device), x)
+        found = x.index_select(axis, unit_rows(taken, width, x.device))
+        if len(known) == len(wanted):
+            return found
+        shape = [*x.shape[:axis], len(wanted) * width, *x.shape[axis + 1 :]]
+        return x.new_zeros(shape).index_copy(axis, unit_rows(places, width, x.device), found)
 
     return change
 
