@@ -45,19 +45,6 @@ from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.scores import check_task
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, run, whole_layers
 
-__all__ = [
-    "ABLATIONS",
-    "DIRECTIONS",
-    "METRICS",
-    "SITES",
-    "Ablation",
-    "Patching",
-    "ablate",
-    "ablated",
-    "mean_contexts",
-    "patch",
-]
-
 ABLATIONS = ("zero", "mean")
 DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]
@@ -256,10 +243,16 @@ def patch(
     check_name("direction", direction, DIRECTIONS)
     if not (metric is None or callable(metric) or metric in METRICS):
         raise ValueError(f"there is no metric {metric!r}; have: {', '.join(METRICS)}, or give a function")
-    pairs, place, name = read_pairs(model, clean, corrupted, positions), SITES[site], ""
-    found, measured = [], []
+    both = [check_rows(model, [given] if isinstance(given, Mapping) else given) for given in (clean, corrupted)]
+    if len(both[0]) != len(both[1]):
+        raise ValueError(
+            f"there are {len(both[0])} clean batches and {len(both[1])} corrupted ones: give equally many"
+        )
+    for pair in zip(*both, strict=True):
+        check_aligned(*pair, positions)
+    place, name, found, measured = SITES[site], "", [], []
     with eval_mode(model), torch.no_grad():
-        for pair in pairs:
+        for pair in zip(*both, strict=True):
             (one, given), (other, given_other) = (read_values(model, batch, place) for batch in pair)
             ends = (one, pair[0]), (other, pair[1])
             name, measure = metric_of(metric, model, *ends)
@@ -272,28 +265,13 @@ def patch(
     return Patching(every, clean_value, corrupted_value, direction, name)
 
 
-def read_pairs(
-    model: BertLike, clean: Batches, corrupted: Batches, positions: Sequence[int] | None
-) -> list[tuple[Batch, Batch]]:
-    """Return clean batches with corrupted ones, checked and on the model's device."""
-    ours, theirs = (
-        check_rows(model, [given] if isinstance(given, Mapping) else given) for given in (clean, corrupted)
-    )
-    if len(ours) != len(theirs):
-        raise ValueError(f"there are {len(ours)} clean batches and {len(theirs)} corrupted ones; give equally many")
-    pairs = list(zip(ours, theirs, strict=True))
-    for pair in pairs:
-        check_aligned(*pair, positions)
-    return pairs
-
-
 def measure_patches(
     model: BertLike,
     batch: Batch,
     values: Sequence[Tensor],
     measure: Metric,
     site: Site,
-    positions: Sequence[int] | None = None,
+    positions: Sequence[int] | None,
 ) -> Tensor:
     """Return the metric of a batch with one unit's values replaced at a time, (B, L, U, P); nan for pruned units."""
     columns = [slice(None)] if positions is None else [slice(position, position + 1) for position in positions]
@@ -472,28 +450,24 @@ def ablate(
     check_name("ablation", method, ABLATIONS)
     task = ScoringTask(model, HEADS, "example", target=target, loss=loss, teacher=teacher)
     check_task(task, "leave_one_out")
-    read = check_rows(model, batches, task.needs_labels)
+    read, present = check_rows(model, batches, task.needs_labels), HEADS.present(model)
     increases, losses = [], []
     with eval_mode(*task.models), torch.no_grad():
-        fixed = torch.zeros(context_shape(model), dtype=torch.float32, device="cpu")
-        if method == "mean":
-            fixed = mean_contexts(model, read if reference is None else reference)
-        values = kept_contexts(model, fixed.to(model.device))
+        contexts = mean_contexts(model, read if reference is None else reference) if method == "mean" else None
         for batch in read:
             objective = task.objective(batch)
             losses.append(objective(run(model, batch, **EVERY_TOKEN)).double().cpu())
-            found = measure_patches(model, batch, values, lambda out, batch: objective(out), HEAD)  # noqa: B023
-            increases.append(found[..., 0] - losses[-1][:, None, None])
+            shape = (len(losses[-1]), *present.shape)
+            increases.append(torch.full(shape, torch.nan, dtype=torch.float64, device="cpu"))
+            for layer, head in present.nonzero().tolist():
+                with ablated(model, {layer: [head]}, contexts):
+                    without = objective(run(model, batch, **EVERY_TOKEN)).double().cpu()
+                increases[-1][:, layer, head] = without - losses[-1]
     return Ablation(torch.cat(increases), torch.cat(losses))
 
 
 def context_shape(model: BertLike) -> tuple[int, int, int]:  # (L, N, H)
     return *HEADS.shape(model), model.config.hidden_size // model.config.num_attention_heads
-
-
-def kept_contexts(model: BertLike, contexts: Tensor) -> list[Tensor]:
-    """Return contexts, (L, N, H), of the heads that are not pruned: for each layer (1, 1, n, H)."""
-    return [each[None, None, list(kept_heads(model.config, layer))] for layer, each in enumerate(contexts)]
 
 
 def mean_contexts(model: BertLike, reference: Iterable[Batch]) -> Tensor:
@@ -530,21 +504,22 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
     given = torch.zeros(wanted, dtype=torch.float32, device="cpu") if contexts is None else contexts
     if tuple(given.shape) != wanted:
         raise ValueError(f"contexts are {tuple(given.shape)}; expected {wanted}")
-    gone: dict[int, list[int]] = {}  # {layer: places of the heads among the ones that it has}
+    values: dict[int, dict[int, Tensor]] = {}  # {layer: {place of a head among the ones that it has: its context}}
     for layer, chosen in normalise_units(heads, *wanted[:2], "head").items():
         kept = kept_heads(model.config, layer)
-        gone[layer] = [kept.index(head) for head in chosen if head in kept]
-        for head in {*chosen} & {*kept}:
-            if given[layer, head].isnan().any():
-                raise ValueError(f"the contexts lack head {head} of layer {layer}: compute them with this model")
-    values = kept_contexts(model, given)
+        values[layer] = {kept.index(head): given[layer, head] for head in chosen if head in kept}
+        for index, value in values[layer].items():
+            if value.isnan().any():
+                raise ValueError(
+                    f"the contexts lack head {kept[index]} of layer {layer}: compute them with this model"
+                )
 
     def replace(layer: int, x: Tensor) -> Tensor | None:
-        indices = gone.get(layer)
-        if not indices:
+        if not values.get(layer):
             return None
         new = x.clone()
-        new[..., indices, :] = values[layer][0, 0, indices].to(x)
+        for index, value in values[layer].items():
+            new[..., index, :] = value.to(x)
         return new
 
     with edited(model, HEAD, replace):
