@@ -5,12 +5,12 @@
     python -m scripts.make.wheel --runtime                  # bertlite_runtime-….whl, which needs no torch
     python -m scripts.make.wheel --runtime --platform macos-arm64   # compiled by CXX, or else by PyPI's ziglang
 
-The kernels are compiled for every kind of processor.  auditwheel, where it is installed, checks that they need no
-newer system than the wheel's tag says.  Wheels for macOS and Windows say that they have not been run.
+The kernels are compiled for every kind of processor.  A wheel is written only if they are all there and need no more
+of a system than its tag says.  Wheels for macOS and Windows say that they have not been run.
 """
 
 import argparse
-import importlib.util
+import inspect
 import os
 import platform
 import re
@@ -19,12 +19,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from bertlite import __version__
-from bertlite.runtime.library import INSTRUCTION_SETS, PREBUILT, compile_kernels, file_name
+from bertlite.runtime.library import CHECKSUM_SIZE, INSTRUCTION_SETS, PREBUILT, compile_kernels, crc_of, file_name
+from bertlite.runtime.structs import Kernels
+from scripts.make.libraries import read_library
+from scripts.make.wheel_hook import platform_of
 
 ROOT = Path(__file__).parents[2]
 ON_ARM, NOT_LINUX = ("neon_bf16", "neon_dot", "baseline"), ("avx2", "baseline", "baseline_exact")
@@ -43,8 +47,42 @@ COMPILERS = {  # of platforms other than this machine's, where CXX names none
     "macos-x86_64": [*ZIG, "x86_64-macos.13.0-none"],
     "windows-x86_64": [*ZIG, "x86_64-windows-gnu"],
 }
+TAGS = {
+    "linux-x86_64": "manylinux_2_27_x86_64",
+    "linux-aarch64": "manylinux_2_27_aarch64",
+    "macos-arm64": "macosx_13_0_arm64",
+    "macos-x86_64": "macosx_13_0_x86_64",
+    "windows-x86_64": "win_amd64",
+}
+Versions = dict[str, tuple[int, ...]]
+SYSTEMS: dict[str, tuple[str, Versions]] = {  # libraries that a tag promises, and the newest version of interfaces
+    "linux": (
+        r"lib(c|m|dl|pthread|gcc_s|stdc\+\+)\.so\.\d|ld-linux-[\w-]+\.so\.\d",
+        {"GLIBC": (2, 27), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)},  # Ubuntu 18.04, as PEP 600
+    ),
+    "macos": (r"/usr/lib/libSystem\.B\.dylib", {"macOS": (13, 0)}),
+    "windows": (r"(?i)(kernel32|api-ms-win-crt-[\w-]+)\.dll", {}),
+}
+FUNCTIONS = {*re.findall(r"library\.(bertlite_\w+)", inspect.getsource(Kernels))}  # that Python looks up
+OLDER_GLIBC = """\
+#if defined(__linux__)
+#include <features.h>
+#if __GLIBC_PREREQ(2, 34)  // which has these under two versions: that of its release, and that of the first
+#if defined(__x86_64__)
+#define FIRST "GLIBC_2.2.5"
+#else
+#define FIRST "GLIBC_2.17"
+#endif
+__asm__(".symver dlsym, dlsym@" FIRST);
+__asm__(".symver pthread_create, pthread_create@" FIRST);
+__asm__(".symver pthread_detach, pthread_detach@" FIRST);
+__asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@" FIRST);
+#endif
+#endif
+"""
 HERE = f"linux-{platform.machine()}"
-LARGEST, LARGEST_RUNTIME = 2 * 2**20, 10 * 2**20  # bytes
+LARGEST = 10 * 2**20  # bytes of a wheel
+NOT_RUN = "On this platform it has not been run."
 PROJECT = """\
 [build-system]
 requires = ["hatchling>=1.27"]
@@ -77,26 +115,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"for {args.platform} there is a wheel of the runtime alone: add --runtime")
     if args.platform != HERE:
         os.environ.setdefault("CXX", shlex.join(COMPILERS[args.platform]))
-    if args.runtime:
-        build_runtime(args.out, SETS[args.platform], "" if linux else " On this platform it has not been run.")
-    else:
-        PREBUILT.mkdir()
-        try:
-            add_kernels(PREBUILT, SETS[args.platform])
-            python("build", "--wheel", "--no-isolation", "--outdir", str(args.out), str(ROOT))
-        finally:
-            shutil.rmtree(PREBUILT)
-    wheel = max(args.out.glob("*.whl"), key=lambda path: path.stat().st_mtime)
-    most = LARGEST_RUNTIME if args.runtime else LARGEST
-    if wheel.stat().st_size > most:
-        sys.exit(f"{wheel} has {wheel.stat().st_size:,} bytes, of {most:,} allowed")
+    with tempfile.TemporaryDirectory(prefix="bertlite-wheel-") as name:
+        if args.runtime:
+            build_runtime(Path(name), SETS[args.platform], "" if linux else f" {NOT_RUN}")
+        else:
+            build(Path(name), SETS[args.platform])
+        [wheel] = Path(name).glob("*.whl")
+        if faults := [*find_faults(wheel, args.platform)]:
+            sys.exit("\n  ".join([f"{wheel.name} is not written:", *faults]))
+        args.out.mkdir(parents=True, exist_ok=True)
+        print(shutil.copy(wheel, args.out))
     if not linux:
-        print(f"{wheel}: not run, as it was compiled on another system", file=sys.stderr)
-    elif importlib.util.find_spec("auditwheel") is None:
-        print(f"{wheel}: auditwheel is not installed, so that the tag is not checked", file=sys.stderr)
-    elif newest_system(found := python("auditwheel", "show", str(wheel))) > newest_system(wheel.name):
-        sys.exit(found)
+        print(f"{wheel.name}: {NOT_RUN}", file=sys.stderr)
     return 0
+
+
+def build(out: Path, sets: Sequence[str]) -> None:
+    """Build the wheel of `bertlite`, from the checkout."""
+    PREBUILT.mkdir()
+    try:
+        add_kernels(PREBUILT, sets)
+        python("build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT))
+    finally:
+        shutil.rmtree(PREBUILT)
 
 
 def build_runtime(out: Path, sets: Sequence[str], note: str = "") -> None:
@@ -121,16 +162,48 @@ def build_runtime(out: Path, sets: Sequence[str], note: str = "") -> None:
 def add_kernels(folder: Path, sets: Sequence[str]) -> None:
     """Compile the kernels of sets of instructions into a folder, with the compiler that CXX names."""
     by_zig = "ziglang" in os.environ.get("CXX", "")  # it names an architecture by -mcpu
-    for name in sets:
-        wanted = INSTRUCTION_SETS[name]
-        flags = (each.replace("-march=armv8.2-a", "-mcpu=generic+v8_2a") if by_zig else each for each in wanted.flags)
-        compile_kernels(replace(wanted, flags=tuple(flags)), folder / file_name(wanted))
+    with tempfile.TemporaryDirectory() as name:
+        header = Path(name, "older_glibc.h")
+        header.write_text(OLDER_GLIBC, encoding="utf-8")
+        for wanted in map(INSTRUCTION_SETS.__getitem__, sets):
+            flags = [
+                each.replace("-march=armv8.2-a", "-mcpu=generic+v8_2a") if by_zig else each for each in wanted.flags
+            ]
+            compile_kernels(replace(wanted, flags=(*flags, "-include", str(header))), folder / file_name(wanted))
 
 
-def newest_system(text: str) -> int:
-    """Return the number of the tag manylinux_2_NUMBER in a text; a huge one if there is none."""
-    found = re.search(r"manylinux_2_(\d+)_", " ".join(text.split()).rpartition("platform tag")[2])
-    return int(found[1]) if found else sys.maxsize
+def find_faults(wheel: Path, platform: str) -> Iterator[str]:
+    """Yield the faults of a wheel for a platform: its size, its tag, kernels that it lacks, and faults of others."""
+    if wheel.stat().st_size > LARGEST:
+        yield f"it has {wheel.stat().st_size:,} bytes, of {LARGEST:,} allowed"
+    if not wheel.stem.endswith(f"-{TAGS[platform]}"):
+        yield f"it is not for {TAGS[platform]}"
+    wanted = {file_name(INSTRUCTION_SETS[name]) for name in SETS[platform]}
+    with zipfile.ZipFile(wheel) as archive:
+        kernels = {PurePath(name).name: name for name in archive.namelist() if name.endswith(".so")}
+        if different := sorted(wanted ^ kernels.keys()):
+            yield f"it lacks kernels, or has others: {', '.join(different)}"
+        for name, path in kernels.items():
+            yield from (f"{name} {fault}" for fault in faults_of(archive.read(path), platform))
+
+
+def faults_of(code: bytes, platform: str) -> Iterator[str]:
+    """Yield the faults of compiled kernels for a platform."""
+    tag, library = TAGS[platform], read_library(code)
+    known, newest = SYSTEMS[platform.partition("-")[0]]
+    if platform_of(code) != tag:
+        yield f"is for {platform_of(code)}"
+    if code[-CHECKSUM_SIZE:] != crc_of(code[:-CHECKSUM_SIZE]):
+        yield "has another checksum"
+    if missing := sorted(FUNCTIONS - library.functions):
+        yield f"lacks {', '.join(missing)}"
+    if foreign := sorted(each for each in library.needs if not re.fullmatch(known, each)):
+        yield f"needs {', '.join(foreign)}, which not every system has"
+    for interface, version in library.versions.items():
+        if version > newest.get(interface, ()):
+            yield f"needs {interface} {'.'.join(map(str, version))}, which {tag} does not promise"
+    if platform == "macos-arm64" and not library.signed:
+        yield "is not signed, as macOS asks on ARM"
 
 
 def python(module: str, *arguments: str) -> str:

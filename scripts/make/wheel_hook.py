@@ -9,13 +9,13 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PREBUILT = ("bertlite/runtime/prebuilt", "bertlite_runtime/prebuilt")  # of bertlite, and of the runtime alone
-ELF, MACH_O = b"\x7fELF", b"\xcf\xfa\xed\xfe"  # how a library of Linux begins, and one of macOS
-PLATFORMS = {  # by the beginning of a library, and a number after it that tells machines apart
-    (ELF, 18, 62): "manylinux_2_27_x86_64",  # what the kernels need, by auditwheel; torch's own wheels need 2_28
-    (ELF, 18, 183): "manylinux_2_27_aarch64",
-    (MACH_O, 4, 7): "macosx_13_0_x86_64",
-    (MACH_O, 4, 12): "macosx_13_0_arm64",
-    (b"MZ", 0, ord("M")): "win_amd64",
+ELF, MACH_O, PE = b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ"  # how a library of Linux, macOS and Windows begins
+PLATFORMS = {  # by that, and the number of a machine
+    (ELF, 62): "manylinux_2_27_x86_64",  # torch's own wheels need 2_28
+    (ELF, 183): "manylinux_2_27_aarch64",
+    (MACH_O, 7): "macosx_13_0_x86_64",
+    (MACH_O, 12): "macosx_13_0_arm64",
+    (PE, 0x8664): "win_amd64",
 }
 
 
@@ -31,5 +31,6 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]  # of a config 
 
 def platform_of(library: bytes) -> str:
     """Return the platform of a compiled library, as tags of wheels name it."""
-    known = PLATFORMS.items()
-    return next(name for (start, at, number), name in known if library.startswith(start) and library[at] == number)
+    places = {ELF: 18, MACH_O: 4, PE: 4 + int.from_bytes(library[60:64], "little")}
+    [(start, at)] = ((start, at) for start, at in places.items() if library.startswith(start))
+    return PLATFORMS[start, int.from_bytes(library[at : at + 2], "little")]

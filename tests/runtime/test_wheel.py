@@ -1,25 +1,37 @@
-"""scripts/make/wheel.py --runtime: a wheel that runs packed folders without torch, compiler or network."""
+"""scripts/make/wheel.py: wheels are whole; the runtime's runs packed folders without torch, compiler or network."""
 
-import re
+import base64
+import hashlib
+import platform
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import Distribution
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from natively import kernels_or_skip
 
+from bertlite import __version__
 from bertlite.runtime import library, load
-from bertlite.runtime.library import INSTRUCTION_SETS, file_name, usable_sets
+from bertlite.runtime.library import INSTRUCTION_SETS, ON_MAC, crc_of, file_name, usable_sets
 from bertlite.shipping.pack import pack
-from scripts.make import wheel, wheel_hook
+from scripts.make import wheel
+from scripts.make.wheel_hook import ELF, MACH_O, PE
 from tests.clients.checks.common import minilm
 
-MACHINES = {"macos-arm64": "arm64", "macos-x86_64": "x86_64", "windows-x86_64": "AMD64"}
+OF_ARM = frozenset({"asimddp", "i8mm", "bf16"})
+OF_X86 = frozenset().union(*(each.needs for each in INSTRUCTION_SETS.values())) - OF_ARM
+PROCESSORS = {  # by platform: its names in Python, the flags that Python finds there, and how its libraries begin
+    "linux-x86_64": ("linux", "x86_64", OF_X86, (ELF, 18, 62)),
+    "linux-aarch64": ("linux", "aarch64", OF_ARM, (ELF, 18, 183)),
+    "macos-arm64": ("darwin", "arm64", OF_ARM.intersection(ON_MAC.values()), (MACH_O, 4, 12)),
+    "macos-x86_64": ("darwin", "x86_64", OF_X86.intersection(ON_MAC.values()), (MACH_O, 4, 7)),
+    "windows-x86_64": ("win32", "AMD64", frozenset({"avx2", "fma"}), (PE, 4, 0x8664)),
+}
 RUN = """
 import sys
 from bertlite_runtime import load
@@ -38,12 +50,7 @@ def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(
     monkeypatch.setattr(wheel, "compile_kernels", lambda wanted, path: shutil.copy(kernels.path, path))
     wheel.build_runtime(tmp_path / "dist", [usable_sets()[0].name])
     [built] = (tmp_path / "dist").glob("bertlite_runtime-*.whl")
-    with zipfile.ZipFile(built) as archive:
-        names = archive.namelist()
-        archive.extractall(tmp_path / "site")
-    assert all(name.startswith(("bertlite_runtime/", "bertlite_runtime-")) for name in names), (
-        "bertlite's own wheel has it"
-    )
+    check_contents(built, tmp_path / "site")
     for name in ("numpy", "tokenizers", "numpy.libs", "tokenizers.libs"):  # and nothing else of this environment
         spec = find_spec(name)
         home = Path(find_spec("numpy").origin).parents[1] / name if spec is None else Path(spec.origin).parent  # type: ignore[union-attr,arg-type]
@@ -60,71 +67,187 @@ def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(
     assert done.stdout.strip() == load(tmp_path / "packed").encode("Time flies.").tobytes().hex()
 
 
-ELSEWHERE = {  # the tag of a wheel, and the libraries of the system that its kernels import, by platform
-    "macos-arm64": ("macosx_13_0_arm64", r"/usr/lib/libSystem\.B\.dylib"),
-    "macos-x86_64": ("macosx_13_0_x86_64", r"/usr/lib/libSystem\.B\.dylib"),
-    "windows-x86_64": ("win_amd64", r"(?i)(kernel32|kernelbase|api-ms-win-crt-[\w-]+)\.dll"),
+CHOOSE = """
+import platform, sys, types
+import numpy, tokenizers  # as this system has them
+sys.platform, machine, *processors = sys.argv[1:]
+platform.machine = lambda: machine
+from bertlite_runtime import library
+library.find_fault, library.is_bfloat16_slow = lambda kernels: None, lambda kernels: False
+library.Kernels = lambda path, reproducible: types.SimpleNamespace(path=path)
+for flags in processors:
+    library.processor_flags = lambda: frozenset(flags.split())
+    for reproducible in (False, True):
+        library.best_kernels.cache_clear()
+        print(library.load_kernels(reproducible).path)
+"""
+
+
+@pytest.mark.parametrize("platform", PROCESSORS)
+def test_a_wheel_is_complete_and_has_what_every_processor_takes(
+    platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("build")
+    pytest.importorskip("hatchling")
+    system, machine, flags, (start, at, number) = PROCESSORS[platform]
+    code = bytearray(100)
+    code[: len(start)], code[at : at + 2] = start, number.to_bytes(2, "little")
+    monkeypatch.setattr(wheel, "compile_kernels", lambda wanted, path: path.write_bytes(code + crc_of(code)))
+    wheel.build_runtime(tmp_path, wheel.SETS[platform], wheel.NOT_RUN)
+    [built] = tmp_path.glob(f"bertlite_runtime-{__version__}-py3-none-{wheel.TAGS[platform]}.whl")
+    assert check_contents(built, tmp_path / "site").endswith(wheel.NOT_RUN)
+    taken = [each for each in INSTRUCTION_SETS.values() if each.needs <= flags and each.name != "baseline_exact"]
+    done = subprocess.run(
+        [sys.executable, "-c", CHOOSE, system, machine, *(" ".join(each.needs) for each in taken)],
+        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    exact = "baseline" if flags <= OF_ARM else "baseline_exact"
+    wanted = [file_name(each) for each in taken for _ in range(2)]
+    assert [Path(line).name for line in done.stdout.splitlines()] == [
+        *wanted[:-1], file_name(INSTRUCTION_SETS[exact])
+    ]  # fmt: skip
+
+
+def check_contents(built: Path, site: Path) -> str:
+    """Unpack a wheel of the runtime as pip does; assert that it has all that it lists and all of the package.
+
+    Returns:
+        its description.
+    """
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(site)
+        names = set(archive.namelist())
+    found = Distribution.at(site / f"bertlite_runtime-{__version__}.dist-info")
+    files = {str(file): file for file in found.files or ()}
+    assert files.keys() == names
+    for name, file in files.items():
+        if file.hash:  # RECORD has none
+            digest = hashlib.new(file.hash.mode, file.read_binary()).digest()
+            assert base64.urlsafe_b64encode(digest).decode().rstrip("=") == file.hash.value, name
+    sources = [*library.SOURCES.parent.glob("*.py"), *library.SOURCES.iterdir()]
+    assert {f"bertlite_runtime/{path.relative_to(library.SOURCES.parent)}" for path in sources} < names
+    assert "bertlite_runtime/py.typed" in names
+    assert (found.name, found.version) == ("bertlite-runtime", __version__)
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"bertlite_runtime"}, "bertlite's wheel has it"
+    return found.metadata["Summary"]
+
+
+TINY = """
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <pthread.h>
+static long run() {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t thread;
+    pthread_create(&thread, nullptr, [](void* self) { return dlsym(self, "x"); }, nullptr);
+    return pthread_detach(thread) || pthread_mutex_trylock(&lock);
 }
-LOADS = (0xC, 0x80000018, 0x8000001F)  # load commands of macOS that name a library
+#else
+static long run() { return 0; }
+#endif
+"""
+NEWER_GLIBC = pytest.mark.skipif(platform.libc_ver()[1] < "2.34", reason="needs glibc 2.34")
+CLANG = "clang++ -w -c -target"  # not linked, so that they need no library of macOS
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is compiled be no kernels, but functions of their names that call what they call of Linux."""
+    function = 'extern "C" __attribute__((visibility("default"))) long {}() {{ return run(); }}\n'
+    (tmp_path / "tiny.cpp").write_text(TINY + "".join(map(function.format, sorted(wheel.FUNCTIONS))))
+    monkeypatch.setattr(library, "MAIN", str(tmp_path / "tiny.cpp"))
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("platform", "compiler", "change", "fault"),
+    [
+        (wheel.HERE, "", {}, ""),
+        pytest.param(wheel.HERE, "", {"OLDER_GLIBC": ""}, "needs GLIBC 2.34, which manylinux_2_27", marks=NEWER_GLIBC),
+        (wheel.HERE, "g++ -Wl,--no-as-needed -l:libresolv.so.2", {}, "needs libresolv.so.2, which"),
+        (wheel.HERE, "", {"FUNCTIONS": {"bertlite_run", "bertlite_walk"}}, "lacks bertlite_walk"),
+        ("linux-aarch64", "aarch64-linux-gnu-g++", {}, ""),
+        ("linux-x86_64", "aarch64-linux-gnu-g++", {}, "is for manylinux_2_27_aarch64"),
+        ("macos-x86_64", f"{CLANG} x86_64-apple-macos13", {}, ""),
+        ("macos-x86_64", f"{CLANG} x86_64-apple-macos14", {}, "needs macOS 14.0, which macosx_13_0_x86_64"),
+        ("macos-x86_64", f"{CLANG} x86_64-apple-macos13", {"FUNCTIONS": {"bertlite_walk"}}, "lacks bertlite_walk"),
+        ("macos-arm64", f"{CLANG} arm64-apple-macos13", {}, "is not signed"),
+    ],
+)
+def test_kernels_that_do_not_fit_the_tag_are_found(
+    platform: str,
+    compiler: str,
+    change: dict[str, object],
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if compiler and shutil.which(shlex.split(compiler)[0]) is None:
+        pytest.skip(f"needs {compiler}: apt-get install clang g++-aarch64-linux-gnu")
+    for name, value in change.items():
+        monkeypatch.setattr(wheel, name, value)
+    monkeypatch.setenv("CXX", compiler)
+    wheel.add_kernels(tmp_path, ["baseline"])
+    [path] = tmp_path.glob("*.so")
+    faults = [*wheel.faults_of(path.read_bytes(), platform)]
+    assert len(faults) == bool(fault)
+    assert all(fault in each for each in faults)
+
+
+def test_only_a_wheel_without_faults_is_written(
+    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("build")
+    pytest.importorskip("hatchling")
+    out = tmp_path / "dist"
+    monkeypatch.setitem(wheel.SETS, wheel.HERE, ("baseline",))
+    assert wheel.main(["--runtime", "--out", str(out)]) == 0
+    [built] = out.iterdir()
+    assert capsys.readouterr().out == f"{built}\n"
+    built.unlink()
+    monkeypatch.setattr(wheel, "LARGEST", 1000)
+    monkeypatch.setattr(wheel, "FUNCTIONS", {"bertlite_walk"})
+    with pytest.raises(SystemExit, match=rf"(?s){built.name} is not written:.* of 1,000 allowed.*lacks bertlite_walk"):
+        wheel.main(["--runtime", "--out", str(out)])
+    assert not [*out.iterdir()]
+
+
+def test_a_wheel_without_a_set_or_for_another_platform_has_faults(tmp_path: Path) -> None:
+    lacking = tmp_path / "bertlite-0.1.0-py3-none-win_amd64.whl"
+    with zipfile.ZipFile(lacking, "w"):
+        pass
+    tag, kernels = wheel.find_faults(lacking, "linux-aarch64")
+    assert tag == "it is not for manylinux_2_27_aarch64"
+    assert all(file_name(INSTRUCTION_SETS[name]) in kernels for name in wheel.SETS["linux-aarch64"])
+
+
+def test_a_library_of_visual_cpp_has_faults() -> None:
+    spec = find_spec("setuptools") or find_spec("pip")
+    programs = [*Path(spec.origin).parent.rglob("*-64.exe")] if spec and spec.origin else []
+    if not programs:
+        pytest.skip("needs setuptools, which has programs of Windows")
+    faults = [*wheel.faults_of(programs[0].read_bytes(), "windows-x86_64")]
+    assert faults[:2] == ["has another checksum", f"lacks {', '.join(sorted(wheel.FUNCTIONS))}"]
+    assert faults[2:] == ["needs VCRUNTIME140.dll, which not every system has"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", ELSEWHERE)
-def test_wheels_for_macos_and_windows_hold_libraries_of_their_system(
+@pytest.mark.parametrize("platform", ["macos-arm64", "macos-x86_64", "windows-x86_64"])
+def test_whole_wheels_for_macos_and_windows_have_no_fault(
     platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ziglang", reason="needs PyPI's ziglang, a compiler for other systems")
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
-    tag, system = ELSEWHERE[platform]
-    name = wheel.SETS[platform][0]  # one of them, for time
-    monkeypatch.setitem(wheel.SETS, platform, (name,))
     monkeypatch.setenv("CXX", shlex.join(wheel.COMPILERS[platform]))
     assert wheel.main(["--runtime", "--platform", platform, "--out", str(tmp_path)]) == 0
-    [built] = tmp_path.glob(f"bertlite_runtime-*-py3-none-{tag}.whl")
-    with zipfile.ZipFile(built) as archive:
-        [about] = (archive.read(each).decode() for each in archive.namelist() if each.endswith("/METADATA"))
-        code = archive.read(f"bertlite_runtime/prebuilt/{file_name(INSTRUCTION_SETS[name])}")
-    assert "On this platform it has not been run." in about
-    assert wheel_hook.platform_of(code) == tag
-    assert all(function in code for function in (b"bertlite_run", b"bertlite_pack", b"bertlite_linear"))
-    imported = imports(code)
-    assert imported
-    assert all(re.fullmatch(system, each) for each in imported), imported
-
-
-def imports(code: bytes) -> list[str]:
-    """Return the libraries that a library of macOS loads, or all that one of Windows names."""
-    if code.startswith(b"MZ"):
-        return [each.decode() for each in re.findall(rb"(?i)[\w+.-]+\.dll", code)]
-    found, at = [], 32
-    for _ in range(int.from_bytes(code[16:20], "little")):
-        kind, size, name = struct.unpack_from("<III", code, at)
-        if kind in LOADS:
-            found.append(code[at + name : at + size].rstrip(b"\0").decode())
-        at += size
-    return found
-
-
-@pytest.mark.parametrize(
-    ("platform", "system", "flags", "wanted"),
-    [
-        ("macos-arm64", "darwin", {"asimddp"}, "neon_dot"),
-        ("macos-arm64", "darwin", {"asimddp", "i8mm", "bf16"}, "neon_bf16"),
-        ("macos-x86_64", "darwin", {"avx2", "fma"}, "avx2"),
-        ("windows-x86_64", "win32", {"avx2", "fma"}, "avx2"),
-        ("windows-x86_64", "win32", set(), "baseline"),
-    ],
-)
-def test_the_set_that_a_processor_elsewhere_takes_is_in_its_wheel(
-    platform: str, system: str, flags: set[str], wanted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(library, "processor_flags", lambda: frozenset(flags))
-    monkeypatch.setattr("platform.machine", lambda: MACHINES[platform])
-    assert library.missing_platform() is None
-    for reproducible in (False, True):
-        found = usable_sets(reproducible=reproducible)
-        assert found[0].name in wheel.SETS[platform]
-        assert reproducible or found[0].name == wanted
+    [built] = tmp_path.iterdir()
+    check_contents(built, tmp_path / "site")
+    monkeypatch.setattr(wheel, "FUNCTIONS", {"bertlite_walk"})
+    monkeypatch.setitem(wheel.SYSTEMS, platform.partition("-")[0], ("", {}))
+    faults = "\n".join(wheel.find_faults(built, platform))
+    assert faults.count("lacks bertlite_walk") == faults.count("which not every") == len(wheel.SETS[platform])
+    assert faults.count("needs macOS 13.0") == ("macos" in platform) * len(wheel.SETS[platform])

@@ -25,7 +25,6 @@ from bertlite.runtime.library import (
     usable_sets,
 )
 from bertlite.runtime.structs import Kernels
-from scripts.make import wheel
 
 pytestmark = pytest.mark.skipif(library.missing_platform() is not None, reason=str(library.missing_platform()))
 
@@ -442,12 +441,6 @@ def test_a_compiler_that_is_killed_leaves_nothing_that_is_taken_for_whole(cache,
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
     assert Path(out.strip()).read_bytes().startswith(Path(whole).read_bytes())
-
-
-def test_a_wheel_holds_every_set():
-    assert {name for names in wheel.SETS.values() for name in names} == {*INSTRUCTION_SETS}
-    shown = 'x-manylinux_2_27_x86_64.whl is consistent with the following platform\ntag: "manylinux_2_34_x86_64".'
-    assert wheel.newest_system(shown) == 34 > wheel.newest_system("x-manylinux_2_27_x86_64.whl") == 27
 
 
 def test_other_sources_and_flags_have_other_names(monkeypatch, tmp_path):
