@@ -25,7 +25,7 @@ ROOMS = ("scripts", "tests", "bertlite", "notebooks", ".github", ".ci")
 SCRIPTS = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "scripts").glob("*/*.py"))
-    if path.name not in ("hostile.py", "libraries.py", "wheel_hook.py", "hf_suites.py")  # parts of tests or of builds
+    if path.name not in ("hostile.py", "wheel_hook.py", "hf_suites.py")  # parts of tests or of builds
 ]
 
 

@@ -23,11 +23,11 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
+from typing import Any
 
 from bertlite import __version__
 from bertlite.runtime.library import CHECKSUM_SIZE, INSTRUCTION_SETS, PREBUILT, compile_kernels, crc_of, file_name
 from bertlite.runtime.structs import Kernels
-from scripts.make.libraries import read_library
 from scripts.make.wheel_hook import platform_of
 
 ROOT = Path(__file__).parents[2]
@@ -195,15 +195,49 @@ def faults_of(code: bytes, platform: str) -> Iterator[str]:
         yield f"is for {platform_of(code)}"
     if code[-CHECKSUM_SIZE:] != crc_of(code[:-CHECKSUM_SIZE]):
         yield "has another checksum"
-    if missing := sorted(FUNCTIONS - library.functions):
+    if missing := sorted(FUNCTIONS - functions_of(library)):
         yield f"lacks {', '.join(missing)}"
-    if foreign := sorted(each for each in library.needs if not re.fullmatch(known, each)):
+    if foreign := sorted(name for name in libraries_of(library) if not re.fullmatch(known, name)):
         yield f"needs {', '.join(foreign)}, which not every system has"
-    for interface, version in library.versions.items():
+    for interface, version in versions_of(library):
         if version > newest.get(interface, ()):
             yield f"needs {interface} {'.'.join(map(str, version))}, which {tag} does not promise"
-    if platform == "macos-arm64" and not library.signed:
+    if platform == "macos-arm64" and not library.has_code_signature:
         yield "is not signed, as macOS asks on ARM"
+
+
+def read_library(code: bytes) -> Any:
+    """Return a compiled library as lief reads it, whose messages about Mach-O are of parts that nobody needs."""
+    import lief
+
+    lief.logging.disable()
+    return lief.parse(code)
+
+
+def libraries_of(library: Any) -> set[str]:
+    """Return the names of the libraries that a library needs; Mach-O lists its own name among them."""
+    if hasattr(library, "build_version"):
+        return {each.name for each in library.libraries if each.command.name != "ID_DYLIB"}
+    return {*library.libraries} if hasattr(library, "dynamic_entries") else {each.name for each in library.imports}
+
+
+def functions_of(library: Any) -> set[str]:
+    """Return the names of the functions that a library read by lief offers."""
+    if hasattr(library, "build_version"):  # Mach-O: symbols of a section that are external, and not to it alone
+        return {each.name.removeprefix("_") for each in library.symbols if each.raw_type & 0x1F == 0xF}
+    return {each.name for each in library.exported_functions}
+
+
+def versions_of(library: Any) -> set[tuple[str, tuple[int, ...]]]:
+    """Return the versions of interfaces that a library read by lief needs: of ELF's libraries, or of macOS."""
+    if hasattr(library, "build_version"):
+        return {("macOS", tuple(library.build_version.minos[:2]))}
+    needed = getattr(library, "symbols_version_requirement", ())
+    names = [each.name.rpartition("_") for one in needed for each in one.get_auxiliary_symbols()]
+    return {
+        (name, tuple(int(part) if part.isdigit() else sys.maxsize for part in version.split(".")))
+        for name, _, version in names
+    }
 
 
 def python(module: str, *arguments: str) -> str:

@@ -156,6 +156,7 @@ CLANG = "clang++ -w -c -target"  # not linked, so that they need no library of m
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is compiled be no kernels, but functions of their names that call what they call of Linux."""
+    pytest.importorskip("lief")
     function = 'extern "C" __attribute__((visibility("default"))) long {}() {{ return run(); }}\n'
     (tmp_path / "tiny.cpp").write_text(TINY + "".join(map(function.format, sorted(wheel.FUNCTIONS))))
     monkeypatch.setattr(library, "MAIN", str(tmp_path / "tiny.cpp"))
@@ -225,6 +226,7 @@ def test_a_wheel_without_a_set_or_for_another_platform_has_faults(tmp_path: Path
 
 
 def test_a_library_of_visual_cpp_has_faults() -> None:
+    pytest.importorskip("lief")
     spec = find_spec("setuptools") or find_spec("pip")
     programs = [*Path(spec.origin).parent.rglob("*-64.exe")] if spec and spec.origin else []
     if not programs:
@@ -240,6 +242,7 @@ def test_whole_wheels_for_macos_and_windows_have_no_fault(
     platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ziglang", reason="needs PyPI's ziglang, a compiler for other systems")
+    pytest.importorskip("lief")
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
     monkeypatch.setenv("CXX", shlex.join(wheel.COMPILERS[platform]))
