@@ -303,10 +303,9 @@ def add_compare(actions: Commands) -> None:
         "compare",
         WORK,
         main="main_compare",
-        summary="make tables with intervals, paired tests and figures from runs",
+        summary="make tables with intervals and paired tests from runs",
         record="every row",
-        out={FOLDER: "the curves, as PNG and SVG"},
-        examples=("runs/half --against dense --out rows.json,figures", "runs/curve --against random --metric mcc"),
+        examples=("runs/half --against dense --out rows.json", "runs/curve --against random --metric mcc"),
     )
     action.add_argument("roots", nargs="+", metavar="FOLDER", help="folders with runs, at any depth")
     text = "test every other criterion against this one, or with `dense` each criterion against the dense models"

@@ -15,7 +15,6 @@ import torch
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.config import LARGEST
-from bertlite.experiments import plots
 from bertlite.experiments.compare import (
     dense_result,
     describe_way,
@@ -220,7 +219,7 @@ def main_run(args: argparse.Namespace) -> int:
 
 
 def main_compare(args: argparse.Namespace) -> int:
-    """Compare finished runs: print a table and tests, write rows, draw curves."""
+    """Compare finished runs: print a table and tests, write rows."""
     record = prune_compare(args.roots, against=args.against, metric=args.metric)
     rows, metric, dense = (record[name] for name in ("rows", "headline", "dense"))
     print_rows(rows, metric, dense, record["notes"])
@@ -236,9 +235,6 @@ def main_compare(args: argparse.Namespace) -> int:
         write_record(args.record, record)
     if ".json" in args.out:
         print(f"rows: {args.record}")
-    if args.folder:
-        curves = plots.save(plots.curves(rows, metric, dense.get(metric)), args.folder / "curves")
-        print(f"figures: {', '.join(map(str, curves))}")
     return 0
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertlite.experiments.plots import pyplot
 from bertlite.support.environment import RESULTS, ROOT, commit_of
+from scripts.measure.curves import pyplot
 
 BASE = "transformers sdpa float32"
 WORKS = ("forward 1 x 16", "forward 8 x 128", "forward 32 x 128")  # bert-base's shape; the oldest records have them

@@ -1,4 +1,4 @@
-"""bertlite/experiments: data, tasks, statistics, cells, measurements and figures, on a tiny model."""
+"""bertlite/experiments: data, tasks, statistics, cells and measurements, on a tiny model."""
 
 import json
 import math
@@ -22,7 +22,7 @@ pytest.importorskip("accelerate")
 
 import bertlite
 from bertlite.cli import main
-from bertlite.experiments import compare, files, finetune, plots, statistics
+from bertlite.experiments import compare, files, finetune, statistics
 from bertlite.experiments.budget.distil import RecordedTeacher
 from bertlite.experiments.budget.quality import forward
 from bertlite.experiments.data import (
@@ -1056,30 +1056,6 @@ def test_predictions_that_never_change_have_no_interval(runs):
     (row,) = compare.summarise(made, metric="mcc")
     assert (row["mcc"], row["low"], row["high"]) == (0, None, None)
     assert "| 0.0 (2) |" in compare.markdown_table([row], "mcc")
-    figure = plots.curves([row, row | {"mcc": 0.5, "low": -0.25, "high": 0.75}], "mcc")
-    low, high = figure.axes[0].get_ylim()
-    assert low < -0.25 < 0.75 < high  # no axis cuts a band
-    plots.pyplot().close(figure)
-
-
-def test_curves_have_short_names_and_markers_and_a_legend_outside():
-    """For print: names tell only differences, lines differ without colours, and the legend covers no data."""
-    base = {**vars(Cell()), "calibration": 512, "at_least": 1, "mcc": 0.5, "low": 0.4, "high": 0.6}
-    changes = [{}, {"criterion": "random"}, {"calibration": 4096}, {"at_least": 0}, {"epochs": 1, "repair": "refit"}]
-    changes += [{"criterion": name} for name in ("fisher", "magnitude", "confidence")]
-    figure = plots.curves([base | change for change in changes], "mcc", 0.7)
-    (legend,) = figure.legends
-    shown = [text.get_text() for text in legend.get_texts()]
-    ways = ["", ", 4096 examples", ", epochs 1", ", ≥ 0 a layer"]
-    assert shown == [
-        "confidence", "fisher", "magnitude", *(f"{base['criterion']}{way}" for way in ways), "random", "dense",
-    ]  # fmt: skip
-    assert legend.get_title().get_text() == "unless named: ≥ 1 a layer, 512 examples, not retrained"
-    lines = [line for panel in figure.axes for line in panel.lines if line.get_marker() in plots.MARKERS]
-    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == len(changes)
-    figure.canvas.draw()
-    assert legend.get_window_extent().y1 <= min(panel.get_tightbbox().y0 for panel in figure.axes)
-    plots.pyplot().close(figure)
 
 
 def test_runs_that_read_other_lengths_are_not_pooled(runs):
@@ -1115,10 +1091,8 @@ def test_runs_that_trained_otherwise_are_not_taken_for_seeds(runs, changed, show
     assert [row["runs"] for row in compare.summarise(pair)] == [1, 1]
 
 
-def test_compare_writes_rows_and_curves(runs, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    where = ["--out", f"{tmp_path / 'rows.json'},{tmp_path / 'plots'}"]
-    assert main(["prune", "compare", str(runs), "--against", "random", *where]) == 0
+def test_compare_writes_rows(runs, tmp_path, capsys):
+    assert main(["prune", "compare", str(runs), "--against", "random", "--out", str(tmp_path / "rows.json")]) == 0
     said = capsys.readouterr().out
     assert "| criterion | repair | epochs | 25 % | 50 % |" in said
     assert "over random, p = " in said
@@ -1127,8 +1101,6 @@ def test_compare_writes_rows_and_curves(runs, tmp_path, capsys):
     assert all(row["accuracy"] == pytest.approx(np.mean(row["values"])) for row in record["rows"])
     assert record["dense"]["accuracy"] > 0
     assert record["environment"] == read_runs(runs)[0].facts["environment"]
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"curves.png", "curves.svg"}
-    assert (tmp_path / "plots" / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_runs_of_one_models_weights_under_two_configs_are_not_seeds_of_one_model(runs):
@@ -1256,7 +1228,7 @@ def test_the_plan_of_the_figures_is_made_of_commands(tmp_path):
     stub = tmp_path / "python"
     stub.write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
     stub.chmod(0o755)
-    picture = tmp_path / "runs" / "a-figures" / "curves.png"  # which `compare` would have drawn
+    picture = tmp_path / "runs" / "a-curves.png"  # which `curves` would have drawn
     picture.parent.mkdir(parents=True)
     picture.touch()
     done = subprocess.run(

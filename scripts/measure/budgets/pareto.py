@@ -37,7 +37,6 @@ from bertlite.experiments.budget.work import Work
 from bertlite.experiments.data import Examples, batch_indices
 from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.finetune import Recipe, finetune_
-from bertlite.experiments.plots import COLOURS, pyplot
 from bertlite.experiments.statistics import Array
 from bertlite.shipping.carried import load_trained
 from bertlite.shipping.folder import write_model
@@ -48,6 +47,7 @@ from bertlite.support.timing import Timings, alternate, quartiles, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.encoders import JUDGED, MEAN, Judge, difference, texts_to_fit
 from scripts.measure.budgets.methods import OfLayers, Subject, with_fewer_layers
+from scripts.measure.curves import COLOURS, pyplot
 
 PICTURE = ".png"
 LENGTH, BATCH, ROUNDS = 32, 32, 41  # tokens to truncate texts to; texts of a step, and of what is timed

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertlite.experiments.plots import COLOURS, MARKERS, pyplot
+from scripts.measure.curves import COLOURS, MARKERS, pyplot
 
 LINES = {"pruned": "-", "distilled": "--", "timed": ":", "int8": "-."}
 WHEN = {

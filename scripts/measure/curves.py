@@ -1,5 +1,10 @@
-"""The figures: each function draws on a new figure and returns it; `save` writes PNG and SVG."""
+"""Draw the curves of a record of `bertlite prune compare`: a metric against the share of heads removed.
 
+python -m scripts.measure.curves ROWS.json PATH    # writes PATH.png and PATH.svg
+"""
+
+import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,3 +108,14 @@ def name_ways(rows: Sequence[SummaryRow]) -> tuple[list[str], str]:
         for row, setting in zip(rows, settings, strict=True)
     ]
     return names, ", ".join(usual)
+
+
+def main() -> int:
+    record, path = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), sys.argv[2]
+    headline = record["headline"]
+    print(*save(curves(record["rows"], headline, record["dense"].get(headline)), path), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
