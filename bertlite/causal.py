@@ -45,6 +45,8 @@ from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.scores import check_task
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, run, whole_layers
 
+__all__ = ["ABLATIONS", "DIRECTIONS", "METRICS", "SITES", "Ablation", "Patching"]
+__all__ += ["ablate", "ablated", "mean_contexts", "patch"]
 ABLATIONS = ("zero", "mean")
 DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]
@@ -248,11 +250,11 @@ def patch(
         raise ValueError(
             f"there are {len(both[0])} clean batches and {len(both[1])} corrupted ones: give equally many"
         )
-    for pair in zip(*both, strict=True):
+    pairs, place, name, found, measured = list(zip(both[0], both[1], strict=True)), SITES[site], "", [], []
+    for pair in pairs:
         check_aligned(*pair, positions)
-    place, name, found, measured = SITES[site], "", [], []
     with eval_mode(model), torch.no_grad():
-        for pair in zip(*both, strict=True):
+        for pair in pairs:
             (one, given), (other, given_other) = (read_values(model, batch, place) for batch in pair)
             ends = (one, pair[0]), (other, pair[1])
             name, measure = metric_of(metric, model, *ends)
