@@ -94,23 +94,6 @@ def check_rounds(rounds: int, name: str = "rounds") -> None:
         raise ValueError(f"{name} is {rounds}; a median with its spread needs {FEWEST} or more")
 
 
-def summary(what: str, times: Timings, over: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return median and quartiles of the seconds of each candidate, and of the ratios of these pairs.
-
-    A ratio is taken in each round, of two times measured shortly after each other.
-
-    Args:
-        what: description of the measurement.
-        over: pairs of candidates, (a, b) for a's seconds over b's.
-    """
-    return {
-        "what": what,
-        "rounds": len(next(iter(times.values()))),
-        "seconds": {name: quartiles(seconds) for name, seconds in times.items()},
-        "ratios": {f"{a} / {b}": quartiles(ratios(times, a, b)) for a, b in over},
-    }
-
-
 def ratios(times: Timings, a: str, b: str) -> list[float]:
     """Return the seconds of candidate a, divided by candidate b's, in each round."""
     return [x / y for x, y in zip(times[a], times[b], strict=True)]

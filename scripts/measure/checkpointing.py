@@ -22,7 +22,8 @@ import bertlite
 from bertlite.cli.parts import numbers
 from bertlite.parity import reference
 from bertlite.support.environment import environment, write_record
-from bertlite.support.timing import FEWEST, alternate, check_rounds, peak_bytes, summary, with_spread
+from bertlite.support.timing import FEWEST, alternate, check_rounds, peak_bytes, with_spread
+from scripts.measure.rounds import summary
 
 Step = Callable[[], None]
 OPTIONS: dict[str, dict[str, Any] | None] = {  # options of gradient_checkpointing_enable; None does not checkpoint

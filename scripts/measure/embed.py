@@ -26,7 +26,8 @@ from bertlite.embed import Embedder
 from bertlite.runtime.library import NativeKernelsError
 from bertlite.support.environment import environment, version_of, write_record
 from bertlite.support.files import sha256_of
-from bertlite.support.timing import alternate, check_rounds, summary, with_spread
+from bertlite.support.timing import alternate, check_rounds, with_spread
+from scripts.measure.rounds import summary
 from scripts.measure.speed.accuracy import accuracy
 from scripts.measure.speed.engines import ALL, ENGINES, FLOATS, Engine, openvino_settings
 

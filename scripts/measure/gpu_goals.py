@@ -18,8 +18,9 @@ from bertlite.parity import reference
 from bertlite.pruning.importance import macs
 from bertlite.support.environment import environment, write_record
 from bertlite.support.files import write_json
-from bertlite.support.timing import FEWEST, alternate, summary
-from scripts.measure.speed.batches import ragged, works
+from bertlite.support.timing import FEWEST, alternate
+from scripts.measure.rounds import summary
+from scripts.measure.speed.batches import filled, ragged, works
 from scripts.measure.speed.bench import MODELS, suffix
 
 SHAPES = ("bert-base", "bert-large")
@@ -135,8 +136,8 @@ def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterato
                 elif model == shape and work.name in names:
                     counted = 2 * sum(macs(config, length) for length in work.lengths)
                     yield key, SPEED, what, counted / graphs["median"] / peak if graphs and peak else None, 1
-            if positions >= BUSY and work.filled < 1:
-                yield "packed", SPEED, what, over(stock, packed), work.filled
+            if positions >= BUSY and filled(work) < 1:
+                yield "packed", SPEED, what, over(stock, packed), filled(work)
             elif positions >= BUSY:
                 yield "full", SPEED, what, over(compiled, sdpa), 1
                 flops = 2 * len(work.lengths) * macs(config, work.width)
@@ -159,9 +160,9 @@ def over(a: Mapping[str, float], b: Mapping[str, float], field: str = "median") 
 def judge(records: Records) -> dict[str, list[dict[str, Any]]]:
     """Return, for each record, every figure with its goal and a verdict: met, missed or not measured."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in records}
-    for key, name, what, figure, filled in figures(records):
+    for key, name, what, figure, share in figures(records):
         goal = GOALS[key]
-        bound = round(goal.bound / (filled if goal.by_fill else 1), 2)
+        bound = round(goal.bound / (share if goal.by_fill else 1), 2)
         figure = figure if figure is None else round(figure, 2)
         met = figure is not None and (figure >= bound if goal.at_least else figure <= bound)
         verdict = "not measured" if figure is None else "met" if met else "missed"

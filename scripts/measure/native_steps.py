@@ -30,7 +30,8 @@ from bertlite.runtime.library import (
 )
 from bertlite.runtime.structs import Kernels
 from bertlite.support.environment import environment, write_record
-from bertlite.support.timing import alternate, check_rounds, summary, with_spread
+from bertlite.support.timing import alternate, check_rounds, with_spread
+from scripts.measure.rounds import summary
 
 AS_IT_IS = "as it is"
 STEPS = {  # what is changed: a flag of the compiler

@@ -29,7 +29,7 @@ from bertlite.inference.native.conversion import native_copy
 from bertlite.runtime.library import compile_kernels, usable_sets
 from bertlite.runtime.structs import Kernels
 from bertlite.support.environment import environment, write_record
-from scripts.measure.speed.batches import ragged, works
+from scripts.measure.speed.batches import filled, ragged, works
 from scripts.measure.speed.roof import operations, weights
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, nargs=2, default=(8, 128), help="sequences and tokens (default: 8 128)")
     text = "with the lengths of SST-2 or WikiText-2, cut to the tokens of --batch (default: all have so many)"
     parser.add_argument(
-        "--texts", choices=sorted({work.name.split()[-1] for work in works() if work.filled < 1}), help=text
+        "--texts", choices=sorted({work.name.split()[-1] for work in works() if filled(work) < 1}), help=text
     )
     parser.add_argument("--dtypes", type=names_of("dtype", DTYPES), default=DTYPES, help="(default: all)")
     parser.add_argument("--threads", type=int, default=1)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = {dtype: measure(config, work, dtype, path, args.rounds) for dtype in args.dtypes}
     for dtype, threads in found.items():
         for thread, phases in threads.items():
-            total, scale = sum(phases.values()), args.layers * work.tokens
+            total, scale = sum(phases.values()), args.layers * sum(work.lengths)
             print(f"{dtype}, thread {thread}: {total / scale:.0f} for each token and layer")
             for phase, spent in phases.items():
                 print(f"  {phase:45} {spent / total:6.1%} {spent / scale:9.1f}")
@@ -106,7 +106,7 @@ def attention_rate(threads: Iterable[Mapping[str, float]], config: BertConfig, w
         spent.update(phases)
     attention = sum(time for phase, time in spent.items() if "attention" in phase or "context" in phase)
     matmuls = sum(spent[phase] for phase in MATMULS)
-    of_matmuls = 2 * work.tokens * weights(config)
+    of_matmuls = 2 * sum(work.lengths) * weights(config)
     return (operations(config, work.lengths) - of_matmuls) / attention / (of_matmuls / matmuls)
 
 

@@ -10,7 +10,7 @@ from bertlite import BertConfig
 from bertlite.pruning.importance import macs
 from scripts.measure import gpu_goals
 from scripts.measure.gpu_goals import GOALS, GRAPH, LATENCY, LIMITS, MASK, MEMORY, PACKED, PARITY, RECORDS, SPEED
-from scripts.measure.speed.batches import works
+from scripts.measure.speed.batches import filled, works
 from scripts.measure.speed.bench import MODELS, suffix
 
 PEAK = 1e15
@@ -32,7 +32,7 @@ def planted(worse: float) -> dict[str, dict[str, Any]]:
             graphs = counted / bounds[None] if None in bounds else 1.0
             stock, reduced = (graphs * bounds.get(f"transformers {name}", 1) for name in ("sdpa", "reduce-overhead"))
             times = {"bertlite sdpa": least * worse, "transformers compiled": least, "transformers sdpa": stock}
-            times |= {"bertlite packed": stock * work.filled / 0.9 * worse, "bertlite graphs": graphs * worse}
+            times |= {"bertlite packed": stock * filled(work) / 0.9 * worse, "bertlite graphs": graphs * worse}
             times["transformers reduce-overhead"] = reduced
             seconds = {f"{name} bfloat16": {"median": took} for name, took in times.items()}
             sections[f"forward {work.name}{suffix(model, None)}"] = {"seconds": seconds}

@@ -24,7 +24,7 @@ from scripts.measure.phases import attention_rate
 from scripts.measure.speed import bench, engines, sections, under
 from scripts.measure.speed.__main__ import main, new_record
 from scripts.measure.speed.accuracy import ERRORS, Accuracy, accuracies, accuracy
-from scripts.measure.speed.batches import LENGTHS, lengths_like, ragged, works
+from scripts.measure.speed.batches import LENGTHS, filled, lengths_like, padding, ragged, works
 from scripts.measure.speed.bench import BASELINE, Bench, ratio_pairs, section_lines
 from scripts.measure.speed.engines import ENGINES
 from scripts.measure.speed.roof import operations
@@ -49,20 +49,20 @@ def test_a_batch_has_the_tokens_it_says():
     for work in works():
         batch = work.inputs(1000)
         assert batch["input_ids"].shape == (len(work.lengths), work.width)
-        assert int(batch["attention_mask"].sum()) == work.tokens
+        assert int(batch["attention_mask"].sum()) == sum(work.lengths)
         assert bool((batch["input_ids"].ne(0) == batch["attention_mask"].bool()).all())
-    assert full(8, 128).padding == "none"
+    assert padding(full(8, 128)) == "none"
 
 
 def test_texts_are_padded_to_the_longest_of_their_batch_unless_their_length_is_fixed():
     longest, fixed = ragged("SST-2", 32, 128), ragged("SST-2", 32, 128, fixed=True)
-    assert (longest.name, longest.padding, fixed.name, fixed.padding) == (
+    assert (longest.name, padding(longest), fixed.name, padding(fixed)) == (
         *("32 x 49 SST-2", "longest"),
         *("32 x 128 SST-2", "fixed"),
     )
     assert longest.lengths == fixed.lengths
-    assert longest.filled == pytest.approx(fixed.filled * 128 / 49)
-    kinds = [work.padding for work in works()]
+    assert filled(longest) == pytest.approx(filled(fixed) * 128 / 49)
+    kinds = [padding(work) for work in works()]
     assert kinds.index("longest") < kinds.index("fixed"), "what users meet is measured first"
 
 

@@ -17,23 +17,6 @@ class Work:
     lengths: tuple[int, ...]
     width: int  # S, to which all sequences are padded
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens that are not padding."""
-        return sum(self.lengths)
-
-    @property
-    def filled(self) -> float:
-        """Share of the positions that hold tokens."""
-        return self.tokens / (len(self.lengths) * self.width)
-
-    @property
-    def padding(self) -> str:
-        """Return the length that sequences are padded to: "none", the "longest" of the batch, or a "fixed" length."""
-        if self.filled == 1:
-            return "none"
-        return "longest" if self.width == max(self.lengths) else "fixed"
-
     def inputs(self, vocabulary: int, device: str = "cpu", pad: int = 0) -> dict[str, Tensor]:
         """Return random words with an attention mask; full batches have one too, as tokenizers make it.
 

@@ -37,6 +37,18 @@ def ragged(dataset: str, batch: int, limit: int, fixed: bool = False) -> Work:
     return Work(f"{batch} x {width} {dataset}", lengths, width)
 
 
+def filled(work: Work) -> float:
+    """Return the share of the positions that hold tokens."""
+    return sum(work.lengths) / (len(work.lengths) * work.width)
+
+
+def padding(work: Work) -> str:
+    """Return the length that sequences are padded to: "none", the "longest" of the batch, or a "fixed" length."""
+    if filled(work) == 1:
+        return "none"
+    return "longest" if work.width == max(work.lengths) else "fixed"
+
+
 def works(device: str = "cpu") -> Sequence[Work]:
     """Return the batches for a device: the CPU also gets long ones, a GPU some that keep it busy.
 

@@ -17,9 +17,10 @@ from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.experiments.budget.work import Work
 from bertlite.parity import reference
-from bertlite.support.timing import Timings, alternate, summary, with_spread
+from bertlite.support.timing import Timings, alternate, with_spread
+from scripts.measure.rounds import summary
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
-from scripts.measure.speed.batches import works
+from scripts.measure.speed.batches import filled, padding, works
 from scripts.measure.speed.engines import ENGINES
 from scripts.measure.speed.roof import Roof, shares
 
@@ -148,7 +149,7 @@ def longest_of(model: str) -> int:
 def forward(work: Work, bench: Bench) -> dict[str, Any]:
     """Time one batch in every engine that is right; between the rounds the roof of the native kernels is measured."""
     batch = work.inputs(bench.config.vocab_size, bench.device, bench.config.pad_token_id or 0)
-    runs = {name: run for name, run in bench.runs.items() if work.filled < 1 or "packed" not in name}
+    runs = {name: run for name, run in bench.runs.items() if filled(work) < 1 or "packed" not in name}
     truth = reference.load(bench.folder, "BertModel", {}, torch.float64, "eager", bench.device)
     found = accuracies(truth, runs, batch)
     roof = Roof()
@@ -157,9 +158,9 @@ def forward(work: Work, bench: Bench) -> dict[str, Any]:
     base = bench.baseline
     if base not in times:
         raise RuntimeError(f"{base} differs from itself in float64: {found[base]}; nothing can be compared")
-    what = f"forward, {work.name}, {work.filled:.0%} filled"
+    what = f"forward, {work.name}, {filled(work):.0%} filled"
     section = section_of(what, bench, times, ratio_pairs(times, base), found)
-    section |= {"work": work.name, "tokens": work.tokens, "filled": work.filled, "padding": work.padding}
+    section |= {"work": work.name, "tokens": sum(work.lengths), "filled": filled(work), "padding": padding(work)}
     section |= {"baseline": base, "roof": roof.rates}
     section["shares"] = shares(section, bench.config, work.lengths)
     return section | {"cosines": {name: each.cosine for name, each in found.items()}}

@@ -14,7 +14,7 @@ from bertlite.experiments.budget.work import Work, full
 from bertlite.support.timing import alternate, peak_bytes
 from scripts.measure.speed import startup
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
-from scripts.measure.speed.batches import ragged
+from scripts.measure.speed.batches import filled, padding, ragged
 from scripts.measure.speed.bench import Bench, Section, forward_sections, section_of, time_right_runs
 from scripts.measure.speed.engines import ALL, FLOATS, forward_of
 from scripts.measure.speed.under import USES, under
@@ -127,8 +127,8 @@ def training(work: Work, bench: Bench, autocast: bool = False) -> dict[str, Any]
     times = alternate(steps, bench.rounds, bench.device, warm=1, seconds=bench.seconds, after_round=bench.after_round)
     over = [("transformers sdpa", name) for name in times if name.startswith("bertlite")]
     dtype = "bfloat16 by autocast" if autocast else "float32"
-    found = section_of(f"training step, {work.name}, {work.filled:.0%} filled, {dtype}", bench, times, over, {})
-    found |= {"work": work.name, "filled": work.filled, "padding": work.padding}
+    found = section_of(f"training step, {work.name}, {filled(work):.0%} filled, {dtype}", bench, times, over, {})
+    found |= {"work": work.name, "filled": filled(work), "padding": padding(work)}
     if bench.device != "cpu":
         found["peak_bytes"] = {name: peak_bytes(step, bench.device) for name, step in steps.items()}
     return found

@@ -9,7 +9,8 @@ from typing import Any
 
 import bertlite
 from bertlite.parity.command import DEMO, demo_checkpoint
-from bertlite.support.timing import alternate, summary
+from bertlite.support.timing import alternate
+from scripts.measure.rounds import summary
 from scripts.measure.speed.bench import Bench
 
 ROOT = Path(bertlite.__file__).resolve().parent.parent
