@@ -1,7 +1,7 @@
 """`optimize_for_inference`: a copy of a model that runs faster, and only runs."""
 
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -23,30 +23,20 @@ BACKENDS = ("auto", "native", GRAPHS, PLAIN)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
-@overload
-def optimize_for_inference(
-    model: BertPreTrainedModel,
-    *,
-    dtype: torch.dtype | str | None = None,
-    backend: str = "auto",
-    verify: bool = True,
-    reproducible: bool = False,
-    skip_padding: bool | None = None,
-) -> InferenceModel: ...
+class Options(TypedDict, total=False):
+    """The options of `optimize_for_inference`."""
+
+    dtype: torch.dtype | str | None
+    backend: str
+    verify: bool
+    reproducible: bool
+    skip_padding: bool | None
 
 
 @overload
-def optimize_for_inference(
-    model: Thing,
-    *,
-    dtype: torch.dtype | str | None = None,
-    backend: str = "auto",
-    verify: bool = True,
-    reproducible: bool = False,
-    skip_padding: bool | None = None,
-) -> Thing: ...
-
-
+def optimize_for_inference(model: BertPreTrainedModel, **options: Unpack[Options]) -> InferenceModel: ...
+@overload
+def optimize_for_inference(model: Thing, **options: Unpack[Options]) -> Thing: ...
 def optimize_for_inference(
     model: Any,
     *,
