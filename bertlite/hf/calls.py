@@ -121,7 +121,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         causal = bool(self.config.is_decoder) and not crosses
         states = args.encoder_hidden_states if crosses else None
         states = None if states is None else x.new_empty(states.shape)  # only its shape is read
-        backend = compat.registered_backend(args.attention)
+        backend = Backend(args.attention, compat.run_registered)
         return backend, compat.registered_mask(self.config, x, mask, past, states, causal)
 
     def cache_for(self, past: Any, crossed: bool) -> Any:

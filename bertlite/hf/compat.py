@@ -18,7 +18,7 @@ except ImportError:  # before 5.2
     capturing = None
 
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
-from bertlite.stack.attention import Backend, LayerContext, apply_gate
+from bertlite.stack.attention import LayerContext, apply_gate
 from bertlite.stack.modules import linear
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
@@ -120,11 +120,6 @@ def run_registered(module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerCo
         raise ValueError(f"attention {name!r} cannot give attentions; use eager or sdpa")
     context, weights = apply_gate(context, weights if wanted else None, inputs)
     return context.flatten(-2), weights
-
-
-def registered_backend(name: str) -> Backend:
-    """Return the backend of a function registered with transformers; the mask has the form that it takes."""
-    return Backend(name, run_registered)
 
 
 def auto_classes() -> list[Any]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import EncoderDecoderCache
 
 from bertlite.config import kept_heads
-from bertlite.hf.compat import registered_backend
-from bertlite.stack.attention import BACKENDS, LayerContext, as_scores
+from bertlite.hf.compat import run_registered
+from bertlite.stack.attention import BACKENDS, Backend, LayerContext, as_scores
 from bertlite.stack.inputs import Mask, causal_mask, to_mask
 from bertlite.stack.layouts import Padded
 
@@ -127,7 +127,7 @@ def context_from_config(
     name = config._attn_implementation
     layout = Padded(x.shape[0], x.shape[1], keys, x.device)
     if name is not None and name not in ("eager", "sdpa", *OURS):
-        return LayerContext(registered_backend(name), layout, mask, returns_weights=bool(output_attentions))
+        return LayerContext(Backend(name, run_registered), layout, mask, returns_weights=bool(output_attentions))
     eager = name in (None, "eager") or bool(output_attentions)
     if mask is None:
         read = Mask(causal_mask(x.shape[1], keys, x.device) if causal and not eager else None)
