@@ -1,6 +1,6 @@
 """Fewer tokens, and the changes in texts that use removed ones: `prune vocabulary`, and `prune to --vocabulary`."""
 
-import argparse
+from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,11 @@ from bertlite.pruning.vocabulary import Text, prune_vocabulary
 from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
 from bertlite.tokenizer import BertTokenizer
 
 HELD_OUT, BATCH = 1024, 32  # the most texts without --dev; texts in a forward
 Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
-
-
-def main(args: argparse.Namespace) -> int:
-    """Prune the vocabulary of a checkpoint to texts."""
-    names = ("dev", "text", "columns", "tokens", "max_length", "device")
-    options = {name: getattr(args, name) for name in names}
-    report = prune_vocabulary_of(args.checkpoint, args.texts, args.folder, **options)
-    if args.record:
-        write_record(args.record, report)
-    print(*describe(report["vocabulary"]), f"model: {args.folder}", sep="\n")
-    return 0
 
 
 def prune_vocabulary_of(
@@ -85,6 +74,11 @@ def prune_vocabulary_of(
     figures = [Figure("megabytes of the weights", facts["bytes"] / 1e6, dense=facts["dense_bytes"] / 1e6)]
     write_model(folder, small, source, tokenizer=fewer, figures=figures, how=describe(facts), report=report)
     return report
+
+
+def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> list[str]:
+    """Return sentences on the tokens, and the folder."""
+    return [*describe(record["vocabulary"]), f"model: {out['FOLDER']}"]
 
 
 def with_fewer_tokens(
