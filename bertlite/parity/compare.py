@@ -15,7 +15,9 @@ The rules, one per claim:
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -176,21 +178,16 @@ def trace(model: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
     """
     outputs: dict[str, Tensor] = {}
 
-    def recorder(name: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(module: nn.Module, args: object, out: object) -> None:
-            first = out if isinstance(out, Tensor) else out[0] if isinstance(out, tuple) else None
-            if isinstance(first, Tensor):
-                outputs.setdefault(name, first.detach().clone())
+    def record(name: str, module: nn.Module, args: object, out: object) -> None:
+        first = out if isinstance(out, Tensor) else out[0] if isinstance(out, tuple) else None
+        if isinstance(first, Tensor):
+            outputs.setdefault(name, first.detach().clone())
 
-        return hook
-
-    handles = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules() if name]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(partial(record, name)))
+        run()
     return outputs
 
 
