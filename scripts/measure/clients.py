@@ -20,7 +20,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from bertlite.cli.parts import names
-from bertlite.support.environment import environment, version_of, write_record
+from bertlite.support.environment import environment, version_of
+from bertlite.support.files import write_json
 
 if TYPE_CHECKING:  # it imports transformers, which --help need not wait for
     from tests.clients.checks.common import Check, Observed, Side
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path is not None:
         where = environment()
         where["versions"] |= {name: version_of(name) for name in CLIENTS}
-        write_record(path, {"what": "scripts/measure/clients.py", "environment": where, "checks": results})
+        write_json(path, {"what": "scripts/measure/clients.py", "environment": where, "checks": results})
         print(f"record: {path}")
     failed = [line["name"] for line in results if line["bertlite.hf"]["result"] == "fails"]
     print(f"{len(results)} checks; bertlite.hf fails {', '.join(failed) or 'none'}")

@@ -24,8 +24,8 @@ import torch
 from bertlite.cli.parts import names
 from bertlite.embed import Embedder
 from bertlite.runtime.library import NativeKernelsError
-from bertlite.support.environment import environment, version_of, write_record
-from bertlite.support.files import sha256_of
+from bertlite.support.environment import environment, version_of
+from bertlite.support.files import sha256_of, write_json
 from bertlite.support.timing import alternate, check_rounds, with_spread
 from scripts.measure.rounds import summary
 from scripts.measure.speed.accuracy import accuracy
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     print(report(record))
     if args.out:
-        write_record(args.out, record)
+        write_json(args.out, record)
     return 0
 
 

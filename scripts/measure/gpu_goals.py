@@ -16,7 +16,7 @@ import torch
 from bertlite import BertConfig, BertModel, optimize_for_inference
 from bertlite.parity import reference
 from bertlite.pruning.importance import macs
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from bertlite.support.timing import FEWEST, alternate
 from scripts.measure.rounds import summary
@@ -188,7 +188,7 @@ def write_verdicts(out: Path, steps: Mapping[str, str], device: str = "cuda") ->
     not_run += [f"{name}: {why}" for name, why in records[SPEED].get("missing", {}).items()]
     not_run += [f"{row['figure']}: {row['of']}" for row in rows if row["verdict"] == "not measured"]
     found = {"what": "scripts/measure/gpu_checks.py", "steps": steps, "goals": rows, "not_run": not_run}
-    write_record(out / "checks-cuda.json", {**found, "environment": environment(device)})
+    write_json(out / "checks-cuda.json", {**found, "environment": environment(device)})
     for row in rows:
         print(f"{row['verdict']:<12} {row['figure']}, {row['of']}: {row['is']}; {row['goal']}")
 
@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=8192, help="of the matrices that are multiplied")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the record")
     args = parser.parse_args(argv)
-    write_record(args.out, limits(args.device, MODELS["bert-base"][1], args.width))
+    write_json(args.out, limits(args.device, MODELS["bert-base"][1], args.width))
     return 0
 
 

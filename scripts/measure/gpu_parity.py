@@ -21,8 +21,7 @@ from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
 from bertlite.parity.command import LARGEST_IN_PAIRS, ParitySettings, claims_table, print_verdict, record, sections
 from bertlite.parity.compare import Report, Row
-from bertlite.support.environment import write_record
-from bertlite.support.files import read_json_lines
+from bertlite.support.files import read_json_lines, write_json
 
 ENDED = Row("nothing: the process ended", 1.0, 0.0)
 AGAIN = 20  # so many cases run once more at the end
@@ -98,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"{name}\n{report}", flush=True)
         result = record(found, settings, {name: section.kind for name, section in work.items()})
     print(claims_table(result))
-    write_record(args.out, result)
+    write_json(args.out, result)
     return print_verdict(result, time.monotonic() - start)
 
 

@@ -35,8 +35,8 @@ from bertlite.experiments.settings import Recipe
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.shipping.original import same_labels, spearman
-from bertlite.support.environment import environment, write_record
-from bertlite.support.files import sha256_of
+from bertlite.support.environment import environment
+from bertlite.support.files import sha256_of, write_json
 from scripts.measure.budgets import tasks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {found['metric']} {found['plain']:.2f}, {found['examples']} examples")
         for way, row in found["native"].items():
             print("  {:9} {points:.2f} ({low:+.2f} to {high:+.2f}), {same:.2%} alike".format(way, **row))
-    write_record(
+    write_json(
         args.out[RECORD], {"environment": environment(), "recipe": RECIPE | {"tagged": TAGGED}, "results": results}
     )
     return 0

@@ -29,7 +29,8 @@ from bertlite.runtime.library import (
     usable_sets,
 )
 from bertlite.runtime.structs import Kernels
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from bertlite.support.timing import alternate, check_rounds, with_spread
 from scripts.measure.rounds import summary
 
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"  {pair.partition(' / ')[0]:60} {with_spread(ratio)}")
     if args.out is not None:
         record = {"environment": environment(), "layers": args.layers, "set": args.set}
-        write_record(args.out, {**record, "sections": sections})
+        write_json(args.out, {**record, "sections": sections})
     return 0
 
 

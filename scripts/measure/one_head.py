@@ -24,7 +24,8 @@ from bertlite.experiments.command import data_source
 from bertlite.experiments.data import EncodedExamples, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, predict
 from bertlite.experiments.files import model_sha256
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from bertlite.support.progress import Progress
 
 TASK = TASKS["classification"]
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "one_head_a_layer": single,
         "one_head_in_every_layer": change(rests),
     }
-    write_record(args.out[RECORD], record)
+    write_json(args.out[RECORD], record)
     print(f"{len(heads)} heads: {args.out[RECORD]}")
     return 0
 

@@ -28,7 +28,8 @@ from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
 from bertlite.runtime.library import compile_kernels, usable_sets
 from bertlite.runtime.structs import Kernels
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from scripts.measure.speed.batches import filled, ragged, works
 from scripts.measure.speed.roof import operations, weights
 
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out is not None:
         shape = {"hidden_size": args.hidden_size, "layers": args.layers, "work": work.name}
         measured = {"phases": found, "attention_rates": rates}
-        write_record(args.out, {"what": "phases", "environment": environment(), **shape, **measured})
+        write_json(args.out, {"what": "phases", "environment": environment(), **shape, **measured})
     return 0
 
 

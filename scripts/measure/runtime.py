@@ -26,8 +26,8 @@ from typing import Any
 
 from bertlite.shipping.export import export
 from bertlite.shipping.pack import pack
-from bertlite.support.environment import environment, write_record
-from bertlite.support.files import sha256_of
+from bertlite.support.environment import environment
+from bertlite.support.files import sha256_of, write_json
 from bertlite.support.timing import check_rounds, quartiles
 
 TEXTS, BATCH, REPEATS = 64, 32, 5
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     print(json.dumps(record["engines"], indent=1))
     if args.out:
-        write_record(args.out, record)
+        write_json(args.out, record)
     return 0
 
 

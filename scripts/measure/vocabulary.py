@@ -24,7 +24,8 @@ from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.data import DataSource, encode_examples
 from bertlite.experiments.evaluate import TASKS, metrics_of, predict
 from bertlite.experiments.files import model_sha256
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 
 TASK = TASKS["classification"]
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rows = [row for name in args.tasks for row in rows_of(args, name)]
     record = {"what": "fewer tokens", "max_length": args.max_length, "metric": TASK.headline, "rows": rows}
-    write_record(args.out[RECORD], {**record, "environment": environment()})
+    write_json(args.out[RECORD], {**record, "environment": environment()})
     return 0
 
 

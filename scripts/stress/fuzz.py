@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 
 from bertlite import BertModel, BertTokenizer
 from bertlite.cli.parts import names_of
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from scripts.make import hostile
 
 REFUSALS = (ValueError, FileNotFoundError)
@@ -149,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(kinds))
     if args.out:
         record = {"what": "scripts/stress/fuzz.py", "examples": args.examples, "seed": args.seed, "kinds": kinds}
-        write_record(args.out, {**record, "environment": environment()})
+        write_json(args.out, {**record, "environment": environment()})
     return 0
 
 

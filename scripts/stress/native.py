@@ -25,7 +25,8 @@ from torch import Tensor
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
 from bertlite.cli.parts import names_of
 from bertlite.runtime.library import SOURCES, find_compiler, usable_sets
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 
 HARNESS = Path(__file__).with_name("native_harness.cpp")
 SANITIZERS = {
@@ -168,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out:
         record = {"what": "scripts/stress/native.py", "minutes": args.minutes, "seed": args.seed, "runs": found}
         record["instructions"] = usable_sets()[0].name
-        write_record(args.out, {**record, "environment": environment()})
+        write_json(args.out, {**record, "environment": environment()})
     return 0
 
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from bertlite.shipping.pack import pack
-from bertlite.support.environment import ROOT, environment, write_record
-from bertlite.support.files import sha256_of
+from bertlite.support.environment import ROOT, environment
+from bertlite.support.files import sha256_of, write_json
 
 PARTS, LEVEL = 100, 0.01
 CODE = """
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         levels = ", ".join(f"{samples[len(samples) * i // 4 - 1][1] / 1e6:.1f}" for i in (1, 2, 3, 4))
         print(f"{phase}: {levels} MB after each quarter, rises by {rises[phase]:.2%} in the second half")
     if args.out:
-        write_record(args.out, record)
+        write_json(args.out, record)
     return 0 if record["level"] else 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertlite.support import environment
-from bertlite.support.environment import RESULTS, commit_of, git_state, run_git, write_record
+from bertlite.support.environment import RESULTS, commit_of, git_state, run_git
 from bertlite.support.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,26 +80,6 @@ def test_the_repository_around_an_installed_package_is_not_its_own(checkout, mon
     assert git_state() is None
     monkeypatch.setattr(environment, "ROOT", checkout / "nowhere")
     assert git_state() is None
-
-
-def test_a_record_that_cannot_be_traced_is_written_with_a_warning(tmp_path, capsys, monkeypatch):
-    environment.print_warning.cache_clear()
-    path = tmp_path / "record.json"
-    clean, dirty = ({"environment": {"git": {"commit": "c", "dirty": dirty}}} for dirty in (False, True))
-    write_record(path, clean)
-    assert capsys.readouterr().err == ""
-    write_record(path, dirty)
-    write_record(path, dirty)
-    assert capsys.readouterr().err.count("this record cannot be traced: files differ from the commit") == 1
-    assert json.loads(path.read_text()) == dirty
-    write_record(path, {"environment": {"git": None}})
-    assert "this record names no commit" in capsys.readouterr().err
-    environment.print_warning.cache_clear()
-    monkeypatch.setattr(environment, "ROOT", tmp_path)  # installed: no commit, and the record has the version
-    write_record(path, {"environment": {"git": None}})
-    assert capsys.readouterr().err == ""
-    with pytest.raises(KeyError, match="environment"):
-        write_record(path, {"what": "no environment"})
 
 
 def test_the_commit_of_older_records_stands_beside_their_environment():

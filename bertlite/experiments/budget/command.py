@@ -52,8 +52,8 @@ from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
-from bertlite.support.environment import environment, write_record
-from bertlite.support.files import lock_folder
+from bertlite.support.environment import environment
+from bertlite.support.files import lock_folder, write_json
 from bertlite.support.memory import map_large_blocks, peak_memory
 from bertlite.support.progress import Progress
 from bertlite.support.rows import format_of
@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     if args.keep is not None:
         print(f"for other targets or minutes, with the same model and texts: --keep {args.keep}")
     if args.record:
-        write_record(args.record, record)
+        write_json(args.record, record)
     reports = record.get("targets", [record])
     return 0 if all(report["met"] and not report["lost"]["too_much"] for report in reports) else 1
 

@@ -39,7 +39,8 @@ from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate
 from bertlite.pruning.importance import macs
-from bertlite.support.environment import version_of, write_record
+from bertlite.support.environment import version_of
+from bertlite.support.files import write_json
 from bertlite.support.progress import Progress
 from bertlite.support.runs import Record, Run, read_runs, run_is_finished
 from bertlite.support.timing import alternate, quartiles, ratios
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rows": rows,
         "runs": found,
     }
-    write_record(args.out[RECORD], record)
+    write_json(args.out[RECORD], record)
     if PICTURE in args.out:
         draw(rows, args.out[PICTURE])
     return 0

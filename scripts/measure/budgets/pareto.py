@@ -42,7 +42,8 @@ from bertlite.shipping.carried import load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.shipping.original import NEIGHBOURS, what_is_kept
 from bertlite.shipping.vectors import read_head, with_map
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from bertlite.support.timing import Timings, alternate, quartiles, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.encoders import JUDGED, MEAN, Judge, difference, texts_to_fit
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             row |= found
         if PICTURE in args.out:
             draw(record["rows"], args.out[PICTURE])
-    write_record(args.out[RECORD], record)
+    write_json(args.out[RECORD], record)
     return 0
 
 

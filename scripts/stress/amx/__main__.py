@@ -24,7 +24,8 @@ from xml.etree import ElementTree
 import torch
 
 from bertlite.runtime.library import INSTRUCTION_SETS
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 
 EMULATOR = Path(__file__).with_name("emulator.c")
 FLAGS = ("-O3", "-march=x86-64-v4", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC")
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out is not None:
         minutes = round((time.monotonic() - start) / 60, 1)
         record = {"minutes": minutes, "results": tests, "instructions": executed, "environment": environment()}
-        write_record(args.out, {"what": "scripts/stress/amx", **record})
+        write_json(args.out, {"what": "scripts/stress/amx", **record})
     return status or int(not executed["TDPBF16PS"])
 
 

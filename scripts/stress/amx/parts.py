@@ -25,7 +25,8 @@ from bertlite import BertModel, BertTokenizer
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.parity.compare import rms_distance
 from bertlite.runtime.library import INSTRUCTION_SETS, kernels_for, processor_flags
-from bertlite.support.environment import environment, write_record
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
 from scripts.stress.amx.__main__ import emulated
 
 SENTENCES = Path(__file__).resolve().parents[3] / "notebooks/sentences.txt"
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(name, kind, *(f"{way} {x['median']:.2f} ({x['largest']:.2f})" for way, x in ways.items()), sep="  ")
     if args.out is not None:
         record = {"emulated": "LD_PRELOAD" in os.environ, "texts": TEXTS, "tokens": TOKENS, "shares_of_torch": found}
-        write_record(args.out, {"what": "scripts.stress.amx.parts", **record, "environment": environment()})
+        write_json(args.out, {"what": "scripts.stress.amx.parts", **record, "environment": environment()})
     return 0
 
 
