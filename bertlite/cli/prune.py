@@ -250,13 +250,11 @@ def add_finetune(actions: Commands) -> None:
         record="the run",
         out={FOLDER: "the run; `model` in it is the model"},
         needs=(FOLDER,),
-        examples=(f"google-bert/bert-base-uncased {DATA} --num-labels 2 --out runs/dense",),
+        examples=(f"google-bert/bert-base-uncased {DATA} --out runs/dense",),
     )
     add_data(action)
     add_training(action)
     action.add_argument("--epochs", type=number, default=float(Recipe.epochs), help="passes over the data")
-    text = "outputs of the head (default: the classes of the data; 1 for regression)"
-    action.add_argument("--num-labels", type=count, metavar="N", help=text)
     action.add_argument("--seed", type=integer, default=Recipe.seed, help="seed of training")
 
 

@@ -51,7 +51,7 @@ def data_source(options: Mapping[str, Any], name: str) -> DataSource:
 def main_finetune(args: argparse.Namespace) -> int:
     """Train a checkpoint on a task, and print its metrics."""
     train, dev = (data_source(vars(args), name) for name in ("train", "dev"))
-    names = ("task", "num_labels", "max_length", "train_examples", "device")
+    names = ("task", "max_length", "train_examples", "device")
     options = {name: getattr(args, name) for name in names}
     recipe = from_options(Recipe, vars(args))
     record = finetune(args.checkpoint, train, dev, args.folder, recipe=recipe, progress=True, **options)
@@ -75,7 +75,6 @@ def finetune(
     folder: str | PathLike[str],
     *,
     task: str = "classification",
-    num_labels: int | None = None,
     max_length: int | None = None,
     train_examples: int | None = None,
     recipe: Recipe = RECIPE,
@@ -91,7 +90,6 @@ def finetune(
         train: the examples to learn from: a file, or a `bertlite.experiments.data.DataSource` that names its columns.
         dev: other examples, to evaluate on.
         task: "classification", "tokens" or "regression".
-        num_labels: outputs of the head; by default the classes of the data, and 1 for a regression.
         max_length: the number of tokens to truncate texts to; by default 128, or as sentence-transformers would.
         train_examples: size of a random sample; None is all.
         progress: show the progress, and print the loss and the metrics after each epoch.
@@ -107,7 +105,7 @@ def finetune(
         ValueError: the task has no head to train, examples do not fit it, or the unfinished run has other settings.
     """
     kind, checkpoint, folder = task_named(task), fspath(checkpoint), Path(folder).expanduser()
-    model, examples, held_out = read_training(checkpoint, train, dev, kind, num_labels, recipe.seed)
+    model, examples, held_out = read_training(checkpoint, train, dev, kind, recipe.seed)
     tokenizer = kind.read_tokenizer(checkpoint, max_length)
     examples = examples.sample(train_examples, recipe.seed)
     data, judged = (kind.encode(each, tokenizer) for each in (examples, held_out))
@@ -136,7 +134,6 @@ def read_training(
     train: DataSource | str | PathLike[str],
     dev: DataSource | str | PathLike[str],
     task: Task,
-    num_labels: int | None,
     seed: int,
 ) -> tuple[Any, Examples, Examples]:
     """Return a model with a head for the task, and the examples to learn from and to evaluate on.
@@ -155,7 +152,7 @@ def read_training(
     known = class_names(read_config(Source(checkpoint))) if named else ()
     sources = [each if isinstance(each, DataSource) else DataSource(fspath(each)) for each in (train, dev)]
     examples = read_examples(sources[0], words=task.words, classes=known, collect=named)
-    changes = head_changes(examples, task, num_labels)
+    changes = head_changes(examples, task)
     held_out = read_examples(sources[1], words=task.words, classes=examples.classes)
     torch.manual_seed(seed)
     model = task.model_class.from_pretrained(checkpoint, **changes)
@@ -171,27 +168,22 @@ def describe_metrics(model: Any, data: EncodedExamples, task: Task, name: str) -
     return f"{name}: {', '.join(f'{metric} {score:.4f}' for metric, score in scores.items())}"
 
 
-def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[str, Any]:
+def head_changes(train: Examples, task: Task) -> dict[str, Any]:
     """Return the fields of the config to set so that the head has the classes of the data, by name.
 
     Raises:
-        ValueError: there is only one label, or the number of classes differs from --num-labels.
+        ValueError: there is only one label, or a number that is no index of a class.
     """
     task.check_labels(train)
     if task.labels is not torch.long:
-        return {"num_labels": num_labels or 1}
+        return {"num_labels": 1}
     if not train.classes:
         largest = max(train.every_label())
-        count = num_labels or max(2, int(largest) + 1)
+        count = max(2, int(largest) + 1)
         if count > LARGEST["num_labels"]:
             place = train.locations[next(i for i, x in enumerate(train.labels) if largest in np.ravel(x))]
             raise ValueError(f"{place}: {int(largest)} is no index of a class; name the classes with --classes")
         return {"num_labels": count}
-    if num_labels not in (None, len(train.classes)):
-        raise ValueError(
-            f"{train.name} has {len(train.classes)} classes, {', '.join(train.classes)}: leave --num-labels"
-            f" {num_labels} out"
-        )
     names = dict(enumerate(train.classes))
     return {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
 
