@@ -237,7 +237,7 @@ class Experiment:
         present = HEADS.present(self.dense)
         self.choose(cell, torch.zeros(present.shape, dtype=torch.float32, device="cpu").where(present, math.nan))
         options = parse_criterion(cell.criterion)
-        if self.task.apart and CRITERIA[options["criterion"]].needs_loss and options.get("target") != "kl":
+        if self.task.apart and CRITERIA[options["criterion"]].measurement.needs_loss and options.get("target") != "kl":
             raise ValueError(f"{self.task.name} has no loss for one text: use {cell.criterion}/kl")
         if self.task.apart and cell.epochs:
             raise ValueError(f"{self.task.name} has no retraining: epochs must be 0")
@@ -253,7 +253,7 @@ class Experiment:
         if key not in self.known_scores:
             options = parse_criterion(cell.criterion)
             inverted = options.pop(INVERTED)
-            batches = self.calibration(cell.seed) if CRITERIA[options["criterion"]].needs_data else []
+            batches = self.calibration(cell.seed) if CRITERIA[options["criterion"]].measurement.needs_data else []
             found = head_importance(self.dense, batches, seed=cell.seed, **options)
             self.known_scores[key] = -found if inverted else found
         return self.known_scores[key]

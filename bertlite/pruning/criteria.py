@@ -26,7 +26,7 @@ class Measurement:
 
     Args:
         name: words for messages.
-        needs_loss: it is computed from the target: the loss of each example, or its divergence.
+        needs_loss: it is computed from the target: the loss of each example, or its divergence under target "kl".
         needs_data: it is computed from the model's activations on batches.
         by_token: it has a value for each token, so that the mean may be over tokens.
         units: the units that have it.
@@ -69,21 +69,6 @@ class Criterion:
     source: str
     measurement: Measurement
     statistic: "Callable[[Tensor], Tensor]"
-
-    @property
-    def needs_loss(self) -> bool:
-        """True if the score is computed from a loss of each example, or from a divergence under target "kl"."""
-        return self.measurement.needs_loss
-
-    @property
-    def needs_data(self) -> bool:
-        """True if the score is computed on batches."""
-        return self.measurement.needs_data
-
-    @property
-    def units(self) -> tuple[str, ...]:
-        """The units that it scores: "head" and perhaps "neuron"."""
-        return self.measurement.units
 
     def reductions(self, unit: str = "head") -> tuple[str, ...]:
         """Return the reductions that a mean may have; without data all give the same."""
@@ -129,7 +114,7 @@ CRITERIA = {
 
 def criteria_for(unit: str) -> dict[str, Criterion]:
     """Return the criteria that score "head"s or "neuron"s, by name."""
-    return {name: criterion for name, criterion in CRITERIA.items() if unit in criterion.units}
+    return {name: criterion for name, criterion in CRITERIA.items() if unit in criterion.measurement.units}
 
 
 NEURON_CRITERIA = criteria_for("neuron")

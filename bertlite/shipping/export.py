@@ -5,6 +5,7 @@ float32, truth the model in float64, and eps float32's.  Other kernels sum in an
 differ from torch's but have the same size.  The errors of a wrong graph are thousands of times larger.
 """
 
+import copy
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -129,7 +130,7 @@ def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> No
 @torch.inference_mode()
 def graph_differences(graph: Graph, path: Path) -> Iterator[dict[str, Any]]:
     """Run a written graph and the model on batches of several shapes, and yield the differences of each."""
-    run, truth = load_onnx(path), graph.double_copy()
+    run, truth = load_onnx(path), copy.deepcopy(graph).double()
     for number, (batch, tokens) in enumerate(SHAPES):
         length = min(tokens, graph.longest)
         inputs = graph.sample(batch, length, seed=number)

@@ -79,10 +79,6 @@ class Graph(nn.Module):
         out = self.model(input_ids, attention_mask, token_type_ids, return_dict=False, **self.options)
         return tuple(out)
 
-    def double_copy(self) -> "Graph":
-        """Return the same graph in float64."""
-        return copy.deepcopy(self).double()
-
     @property
     def longest(self) -> int:
         """The most tokens that a sequence may have."""

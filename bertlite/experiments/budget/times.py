@@ -115,7 +115,7 @@ def time_sublayers(
         for unit, sizes in timed.items()
     }
     pair = between(found_of["heads"], range(all_heads + 1)), between(found_of["neurons"], neurons)
-    return pair, statistics.median(map(relative_spread, each.values()))
+    return pair, statistics.median((times["high"] - times["low"]) / times["median"] for times in each.values())
 
 
 def spaced(sizes: Sequence[int]) -> list[int]:
@@ -127,11 +127,6 @@ def spaced(sizes: Sequence[int]) -> list[int]:
 def between(times: Mapping[int, float], sizes: Sequence[int]) -> dict[int, float]:
     """Return the times of all sizes, on straight lines between the timed ones."""
     return dict(zip(sizes, np.interp(sizes, [*times], [*times.values()]).tolist(), strict=True))
-
-
-def relative_spread(times: Mapping[str, float]) -> float:
-    """Return the distance of quartiles over their median."""
-    return (times["high"] - times["low"]) / times["median"]
 
 
 def nondecreasing(times: Mapping[int, float]) -> dict[int, float]:

@@ -48,12 +48,12 @@ def criteria() -> str:
 def cells(criterion: Criterion) -> list[str]:
     source = f" ({criterion.source})" if criterion.source else ""
     needs = "nothing"
-    if criterion.needs_data:
-        needs = 'batches, and labels or `target="kl"`' if criterion.needs_loss else "batches"
+    if criterion.measurement.needs_data:
+        needs = 'batches, and labels or `target="kl"`' if criterion.measurement.needs_loss else "batches"
     return [
         f"`{criterion.name}`",
         (criterion.description + source).replace("|", "\\|"),
-        " and ".join(f"{unit}s" for unit in criterion.units),
+        " and ".join(f"{unit}s" for unit in criterion.measurement.units),
         needs,
-        ", ".join(criterion.reductions()) if criterion.needs_data else "",
+        ", ".join(criterion.reductions()) if criterion.measurement.needs_data else "",
     ]

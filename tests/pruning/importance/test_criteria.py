@@ -54,7 +54,7 @@ def test_a_new_entry_is_a_criterion_of_the_library(cube: Criterion, labelled: An
 
 
 def test_a_new_entry_is_in_the_docstrings_and_on_the_page(cube: Criterion) -> None:
-    for unit in cube.units:
+    for unit in cube.measurement.units:
         assert describe_criteria(unit).endswith('- "cube": mean |g|³ (Nobody 2001).')
     assert "| `cube` | mean \\|g\\|³ (Nobody 2001) | heads and neurons |" in tables.library.criteria()
     assert tables.main(["--check", str(PAGE)]) == 1
@@ -94,10 +94,10 @@ def test_an_entry_says_what_a_criterion_needs(name: str, labelled: Any) -> None:
     model, batches = labelled
     criterion = CRITERIA[name]
     unlabelled = [{key: x for key, x in batch.items() if key != "labels"} for batch in batches]
-    if criterion.needs_loss:
+    if criterion.measurement.needs_loss:
         with pytest.raises(ValueError, match="there are no labels"):
             head_importance(model, unlabelled, criterion=name)
-    elif criterion.needs_data:
+    elif criterion.measurement.needs_data:
         assert head_importance(model, unlabelled, criterion=name).isfinite().all()
         with pytest.raises(ValueError, match="there are no batches"):
             head_importance(model, [], criterion=name)
@@ -111,7 +111,7 @@ def test_an_entry_says_what_a_criterion_scores_and_averages(name: str, labelled:
     model, batches = labelled
     for unit, function, shape in (("head", head_importance, (L, N)), ("neuron", neuron_importance, (L, W))):
         for reduction in REDUCTIONS:
-            if unit in CRITERIA[name].units and reduction in CRITERIA[name].reductions(unit):
+            if unit in CRITERIA[name].measurement.units and reduction in CRITERIA[name].reductions(unit):
                 scores = function(model, batches, criterion=name, reduction=reduction)
                 assert (scores.shape, scores.dtype) == (shape, F64)
             else:
