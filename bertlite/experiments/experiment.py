@@ -57,7 +57,6 @@ REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
 SEEDED = "random"  # the criterion that has seeds of its own
 COUNTED = 128  # multiply-accumulates are counted for a sequence of so many tokens
-OPTIONS = {"calibration": "calibration", "retrain": "train-examples"}  # {field of a Setting: option of the command}
 
 
 @dataclass(frozen=True)
@@ -178,12 +177,8 @@ class Experiment:
         classes = class_names(self.dense.config) if self.task.labels is torch.long else ()
         read = partial(read_examples, words=self.task.words, classes=classes)
         self.train, self.dev = read(setting.train), read(setting.dev)
-        for name, count in (("calibration", setting.calibration), ("retrain", setting.retrain)):
-            if count is not None and not 0 < count <= len(self.train):
-                raise ValueError(
-                    f"{name} is {count}; {self.train.name} has {len(self.train)} examples:"
-                    f" say --{OPTIONS[name]} {len(self.train)}, or fewer"
-                )
+        for count in (setting.calibration, setting.retrain):
+            self.train.sample(count)  # raises if there are fewer
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
         self.tokenizer = self.task.read_tokenizer(setting.model, setting.max_length)

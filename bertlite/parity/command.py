@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -245,21 +245,11 @@ def demo_checkpoint() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
-@dataclass(frozen=True)
-class Claim:
-    """The result of one claim in one dtype: a row of the table and, by these names, an entry of the record."""
+def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
+    """Summarise reports by dtype and claim: a row of the table and, by these names, an entry of the record each.
 
-    dtype: str
-    claim: str
-    cases: int
-    tensors: int
-    failed: int
-    max_error: float
-    max_ratio: float | None  # our rounding error over theirs, if the claim is about it
-
-
-def claims(reports: Sequence[Report]) -> list[Claim]:
-    """Summarise reports by dtype and claim."""
+    "max_ratio" is our rounding error over theirs, None if the claim is not about it.
+    """
     found = []
     for dtype in DTYPES:
         groups: dict[str, list[tuple[Report, Row]]] = {}
@@ -270,15 +260,15 @@ def claims(reports: Sequence[Report]) -> list[Claim]:
         for claim, pairs in groups.items():
             rows = [row for _, row in pairs]
             found.append(
-                Claim(
-                    dtype,
-                    claim,
-                    cases=len({id(report) for report, _ in pairs}),
-                    tensors=len(rows),
-                    failed=sum(not row.ok for row in rows),
-                    max_error=max(row.error for row in rows),
-                    max_ratio=max((row.ratio for row in rows if row.ratio is not None), default=None),
-                )
+                {
+                    "dtype": dtype,
+                    "claim": claim,
+                    "cases": len({id(report) for report, _ in pairs}),
+                    "tensors": len(rows),
+                    "failed": sum(not row.ok for row in rows),
+                    "max_error": max(row.error for row in rows),
+                    "max_ratio": max((row.ratio for row in rows if row.ratio is not None), default=None),
+                }
             )
     return found
 
@@ -297,11 +287,10 @@ def claims_table(found: Mapping[str, Any]) -> str:
     lines = [f"{'dtype':<9} {'claim':<54} {'cases':>5} {'tensors':>7} {'failed':>6} {'max error':>9} {'ratio':>6}"]
     for name, model in {**found["checkpoints"], **found["families"]}.items():
         lines.append(name)
-        for c in (Claim(**each) for each in model["claims"]):
-            ratio = "" if c.max_ratio is None else f"{c.max_ratio:.3f}"
-            lines.append(
-                f"{c.dtype:<9} {c.claim:<54} {c.cases:>5} {c.tensors:>7} {c.failed:>6} {c.max_error:>9.2e} {ratio:>6}"
-            )
+        for c in model["claims"]:
+            ratio = "" if c["max_ratio"] is None else f"{c['max_ratio']:.3f}"
+            counts = f"{c['cases']:>5} {c['tensors']:>7} {c['failed']:>6}"
+            lines.append(f"{c['dtype']:<9} {c['claim']:<54} {counts} {c['max_error']:>9.2e} {ratio:>6}")
     return "\n".join(lines)
 
 
@@ -316,7 +305,7 @@ def record(found: dict[str, list[Report]], settings: ParitySettings, kinds: Mapp
         kind = kinds[name].partition("/")[0]
         parts["checkpoints" if kind == "bert" else "families"][name] = {
             "model_type": kind,
-            "claims": [asdict(claim) for claim in claims(reports)],
+            "claims": claims(reports),
             "cases": [as_record(report) for report in reports],
         }
     return {
