@@ -22,7 +22,8 @@ from bertlite.config import read_json_object
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import distance, largest, rms_distance
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for, load_trained
-from bertlite.shipping.onnx import FILE, Graph, load_onnx, require_packages, write_onnx
+from bertlite.shipping.onnx import FILE, PACKAGES, Graph, load_onnx, write_onnx
+from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of, write_json
 from bertlite.support.progress import Progress
 
@@ -52,7 +53,8 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         ValueError: the graph computes other outputs than the model, and then nothing is written; or the
             checkpoint cannot be read.
     """
-    require_packages()
+    for package in PACKAGES:
+        import_optional(package, "the export", "onnx")
     source, out = Source(checkpoint), Path(folder).expanduser()
     files = find_checkpoint(source)
     hashes = sha256_of(files.config, *(sorted(files.shards) or [files.weights]))

@@ -8,7 +8,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.heads import BertForMultipleChoice
-from bertlite.support.extras import install_hint
 
 Forward: TypeAlias = Callable[[Mapping[str, Tensor]], list[Tensor]]  # inputs by name -> outputs in order
 FILE = Path("onnx", "model.onnx")  # sentence-transformers and optimum look for it there
@@ -27,13 +25,6 @@ PROTOBUF_LIMIT = 2**31  # the most bytes of one ONNX file
 HEADROOM = 2**26  # bytes kept for the graph itself
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 CHOICES = 3  # choices in a sample of multiple choice
-
-
-def require_packages() -> None:
-    """Raise ModuleNotFoundError if a package is not installed."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ModuleNotFoundError(f"the export needs {', '.join(missing)}: {install_hint('onnx')}")
 
 
 class OnlyBias(nn.Module):

@@ -91,7 +91,7 @@ class Pretended:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, change: float = 0.0) -> None:
     fake = Pretended(change)
-    monkeypatch.setattr(onnx, "PACKAGES", ())
+    monkeypatch.setattr("bertlite.shipping.export.PACKAGES", ())
     monkeypatch.setattr("bertlite.shipping.export.write_onnx", fake.write)
     monkeypatch.setattr("bertlite.shipping.export.load_onnx", fake.load)
 
