@@ -243,7 +243,7 @@ def test_the_package_has_few_rooms() -> None:
     assert len(rooms) <= 20, sorted(rooms)
 
 
-TWICE = {"Job", "compare", "describe", "fingerprint", "read_config", "read_model", "read_texts", "run"}
+TWICE = {"Job", "compare", "describe", "fingerprint", "read_config", "read_model", "run"}
 
 
 def test_a_name_means_one_thing() -> None:

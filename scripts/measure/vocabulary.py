@@ -19,9 +19,9 @@ import torch
 
 from bertlite import BertTokenizer
 from bertlite.cli.parts import RECORD, names, numbers, paths
-from bertlite.experiments.budget.texts import read_texts
+from bertlite.experiments.budget.texts import examples_of
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
-from bertlite.experiments.data import DataSource, encode_examples
+from bertlite.experiments.data import encode_examples
 from bertlite.experiments.evaluate import TASKS, metrics_of, predict
 from bertlite.experiments.files import model_sha256
 from bertlite.support.environment import environment
@@ -52,8 +52,8 @@ def rows_of(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     """Return a row for each number of tokens."""
     checkpoint = args.runs / name / "dense-0" / "model"
     model, tokenizer = TASK.load(str(checkpoint)), BertTokenizer.from_pretrained(checkpoint)
-    sources = [DataSource(str(args.runs / "data" / name / f"{part}.jsonl"), ("a",)) for part in ("train", "dev")]
-    train, dev = (read_texts(source, model.config) for source in sources)
+    paths = [args.runs / "data" / name / f"{part}.jsonl" for part in ("train", "dev")]
+    train, dev = (examples_of(path, ("a",), "label", (), model.config) for path in paths)
     data = encode_examples(dev, tokenizer, args.max_length)
     outputs, labels = predict(model, data, TASK), data.targets()
     rows = []

@@ -13,7 +13,7 @@ import pytest
 
 from bertlite import BertConfig
 from bertlite.embed.job import Rows
-from bertlite.experiments.budget.texts import read_texts
+from bertlite.experiments.budget.texts import examples_of
 from bertlite.experiments.data import DataSource, read_examples
 
 pa = pytest.importorskip("pyarrow")
@@ -28,7 +28,7 @@ def examples(path: Path) -> list[str]:
 READERS: dict[str, Callable[[Path], list[str]]] = {
     "embed": lambda path: [text for _, text in Rows((path,))],
     "experiments": examples,
-    "budgets": lambda path: [a for (a,) in read_texts(DataSource(str(path), ("text",), None), BertConfig()).texts],
+    "budgets": lambda path: [a for (a,) in examples_of(path, ("text",), None, (), BertConfig()).texts],
 }
 HUGE = "x" * 200_000  # csv's own limit is 131,072
 PLAIN = ["plain", 'with "quotes", and commas', "größer\u2028 😀", "  spaces  ", HUGE]

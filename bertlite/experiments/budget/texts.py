@@ -31,33 +31,26 @@ Texts: TypeAlias = str | PathLike[str] | Sequence[str | tuple[str, str]]  # a fi
 def examples_of(
     texts: Texts, text: tuple[str, ...], label: str | None, columns: tuple[str, ...], config: BertConfig
 ) -> Examples:
-    """Return the texts of a file, as `read_texts` does, or texts in memory.
-
-    Raises:
-        ValueError: as for `read_texts`; or labels are requested for texts in memory.
-    """
-    if isinstance(texts, str | PathLike):
-        return read_texts(DataSource(fspath(texts), text, label, columns), config)
-    if label is not None:
-        raise ValueError("texts in memory have no labels: give a file, or leave label out")
-    return Examples("those given", tuple((each,) if isinstance(each, str) else each for each in texts), ())
-
-
-def read_texts(source: DataSource, config: BertConfig) -> Examples:
-    """Read the texts of a file, or pairs of them: lines of plain text, or one column or two.
+    """Return the texts of a file, or pairs of them: lines of plain text, or one column or two; or texts in memory.
 
     Args:
-        source: the file and the names of its columns; labels must fit the model's head.
+        text, label, columns: as for `DataSource`; labels must fit the model's head.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: as for `read_examples`; or the model takes no labels of texts, or not these.
+        ValueError: as for `read_examples`; the model takes no labels of texts, or not these; or labels are requested
+            for texts in memory.
     """
+    if not isinstance(texts, str | PathLike):
+        if label is not None:
+            raise ValueError("texts in memory have no labels: give a file, or leave label out")
+        return Examples("those given", tuple((each,) if isinstance(each, str) else each for each in texts), ())
     head: Any = class_of(config)
-    if source.label is not None and not (getattr(head, "own_labels", False) and not head.needs_tokens):
+    if label is not None and not (getattr(head, "own_labels", False) and not head.needs_tokens):
         raise ValueError(f"{head.__name__} does not classify texts: leave out --label, it needs no labels")
+    source = DataSource(fspath(texts), text, label, columns)
     found = read_examples(source, classes=[str(config.id2label[i]) for i in sorted(config.id2label)])
-    if source.label is not None:
+    if label is not None:
         task_of_head(config.num_labels).check(found, config)
     return found
 

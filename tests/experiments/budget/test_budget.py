@@ -38,9 +38,9 @@ from bertlite.experiments.budget.quality import Quality, evaluate_pruned, forwar
 from bertlite.experiments.budget.report import describe_gain
 from bertlite.experiments.budget.search import State
 from bertlite.experiments.budget.target import Target, UnitCosts, read_work
-from bertlite.experiments.budget.texts import batches_of, read_texts, split
+from bertlite.experiments.budget.texts import batches_of, examples_of, split
 from bertlite.experiments.budget.work import full
-from bertlite.experiments.data import DataSource, EncodedExamples, Examples
+from bertlite.experiments.data import EncodedExamples, Examples
 from bertlite.experiments.settings import from_options
 from bertlite.pruning.importance import macs
 from bertlite.pruning.importance.structures import arguments_of
@@ -188,18 +188,19 @@ def test_the_macs_of_a_work_are_those_of_its_tokens() -> None:
 
 def test_texts_are_lines_or_columns_and_labels_those_of_the_head(world: Path, tmp_path: Path) -> None:
     model, encoder = (BertConfig.from_json_file(world / name / "config.json") for name in ("model", "encoder"))
-    lines = read_texts(DataSource(str(world / "texts.txt"), label=None), model)
-    source = DataSource(str(world / "texts.tsv"), ("text",), "class")
-    table = read_texts(source, model)
+    plain = ("text",), None, ()
+    lines = examples_of(world / "texts.txt", *plain, model)
+    labelled = world / "texts.tsv", ("text",), "class", ()
+    table = examples_of(*labelled, model)
     assert len(lines) == 120  # the empty line is none
     assert lines.texts == table.texts
     rows = [line.split("\t") for line in (world / "texts.tsv").read_text(encoding="utf-8").splitlines()[1:]]
     assert table.labels == tuple(["no", "yes"].index(label) for _, label in rows)
     with pytest.raises(ValueError, match="BertModel does not classify texts: leave out --label"):
-        read_texts(source, encoder)
+        examples_of(*labelled, encoder)
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(ValueError, match=r"empty\.txt has no examples"):
-        read_texts(DataSource(str(tmp_path / "empty.txt"), label=None), encoder)
+        examples_of(tmp_path / "empty.txt", *plain, encoder)
 
 
 def test_texts_to_judge_by_are_none_of_those_fitted_to() -> None:
@@ -388,7 +389,7 @@ def test_texts_are_as_many_as_have_enough_tokens_in_batches_of_few_positions(
 ) -> None:
     monkeypatch.setattr(own_texts, "POSITIONS", 24)
     model, tokenizer = (cls.from_pretrained(world / "model") for cls in (BertForSequenceClassification, BertTokenizer))
-    every = read_texts(DataSource(str(world / "texts.txt"), ("text",), None), model.config)
+    every = examples_of(world / "texts.txt", ("text",), None, (), model.config)
     for wanted in (500, 10**6):
         texts = own_texts.with_tokens(every, wanted, tokenizer, 40)
         assert texts.texts == every.texts[: len(texts)]
@@ -451,7 +452,7 @@ def test_an_encoder_without_a_head_is_pruned_to_its_own_vectors(
     report = report_of(tmp_path / "small")
     assert report["kl"] > 0
     dense, own = (BertModel.from_pretrained(each) for each in (world / "encoder", tmp_path / "small"))
-    texts = read_texts(DataSource(str(world / "texts.txt"), label=None), dense.config)
+    texts = examples_of(world / "texts.txt", ("text",), None, (), dense.config)
     _, held_out = split(texts, 1024, command.HELD_OUT, 0)
     vectors = []
     for model in (own, dense):
