@@ -24,7 +24,7 @@ from bertlite.parity import reference
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from bertlite.support.timing import FEWEST, alternate, check_rounds, peak_bytes, with_spread
-from scripts.measure.rounds import summary
+from scripts.measure.speed.rounds import summary
 
 Step = Callable[[], None]
 OPTIONS: dict[str, dict[str, Any] | None] = {  # options of gradient_checkpointing_enable; None does not checkpoint

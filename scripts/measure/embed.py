@@ -27,9 +27,9 @@ from bertlite.runtime.library import NativeKernelsError
 from bertlite.support.environment import environment, version_of
 from bertlite.support.files import sha256_of, write_json
 from bertlite.support.timing import alternate, check_rounds, with_spread
-from scripts.measure.rounds import summary
 from scripts.measure.speed.accuracy import accuracy
 from scripts.measure.speed.engines import ALL, ENGINES, FLOATS, Engine, openvino_settings
+from scripts.measure.speed.rounds import summary
 
 TORCH, OPENVINO = "sentence-transformers torch", "sentence-transformers OpenVINO"
 TOKENIZING = "bertlite, texts to tokens alone"

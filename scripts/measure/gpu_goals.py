@@ -19,9 +19,9 @@ from bertlite.pruning.importance import macs
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from bertlite.support.timing import FEWEST, alternate
-from scripts.measure.rounds import summary
 from scripts.measure.speed.batches import filled, ragged, works
 from scripts.measure.speed.bench import MODELS, suffix
+from scripts.measure.speed.rounds import summary
 
 SHAPES = ("bert-base", "bert-large")
 SHORT = ("1 x 16", "8 x 128", "32 x 49 SST-2")  # batches that a GPU computes faster than Python launches them

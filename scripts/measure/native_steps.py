@@ -32,7 +32,7 @@ from bertlite.runtime.structs import Kernels
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from bertlite.support.timing import alternate, check_rounds, with_spread
-from scripts.measure.rounds import summary
+from scripts.measure.speed.rounds import summary
 
 AS_IT_IS = "as it is"
 STEPS = {  # what is changed: a flag of the compiler

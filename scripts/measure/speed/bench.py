@@ -18,11 +18,11 @@ from bertlite.checkpoint.files import Source
 from bertlite.experiments.budget.work import Work
 from bertlite.parity import reference
 from bertlite.support.timing import Timings, alternate, with_spread
-from scripts.measure.rounds import summary
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
 from scripts.measure.speed.batches import filled, padding, works
 from scripts.measure.speed.engines import ENGINES
 from scripts.measure.speed.roof import Roof, shares
+from scripts.measure.speed.rounds import summary
 
 BASELINE = "transformers sdpa float32"
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # shape: folder, and what differs from bert-base

@@ -10,8 +10,8 @@ from typing import Any
 import bertlite
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.support.timing import alternate
-from scripts.measure.rounds import summary
 from scripts.measure.speed.bench import Bench
+from scripts.measure.speed.rounds import summary
 
 ROOT = Path(bertlite.__file__).resolve().parent.parent
 COLD = {  # programs that embed one sentence and end; {0} is the checkpoint
