@@ -3,8 +3,8 @@
 python -m scripts.measure.curves ROWS.json PATH    # writes PATH.png and PATH.svg
 """
 
+import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,10 +110,14 @@ def name_ways(rows: Sequence[SummaryRow]) -> tuple[list[str], str]:
     return names, ", ".join(usual)
 
 
-def main() -> int:
-    record, path = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), sys.argv[2]
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path, metavar="ROWS.json")
+    parser.add_argument("path", type=Path, metavar="PATH")
+    args = parser.parse_args(argv)
+    record = json.loads(args.record.read_text(encoding="utf-8"))
     headline = record["headline"]
-    print(*save(curves(record["rows"], headline, record["dense"].get(headline)), path), sep="\n")
+    print(*save(curves(record["rows"], headline, record["dense"].get(headline)), args.path), sep="\n")
     return 0
 
 

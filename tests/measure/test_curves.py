@@ -1,7 +1,6 @@
 """scripts/measure/curves.py: a record of `bertlite prune compare` as a picture."""
 
 import json
-import sys
 
 import pytest
 
@@ -22,11 +21,10 @@ def test_no_axis_cuts_an_interval():
     curves.pyplot().close(figure)
 
 
-def test_a_record_is_drawn_in_both_formats(tmp_path, monkeypatch):
+def test_a_record_is_drawn_in_both_formats(tmp_path):
     record = {"headline": "mcc", "rows": [BASE], "dense": {"mcc": 0.7}}
     (tmp_path / "rows.json").write_text(json.dumps(record))
-    monkeypatch.setattr(sys, "argv", ["curves", str(tmp_path / "rows.json"), str(tmp_path / "drawn")])
-    assert curves.main() == 0
+    assert curves.main([str(tmp_path / "rows.json"), str(tmp_path / "drawn")]) == 0
     assert (tmp_path / "drawn.png").read_bytes()[:4] == b"\x89PNG"
     assert "<svg" in (tmp_path / "drawn.svg").read_text()
 
