@@ -177,8 +177,11 @@ class Experiment:
         classes = class_names(self.dense.config) if self.task.labels is torch.long else ()
         read = partial(read_examples, words=self.task.words, classes=classes)
         self.train, self.dev = read(setting.train), read(setting.dev)
-        for count in (setting.calibration, setting.retrain):
-            self.train.sample(count)  # raises if there are fewer
+        for option, count in (("calibration", setting.calibration), ("train-examples", setting.retrain)):
+            if count is not None and not 0 < count <= len(self.train):
+                raise ValueError(
+                    f"--{option} is {count}; {self.train.name} has {len(self.train)}: take fewer"
+                )
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
         self.tokenizer = self.task.read_tokenizer(setting.model, setting.max_length)

@@ -46,7 +46,12 @@ from bertlite.parity.inputs import CaseInputs, case_inputs
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
 OTHER_ORDER_OF_SUMS = ("head_mask", "pruned", "pruned_layer", *RELATIVE)
-SDPA_KERNELS = {name.partition("_")[0].lower(): each for name, each in SDPBackend.__members__.items()}  # "math" …
+SDPA_KERNELS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
 NO_KERNEL = re.compile("No (available kernel|viable backend)")  # an error of torch
 
 
