@@ -7,6 +7,7 @@ import argparse
 import json
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,7 +135,7 @@ def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterato
                 if model == shape and work.name in names and engine is not None:
                     yield key, SPEED, what, over(seconds.get(f"{engine} bfloat16", {}), graphs), 1
                 elif model == shape and work.name in names:
-                    counted = 2 * sum(macs(config, length) for length in work.lengths)
+                    counted = 2 * sum(count * macs(config, length) for length, count in Counter(work.lengths).items())
                     yield key, SPEED, what, counted / graphs["median"] / peak if graphs and peak else None, 1
             if positions >= BUSY and filled(work) < 1:
                 yield "packed", SPEED, what, over(stock, packed), filled(work)

@@ -1,6 +1,7 @@
 """scripts/measure/gpu_goals.py: verdicts on planted figures, and what it measures, as far as a CPU can."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def planted(worse: float) -> dict[str, dict[str, Any]]:
                 for key, shape, names, engine in gpu_goals.GRAPHED
                 if model == shape and work.name in names
             }
-            counted = 2 * sum(macs(config, length) for length in work.lengths) / PEAK
+            counted = 2 * sum(count * macs(config, length) for length, count in Counter(work.lengths).items()) / PEAK
             graphs = counted / bounds[None] if None in bounds else 1.0
             stock, reduced = (graphs * bounds.get(f"transformers {name}", 1) for name in ("sdpa", "reduce-overhead"))
             times = {"bertlite sdpa": least * worse, "transformers compiled": least, "transformers sdpa": stock}
