@@ -29,8 +29,10 @@ def planted(worse: float) -> dict[str, dict[str, Any]]:
                 for key, shape, names, engine in gpu_goals.GRAPHED
                 if model == shape and work.name in names
             }
-            counted = 2 * sum(count * macs(config, length) for length, count in Counter(work.lengths).items()) / PEAK
-            graphs = counted / bounds[None] if None in bounds else 1.0
+            graphs = 1.0
+            if None in bounds:
+                counts = Counter(work.lengths).items()
+                graphs = 2 * sum(count * macs(config, length) for length, count in counts) / PEAK / bounds[None]
             stock, reduced = (graphs * bounds.get(f"transformers {name}", 1) for name in ("sdpa", "reduce-overhead"))
             times = {"bertlite sdpa": least * worse, "transformers compiled": least, "transformers sdpa": stock}
             times |= {"bertlite packed": stock * filled(work) / 0.9 * worse, "bertlite graphs": graphs * worse}
