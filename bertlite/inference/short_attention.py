@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertlite.inference.triton_kernels import missing_for_triton
 from bertlite.stack.attention import Backend, Requirements
 from bertlite.stack.layouts import Packed
 from bertlite.stack.positions import ScoreBias
@@ -21,8 +22,6 @@ except ImportError:
 
 LONGEST = 128  # all scores of a head are in registers at once
 WARPS = {16: 2, 32: 2, 64: 4, 128: 8}
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)  # settled when a kernel is decorated
 
 if triton is not None:
 
@@ -42,7 +41,8 @@ if triton is not None:
             queries = tl.load(q + token * q_row + at, mask=inside, other=0.0)
             keys = tl.load(k + token * k_row + at, mask=inside, other=0.0)
             values = tl.load(v + token * v_row + at, mask=inside, other=0.0)
-            precision: tl.constexpr = "ieee" if EXACT else "tf32"
+            # from 64 tokens on exact sums would need more registers than there are
+            precision: tl.constexpr = "tf32" if not EXACT else "ieee" if L <= 32 else "tf32x3"
             scores = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale
             both = (row[:, None] < length) & (row[None] < length)
             if BIASED:
@@ -51,8 +51,8 @@ if triton is not None:
                 )
             scores = tl.where(row[None] < length, scores, float("-inf"))
             weights = tl.exp(scores - tl.max(scores, 1)[:, None])
-            total = tl.sum(weights, 1)[:, None]
-            context = tl.dot(weights.to(values.dtype), values, input_precision=precision) / total
+            inverse = (1.0 / tl.sum(weights, 1))[:, None]
+            context = tl.dot(weights.to(values.dtype), values, input_precision=precision) * inverse
             tl.store(out + token * heads * width + at, context.to(out.dtype.element_ty), mask=inside)
 
 
@@ -95,12 +95,9 @@ def longest_of(packing: Packed) -> int:
 
 def missing_for_short(needs: Requirements, longest: int) -> str | None:
     """Return the reason why the kernel cannot compute this attention of up to `longest` tokens, or None."""
-    if triton is None:
-        return "Triton is not installed; torch for CUDA brings it"
-    if needs.device != "cuda" and not INTERPRETED:
-        return f"Triton runs on CUDA, not on {needs.device}"
-    if needs.dtype not in DTYPES:
-        return f"it takes {', '.join(map(str, DTYPES))}, not {needs.dtype}"
+    missing = missing_for_triton(needs.device, needs.dtype)
+    if missing is not None:
+        return missing
     if longest > LONGEST or needs.head_dim > LONGEST:
         return f"it takes up to {LONGEST} tokens and head dims, not {longest} and {needs.head_dim}"
     return "it has no dropout" if needs.dropout else None

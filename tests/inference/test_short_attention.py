@@ -1,28 +1,17 @@
-"""bertlite/inference/short_attention.py: the kernel in Triton's interpreter, against attention in float64.
+"""bertlite/inference/short_attention.py: the kernel in Triton's interpreter, against attention in float64."""
 
-The interpreter computes on the CPU.  It takes 16-bit numbers for integers in products, so these run on a GPU alone.
-"""
-
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from interpreted import FLOATS, HERE, here_or_interpreted, run_interpreted, with_triton
 from torch import Tensor
 
-from bertlite.inference import short_attention
+from bertlite.inference import triton_kernels
 from bertlite.inference.short_attention import attend_short, missing_for_short
 from bertlite.stack.attention import Requirements, eager
 from bertlite.stack.layouts import Slots
-
-HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(HERE.type != "cuda", reason="no CUDA device")]
-RUNS = short_attention.INTERPRETED or (find_spec("triton") is not None and HERE.type == "cuda")
-with_triton = pytest.mark.skipif(not RUNS, reason="Triton is not installed, or does not interpret in this process")
 
 
 def slots(lengths: tuple[int, ...], room: int, longest: int) -> Slots:
@@ -40,13 +29,10 @@ def wanted(q: Tensor, k: Tensor, v: Tensor, layout: Slots, bias: Tensor | None) 
     return torch.cat(found)
 
 
-@pytest.mark.skipif(RUNS or find_spec("triton") is None, reason="Triton is not installed, or runs in this process")
+@here_or_interpreted
 def test_the_kernel_in_a_process_that_interprets_it() -> None:
-    """Triton reads TRITON_INTERPRET when a kernel is decorated, and graphs on a CPU are tested without the kernel."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    """Graphs on a CPU are tested without the kernel."""
+    run_interpreted(__file__)
 
 
 @with_triton
@@ -55,16 +41,7 @@ def test_the_kernel_in_a_process_that_interprets_it() -> None:
     [((7, 0, 16, 1, 0), 16, 3, 24), ((33, 5), 64, 2, 64), ((100, 128), 128, 1, 32), ((3,), 8, 5, 12)],
 )
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float32,
-        pytest.param(
-            torch.bfloat16, marks=[pytest.mark.gpu, pytest.mark.skipif(HERE.type != "cuda", reason="no GPU")]
-        ),
-        pytest.param(torch.float16, marks=[pytest.mark.gpu, pytest.mark.skipif(HERE.type != "cuda", reason="no GPU")]),
-    ],
-)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_the_kernel_is_as_near_to_float64_as_eager_attention(
     lengths: Any, longest: int, heads: int, width: int, biased: bool, dtype: torch.dtype
 ) -> None:
@@ -100,7 +77,7 @@ def test_what_the_kernel_cannot_do_is_said(change: dict[str, Any], reason: str) 
 
 
 def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_attention, "triton", None)
+    monkeypatch.setattr(triton_kernels, "triton", None)
     assert "Triton is not installed" in str(missing_for_short(Requirements(device="cuda"), 16))
     q = torch.randn(8, 2, 16)
     with pytest.raises(ValueError, match="short attention cannot run here: Triton is not installed"):
