@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from bertlite.config import POSITIONS
+from bertlite.inference.fused import fuse_
 from bertlite.inference.quick import QuickBertModel
 from bertlite.inference.short_attention import LONGEST, SHORT, missing_for_short
+from bertlite.inference.triton_kernels import pack_rows, unpack_rows
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.runtime.shapes import round_up
+from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements
 from bertlite.stack.body import has_hooks_within
 from bertlite.stack.inputs import count_positions, values_readable
@@ -60,15 +62,6 @@ def bucket_of(rows: int, length: int, tokens: int | None, longest: int, limit: i
     return Bucket(power_of_2(rows), min(round_up(length, 32), limit), round_up_by_eighths(tokens, 16), longest)
 
 
-def round_up_by_eighths(n: int, step: int) -> int:
-    """Round up to a multiple of an eighth of the largest power of two below, and of `step`."""
-    return round_up(n, max(step, power_of_2(n) // 16))
-
-
-def power_of_2(n: int) -> int:
-    return 1 << (max(n, 1) - 1).bit_length()
-
-
 class BucketGraph:
     """One bucket's inputs, the outputs that a replay leaves there, and the replay."""
 
@@ -89,16 +82,21 @@ class BucketGraph:
             out = BertModel.forward(model, self.ids, self.mask, self.segments, skip_padding=False, return_dict=True)
             states: Tensor = out.last_hidden_state
             return states
-        layout = Slots.of_rows(self.mask.ne(0), tokens, self.bucket.longest, rest=False)
         positions = count_positions(self.ids, model.config) if model.config.positions_skip_padding else None
-        packed = layout.pack_inputs(self.ids, self.segments, positions, None)
+        packed: tuple[Tensor | None, ...]
+        if model.fused:
+            layout, packed = pack_rows(self.ids, self.segments, self.mask, positions, tokens, self.bucket.longest)
+        else:
+            layout = Slots.of_rows(self.mask.ne(0), tokens, self.bucket.longest, rest=False)
+            packed = layout.pack_inputs(self.ids, self.segments, positions, None)
         x, _ = model.encoder(model.embeddings(*packed), inputs=LayerContext(backend, layout))
-        return layout.unpack(x)
+        return unpack_rows(layout, x) if model.fused else layout.unpack(x)
 
     def __call__(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None) -> Tensor:
         """Return the last hidden states, (B, S, D), in memory of their own."""
         rows, length = ids.shape
-        self.mask.zero_()
+        if ids.shape != self.ids.shape:
+            self.mask.zero_()
         for kept, given, default in ((self.ids, ids, 0), (self.mask, mask, 1), (self.segments, segments, 0)):
             inside = kept[:rows, :length]
             if given is None:
@@ -193,6 +191,7 @@ class GraphedBertModel(QuickBertModel):
     """BertModel whose usual forward replays a graph."""
 
     graphs: Graphs
+    fused: bool  # kernels of Triton run what surrounds matmuls
     needs: Requirements
     packed_backend: Backend | None  # leaves padding out under graphs, at any length; None: padding is computed
 
@@ -278,6 +277,7 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
     body.__class__ = GraphedBertModel
     vars(body).update(graphs=Graphs(), needs=needs, packed_backend=None if missing else varlen)
     assert isinstance(body, GraphedBertModel)
+    body.fused = fuse_(body)
     packs = body.encoder.leaves_padding_out = body.backend_for(1) is not None
     if missing is not None:
         longer = f" if a text has more than {LONGEST} tokens" if packs else ""

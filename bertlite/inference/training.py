@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.inference.graphs import BUCKETS, Bucket, power_of_2, record_run, round_up_by_eighths, run_aside
+from bertlite.inference.graphs import BUCKETS, Bucket, record_run, run_aside
 from bertlite.models.losses import IGNORED, labels_padding
-from bertlite.runtime.shapes import round_up
+from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, Backend, without_cudnn
 from bertlite.stack.body import BertBody
 from bertlite.stack.inputs import Mask

@@ -134,3 +134,13 @@ class Shape:
 
 def round_up(n: int, to: int) -> int:
     return -(-n // to) * to
+
+
+def round_up_by_eighths(n: int, step: int) -> int:
+    """Round up to a multiple of an eighth of the largest power of two below, and of `step`."""
+    return round_up(n, max(step, power_of_2(n) // 16))
+
+
+def power_of_2(n: int) -> int:
+    """Return the least power of two that is not below n."""
+    return 1 << (max(n, 1) - 1).bit_length()

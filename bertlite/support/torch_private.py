@@ -51,6 +51,7 @@ enabled_kernels = lookup(
 )  # the kernels of SDPA that are switched on
 
 flash_attention = lookup("ops.aten._flash_attention_forward")  # the operator under `varlen_attn`
+addmm_activation = lookup("_addmm_activation")  # cuBLAS's matmul with ReLU or, on CUDA, GELU by tanh
 
 
 def expect_plain_steps_(optimizer: Any) -> None:

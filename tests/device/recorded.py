@@ -4,6 +4,8 @@
 """
 
 import warnings
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,9 +21,10 @@ from bertlite import (
     BertForTokenClassification,
     TrainingStep,
 )
-from bertlite.inference import graphs
+from bertlite.inference import fused, graphs, triton_kernels
 from bertlite.inference.graphs import Bucket, use_graphs_
 from bertlite.stack.attention import BACKENDS
+from bertlite.stack.modules import BertIntermediate
 
 
 def on_fake_gpu_(model: nn.Module) -> None:
@@ -71,8 +74,16 @@ def test_the_forward_of_a_step_reads_no_value_of_a_gpu(
 def test_what_is_recorded_reads_no_value_of_a_gpu(
     positions: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On tensors without values that say they are on a GPU: reading one raises, as while a graph is recorded."""
+    """On tensors without values that say they are on a GPU: reading one raises, as while a graph is recorded.
+
+    What launches kernels of Triton runs too, but launches none.
+    """
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    pytest.importorskip("triton")
+    for name in [name for name in vars(triton_kernels) if name.endswith("_kernel")]:
+        monkeypatch.setattr(triton_kernels, name, defaultdict(lambda: lambda *inputs, **settings: None))
+    monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
+    monkeypatch.setattr(fused, "ways_of", lambda part, *of: {fused.MODULES: partial(BertIntermediate.forward, part)})
     monkeypatch.setattr(graphs, "record_forward", lambda run: (lambda: None, run(), 0))
     changes: dict[str, Any] = {"positions_skip_padding": True, "pad_token_id": 1} if positions == "bucketed" else {}
     changes |= DISENTANGLED if positions == "disentangled" else {}
@@ -81,6 +92,7 @@ def test_what_is_recorded_reads_no_value_of_a_gpu(
         on_fake_gpu_(model)
         monkeypatch.setattr(graphs, "missing_for_short", lambda needs, longest: "Triton needs values")
         use_graphs_(model)
+        assert model.fused
         packs = positions == "absolute" and dtype == torch.bfloat16
         out = graphs.BucketGraph(model, Bucket(4, 32, 96 if packs else None, 32)).out
         assert (out.shape, out.dtype, out.device.type) == ((4, 32, 64), dtype, "cuda")

@@ -64,7 +64,8 @@ def use_(model: Any, packs: bool = True) -> Any:
     body = model.base_model
     body.__class__ = GraphedBertModel
     backend = Backend("by ends", by_ends, packs=True) if packs else None
-    vars(body).update(graphs=graphs.Graphs(), needs=Requirements(dtype=body.dtype), packed_backend=backend)
+    needs = Requirements(dtype=body.dtype)
+    vars(body).update(graphs=graphs.Graphs(), fused=False, needs=needs, packed_backend=backend)
     body.encoder.leaves_padding_out = packs
     return model
 
@@ -242,6 +243,7 @@ def test_where_padding_is_computed_it_is_said_once(
     """By what torch and Triton can run on a GPU; the model says that it is there."""
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     monkeypatch.setattr(graphs, "missing_for_short", lambda needs, n: None if kernel and n <= 128 else "no kernel")
+    monkeypatch.setattr(graphs, "fuse_", lambda body: False)
     monkeypatch.setattr(BertModel, "device", torch.device("cuda"))
     model = make(hidden_size=64, **changes).to(dtype)
     with warnings.catch_warnings(record=True) as caught:

@@ -1,0 +1,248 @@
+"""Modules that compute what theirs do with fewer kernels, on a GPU with Triton; for models that only run.
+
+Queries, keys and values come from one matmul.  Kernels of `triton_kernels` do what surrounds matmuls.
+
+Shapes:  T tokens · D hidden · N heads · H head dim;  … is (B, S) or, packed, (T,)
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertlite.inference.support import norm_fault
+from bertlite.inference.triton_kernels import (
+    ALIGNED,
+    FORMULAS,
+    GELU_TANH,
+    TILES,
+    add_norm,
+    embed_and_norm,
+    missing_for_triton,
+    product,
+)
+from bertlite.models.base import BertModel
+from bertlite.runtime.shapes import round_up_by_eighths
+from bertlite.stack.attention import LayerContext
+from bertlite.stack.body import has_hooks_within
+from bertlite.stack.embeddings import FamilyEmbeddings
+from bertlite.stack.modules import (
+    Activation,
+    BertEmbeddings,
+    BertIntermediate,
+    BertOutput,
+    BertSelfAttention,
+    BertSelfOutput,
+)
+from bertlite.support import torch_private
+
+Way = Callable[[Tensor], Tensor]
+MODULES = "modules"  # the way that runs a part's modules
+RUNS, WARM_RUNS = 5, 2  # of each way, when the fastest is looked for
+FEW = 2048  # tokens: with more, large blocks keep a GPU busy
+WRONG = 0.02  # the largest difference, over the largest output, that rounding to 16 bits explains
+WARPS = 8  # of the programs of `product` that run at once on a multiprocessor
+FASTEST: dict[tuple[Any, ...], str] = {}  # {device, dtype, activation, T, neurons, D: the fastest way}
+
+
+def runs_as_modules(module: nn.Module, x: Tensor) -> bool:
+    """Return whether a module has to run part by part: hooks or autocast see each part."""
+    return torch.is_autocast_enabled(x.device.type) or has_hooks_within(module)
+
+
+class FusedEmbeddings(FamilyEmbeddings):
+    """Embeddings that are gathered, added and normalised by one kernel."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:  # (…, D)
+        given = (input_ids, token_type_ids, position_ids, inputs_embeds)
+        if input_ids is None or inputs_embeds is not None or runs_as_modules(self, input_ids):
+            return super().forward(*given)
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids.expand(input_ids.shape)
+        places = None
+        if self.adds_positions:
+            counted = torch.arange(input_ids.shape[-1], device=input_ids.device)
+            places = (counted if position_ids is None else position_ids).expand(input_ids.shape)
+        table = self.position_embeddings.weight if self.adds_positions else None
+        tables = self.word_embeddings.weight, self.token_type_embeddings.weight, table
+        padding = -1 if self.padding_row is None else self.padding_row
+        x = embed_and_norm(input_ids, types, places, tables, padding, self.LayerNorm)
+        return x if self.projection is None else self.projection(x)
+
+
+class FusedSelfAttention(BertSelfAttention):
+    """Attention whose queries, keys and values are one matmul."""
+
+    weight: Tensor  # (3 N H, D); the weights of query, key and value are views of it
+    bias: Tensor
+
+    def join_(self) -> None:
+        """Lay the weights of queries, keys and values in one matrix."""
+        parts = (self.query, self.key, self.value)
+        self.weight, self.bias = torch.cat([x.weight for x in parts]), torch.cat([x.bias for x in parts])
+        for part, weight in zip(parts, self.weight.split([len(x.weight) for x in parts]), strict=True):
+            part.weight = nn.Parameter(weight, requires_grad=False)
+
+    def project(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        if inputs.source is not None or inputs.cache is not None or runs_as_modules(self, hidden_states):
+            return super().project(hidden_states, inputs)
+        heads = (3, self.num_attention_heads, self.attention_head_size)
+        q, k, v = F.linear(hidden_states, self.weight, self.bias).unflatten(-1, heads).unbind(-3)
+        return q, k, v
+
+
+class FusedOutput(BertSelfOutput):
+    """A projection whose bias is added and normalised with the residual by one kernel."""
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
+        if runs_as_modules(self, hidden_states):
+            return super().forward(hidden_states, input_tensor)
+        return add_norm(F.linear(hidden_states, self.dense.weight), self.dense.bias, input_tensor, self.LayerNorm)
+
+
+class FusedIntermediate(BertIntermediate):
+    """A matmul with its activation, by the fastest of some kernels for its sizes."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, intermediate)
+        x, (neurons, width) = hidden_states, self.dense.weight.shape
+        if runs_as_modules(self, x) or not x.numel() or not neurons:
+            return super().forward(x)
+        tokens = round_up_by_eighths(x.numel() // width, 16)
+        ways = ways_of(self, x.device, x.dtype, tokens)
+        key = x.device, x.dtype, self.intermediate_act_fn.name, tokens, neurons, width
+        if key not in FASTEST:
+            if len(ways) > 1 and x.is_cuda and torch.cuda.is_current_stream_capturing():
+                return super().forward(x)  # nothing can be timed now
+            FASTEST[key] = fastest(ways, x.new_empty(tokens, width)) if len(ways) > 1 else MODULES
+        return ways[FASTEST[key]](x.reshape(-1, width).contiguous()).view(*x.shape[:-1], neurons)
+
+
+def ways_of(part: BertIntermediate, device: torch.device, dtype: torch.dtype, tokens: int) -> dict[str, Way]:
+    """Return the functions that compute a part, (T, D) -> (T, neurons), by name; the first runs its modules.
+
+    torch's matmul has ReLU and GELU by tanh.  Ours takes 16-bit numbers from Hopper on, which copies memory by blocks.
+    """
+    ways: dict[str, Way] = {MODULES: partial(BertIntermediate.forward, part)}
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return ways
+    name, weight, bias = str(part.intermediate_act_fn.name), part.dense.weight, part.dense.bias
+    by_torch = torch_private.addmm_activation
+    if by_torch is not None and (name in GELU_TANH or name == "relu"):
+        ways["cuBLAS"] = lambda x: by_torch(bias, x, weight.t(), use_gelu=name != "relu")
+    if torch.cuda.get_device_capability(device) >= (9, 0) and weight.shape[1] * dtype.itemsize % ALIGNED == 0:
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        for tiles in TILES[:1] if tokens <= FEW else TILES[1:]:  # each takes seconds to compile
+            run = partial(product, weight=weight, bias=bias, name=name, tiles=tiles)
+            ways[f"{tiles.rows} x {tiles.columns}"] = partial(run, programs=count * (WARPS // tiles.warps))
+    return ways
+
+
+def fastest(ways: Mapping[str, Way], x: Tensor) -> str:
+    """Return the name of the fastest way, of those that run and agree with the first; the host waits for them.
+
+    Args:
+        x: memory for the inputs, which are drawn here.
+    """
+    x.normal_(generator=torch.Generator(x.device).manual_seed(0))
+    (first, *others), faults = ways, {}
+    right, times = ways[first](x), {first: seconds(partial(ways[first], x), x.device)}
+    for name in others:
+        try:
+            error = (ways[name](x) - right).abs().max() / right.abs().max()
+            if error <= WRONG:
+                times[name] = seconds(partial(ways[name], x), x.device)
+            else:  # nan is
+                faults[name] = f"its error is {float(error):.1e}"
+        except Exception as error:  # of Triton's compiler, and whatever a driver raises: the others run
+            faults[name] = f"{type(error).__name__}: {error}"
+    for name, fault in faults.items():
+        warnings.warn(f"the matmul {name} is not used here: {fault}", RuntimeWarning, stacklevel=2)
+    return min(times, key=times.__getitem__)
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Return the least time of some runs."""
+    found = []
+    for _ in range(WARM_RUNS + RUNS):
+        if device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            found.append(start.elapsed_time(end) / 1e3)
+        else:
+            began = time.perf_counter()
+            run()
+            found.append(time.perf_counter() - began)
+    return min(found[WARM_RUNS:])
+
+
+# Which parts of a model are replaced
+
+
+def fuse_(model: BertModel) -> bool:
+    """Replace parts of a body that only runs; one warning names each kind that stays as it is.
+
+    Returns:
+        whether kernels of Triton run here.
+    """
+    missing = missing_for_triton(model.device.type, model.dtype)
+    if missing is not None:
+        warnings.warn(f"torch's operators run what surrounds matmuls: {missing}", stacklevel=4)
+        return False
+    reasons = {}
+    for name, part in model.named_modules():
+        cls = FUSED.get(type(part))
+        if cls is None:
+            continue
+        fault = fault_of(part)
+        if fault is not None:
+            reasons[fault] = name
+            continue
+        if isinstance(part, BertEmbeddings) and not isinstance(part, FamilyEmbeddings):
+            vars(part)["projection"] = None
+        part.__class__ = cls
+        if isinstance(part, FusedSelfAttention):
+            part.join_()
+    if reasons:
+        found = "; ".join(f"{name} {fault}" for fault, name in reasons.items())
+        warnings.warn(f"torch's operators run some parts of this model: {found}", stacklevel=4)
+    return True
+
+
+def fault_of(part: Any) -> str | None:
+    """Return the reason why a part of a model stays as it is; None if it is replaced."""
+    if isinstance(part, BertEmbeddings):
+        if getattr(part, "norms_last", False):
+            return "projects embeddings before they are normalised"
+        return norm_fault(part.LayerNorm, part.word_embeddings.weight.shape[1], part.LayerNorm.eps)
+    if any(x.bias is None for x in part.children() if isinstance(x, nn.Linear)):
+        return "has a matrix without a bias"
+    if isinstance(part, BertSelfOutput):
+        return norm_fault(part.LayerNorm, part.dense.weight.shape[0], part.LayerNorm.eps)
+    if isinstance(part, BertIntermediate):
+        act = part.intermediate_act_fn
+        if type(act) is not Activation or act.name not in FORMULAS:
+            return f"has an activation, {act!r}, for which there is no kernel"
+    return None
+
+
+FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    BertEmbeddings: FusedEmbeddings,
+    FamilyEmbeddings: FusedEmbeddings,
+    BertSelfAttention: FusedSelfAttention,
+    BertSelfOutput: FusedOutput,
+    BertOutput: FusedOutput,
+    BertIntermediate: FusedIntermediate,
+}
