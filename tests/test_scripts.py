@@ -17,7 +17,8 @@ import bertlite
 from bertlite import BertConfig, BertModel
 from bertlite.support.environment import git_state
 from scripts.make import speed_history
-from scripts.measure import batches, checkpointing, gpu_checks, gpu_parity
+from scripts.measure import batches, checkpointing, gpu_checks, gpu_embed, gpu_parity
+from scripts.measure.speed import __main__ as speed
 from scripts.stress import release
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,12 +56,12 @@ def test_scripts_that_are_named_exist():
 
 def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
     steps = gpu_checks.commands(tmp_path, "checkpoint")
-    assert tuple(steps) == gpu_checks.STEPS == ("tests", "parity", "speed", "limits", "checkpointing")
+    assert tuple(steps) == gpu_checks.STEPS == ("tests", "parity", "speed", "embed", "limits", "checkpointing")
     for python, flag, module, *words in (command for runs in steps.values() for command in runs):
         assert (python, flag) == (sys.executable, "-m")
         assert find_spec(module) is not None
-        for script in (checkpointing, gpu_parity):
-            if module == script.__name__:
+        for script in (checkpointing, gpu_embed, gpu_parity, speed):
+            if module == script.__name__.removesuffix(".__main__"):
                 with pytest.raises(SystemExit) as ended:
                     script.main([*words, "--help"])
                 assert not ended.value.code

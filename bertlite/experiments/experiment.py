@@ -179,9 +179,7 @@ class Experiment:
         self.train, self.dev = read(setting.train), read(setting.dev)
         for option, count in (("calibration", setting.calibration), ("train-examples", setting.retrain)):
             if count is not None and not 0 < count <= len(self.train):
-                raise ValueError(
-                    f"--{option} is {count}; {self.train.name} has {len(self.train)}: take fewer"
-                )
+                raise ValueError(f"--{option} is {count}; {self.train.name} has {len(self.train)}: take fewer")
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
         self.tokenizer = self.task.read_tokenizer(setting.model, setting.max_length)

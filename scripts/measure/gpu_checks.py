@@ -5,10 +5,11 @@
     python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT --commit SHA    # where the files are an archive's
 
 Installs nothing.  Writes into OUT the output of each step and the records that belong into scripts/results:
-parity-cuda.json, speed-cuda.json, limits-cuda.json and checkpointing-cuda-{base,large}.json. Each has the goals of
-scripts/measure/gpu_goals.py and whether they are met. checks-cuda.json has all goals and names the steps that were not
-run. When a step fails the next one still runs, and a case of parity that ends its process is noted as one that
-differs; checks-cuda.json is written after each step.  Exits 1 if any failed.  Without a GPU, `tests/test_device.py`
+parity-cuda.json, speed-cuda.json, embed-cuda.json, limits-cuda.json and checkpointing-cuda-{base,large}.json. Each has
+the goals of scripts/measure/gpu_goals.py and whether they are met. checks-cuda.json has all goals and names the steps
+that were not run. When a step fails the next one still runs.  A case of parity that ends its process is noted as one
+that differs, a section of speed as missing; then the step goes on behind it.  checks-cuda.json is written after each
+step.  Exits 1 if any failed.  Without a GPU, `tests/test_device.py`
 runs every path on a second device that the CPU computes.
 """
 
@@ -27,7 +28,8 @@ from scripts.measure import gpu_goals
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = "parity.jsonl"
-STEPS = ("tests", "parity", "speed", "limits", "checkpointing")
+NOTES = {"parity": JOURNAL, "speed": f"{gpu_goals.SPEED}.json"}  # {step: the file that notes how far it came}
+STEPS = ("tests", "parity", "speed", "embed", "limits", "checkpointing")
 
 
 def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
@@ -44,8 +46,12 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
             ],
         ],
         "speed": [
-            ["-m", "scripts.measure.speed", "--models", ",".join(gpu_goals.SHAPES), *cuda, f"{out}/speed-cuda.json"],
+            [
+                *["-m", "scripts.measure.speed", "--models", ",".join(gpu_goals.SHAPES), "--engines", "bfloat16"],
+                *["--only", "forward,by autocast", "--resume", *cuda, f"{out}/speed-cuda.json,{out}/models"],
+            ],
         ],
+        "embed": [["-m", "scripts.measure.gpu_embed", checkpoint, *cuda, f"{out}/embed-cuda.json"]],
         "limits": [["-m", "scripts.measure.gpu_goals", *cuda, f"{out}/limits-cuda.json"]],
         "checkpointing": [
             [*memory, "--layers", "12", *cuda, f"{out}/checkpointing-cuda-base.json"],
@@ -58,14 +64,14 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
 def run_to_end(step: str, words: Sequence[str], out: Path) -> bool:
     """Run a command; return whether it succeeded.
 
-    If an error or a signal ends parity's process, its journal has the case: parity is run again and goes on behind it.
+    If an error or a signal ends its process and a file of NOTES says where, it is run again and goes on behind that.
     """
-    journal = out / JOURNAL
-    journal.unlink(missing_ok=True)
+    notes = out / NOTES.get(step, "none")
+    notes.unlink(missing_ok=True)
     while True:
-        noted = journal.stat().st_size if journal.exists() else 0
+        noted = notes.stat().st_size if notes.exists() else 0
         status = run(step, words, out)
-        if status in (0, 1) or not journal.exists() or journal.stat().st_size == noted:
+        if status in (0, 1) or not notes.exists() or notes.stat().st_size == noted:
             return status == 0
 
 

@@ -6,6 +6,7 @@ python -m scripts.measure.gpu_goals --out OUT/limits-cuda.json    # a step of sc
 import argparse
 import json
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +16,13 @@ from typing import Any, NamedTuple
 import torch
 
 from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite.inference import fused
 from bertlite.parity import reference
 from bertlite.pruning.importance import macs
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from bertlite.support.timing import FEWEST, alternate
+from scripts.measure import gpu_embed
 from scripts.measure.speed.batches import filled, ragged, works
 from scripts.measure.speed.bench import MODELS, suffix
 from scripts.measure.speed.rounds import summary
@@ -37,15 +40,18 @@ GRAPHED = (  # goals of the backend "graphs": key, model, batches, the engine th
     ("graphs, peak of SST-2", "bert-base", (SST2,), None),
     ("graphs, peak of bert-large", "bert-large", (FULL,), None),
 )
-TRAINED: dict[str, tuple[str, ...]] = {  # batches of the goals of TrainingStep
-    "steps": (ragged("SST-2", 32, 128).name, ragged("WikiText-2", 8, 512).name, "8 x 128"),
-    "steps of 64": (ragged("SST-2", 64, 128).name,),
-    "steps, full": (FULL,),
-}
+RAGGED = {n: ragged("SST-2", n, 128).name for n in (32, 64)} | {8: ragged("WikiText-2", 8, 512).name}
+TRAINED = (  # goals of training by autocast: key, batch, the engine of bertlite
+    *(("steps", name, "TrainingStep") for name in (RAGGED[32], RAGGED[8], "8 x 128")),
+    ("steps of 64", RAGGED[64], "TrainingStep"),
+    ("steps, full", FULL, "TrainingStep"),
+    *(("training", name, "packed") for name in RAGGED.values()),
+)
+TRAINED_LARGE = (("training", RAGGED[32], "packed"),)
 BUSY = 8192  # positions of a batch that keeps a GPU busy
-PARITY, SPEED, LIMITS = "parity-cuda", "speed-cuda", "limits-cuda"
+PARITY, SPEED, LIMITS, EMBED = "parity-cuda", "speed-cuda", "limits-cuda", "embed-cuda"
 MEMORY = ("checkpointing-cuda-base", "checkpointing-cuda-large")
-RECORDS = (PARITY, SPEED, *MEMORY, LIMITS)
+RECORDS = (PARITY, SPEED, *MEMORY, LIMITS, EMBED)
 MASK, PACKED = "a mask", "packed input"  # what a forward is given
 GRAPH, LATENCY = "bertlite, CUDA graph", "transformers sdpa"
 
@@ -76,7 +82,10 @@ GOALS = {
     "steps, full": Goal("TrainingStep at 64 x 128, times transformers sdpa", 1.3),
     "capture": Goal("seconds to record a bucket after the first", 0.1, at_least=False),
     "peak": Goal("share of the measured peak of bfloat16 matmuls", 0.55),
-    "training": Goal("packed training, times transformers sdpa", 0.8, by_fill=True),
+    "training": Goal("packed training, times transformers sdpa", 1.1),
+    "embed": Goal("bertlite embed, times sentence-transformers at batch 32", 8.0),
+    "embed, best": Goal("bertlite embed, times sentence-transformers at its best batch", 6.0),
+    "embed, inside": Goal("graphs inside sentence-transformers, times itself, at batch 32", 2.0),
     "memory": Goal("checkpointing's peak over transformers'", 1.0, at_least=False),
     "time": Goal("checkpointing's time over transformers'", 1.05, at_least=False),
     "offload": Goal("offloading's peak over transformers' checkpointing", 0.99, at_least=False),
@@ -113,6 +122,7 @@ def figures(records: Records) -> Iterator[Figure]:
     yield "graph", LIMITS, "bert-base, bfloat16", over(seconds.get(GRAPH, {}), seconds.get(LATENCY, {})), 1
     capture = records[LIMITS].get("captures", {}).get("seconds")
     yield "capture", LIMITS, "bert-base, bfloat16", capture and max(capture[1:]), 1
+    yield from figures_of_embed(records[EMBED].get("seconds", {}))
     for given in (MASK, PACKED):
         yield given, LIMITS, given, records[LIMITS].get("waits", {}).get(given), 1
 
@@ -143,15 +153,24 @@ def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterato
                 yield "full", SPEED, what, over(compiled, sdpa), 1
                 flops = 2 * len(work.lengths) * macs(config, work.width)
                 yield "peak", SPEED, what, flops / sdpa["median"] / peak if sdpa and peak else None, 1
-        name = f"training {ragged('SST-2', 32, 128).name} by autocast{suffix(model, None)}"
-        section = sections.get(name, {})
-        ratio = section.get("ratios", {}).get("transformers sdpa / bertlite packed", {})
-        yield "training", SPEED, name, ratio.get("median"), section.get("filled", 1)
-        for key, batches in TRAINED.items() if model == "bert-base" else ():
-            for each in batches:
-                section = sections.get(f"training {each} by autocast{suffix(model, None)}", {})
-                ratio = section.get("ratios", {}).get("transformers sdpa / bertlite TrainingStep", {})
-                yield key, SPEED, each, ratio.get("median"), 1
+        for key, each, engine in TRAINED if model == "bert-base" else TRAINED_LARGE:
+            section = sections.get(f"training {each} by autocast{suffix(model, None)}", {})
+            ratio = section.get("ratios", {}).get(f"transformers sdpa / bertlite {engine}", {})
+            yield key, SPEED, f"{each}, {model}", ratio.get("median"), 1
+
+
+def figures_of_embed(seconds: Mapping[str, Mapping[str, float]]) -> Iterator[Figure]:
+    """Yield the figures of texts to vectors; each engine has its own best batch."""
+
+    def best(engine: str) -> Mapping[str, float]:
+        found = [row for name, row in seconds.items() if name.startswith(engine)]
+        return min(found, key=lambda row: row["median"], default={})
+
+    first = seconds.get(f"{gpu_embed.STOCK}, 32", {})
+    ours, inside = best(gpu_embed.OURS), seconds.get(f"{gpu_embed.INSIDE}, 32", {})
+    yield "embed", EMBED, "texts like SST-2's", over(first, ours), 1
+    yield "embed, best", EMBED, "texts like SST-2's", over(best(gpu_embed.STOCK), ours), 1
+    yield "embed, inside", EMBED, "texts like SST-2's", over(first, inside), 1
 
 
 def over(a: Mapping[str, float], b: Mapping[str, float], field: str = "median") -> float | None:
@@ -186,7 +205,7 @@ def write_verdicts(out: Path, steps: Mapping[str, str], device: str = "cuda") ->
             write_json(paths[name], {**record, "goals": verdicts[name]})
     rows = [{"record": name, **row} for name, each in verdicts.items() for row in each]
     not_run = [f"step {step}" for step, result in steps.items() if result == "not run"]
-    not_run += [f"{name}: {why}" for name, why in records[SPEED].get("missing", {}).items()]
+    not_run += [f"{name}: {why}" for each in records.values() for name, why in each.get("missing", {}).items()]
     not_run += [f"{row['figure']}: {row['of']}" for row in rows if row["verdict"] == "not measured"]
     found = {"what": "scripts/measure/gpu_checks.py", "steps": steps, "goals": rows, "not_run": not_run}
     write_json(out / "checks-cuda.json", {**found, "environment": environment(device)})
@@ -204,22 +223,35 @@ def limits(device: str, sizes: Mapping[str, Any], width: int, rounds: int = FEWE
     theirs = reference.stock().BertModel(reference.stock().BertConfig(**sizes)).to(device, torch.bfloat16).eval()
     ids = torch.ones(1, 16, dtype=torch.long, device=device)
     matrix = torch.randn(width, width, device=device, dtype=torch.bfloat16)
+    ends = torch.tensor([0, 16], dtype=torch.int32)
+    mask = torch.ones_like(ids)
+    mask[0, 9:] = 0
+    runs: dict[str, Callable[[], Any]] = {"matmul": lambda: matrix @ matrix, LATENCY: lambda: theirs(ids)}
+    parts: dict[str, Callable[[], Any]] = {
+        "waits": lambda: {
+            MASK: count_waits(lambda: ours(ids, attention_mask=mask)),
+            PACKED: count_waits(lambda: ours(ids[0], cu_seqlens=ends)),
+        },
+        "captures": lambda: captures(ours),
+        "graph": lambda: runs.__setitem__(GRAPH, graph_of(lambda: ours(ids))),
+    }
     with torch.no_grad():
-        runs: dict[str, Callable[[], Any]] = {"matmul": lambda: matrix @ matrix, LATENCY: lambda: theirs(ids)}
-        waits = None
-        if torch.device(device).type == "cuda":
-            runs[GRAPH] = graph_of(lambda: ours(ids))
-            ends = torch.tensor([0, 16], dtype=torch.int32)
-            mask = torch.ones_like(ids)
-            mask[0, 9:] = 0
-            waits = {
-                MASK: count_waits(lambda: ours(ids, attention_mask=mask)),
-                PACKED: count_waits(lambda: ours(ids[0], cu_seqlens=ends)),
-            }
+        own = run_parts(parts) if torch.device(device).type == "cuda" else {}
         found = summary("matmul and latency", alternate(runs, rounds, device, warm=2), [])
     flops = 2 * width**3 / found["seconds"]["matmul"]["median"]
-    own = {"waits": waits, "captures": captures(ours)} if waits else {}
     return {**found, "matmul_flops": flops, **own, "environment": environment(device)}
+
+
+def run_parts(parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return the result of each part by name, and why others are "missing": those that raised."""
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        try:
+            found[name] = part()
+        except Exception as error:  # of any kind: the other parts are measured
+            traceback.print_exc()
+            found.setdefault("missing", {})[name] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def captures(model: BertModel) -> dict[str, Any]:
@@ -234,7 +266,12 @@ def captures(model: BertModel) -> dict[str, Any]:
             quick(ids)
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
-    return {"seconds": seconds, "bytes": sum(graph.bytes for graph in body.graphs.made.values())}
+    chosen = {f"{key[3]} tokens": way for key, way in fused.FASTEST.items() if key[2] == model.config.hidden_act}
+    return {
+        "seconds": seconds,
+        "bytes": sum(graph.bytes for graph in body.graphs.made.values()),
+        "up matmul": chosen,
+    }
 
 
 def graph_of(run: Callable[[], Any]) -> Callable[[], None]:
@@ -273,8 +310,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=8192, help="of the matrices that are multiplied")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the record")
     args = parser.parse_args(argv)
-    write_json(args.out, limits(args.device, MODELS["bert-base"][1], args.width))
-    return 0
+    found = limits(args.device, MODELS["bert-base"][1], args.width)
+    write_json(args.out, found)
+    return int("missing" in found)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,32 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import SIZES
 
 from bertlite import BertConfig
+from bertlite.parity.command import demo_checkpoint
 from bertlite.pruning.importance import macs
-from scripts.measure import gpu_goals
-from scripts.measure.gpu_goals import GOALS, GRAPH, LATENCY, LIMITS, MASK, MEMORY, PACKED, PARITY, RECORDS, SPEED
-from scripts.measure.speed.batches import filled, works
+from bertlite.tokenizer import BertTokenizer
+from scripts.measure import gpu_embed, gpu_goals
+from scripts.measure.gpu_goals import (
+    EMBED,
+    GOALS,
+    GRAPH,
+    LATENCY,
+    LIMITS,
+    MASK,
+    MEMORY,
+    PACKED,
+    PARITY,
+    RECORDS,
+    SPEED,
+)
+from scripts.measure.speed.batches import filled, lengths_like, works
 from scripts.measure.speed.bench import MODELS, suffix
 
 PEAK = 1e15
@@ -39,19 +55,20 @@ def planted(worse: float) -> dict[str, dict[str, Any]]:
             times["transformers reduce-overhead"] = reduced
             seconds = {f"{name} bfloat16": {"median": took} for name, took in times.items()}
             sections[f"forward {work.name}{suffix(model, None)}"] = {"seconds": seconds}
-        ratios = {"transformers sdpa / bertlite packed": {"median": 0.8 / 0.48 / worse}}
-        sections[f"training 32 x 49 SST-2 by autocast{suffix(model, None)}"] = {"filled": 0.48, "ratios": ratios}
-    for key, names in gpu_goals.TRAINED.items():
-        for name in names:
-            ratio = {"transformers sdpa / bertlite TrainingStep": {"median": GOALS[key].bound / worse}}
-            section = sections.setdefault(f"training {name} by autocast{suffix('bert-base', None)}", {"ratios": {}})
-            section["ratios"] |= ratio
+        for key, name, engine in gpu_goals.TRAINED if model == "bert-base" else gpu_goals.TRAINED_LARGE:
+            section = sections.setdefault(f"training {name} by autocast{suffix(model, None)}", {"ratios": {}})
+            section["ratios"][f"transformers sdpa / bertlite {engine}"] = {"median": GOALS[key].bound / worse}
     rows: dict[str, Any] = {"transformers, every layer": {"peak_bytes": 1000, "median": 1.0}}
     for backend in ("sdpa", "packed"):
         rows[f"bertlite {backend}, every layer"] = {"peak_bytes": 1000 * worse, "median": 1.05 * worse}
         rows[f"bertlite {backend}, every layer, offloaded"] = {"peak_bytes": 990 * worse}
     wrong = int(worse > 1)
+    vectors = {gpu_embed.STOCK: (8.0, 6.0), gpu_embed.INSIDE: (4.0 * worse, 0.1), gpu_embed.OURS: (9.0, worse)}
+    vectors = {
+        f"{name}, {n}": {"median": x} for name, each in vectors.items() for n, x in zip((32, 512), each, strict=True)
+    }
     return {
+        EMBED: {"seconds": vectors},
         PARITY: {"checkpoints": {"MiniLM": {"claims": [{"failed": 0}, {"failed": wrong}]}}},
         SPEED: {"sections": sections, "missing": {"transformers eager float32": "no memory"}},
         LIMITS: {
@@ -70,7 +87,7 @@ def test_every_goal_is_met_at_its_bound_and_missed_beyond(worse: float, verdict:
     rows = [row for each in found.values() for row in each]
     assert {row["verdict"] for row in rows} == {verdict}
     assert {row["figure"] for row in rows} == {goal.figure for goal in GOALS.values()}
-    assert [len(found[name]) for name in RECORDS] == [1, 35, 6, 6, 4]
+    assert [len(found[name]) for name in RECORDS] == [1, 37, 6, 6, 4, 3]
     texts = {row["of"]: row["goal"] for row in found[SPEED] if row["figure"] == GOALS["packed"].figure}
     assert texts["512 x 128 SST-2, bert-large"] == "at least 4.93", "0.9 over a fill of 0.183"
 
@@ -99,11 +116,56 @@ def test_records_get_their_verdicts_and_what_was_not_run_is_named(tmp_path, caps
     assert f"not measured {GOALS['memory'].figure}, full, sdpa: None; at most 1" in capsys.readouterr().out
 
 
+def test_texts_to_vectors_are_measured_and_an_engine_that_fails_is_named(
+    few_rounds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    folder = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
+    texts = gpu_embed.made_texts(BertTokenizer.from_pretrained(folder), 60)
+    lengths = [len(ids) for ids in BertTokenizer.from_pretrained(folder)(texts)["input_ids"]]
+    assert sorted(lengths) == sorted(lengths_like("SST-2", 60, 128))
+
+    def fail(*args: Any, **settings: Any) -> None:
+        raise RuntimeError("no graphs")
+
+    monkeypatch.setattr(gpu_embed, "BATCHES", (32,))
+    monkeypatch.setattr(gpu_embed, "TOKENS", (512,))
+    monkeypatch.setattr(gpu_embed, "optimize_for_inference", fail)
+    words = [
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--rounds",
+        "3",
+        "--count",
+        "9",
+        "--out",
+        str(tmp_path / "x.json"),
+    ]
+    assert gpu_embed.main([str(folder), *words]) == 1
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert found["seconds"].keys() == {f"{gpu_embed.STOCK}, 32", f"{gpu_embed.OURS}, 512"}
+    assert found["cosines"][f"{gpu_embed.OURS}, 512"] > 1 - 1e-6
+    assert found["missing"] == {f"{gpu_embed.INSIDE}, 32": "RuntimeError: no graphs"}
+    rows = gpu_goals.judge({**{name: {} for name in RECORDS}, EMBED: found})[EMBED]
+    assert [row["verdict"] for row in rows if row["verdict"] != "missed"] == ["not measured"]
+
+
 def test_a_cpu_measures_what_it_can(few_rounds: None) -> None:
     pytest.importorskip("transformers")
     found = gpu_goals.limits("cpu", {**SIZES, "hidden_size": 64}, width=32, rounds=3)
     assert found["matmul_flops"] == pytest.approx(2 * 32**3 / found["seconds"]["matmul"]["median"])
     assert found["seconds"][LATENCY]["median"] > 0
     assert "waits" not in found
+    assert "missing" not in found
     rows = gpu_goals.judge({**{name: {} for name in RECORDS}, LIMITS: found})[LIMITS]
     assert [row["verdict"] for row in rows] == ["not measured"] * 4
+
+
+def test_a_part_that_fails_is_named_and_the_others_are_measured() -> None:
+    def fail() -> None:
+        raise torch.OutOfMemoryError("none")
+
+    found = gpu_goals.run_parts({"waits": lambda: 1, "captures": fail, "graph": lambda: None})
+    assert found == {"waits": 1, "graph": None, "missing": {"captures": "OutOfMemoryError: none"}}

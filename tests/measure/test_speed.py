@@ -113,6 +113,45 @@ def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, cap
     assert "WRONG  quick float32: error" in "\n".join(section_lines("ragged", found))
 
 
+def test_an_engine_that_fails_on_a_batch_is_named_and_the_others_are_timed(kept, few_rounds, monkeypatch):
+    def failing(folder, dtype, device):
+        def run(batch):
+            raise RuntimeError("out of resources")
+
+        return run
+
+    monkeypatch.setattr(bench, "ENGINES", (ENGINES[0], engines.Engine("quick", failing, ("float32",))))
+    found = Bench(3, kept, only=("float32",))
+    assert list(bench.forward(full(1, 3), found)["seconds"]) == [BASELINE]
+    assert found.missing == {"quick float32, 1 x 3": "cannot run: RuntimeError: out of resources"}
+
+
+@pytest.mark.parametrize("fault", [SystemExit("killed"), ValueError("a kernel failed")], ids=["process", "error"])
+def test_a_section_that_fails_is_named_and_the_next_run_goes_on_behind_it(
+    fault, kept, few_rounds, tmp_path, monkeypatch
+):
+    ran = []
+
+    def forward(work, bench):
+        ran.append(work.name)
+        if work.name == "1 x 128":
+            raise fault
+        return {"what": "", "seconds": {}, "ratios": {}}
+
+    monkeypatch.setattr(bench, "forward", forward)
+    record = tmp_path / "speed.json"
+    words = ["--only", "forward 1 x 1", "--rounds", "3", "--resume", "--out", str(record)]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert str(ended.value) == ("killed" if isinstance(fault, SystemExit) else "3")
+    assert main(words) == 1, "a section is missing"
+    assert ran == ["1 x 16", "1 x 128"]
+    found = json.loads(record.read_text())
+    assert list(found["sections"]) == ["forward 1 x 16"]
+    reason = "its process ended" if isinstance(fault, SystemExit) else "ValueError: a kernel failed"
+    assert found["missing"] == {"forward 1 x 128": reason}
+
+
 def test_an_engine_that_cannot_be_built_is_named(kept, few_rounds, monkeypatch):
     def broken(folder, dtype, device):
         raise RuntimeError("no compiler")

@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import os
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ from bertlite.support.environment import environment, version_of
 from bertlite.support.files import write_json
 from bertlite.support.progress import Progress
 from bertlite.support.timing import check_rounds
-from scripts.measure.speed.bench import MODELS, Bench, longest_of, section_lines, suffix
+from scripts.measure.speed.bench import MODELS, Bench, Section, longest_of, section_lines, suffix
 from scripts.measure.speed.engines import ENGINES
 from scripts.measure.speed.sections import sections
 from scripts.measure.speed.under import WAYS
@@ -45,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_rounds(args.rounds, name="--rounds")
     args.record, args.folder = args.out.get(RECORD), args.out.get(FOLDER)
     record = open_record(args.record, new_record(args.device))
-    run_sections(args, record)
+    absent = run_sections(args, record)
     if PICTURE in args.out:
         plot(record, args.out[PICTURE])
-    return 0
+    return int(bool(absent))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -71,6 +72,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="PATH[,PATH]",
         help="the record, the picture of its forward passes, a folder for exported models, which is used again",
     )
+    text = "leave out sections that the record has or names as missing; exit 3 if a section fails, which it then names"
+    parser.add_argument("--resume", action="store_true", help=text)
     add_device(parser)
     return parser.parse_args(argv)
 
@@ -105,8 +108,11 @@ def open_record(path: Path | None, new: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-def run_sections(args: argparse.Namespace, record: dict[str, Any]) -> None:
+def run_sections(args: argparse.Namespace, record: dict[str, Any]) -> list[str]:
     """Run sections for each model and number of threads, print the lines of each, and write the record after each.
+
+    Returns:
+        the sections that are not in the record, since they failed.
 
     Raises:
         ValueError: a section, an engine or a model matches nothing; or the environment lets float32 be computed in
@@ -137,13 +143,33 @@ def run_sections(args: argparse.Namespace, record: dict[str, Any]) -> None:
                 only = tuple(args.engines or ("",))
                 bench = Bench(args.rounds, kept, model, args.device, only, args.seconds, progress.advance, missing)
                 for name in [name for name in group if name in chosen]:
-                    record["sections"][name], done = group[name](bench), done + args.rounds
+                    if args.resume and (name in record["sections"] or name in missing):
+                        continue
+                    record["sections"][name], done = noted(args, record, name, group[name], bench), done + args.rounds
                     progress.advance(done - progress.done)  # with the rounds that the time limit left out
                     progress.print("\n".join(section_lines(name, record["sections"][name])))
                     if args.record:
                         write_json(args.record, record)
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}")
+    return [name for name in chosen if name not in record["sections"]]
+
+
+def noted(args: argparse.Namespace, record: dict[str, Any], name: str, section: Section, bench: Bench) -> Any:
+    """Run a section; with --resume the record names it as missing until it is done, and an error ends the process."""
+    if not (args.resume and args.record):
+        return section(bench)
+    record["missing"][name] = "its process ended"
+    write_json(args.record, record)
+    try:
+        found = section(bench)
+    except Exception as error:  # of any library, and CUDA's, after which nothing runs in this process
+        traceback.print_exc()
+        record["missing"][name] = f"{type(error).__name__}: {error}"
+        write_json(args.record, record)
+        raise SystemExit(3) from None
+    del record["missing"][name]
+    return found
 
 
 @contextmanager

@@ -36,17 +36,30 @@ class Accuracy:
         return near and self.error < self.error_unmasked
 
 
-def accuracies(truth: nn.Module, runs: Mapping[str, Forward], batch: Mapping[str, Tensor]) -> dict[str, Accuracy]:
+def accuracies(
+    truth: nn.Module, runs: Mapping[str, Forward], batch: Mapping[str, Tensor], failed: dict[str, str] | None = None
+) -> dict[str, Accuracy]:
     """Return the accuracy of engines on a batch.
 
     Args:
         truth: the model in float64.
+        failed: gets the reason of each engine that raises, which has no accuracy; None lets it raise.
     """
     real = batch["attention_mask"].cpu().bool()
     with torch.no_grad():
         right = states(truth(**batch))[real]
         unmasked = None if bool(real.all()) else states(truth(input_ids=batch["input_ids"]))[real]
-    return {name: accuracy(states(run(batch))[real], right, unmasked) for name, run in runs.items()}
+    found = {}
+    for name, run in runs.items():
+        try:
+            found[name] = accuracy(states(run(batch))[real], right, unmasked)
+        except torch.AcceleratorError:  # no engine runs in this process any more
+            raise
+        except Exception as error:
+            if failed is None:
+                raise
+            failed[name] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def accuracy(found: Tensor, right: Tensor, unmasked: Tensor | None) -> Accuracy:

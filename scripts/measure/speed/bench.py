@@ -151,7 +151,10 @@ def forward(work: Work, bench: Bench) -> dict[str, Any]:
     batch = work.inputs(bench.config.vocab_size, bench.device, bench.config.pad_token_id or 0)
     runs = {name: run for name, run in bench.runs.items() if filled(work) < 1 or "packed" not in name}
     truth = reference.load(bench.folder, "BertModel", {}, torch.float64, "eager", bench.device)
-    found = accuracies(truth, runs, batch)
+    failed: dict[str, str] = {}
+    found = accuracies(truth, runs, batch, failed)
+    bench.missing.update({f"{name}, {work.name}": f"cannot run: {reason}" for name, reason in failed.items()})
+    runs = {name: run for name, run in runs.items() if name in found}
     roof = Roof()
     native = any(name.startswith("bertlite native") for name in runs)
     times = time_right_runs(runs, batch, found, bench, roof.measure if native else lambda: None)

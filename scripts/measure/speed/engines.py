@@ -22,6 +22,7 @@ from scripts.measure.speed.accuracy import Forward
 
 FLOATS = ("float32", "bfloat16")
 ALL = (*FLOATS, "int8")
+SHAPES = 64  # the most that torch.compile keeps of a model
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,15 @@ def forward_of(model: Callable[..., Any]) -> Forward:
 def transformers_engine(
     attention: str, compiled: bool = False, mode: str | None = None
 ) -> Callable[[Path, str, str], Forward]:
-    """Return the builder of an engine of transformers; `mode` is of torch.compile."""
+    """Return the builder of an engine of transformers; `mode` is of torch.compile.
+
+    With a mode it is compiled for each shape, which is faster than for all.
+    """
 
     def build(folder: Path, dtype: str, device: str) -> Forward:
         model = reference.load(folder, "BertModel", {}, getattr(torch, dtype), attention, device)
-        return forward_of(torch.compile(model, mode=mode) if compiled else model)
+        torch._dynamo.config.recompile_limit = SHAPES  # beyond it torch.compile runs the model as it is
+        return forward_of(torch.compile(model, mode=mode, dynamic=mode and False) if compiled else model)
 
     return build
 
