@@ -458,7 +458,8 @@ class Encoder {
         }
     }
 
-    // Multiply tokens by a weight; `finish(at, y)` is given 16 outputs with their bias, and where in `to` they belong.
+    // Multiply tokens by a weight.  `finish(each)` is called with each tile: each(write) then calls write(at, y) with
+    // some outputs and their bias, and where in `to` they belong.
     template <class Workers, class To, class Finish>
     void project(const Value* input, Long stride, const Quantization* quantization, Long count, const Matrix& matrix,
                  const To& to, const Workers& workers, Finish finish) {
@@ -469,22 +470,24 @@ class Encoder {
         // Copies, because for the compiler a store of a vector may change what `this` points to.
         const float *scales = matrix.scales, *weight_sums = matrix.sums, *bias = matrix.bias;
         const auto finish_tile = [=](Long row, Long rows, Long column, Long columns, const typename Kind::Sum* sums) {
-            for (Long j = 0; j < columns; j += LANES) {
-                // Read once, before the first store, which for the compiler may change them.
-                const auto read = [=](const float* from) { return quantized ? load(from + column + j) : zeros(); };
-                const Vector scale = read(scales), weight_sum = read(weight_sums), constant = read(bias);
-                const Integers moved = quantized && LEAST ? to_integers(weight_sum / scale) * -LEAST : Integers{};
-                for (Long i = 0; i < rows; i++) {
-                    Vector y = load(sums + i * BLOCK + j);
-                    if constexpr (quantized) {
-                        if (LEAST) y = to_floats(load_integers(sums + i * BLOCK + j) + moved);
-                        const Quantization of_row = quantization[row + i];
-                        y = multiply_add(y, scale * broadcast(of_row.scale),
-                                         multiply_add(weight_sum, broadcast(of_row.offset), constant));
+            finish([=](auto write) __attribute__((always_inline)) {
+                for (Long j = 0; j < columns; j += LANES) {
+                    // Read once, before the first store, which for the compiler may change them.
+                    const auto read = [=](const float* from) { return quantized ? load(from + column + j) : zeros(); };
+                    const Vector scale = read(scales), weight_sum = read(weight_sums), constant = read(bias);
+                    const Integers moved = quantized && LEAST ? to_integers(weight_sum / scale) * -LEAST : Integers{};
+                    for (Long i = 0; i < rows; i++) {
+                        Vector y = load(sums + i * BLOCK + j);
+                        if constexpr (quantized) {
+                            if (LEAST) y = to_floats(load_integers(sums + i * BLOCK + j) + moved);
+                            const Quantization of_row = quantization[row + i];
+                            y = multiply_add(y, scale * broadcast(of_row.scale),
+                                             multiply_add(weight_sum, broadcast(of_row.offset), constant));
+                        }
+                        write(to.at(row + i, column + j), y);
                     }
-                    finish(to.at(row + i, column + j), y);
                 }
-            }
+            });
         };
         // A thread splits rows of float32 once for all outputs that it takes.
         const Long grain = std::is_same_v<Kind, Float32Parts>
@@ -501,25 +504,28 @@ class Encoder {
         const Long H = model_.head_size;
         const HeadsTarget<HeadValue> qkv{heads.all + (block.first - heads.begin) * H, heads.tokens, H};
         project(block.input, input_stride_, block.quantization, block.count, layer.qkv, qkv, workers,
-                [](HeadValue* at, Vector y) { store(at, y); });
+                [](auto each) { each([](HeadValue* at, Vector y) { store(at, y); }); });
     }
 
     template <class Workers>
     void add_projection(const Value* input, Long stride, const Quantization* quantization, const Matrix& matrix,
                         const Target<float>& hidden, const TokenBlock& block, const Workers& workers) {
         project(input, stride, quantization, block.count, matrix, hidden, workers,
-                [](float* at, Vector y) { store(at, load(at) + y); });
+                [](auto each) { each([](float* at, Vector y) { store(at, load(at) + y); }); });
     }
 
     template <class Workers>
     void project_up(const Layer& layer, const TokenBlock& block, const Workers& workers) {
         BERTLITE_PHASE("up");
+        const auto activation = static_cast<Activation>(model_.activation);
         const auto into = [&](auto* neurons) {
             const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, neurons_stride_};
-            with_activation<!IS_FLOAT32<Kind>>(model_.activation, [&](auto activate) {
-                project(block.input, input_stride_, block.quantization, block.count, layer.up, to, workers,
-                        [=](auto* at, Vector y) { store(at, activate(y)); });
-            });
+            project(block.input, input_stride_, block.quantization, block.count, layer.up, to, workers,
+                    [=](auto each) {
+                        with_activation<!IS_FLOAT32<Kind>>(activation, [=](auto activate) {
+                            each([=](auto* at, Vector y) { store(at, activate(y)); });
+                        });
+                    });
         };
         if constexpr (quantized)
             into(block.neurons);

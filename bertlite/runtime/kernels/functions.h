@@ -67,28 +67,23 @@ inline Vector gelu_tanh(Vector x) {
 
 enum class Activation : Long { identity, relu, gelu, gelu_tanh, silu, quick_gelu, tanh, sigmoid };
 
+// Call work with the function of vectors for an activation, so that it is chosen before a loop and not in it.
 // `rounded`: the result is then rounded to 8 bits.
-template <bool rounded = false>
-Vector apply(Activation activation, Vector x) {
+template <bool rounded = false, class Work>
+BERTLITE_INLINE void with_activation(Activation activation, Work work) {
     switch (activation) {
-        case Activation::identity: return x;
-        case Activation::relu: return max(zeros(), x);
-        case Activation::gelu: return gelu<rounded>(x);
-        case Activation::gelu_tanh: return gelu_tanh(x);
-        case Activation::silu: return x * sigmoid(x);
-        case Activation::quick_gelu: return x * sigmoid(x * broadcast(1.702f));
-        case Activation::tanh: return multiply_add(sigmoid(x * broadcast(2.0f)), broadcast(2.0f), broadcast(-1.0f));
-        case Activation::sigmoid: return sigmoid(x);
+        case Activation::identity: return work([](Vector x) { return x; });
+        case Activation::relu: return work([](Vector x) { return max(zeros(), x); });
+        case Activation::gelu: return work([](Vector x) { return gelu<rounded>(x); });
+        case Activation::gelu_tanh: return work([](Vector x) { return gelu_tanh(x); });
+        case Activation::silu: return work([](Vector x) { return x * sigmoid(x); });
+        case Activation::quick_gelu: return work([](Vector x) { return x * sigmoid(x * broadcast(1.702f)); });
+        case Activation::tanh:
+            return work([](Vector x) {
+                return multiply_add(sigmoid(x * broadcast(2.0f)), broadcast(2.0f), broadcast(-1.0f));
+            });
+        case Activation::sigmoid: return work([](Vector x) { return sigmoid(x); });
     }
-    return x;
-}
-
-// Call work with a function of vectors.  GELU is chosen here and not for each vector.
-template <bool rounded, class Work>
-void with_activation(Long activation, Work work) {
-    if (static_cast<Activation>(activation) == Activation::gelu)
-        return work([](Vector x) __attribute__((always_inline)) { return gelu<rounded>(x); });
-    work([=](Vector x) { return apply<rounded>(static_cast<Activation>(activation), x); });
 }
 
 }  // namespace bertlite

@@ -52,6 +52,7 @@ void run_linear(const Linear& linear, const typename Kind::Value* rows, Long str
     using Value = typename Kind::Weight;
     constexpr Long FEWEST_ROWS = 32;  // of a piece, if groups of outputs are fewer than threads
     const Matrix& matrix = linear.matrix;
+    const auto activation = static_cast<Activation>(linear.activation);
     constexpr Long OUTPUTS = std::is_same_v<Kind, Float32Parts> ? 8 * GROUP : GROUP;  // for which rows are split once
     const Long groups = divide_up(matrix.outputs, OUTPUTS);
     const Long parts = std::min(divide_up(count, FEWEST_ROWS), divide_up(2 * threads, groups));
@@ -63,16 +64,17 @@ void run_linear(const Linear& linear, const typename Kind::Value* rows, Long str
                      Blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)}, matrix.bias, column,
                      std::min(column + OUTPUTS, round_up(matrix.outputs, LANES)), target,
                      [&](Long row, Long rows, Long column, Long columns, const float* sums) {
-                         for (Long i = 0; i < rows; i++)
-                             for (Long j = 0; j < columns; j += LANES) {
-                                 const Vector y =
-                                     apply(static_cast<Activation>(linear.activation), load(sums + i * BLOCK + j));
-                                 Value last_ones[LANES];
-                                 const Long left = matrix.outputs - column - j;
-                                 Value* at = target.at(row + i, column + j);
-                                 store(left < LANES ? last_ones : at, y);
-                                 if (left < LANES) std::copy(last_ones, last_ones + left, at);
-                             }
+                         with_activation(activation, [&](auto activate) {
+                             for (Long i = 0; i < rows; i++)
+                                 for (Long j = 0; j < columns; j += LANES) {
+                                     const Vector y = activate(load(sums + i * BLOCK + j));
+                                     Value last_ones[LANES];
+                                     const Long left = matrix.outputs - column - j;
+                                     Value* at = target.at(row + i, column + j);
+                                     store(left < LANES ? last_ones : at, y);
+                                     if (left < LANES) std::copy(last_ones, last_ones + left, at);
+                                 }
+                         });
                      });
     });
 }
