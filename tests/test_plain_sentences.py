@@ -125,14 +125,11 @@ def test_docstrings_of_scripts_are_plain() -> None:
     check([(module.name, each) for module in modules for text in docstrings(module) for each in sentences(text)])
 
 
-OTHERS = ("amx.h", "amx_parts.h", "attention.h", "encoder.h")  # their comments are still as they were
-
-
 def test_comments_of_kernels_are_plain() -> None:
     """Comments behind code are notes, not sentences."""
     found = []
     for path in sorted((ROOT / "bertlite" / "runtime" / "kernels").iterdir()):
-        lines = path.read_text(encoding="utf-8").splitlines() if path.name not in OTHERS else []
+        lines = path.read_text(encoding="utf-8").splitlines()
         for alone, block in groupby(lines, key=lambda line: line.lstrip().startswith("//")):
             text = "\n".join(line.lstrip(" /") for line in block) if alone else ""
             found += [(path.name, sentence) for sentence in sentences(text)]

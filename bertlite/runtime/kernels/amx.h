@@ -87,12 +87,12 @@ struct SumBlock {
     Sum* sums[2] = {};  // of each row of tiles
     Long stride = 0;    // of sums, in numbers
     int row_tiles = 0, column_tiles = 0;
-    // What is finished: rows of the first tile from `skipped` on, as it may overlap that before, then of the second.
+    // Rows of the first tile are finished from `skipped` on, as it may overlap the tile before; then the second's.
     Long row = 0, column = 0, columns = 0, rows[2] = {}, skipped[2] = {};
     Long left = 0;  // rows to finish
 
     SumBlock() = default;
-    // Of up to 32 of `count` rows, and of up to 32 columns.
+    // It has up to 32 of `count` rows, and up to 32 columns.
     SumBlock(Long row, Long count, Long column, Long columns)
         : row_tiles(row + 16 < count ? 2 : 1),
           column_tiles(columns > 16 ? 2 : 1),
@@ -156,7 +156,7 @@ struct WeightsAhead {
     }
 };
 
-// What ROWS x COLUMNS tiles are multiplied: rows, of two tiles, and weights, of two blocks.
+// The rows of two tiles and the weights of two blocks, which are multiplied.
 struct Factors {
     const char *rows[2], *weights[2];
     Long stride;  // bytes from row to row

@@ -1,10 +1,10 @@
 // Matmuls of float32 on the tiles of AMX, which multiply bfloat16.
 //
-// A float32 has 24 bits and a bfloat16 8, so a float32 is the sum of three bfloat16 numbers: the nearest, that nearest
-// to the rest, and what is then left.  Of the nine products of two such sums the six largest are added, the smallest
-// first; the others are below the last bit of a float32.  Tiles multiply bfloat16 sixteen times as fast as AVX-512
-// multiplies float32, so six products take less time, and their sums are nearer to the truth than float32's own.
-// GPUs' libraries do the same (oneMKL's float_to_bf16x3, cuBLAS's emulation of float32).
+// A float32 has 24 bits and a bfloat16 8, so a float32 is the sum of three bfloat16 numbers: the nearest, the nearest
+// to the rest, and the remainder.  Two such sums have nine products.  The six largest are added, the smallest first;
+// three are below the last bit of a float32.  Tiles multiply bfloat16 sixteen times as fast as AVX-512 multiplies
+// float32, so six products take less time.  Their sums are also nearer to the truth than float32's own.  GPUs'
+// libraries do the same (oneMKL's float_to_bf16x3, cuBLAS's emulation of float32).
 //
 // Weights stay float32 in memory.  They are split a panel ahead, amid the products of the panel before.
 #pragma once
@@ -48,7 +48,7 @@ inline void split(Vector x, Words (&parts)[PARTS]) {
 }
 
 inline Words magnitudes(Vector x) { return (Words)x & 0x7fffffffu; }
-// Whether numbers can be split, given the largest bits of their magnitudes, which are those of a nan if there is one.
+// Whether numbers can be split, given the largest bits of their magnitudes.  A nan has the largest of all.
 inline bool can_split(Words largest_bits) {
     const float largest =
         reduce((Vector)largest_bits, [](Vector a, Vector b) { return (Vector)max_words((Words)a, (Words)b); });
@@ -120,7 +120,7 @@ struct PartsPanel {
     }
 };
 
-// A block of sums of one panel, to which those of the panels before are added in memory.
+// A block of sums of one panel.  The sums of the panels before are added to them in memory.
 struct PanelSums : SumBlock<float> {
     using SumBlock<float>::SumBlock;
     bool is_first = false, is_last = false;  // whether its panel is
@@ -128,8 +128,8 @@ struct PanelSums : SumBlock<float> {
     Long totals_stride = 0;
 };
 
-// Multiply ROWS x COLUMNS tiles by the panel, and leave the sums in tiles; store and finish those before, and split
-// some of the next panel.
+// Multiply ROWS x COLUMNS tiles by the panel, and leave the sums in tiles.  Meanwhile store and finish the sums
+// before, and split some of the next panel.
 template <int ROWS, int COLUMNS, class Finish>
 void multiply_panel(const BFloat16* const (&rows)[2], const PartsPanel& panel, PartsPanel& next, Long next_each,
                     PanelSums& before, const Finish& finish) {

@@ -113,12 +113,12 @@ float softmax(float* scores, Long keys, Long padded, float factor, Value* weight
     return 1 / reduce_sum(totals);
 }
 
-// Add to the scores of `count` queries from `query` on: scale x the products of queries with the vectors of their
-// distances to keys, and of keys with those of the distances from queries.
+// Add relative positions to the scores of `count` queries from `query` on.  These are scale x the products of queries
+// and the vectors of their distances to keys, and of keys and the vectors of their distances from queries.
 template <class Distances, class Kind>
 void add_distances(const Head<Kind>& head, Long query, Long count, const AttentionWorkspace<Kind>& workspace) {
     const Long stride = workspace.relative_stride, capacity = workspace.key_capacity;
-    // Multiply rows by the vectors of all distances between the queries and some keys; return where that of row 0 is.
+    // Multiply rows by the vectors of all distances between the queries and some keys; return where row 0's begins.
     const auto multiply = [&](const Blocks& vectors, const typename Kind::Value* rows, Long number, Long key,
                               Long keys) {
         const Long first = head.rows[key - (query + count - 1)] / LANES * LANES;

@@ -1,11 +1,13 @@
 // The layers of BERT, one after the other, on packed sequences: no padding.
 //
 // Two phases a layer, between which all threads wait for each other.  In the first, pairs of sequence and head attend.
-// In the second a thread takes a block of tokens through all that is between two attentions: output projection,
-// residual, LayerNorm, both halves of the feed-forward network, residual, LayerNorm, and the next layer's queries,
-// keys and values.  Weights stream through the cache and activations stay in it.  Where there are few tokens for each
-// thread, the threads share the outputs of each matmul instead, and wait for each other in between.  With AMX a thread
-// takes whole sequences through a layer where it can: their queries, keys and values then stay in its cache as well.
+// In the second a thread takes a block of tokens through all steps between two attentions.  These are the output
+// projection, residual and LayerNorm, both halves of the feed-forward network, residual and LayerNorm, and the next
+// layer's queries, keys and values.  Weights stream through the cache and activations stay in it.
+//
+// If there are few tokens for each thread, the threads share the outputs of each matmul instead.  They wait for each
+// other in between.  With AMX a thread takes whole sequences through a layer if it can: their queries, keys and values
+// then stay in its cache as well.
 //
 // Letters:  T tokens, D hidden size, N heads, H head size, I neurons of the feed-forward network
 #pragma once
@@ -107,8 +109,8 @@ struct WholeTeam {
     }
 };
 
-// The dtype of attention: bfloat16, unless matmuls are of floats, or bfloat16 is only stored.  Where they are of 8-bit
-// integers it is float32 without instructions for bfloat16, and where results are to be the same on every processor.
+// The dtype of attention: bfloat16, unless matmuls are of floats, or bfloat16 is only stored.  If they are of 8-bit
+// integers, it is float32 without instructions for bfloat16, and if results must be the same on every processor.
 template <class Kind, bool reproducible>
 constexpr bool IN_FLOATS =
     std::is_same_v<Kind, Int8> ? reproducible || !MULTIPLIES_BFLOAT16 : IS_FLOAT32<Kind> || BFloat16s::widened;
@@ -260,8 +262,8 @@ class Encoder {
     }
 
     Long width() const { return round_up(model_.hidden_size, LANES); }  // of a row of hidden states
-    // How far rows of so many numbers lie apart: an odd number of cache lines, or those of a tile share few sets of a
-    // cache.
+    // How far rows of so many numbers lie apart.  It is an odd number of cache lines, as the rows of a tile would else
+    // share few sets of a cache.
     template <class T>
     static Long row_stride(Long numbers) {
         return (divide_up(numbers * Long(sizeof(T)), 64) | 1) * 64 / Long(sizeof(T));
