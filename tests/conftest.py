@@ -222,8 +222,10 @@ def kept(tmp_path: Path) -> Path:
     pytest.importorskip("transformers")
     from bertlite.parity import reference
 
-    sizes = {"vocab_size": 1000, "num_attention_heads": 3, "max_position_embeddings": 512, "num_hidden_layers": 2}
-    reference.base_shaped(tmp_path / "base", **(SIZES | sizes))  # heads of 16, which the native kernels take
+    sizes = {"vocab_size": 1000, "max_position_embeddings": 512, "num_hidden_layers": 2}
+    sizes |= {"hidden_size": 96, "num_attention_heads": 6}  # heads of 16, which the native kernels take
+    sizes |= {"intermediate_size": 160}  # rows of whole blocks of llama.cpp, of 32
+    reference.base_shaped(tmp_path / "base", **(SIZES | sizes))
     return tmp_path
 
 

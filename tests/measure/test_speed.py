@@ -162,6 +162,19 @@ def test_an_engine_that_cannot_be_built_is_named(kept, few_rounds, monkeypatch):
     assert found.missing == {"quick float32": "cannot be built: RuntimeError: no compiler"}
 
 
+def test_llama_gets_whole_texts_up_to_its_limit():
+    lengths = (5, 7, 1, 12, 20, 3)
+    found = [lengths[texts] for texts in engines.slices_of(lengths, 12)]
+    assert found == [(5, 7), (1,), (12,), (20,), (3,)]
+
+
+def test_llama_refuses_positions_that_it_does_not_have(tmp_path):
+    pytest.importorskip("gguf")
+    folder = reference.base_shaped(tmp_path / "mpnet", **(SIZES | {"model_type": "mpnet"}))
+    with pytest.raises(ValueError, match=re.escape("llama.cpp's BERT has absolute positions only")):
+        engines.write_gguf(folder, "int8", tmp_path / "it.gguf")
+
+
 def test_openvino_stands_over_all_of_its_dtype():
     names = [BASELINE, "OpenVINO int8", "CTranslate2 int8", "bertlite native float32"]
     pairs = ratio_pairs(dict.fromkeys(names))

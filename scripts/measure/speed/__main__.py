@@ -37,7 +37,10 @@ from scripts.measure.speed.sections import sections
 from scripts.measure.speed.under import WAYS
 
 PICTURE = ".png"
-PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "sentence-transformers", "optimum-intel")
+PEERS = (
+    *("onnx", "onnxruntime", "openvino", "nncf", "torchao", "llama-cpp-python"),
+    *("sentence-transformers", "optimum-intel"),
+)
 FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
 

@@ -5,12 +5,15 @@ takes the number of threads that torch has when it is built.
 """
 
 import importlib.util
+import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +26,7 @@ from scripts.measure.speed.accuracy import Forward
 FLOATS = ("float32", "bfloat16")
 ALL = (*FLOATS, "int8")
 SHAPES = 64  # the most that torch.compile keeps of a model
+LLAMA_TOKENS = 512  # of a call of llama.cpp at most: its default, and its fastest with texts of every length
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,93 @@ def openvino_settings(dtype: str) -> Mapping[str, Any]:
     }
 
 
+def llama_engine(folder: Path, dtype: str, device: str) -> Forward:
+    """Build llama.cpp, which gets texts without padding, several in a call; int8 is its q8_0.
+
+    Its float32 is no engine, since it looks GELU up in a table of half precision: the error is 1.4e-4, with q8_0 6e-3.
+    """
+    import llama_cpp as llama
+
+    logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
+    path = export_once(folder, f"llama-{dtype}.gguf", partial(write_gguf, folder, dtype))
+    model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
+    settings = llama.llama_context_default_params()
+    settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
+    settings.n_batch = settings.n_ubatch = LLAMA_TOKENS
+    settings.n_seq_max = LLAMA_TOKENS // 2  # texts have [CLS] and [SEP]
+    settings.embeddings, settings.pooling_type = True, llama.LLAMA_POOLING_TYPE_NONE
+    context = llama.llama_init_from_model(model, settings)
+    width, call = llama.llama_model_n_embd(model), llama.llama_batch_init(LLAMA_TOKENS, 0, 1)
+
+    def run(ids: Any, real: Any, states: Any) -> None:
+        texts, positions = real.nonzero()
+        call.n_tokens = len(texts)
+        rows = enumerate(zip(ids[real].tolist(), positions.tolist(), texts.tolist(), strict=True))
+        for i, (call.token[i], call.pos[i], call.seq_id[i][0]) in rows:
+            call.n_seq_id[i] = call.logits[i] = 1
+        if status := llama.llama_encode(context, call):
+            raise RuntimeError(f"llama_encode returned {status}")
+        states[real] = np.ctypeslib.as_array(llama.llama_get_embeddings(context), (len(texts), width))
+
+    def forward(batch: Mapping[str, Tensor]) -> tuple[Any]:
+        ids, real = batch["input_ids"].numpy(), batch["attention_mask"].bool().numpy()
+        states = np.zeros((*ids.shape, width), np.float32)
+        for texts in slices_of(real.sum(1), LLAMA_TOKENS):
+            run(ids[texts], real[texts], states[texts])
+        return (states,)
+
+    return forward
+
+
+def slices_of(lengths: Sequence[int], most: int) -> Iterator[slice]:
+    """Yield slices of texts that have at most so many tokens together."""
+    first = total = 0
+    for i, length in enumerate(lengths):
+        if total and total + length > most:
+            yield slice(first, i)
+            first, total = i, 0
+        total += length
+    yield slice(first, len(lengths))
+
+
+def write_gguf(folder: Path, dtype: str, path: Path) -> None:
+    """Write a BERT as llama.cpp reads it, its matrices in a dtype, without a tokenizer.
+
+    Raises:
+        ValueError: it has positions that llama.cpp's BERT does not have.
+    """
+    import gguf
+
+    config = read_config(Source(folder))
+    if config.position_embedding_type != "absolute" or config.positions_skip_padding:
+        raise ValueError("llama.cpp's BERT has absolute positions only, counted over all tokens")
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_token_type_count(config.type_vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_causal_attention(False)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config.num_hidden_layers)
+    kinds = gguf.GGMLQuantizationType
+    weights = reference.load(folder, "BertModel", {}, torch.float32, "sdpa", "cpu").state_dict()
+    for name, weight in weights.items():
+        if name.startswith("pooler"):
+            continue
+        added = weight.ndim == 1 or "position" in name or "token_type" in name  # to states, which are in float32
+        kind = kinds.F32 if added else {"bfloat16": kinds.BF16, "int8": kinds.Q8_0}[dtype]
+        data = gguf.quantize(weight.numpy(), kind)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 ENGINES = (
     Engine("transformers sdpa", transformers_engine("sdpa"), FLOATS, ("transformers",)),  # the baseline
     Engine("transformers eager", transformers_engine("eager"), ("float32",), ("transformers",)),
@@ -220,6 +311,7 @@ ENGINES = (
         ("cuda",),
     ),
     Engine("onnxruntime", onnxruntime_engine, ("float32", "int8"), ("transformers", "onnx", "onnxruntime"), ("cpu",)),
+    Engine("llama.cpp", llama_engine, ("bfloat16", "int8"), ("transformers", "gguf", "llama_cpp"), ("cpu",)),
     Engine("OpenVINO", openvino_engine, FLOATS, ("transformers", "openvino"), ("cpu",)),
     Engine("OpenVINO", openvino_engine, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),
     Engine("bertlite sdpa", bertlite_engine("sdpa"), FLOATS),
