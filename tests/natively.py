@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bertlite import prune_heads, prune_neurons
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
+from bertlite.inference.support import MIXED, ComputeDtype, is_int8
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import as_well, largest
 from bertlite.runtime.library import (
@@ -32,6 +33,7 @@ from bertlite.runtime.structs import Kernels
 
 SIZES: dict[str, Any] = {"hidden_size": 80, "num_attention_heads": 5}
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+WITH_MIXED = (*DTYPES, MIXED)
 PRUNED = {0: range(5), 1: [1, 3], 2: [0]}  # a layer without heads
 NEURONS = {0: [0, 36], 1: range(37)}  # and one without neurons
 ROUNDING = 1e-6  # relative to the largest number: a few of float32's steps
@@ -78,7 +80,7 @@ def make_native(cls: Any = None, **changes: Any) -> Any:
 
 
 def natively(
-    model: BertPreTrainedModel, dtype: torch.dtype, name: str | None = None, reproducible: bool = False
+    model: BertPreTrainedModel, dtype: ComputeDtype, name: str | None = None, reproducible: bool = False
 ) -> InferenceModel:
     """Return the model as the kernels of a set of instructions run it."""
     return InferenceModel(native_copy(model, dtype, kernels_or_skip(name, reproducible)), "native", dtype)
@@ -177,17 +179,17 @@ def in_integers(model: BertPreTrainedModel) -> BertPreTrainedModel:
 
 
 @torch.no_grad()
-def check(model: BertPreTrainedModel, dtype: torch.dtype, name: str | None = None, **inputs: Any) -> Any:
+def check(model: BertPreTrainedModel, dtype: Any, name: str | None = None, **inputs: Any) -> Any:
     """Assert that the kernels give what the model gives for these inputs, and return what they gave.
 
     Under "auto" and "sdpa" they leave padding out, as the model does under "packed".
     """
-    ours = natively(model, dtype, name)(**as_floats(inputs, torch.float32 if dtype == torch.int8 else dtype))
+    ours = natively(model, dtype, name)(**as_floats(inputs, torch.float32 if is_int8(dtype) else dtype))
     plain = copy.deepcopy(model)
     if model.config.attn_implementation in ("auto", "sdpa") and leaves_padding_out(inputs):
         plain.set_attn_implementation("packed")
     truth = plain(**inputs)
-    if dtype == torch.int8:
+    if is_int8(dtype):
         theirs = {place: x.float() for place, x in tensors(in_integers(plain)(**inputs)).items()}
     else:
         theirs = tensors(copy.deepcopy(plain).to(dtype)(**as_floats(inputs, dtype)))

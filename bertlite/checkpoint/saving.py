@@ -59,7 +59,7 @@ def tensors_to_save(model: LoadableModel) -> State:
     return {name: t.clone() if name == DECODER_BIAS else t for name, t in state.items() if name not in twice}
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bertlite.config import BertConfig
 from bertlite.inference.native.saving import load_native, save_native
+from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.stack.outputs import ModelOutput
 
@@ -39,7 +40,7 @@ class InferenceModel(nn.Module):
     """
 
     def __init__(
-        self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype, skip_padding: bool | None = None
+        self, model: BertPreTrainedModel, backend: str, dtype: ComputeDtype, skip_padding: bool | None = None
     ) -> None:
         super().__init__()
         model.base_model.encoder.skip_padding = skip_padding
@@ -109,8 +110,8 @@ class InferenceModel(nn.Module):
             ValueError: it has another format or is damaged.
             RuntimeError: the native kernels are not available on this machine.
         """
-        model, numbers, skip_padding = load_native(Path(folder).expanduser())
-        return cls(model, "native", getattr(torch, numbers), skip_padding)
+        model, dtype, skip_padding = load_native(Path(folder).expanduser())
+        return cls(model, "native", dtype, skip_padding)
 
     def train(self, mode: bool = True) -> "InferenceModel":
         return raise_missing("training mode") if mode else self

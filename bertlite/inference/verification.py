@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bertlite.checkpoint.families import FAMILIES
 from bertlite.config import BertConfig
 from bertlite.inference.model import InferenceModel
+from bertlite.inference.support import MIXED, ComputeDtype, is_int8
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.stack.inputs import values_readable
 from bertlite.stack.outputs import EncoderOutput
@@ -30,7 +31,8 @@ LENGTHS = (72, 11)  # the sequences' lengths: one is padded, and one longer than
 # error of rounding to it; for 8-bit integers it is this error itself.  MiniLM's tokens are off by 0.1 to 1.0 times the
 # noise.  Without one of its layers they are off by 7.7 times in int8, 8.0 times in bfloat16, or more.  Tokens of
 # random models, with weights of any size, are off by up to 1.4 times.
-ALLOWED = {torch.float64: 64.0, torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5}
+ALLOWED: dict[ComputeDtype, float] = {torch.float64: 64.0, torch.float32: 64.0}
+ALLOWED |= {torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5, MIXED: 3.5}
 STEPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # {torch's setting: step of float32 in matmuls}
 LARGEST = 1e30  # a head marks outputs that it leaves out with larger or infinite numbers
 ENCODED = "last_hidden_state"
@@ -151,7 +153,7 @@ def check_alike(
     converted: nn.Module,
     encoders: Sequence[nn.Module],
     mask: Tensor,
-    dtype: torch.dtype,
+    dtype: ComputeDtype,
     name: str,
 ) -> None:
     """Raise RuntimeError if outputs differ by more than rounding, ValueError if the original's are not finite.
@@ -240,22 +242,23 @@ def rms(x: Tensor) -> float:
 # Rounding noise
 
 
-def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: torch.dtype) -> float:
+def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -> float:
     """Let a model compute with rounding noise of a dtype; return the step of its floats.
 
     Args:
         encoders: the encoders in it, also in lists.
-        dtype: int8 is only for word embeddings and the matrices in their layers; the rest is then float32.
+        dtype: int8 is only for word embeddings and the matrices in their layers; the rest is then float32.  "mixed"
+            has the noise of int8, and less error.
     """
     random, step = torch.Generator(device_of(encoders)).manual_seed(1), step_of(encoders, dtype)
     floats, rows = Noise(random, step), RowNoise(random, step)
     integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
     inside = {id(part) for each in encoders for part in encoder_of(each).modules()}
-    words = {id(each.get_input_embeddings().weight) for each in encoders if dtype == torch.int8}
+    words = {id(each.get_input_embeddings().weight) for each in encoders if is_int8(dtype)}
     for part in {part for each in (model, *encoders) for part in each.modules()}:  # no hooks: a model may see them
         if isinstance(part, nn.Linear):
             outside = rows if id(part.weight) in words else floats  # a tied decoder multiplies by word embeddings
-            noise = integers if dtype == torch.int8 and id(part) in inside else outside
+            noise = integers if is_int8(dtype) and id(part) in inside else outside
             vars(part)["forward"] = partial(noise.run_linear, part, part.forward)
         elif isinstance(part, nn.LayerNorm):
             vars(part)["forward"] = partial(floats.run_norm, part.forward)
@@ -273,10 +276,10 @@ def device_of(encoders: Sequence[nn.Module]) -> torch.device:
     return next(encoders[0].parameters()).device
 
 
-def step_of(encoders: Sequence[nn.Module], dtype: torch.dtype) -> float:
+def step_of(encoders: Sequence[nn.Module], dtype: ComputeDtype) -> float:
     """Return the step between numbers near 1: the largest of the dtype's, the encoders' own and the matmuls'."""
     own = (torch.finfo(x.dtype).eps for each in encoders for x in each.parameters() if x.is_floating_point())
-    floats = torch.float32 if dtype == torch.int8 else dtype
+    floats = dtype if isinstance(dtype, torch.dtype) and dtype != torch.int8 else torch.float32
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch's newer settings differ by library

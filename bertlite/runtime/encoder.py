@@ -115,7 +115,7 @@ class Encoder:
             hidden, starts = self.projection(self.embed(given, len(ids)), threads), ends.astype(np.int64)
             batch.tokens, batch.sequences, batch.starts = len(ids), len(lengths), starts.ctypes.data
             batch.hidden = hidden.ctypes.data
-        if not self.kernels.run(self.numbers, self.model, batch, threads):
+        if not self.kernels.run(self.model, batch, threads):
             raise ValueError(self.fault(ids, segments, lengths))
         return States(to_floats(out), None if pooled is None else to_floats(pooled))
 
@@ -136,7 +136,7 @@ class Encoder:
         out = np.empty((tokens, size), dtype=self.dtype)
         batch = Batch(output=out.ctypes.data, is_bfloat16=self.dtype == np.uint16, ids=ctypes.pointer(given))
         model = Model(hidden_size=size, epsilon=self.embeddings["epsilon"])
-        if not self.kernels.run("float32", model, batch, 1):
+        if not self.kernels.run(model, batch, 1):
             raise ValueError(
                 "a token has an id beyond the vocabulary, or a sequence is longer than the model has positions"
             )
@@ -179,7 +179,8 @@ class Encoder:
 def shape_from(values: dict[str, Any], blocks: Blocks) -> Shape:
     """Return the shape that a file describes."""
     layers = tuple(LayerShape(**each) for each in values["layers"])
-    return Shape(**{**values, "layers": layers, "kinds": tuple(values["kinds"]), "blocks": blocks})
+    several = {"layers": layers, "kinds": tuple(values["kinds"]), "kept": tuple(values["kept"])}
+    return Shape(**{**values, **several, "blocks": blocks})
 
 
 def to_bfloat16(x: Floats) -> NDArray[np.uint16]:

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .shapes import ALIGNMENT, GROUP, MATRICES, Shape, round_up
+from .shapes import ALIGNMENT, FLOATS, GROUP, Shape, round_up
 from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
-FORMATS = (5, 6, 7, 8)  # the formats that can be read: 5 has no checksum, and before 7 all embeddings are floats
-ROTATES = 8  # from this format on 8-bit integers are of rotated rows
+FORMATS = (5, 6, 7, 8, 9)  # the formats that can be read: 5 has no checksum, and before 7 all embeddings are floats
+ROTATES, MIXES = 8, 9  # from these formats on 8-bit integers are of rotated rows, and layers differ in dtype
 WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends of names; scales of 8-bit integers
 LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
 DTYPES = {  # bfloat16 as its bits
@@ -147,8 +147,11 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
             f"{path} has format {found[0]!r} from a {found[1]}-endian machine; this bertlite reads formats"
             f" {', '.join(map(str, FORMATS))}, {sys.byteorder}-endian: {WAY_OUT}"
         )
-    if found[0] < ROTATES and isinstance(about.get("shape"), dict):
-        about["shape"]["rotated"] = False
+    if found[0] < MIXES:
+        if isinstance(about.get("shape"), dict):
+            about["shape"] |= {"rotated": found[0] >= ROTATES, "kept": [], "floats": FLOATS[0]}
+        if isinstance(about.get("blocks"), list):
+            about["blocks"] = [*about["blocks"][:2], *about["blocks"][:1]]
     return about
 
 
@@ -209,7 +212,7 @@ def pack_matrix(
         data.ctypes.data + at[*place, part][0] if (*place, part) in at else 0 for part in ("words", "scales", "sums")
     )
     size = (weight.shape[0], weight.shape[1])
-    kernels.pack(shape.dtype_of(place[1]), floats.ctypes.data, size, words, scales, sums, threads)
+    kernels.pack(shape.dtype_of(*place), floats.ctypes.data, size, words, scales, sums, threads)
 
 
 def lay_in_blocks_(shape: Shape, data: Bytes, blocks: Blocks) -> Shape:
@@ -219,10 +222,10 @@ def lay_in_blocks_(shape: Shape, data: Bytes, blocks: Blocks) -> Shape:
         if part == "words" and count and blocks != old:
             words = data[start : start + count].view(np.int32)
             inputs = len(words) // round_up(shape.matrix(shape.layers[i], name)[0], GROUP)
-            before, after = (old.pairs, blocks.pairs) if name in MATRICES else (1, 1)
-            rows = transpose_halves(words, 2, before).reshape(-1, inputs, old.outputs).swapaxes(1, 2)
-            laid = rows.reshape(-1, blocks.outputs, inputs).swapaxes(1, 2).ravel()
-            words[:] = transpose_halves(laid, after, 2)
+            (per_block, pairs), (new_block, new_pairs) = (shape.layout_of(i, name, each) for each in (old, blocks))
+            rows = transpose_halves(words, 2, pairs).reshape(-1, inputs, per_block).swapaxes(1, 2)
+            laid = rows.reshape(-1, new_block, inputs).swapaxes(1, 2).ravel()
+            words[:] = transpose_halves(laid, new_pairs, 2)
     return replace(shape, blocks=blocks)
 
 

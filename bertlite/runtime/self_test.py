@@ -98,7 +98,7 @@ def runner(kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats) -> Call
     def run() -> NDArray[np.float32]:
         at = starts.ctypes.data, hidden.ctypes.data, out.ctypes.data
         batch = Batch(tokens=len(hidden), sequences=1, starts=at[0], hidden=at[1], output=at[2])
-        kernels.run(numbers, model, batch, 1)
+        kernels.run(model, batch, 1)
         assert data.size  # keeps it alive: the model points into it
         return out
 

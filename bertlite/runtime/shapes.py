@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import starmap
 
-from .structs import ACTIVATIONS, Blocks, Layer, Matrix, Model
+from .structs import ACTIVATIONS, NUMBERS, Blocks, Layer, Matrix, Model
 
 ALIGNMENT = 64  # bytes: a cache line
 GROUP = 64  # a weight is padded to a multiple of so many outputs: GROUP of kernels/tiles.h
-BLOCKS = tuple(starmap(Blocks, ((8, 1), (8, 4), (16, 1), (16, 4), (16, 8), (64, 1))))  # for all sets of instructions
+BLOCKS = tuple(  # for all sets of instructions
+    starmap(Blocks, ((8, 1, 8), (8, 4, 8), (16, 1, 16), (16, 1, 64), (16, 4, 16), (16, 8, 16), (64, 1, 64)))
+)
 LANES = 16  # the longest vector of kernels/vectors.h, in floats
 RELATIVE = ("relative_key", "relative_key_query")  # positions with a vector for each distance
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes of one number of a weight
+FLOATS = ("bfloat16", "float32")  # dtypes of the layers that a mixed stack keeps in floats
 MATRICES = ("qkv", "output", "up", "down")
 TABLES = {"c2p": "distances", "p2c": "key_distances"}  # {kind of disentangled scores: table}
 PARTS = ("words", "bias", "scales", "sums")  # the parts of a matrix
@@ -47,6 +50,8 @@ class Shape:
     buckets: int = 0
     reach: int = 0
     rotated: bool = True  # whether 8-bit integers are of rotated rows, as packing makes them; before format 8 not
+    kept: tuple[int, ...] = ()  # the layers of a mixed stack that are in floats, and not in 8-bit integers
+    floats: str = FLOATS[0]  # the dtype of these layers
 
     @property
     def padded_head(self) -> int:
@@ -79,19 +84,25 @@ class Shape:
             return [TABLES[kind] for kind in self.kinds]
         return ["distances"] if self.positions in RELATIVE else []
 
-    def dtype_of(self, name: str) -> str:
+    def dtype_of(self, layer: int, name: str) -> str:
         """Return the dtype of a matrix: tables of distances are bfloat16 if other matrices are 8-bit integers."""
-        return "bfloat16" if name in TABLES.values() and self.numbers == "int8" else self.numbers
+        numbers = self.floats if layer in self.kept else self.numbers
+        return "bfloat16" if name in TABLES.values() and numbers == "int8" else numbers
+
+    def layout_of(self, layer: int, name: str, blocks: Blocks) -> tuple[int, int]:
+        """Return how many outputs of a matrix are in a block, and of how many the words are split."""
+        dtype = self.dtype_of(layer, name)
+        return blocks.floats if dtype == "float32" else blocks.outputs, blocks.pairs if dtype == "int8" else 1
 
     def pieces(self) -> Iterator[tuple[int, str, str, int]]:
         """Yield (layer, matrix or vector, its part, bytes) of everything, in the order of the tensor."""
         for i, layer in enumerate(self.layers):
             for name in (*MATRICES, *self.tables):
                 outputs, inputs = self.matrix(layer, name)
-                padded, per_word = round_up(outputs, GROUP), 4 // BYTES[self.dtype_of(name)]
+                padded, per_word = round_up(outputs, GROUP), 4 // BYTES[self.dtype_of(i, name)]
                 yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
                 yield i, name, "bias", padded * 4
-                if self.dtype_of(name) == "int8":
+                if self.dtype_of(i, name) == "int8":
                     yield i, name, "scales", padded * 4
                     yield i, name, "sums", padded * 4
             for name in VECTORS:
@@ -127,7 +138,8 @@ class Shape:
             if self.positions == "relative_key_query":
                 fields["key_distances"] = fields["distances"]
             fields |= {name: at.get((i, name, "")) for name in ("distance_bias", "distance_rows")}
-            layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach)
+            dtype = NUMBERS[self.dtype_of(i, "qkv")]
+            layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach, dtype=dtype)
         act, scale = ACTIVATIONS[self.activation], self.head_size**-0.5
         return Model(layers, len(layers), self.hidden_size, self.padded_head, act, self.epsilon, scale, self.rotated)
 

@@ -76,6 +76,7 @@ class Layer(Sized):
         ("distance_bias", c_void_p),
         ("distance_rows", c_void_p),
         ("reach", c_int64),
+        ("dtype", c_int64),
     )
 
 
@@ -120,6 +121,7 @@ class Blocks(NamedTuple):
 
     outputs: int  # outputs in a block
     pairs: int  # outputs whose words are split: first one half of each, then the other; 1: words are whole
+    floats: int  # outputs in a block of float32
 
 
 class Kernels:
@@ -136,22 +138,22 @@ class Kernels:
         library = ctypes.CDLL(path)
         self._run, self._pack, self._linear = library.bertlite_run, library.bertlite_pack, library.bertlite_linear
         message = (ctypes.c_char_p, c_int64)
-        self._run.argtypes = [c_int64, c_int64, POINTER(Model), POINTER(Batch), c_int64, *message]
+        self._run.argtypes = [c_int64, POINTER(Model), POINTER(Batch), c_int64, *message]
         self._pack.argtypes = [c_int64, c_void_p, c_int64, c_int64, *(c_void_p,) * 3, c_int64, *message]
         self._linear.argtypes = [c_int64, c_int64, POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, *message]
         self._run.restype = self._pack.restype = self._linear.restype = c_int64
         library.bertlite_block.restype = library.bertlite_pairs.restype = c_int64
         library.bertlite_block.argtypes = [c_int64]
-        pairs = {"int8": library.bertlite_pairs()}
-        self._blocks = {name: Blocks(library.bertlite_block(n), pairs.get(name, 1)) for name, n in NUMBERS.items()}
+        pairs, outputs = {"int8": library.bertlite_pairs()}, {x: library.bertlite_block(n) for x, n in NUMBERS.items()}
+        self._blocks = {name: Blocks(n, pairs.get(name, 1), outputs["float32"]) for name, n in outputs.items()}
 
     def blocks(self, numbers: str) -> Blocks:
         """Return the layout of a packed weight of these numbers."""
         return self._blocks[numbers]
 
-    def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> bool:
+    def run(self, model: Model, batch: Batch, threads: int) -> bool:
         """Run the layers on a batch; other Python threads run meanwhile.  False: the batch is left to Python."""
-        return self.call(self._run, NUMBERS[numbers], self.reproducible, model, batch, threads)
+        return self.call(self._run, self.reproducible, model, batch, threads)
 
     def linear(self, numbers: str, linear: Linear, x: int, rows: int, out: int, threads: int) -> None:
         """Run a linear layer on rows of floats or bfloat16; x and out are addresses."""

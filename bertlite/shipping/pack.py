@@ -22,8 +22,10 @@ from bertlite.checkpoint.reading import State
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.native.linear import kernel_activation
+from bertlite.inference.native.mixed import TEXTS, sample_from
 from bertlite.inference.native.saving import REPLACED, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
+from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel
 from bertlite.runtime import PackedModel
 from bertlite.runtime.tasks import ABOUT, AFTER, FORMAT, TOKENIZER, checksum_of
@@ -37,11 +39,6 @@ from bertlite.tokenizer.sentences import read_pooling
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
-WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that no one has read since."
-TEXTS = (
-    *("", " ", "a", "Time flies like an arrow.", "[SEP] İstanbul [MASK] ΑΣ"),
-    *(" Où est la gare ? 駅はどこですか。\n", WORDS, f"{WORDS} " * 4, f"{WORDS} " * 60),
-)
 
 
 def pack(
@@ -56,10 +53,10 @@ def pack(
 
     Args:
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
-        dtype: "float32", "bfloat16" or "int8".
+        dtype: "float32", "bfloat16", "int8" or "mixed".
         texts: texts to compare results on, or a file of them; by default a few built-in ones, from empty texts to the
             longest.
-        reproducible: give the same bits on every processor, in float32 or int8; as for `optimize_for_inference`.
+        reproducible: give the same bits on every processor, in float32, int8 or mixed; as `optimize_for_inference`.
 
     Returns:
         The record: the kind, the bytes written, the difference of float32 results from the original library's,
@@ -119,13 +116,14 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
 
 
 def write(
-    source: Source, folder: Path, about: dict[str, Any], after: State, dtype: torch.dtype, reproducible: bool
+    source: Source, folder: Path, about: dict[str, Any], after: State, dtype: ComputeDtype, reproducible: bool
 ) -> None:
     """Write the files of a packed folder."""
     cls = class_for(source)
     options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel else {}
     model = cls.from_pretrained(source.name, dtype=torch.float32, **options).eval()
-    optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible).save(folder)
+    sample = sample_from(BertTokenizer.from_pretrained(source.name))
+    optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible, sample=sample).save(folder)
     carry_tokenizer(source, folder, model.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})

@@ -33,6 +33,8 @@ from bertlite.experiments.evaluate import TASKS, Task, labelled, predict
 from bertlite.experiments.evaluate_command import kept_vectors
 from bertlite.experiments.settings import Recipe
 from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate
+from bertlite.inference.native.mixed import sample_from
+from bertlite.inference.support import MIXED
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.shipping.original import same_labels, spearman
 from bertlite.support.environment import environment
@@ -127,10 +129,11 @@ def measure_neighbours(path: Path, checkpoint: str) -> dict[str, Any]:
     columns = ("class", "title", "description")
     examples = read_examples(DataSource(str(path), columns[1:], None, columns)).sample(ARTICLES)
     task = TASKS[SIMILARITY].of_checkpoint(checkpoint)
-    data = task.encode(replace(examples, labels=(0.0,) * ARTICLES), task.read_tokenizer(checkpoint, MAX_LENGTH))
+    tokenizer = task.read_tokenizer(checkpoint, MAX_LENGTH)
+    data = task.encode(replace(examples, labels=(0.0,) * ARTICLES), tokenizer)
     model, native = task.load(checkpoint).eval(), {}
-    for dtype in DTYPES:
-        quick = optimize_for_inference(model, dtype=dtype, backend="native")
+    for dtype in (*DTYPES, MIXED):
+        quick = optimize_for_inference(model, dtype=dtype, backend="native", sample=sample_from(tokenizer))
         native[dtype_name(dtype)] = kept_vectors(quick, model, data, task)
     return {"texts": 2 * ARTICLES, "data": examples.sha256, "native": native}
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import DTYPES, kernels_or_skip, native
+from natively import WITH_MIXED, kernels_or_skip, native
 
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads
 from bertlite.embed import Embedder
+from bertlite.inference.support import MIXED, ComputeDtype, is_int8
 from bertlite.runtime import PackedModel, load
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels
@@ -55,9 +56,9 @@ def made(kind: str) -> BertModel:
     return prune_heads(model, {0: [0, 2], 1: range(3)}) if kind == "pruned" else model
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", WITH_MIXED, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_are_those_of_the_torch_path_bit_for_bit(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_states_are_those_of_the_torch_path_bit_for_bit(kind: str, dtype: ComputeDtype, tmp_path: Path) -> None:
     quick = optimize_for_inference(made(kind), dtype=dtype, backend="native")
     quick.save(tmp_path / "quick")
     file = read_packed(tmp_path / "quick" / FILE, words_later=True)
@@ -89,15 +90,16 @@ def test_a_file_written_over_after_it_was_loaded_is_an_error(tmp_path: Path) -> 
         encoder.run(np.array([3, 5]), None, [2])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, MIXED], ids=str)
 @pytest.mark.parametrize("name", ["avx2", "baseline_exact"])
 def test_what_kernels_with_other_blocks_packed_gives_the_same_bits(
-    name: str, dtype: torch.dtype, tmp_path: Path
+    name: str, dtype: ComputeDtype, tmp_path: Path
 ) -> None:
     other = kernels_or_skip(name, reproducible=True)
     optimize_for_inference(made("relative"), dtype=dtype, reproducible=True).save(tmp_path / "quick")
     ids, kernels = np.arange(2, 60) % 61, load_kernels(reproducible=True)
-    if kernels.blocks(str(dtype)[6:]) == other.blocks(str(dtype)[6:]):
+    numbers = "int8" if is_int8(dtype) else "float32"
+    if kernels.blocks(numbers) == other.blocks(numbers):
         pytest.skip("both sets of instructions have such blocks")
     ours, theirs = (Encoder(read_packed(tmp_path / "quick" / FILE), each) for each in (kernels, other))
     assert np.array_equal(theirs.run(ids, None, [18, 40]).tokens, ours.run(ids, None, [18, 40]).tokens)

@@ -16,7 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bertlite.checkpoint import families
@@ -46,6 +45,7 @@ from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import PruneSettings, from_options
 from bertlite.inference.optimize import GRAPHS, PLAIN, optimize_for_inference, parse_compute_dtype
+from bertlite.inference.support import ComputeDtype, is_int8
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.importance.least_squares import FEW
@@ -384,12 +384,12 @@ def timing_backend(settings: PruneSettings) -> str:
     """Return the backend that models are timed with: on a GPU graphs, since launches take a fixed time otherwise."""
     if settings.backend is not None:
         return settings.backend
-    if settings.dtype == "int8":
+    if is_int8(parse_compute_dtype(settings.dtype)):
         return "auto"
     return GRAPHS if settings.device.startswith("cuda") else PLAIN
 
 
-def as_timed(model: Any, dtype: torch.dtype, backend: str) -> Any:
+def as_timed(model: Any, dtype: ComputeDtype, backend: str) -> Any:
     """Return the model to time: itself if it is plain in its own dtype, else from `optimize_for_inference`."""
     if backend == PLAIN and dtype == model.dtype:
         return model.eval()

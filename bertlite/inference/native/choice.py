@@ -13,7 +13,7 @@ from bertlite.checkpoint.saving import dtype_name
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.config import BertConfig
 from bertlite.inference.native.conversion import native_copy, plain_copy
-from bertlite.inference.support import missing_for_native
+from bertlite.inference.support import ComputeDtype, missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.library import (
     INSTRUCTION_SETS,
@@ -30,7 +30,7 @@ RECORDED = frozenset({"avx512_bf16"})  # processors with these best sets are in 
 TOKENS = 64
 
 
-def require_kernels(model: BertPreTrainedModel, dtype: torch.dtype, reproducible: bool = False) -> Kernels:
+def require_kernels(model: BertPreTrainedModel, dtype: ComputeDtype, reproducible: bool = False) -> Kernels:
     """Return the kernels, or raise.
 
     Args:
@@ -46,7 +46,7 @@ def require_kernels(model: BertPreTrainedModel, dtype: torch.dtype, reproducible
     return load_kernels(reproducible=reproducible)
 
 
-def kernels_if_faster(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels | None:
+def kernels_if_faster(model: BertPreTrainedModel, dtype: ComputeDtype) -> Kernels | None:
     """Return the kernels if they run this model faster than torch's operators; otherwise None, with one warning.
 
     A compiler that failed in this process is run again only with other settings.  On a GPU there is no warning.
@@ -72,7 +72,7 @@ def warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
-def kernels_are_faster(kernels: Kernels, dtype: torch.dtype) -> bool:
+def kernels_are_faster(kernels: Kernels, dtype: ComputeDtype) -> bool:
     """Return whether the kernels run a layer at least as fast as torch's operators do, with torch's threads."""
     best = next(name for name, each in INSTRUCTION_SETS.items() if each.needs <= processor_flags())
     if best in RECORDED and Path(kernels.path).name.startswith(f"{best}-"):
@@ -82,7 +82,7 @@ def kernels_are_faster(kernels: Kernels, dtype: torch.dtype) -> bool:
 
 
 @cache
-def seconds_of_layer(kernels: Kernels, dtype: torch.dtype, threads: int) -> dict[str, float]:
+def seconds_of_layer(kernels: Kernels, dtype: ComputeDtype, threads: int) -> dict[str, float]:
     """Return the times of one layer in the kernels and in the plain model.
 
     They are measured once for each processor, torch, dtype and number of threads, and for each version of the kernels.
@@ -98,7 +98,7 @@ def seconds_of_layer(kernels: Kernels, dtype: torch.dtype, threads: int) -> dict
 
 
 @torch.no_grad()
-def measure(kernels: Kernels, dtype: torch.dtype) -> dict[str, float]:
+def measure(kernels: Kernels, dtype: ComputeDtype) -> dict[str, float]:
     """Return the shortest times of one layer in the kernels and in the plain model, which take turns."""
     config = BertConfig(
         vocab_size=TOKENS, hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_hidden_layers=1,

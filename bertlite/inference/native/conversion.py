@@ -8,27 +8,42 @@ from torch import nn
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
+from bertlite.inference.native.mixed import Sample, mix
 from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows
+from bertlite.inference.support import MIXED, ComputeDtype, is_int8
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.structs import Kernels
 from bertlite.stack.positions import normalised
 
 
 @torch.no_grad()
-def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels) -> BertPreTrainedModel:
-    """Return a copy of the model whose layers the native kernels run; the rest is in a float dtype."""
+def native_copy(
+    model: BertPreTrainedModel, dtype: ComputeDtype, kernels: Kernels, sample: Sample | None = None
+) -> BertPreTrainedModel:
+    """Return a copy of the model whose layers the native kernels run; the rest is in a float dtype.
+
+    Args:
+        sample: as for `optimize_for_inference`.
+    """
     copied = copy_sharing_matrices(model)
     encoder = copied.base_model.encoder
     vectors = None if encoder.rel_embeddings is None else normalised(encoder, encoder.rel_embeddings.weight)
-    weights = NativeWeights.of(list(copied._layers()), copied.config, dtype_name(dtype), kernels, vectors)
-    if dtype == torch.int8:
+
+    def packed(numbers: str) -> NativeWeights:
+        return NativeWeights.of(list(copied._layers()), copied.config, numbers, kernels, vectors)
+
+    weights = packed("int8" if is_int8(dtype) else dtype_name(dtype))
+    if dtype == MIXED:
+        floats = packed("float32" if kernels.reproducible else "bfloat16")
+        weights = mix(copied.base_model, weights, floats, kernels, sample)
+    if is_int8(dtype):
         words = copied.base_model.embeddings.word_embeddings.weight
         words.copy_(from_int8_rows(*int8_rows(words)))
     return run_natively_(copied, weights, kernels)
 
 
-def plain_copy(model: BertPreTrainedModel, dtype: torch.dtype) -> BertPreTrainedModel:
+def plain_copy(model: BertPreTrainedModel, dtype: ComputeDtype) -> BertPreTrainedModel:
     """Return a copy of the model as it is, in a float dtype."""
     copied = copy.deepcopy(model).to(dtype).requires_grad_(False)
     copied.base_model.encoder.is_optimised = True

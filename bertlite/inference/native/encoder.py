@@ -89,7 +89,7 @@ class NativeEncoder(BertEncoder):
 
     def run_batch(self, batch: Batch) -> bool:
         """Run the layers on a batch; False if it is left to Python."""
-        return self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
+        return self.kernels.run(self.weights.model, batch, torch.get_num_threads())
 
 
 def sequence_lengths(x: Tensor, inputs: LayerContext) -> list[int]:

@@ -57,7 +57,7 @@ class NativeEmbeddings(FamilyEmbeddings):
         out = words.new_empty(*shape, words.shape[1])
         batch = Batch(output=out.data_ptr(), is_bfloat16=out.dtype == torch.bfloat16, ids=ctypes.pointer(given))
         no_layers = Model(hidden_size=words.shape[1], epsilon=self.LayerNorm.eps)
-        if not self.kernels.run("float32", no_layers, batch, torch.get_num_threads()):
+        if not self.kernels.run(no_layers, batch, torch.get_num_threads()):
             return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
         return out if self.projection is None else self.projection(out)
 

@@ -29,7 +29,7 @@ from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import NativeBertModel
 from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows, stack_shape
-from bertlite.inference.support import missing_for_native
+from bertlite.inference.support import MIXED, ComputeDtype, missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
 from bertlite.runtime.library import load_kernels
@@ -45,7 +45,7 @@ from bertlite.runtime.packed import (
     checksum,
     read_packed,
 )
-from bertlite.runtime.shapes import BLOCKS, Shape
+from bertlite.runtime.shapes import BLOCKS, FLOATS, Shape
 from bertlite.runtime.structs import NUMBERS, Blocks
 from bertlite.support.files import to_json
 
@@ -76,7 +76,8 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     encoder = model.base_model.encoder
     assert isinstance(encoder, NativeEncoder)
     shape = encoder.weights.shape
-    if replace(shape, rotated=True) != stack_shape(model.config, shape.numbers, shape.blocks):
+    described = stack_shape(model.config, shape.numbers, shape.blocks)
+    if replace(described, rotated=shape.rotated, kept=shape.kept, floats=shape.floats) != shape:
         raise ValueError(f"this {name} cannot be saved: its config describes other layers")
     about = {
         "format": FORMATS[-1] if shape.rotated else ROTATES - 1,
@@ -155,8 +156,8 @@ def unpack_rows_(state: State) -> None:
             state[words] = from_int8_rows(state[words], state.pop(name))
 
 
-def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
-    """Return a model that `save_native` wrote, the dtype of its layers, and skip_padding.
+def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool | None]:
+    """Return a model that `save_native` wrote, the dtype to compute in, and skip_padding.
 
     Raises:
         FileNotFoundError: the folder lacks the file.
@@ -186,13 +187,14 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str, bool | None]:
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
     shape = stack_shape(config, numbers, Blocks(*map(int, about["blocks"])))
-    shape = replace(shape, rotated=about["format"] >= ROTATES)
+    kept, kind = layers_in_floats(about)
+    shape = replace(shape, rotated=about["format"] >= ROTATES, kept=kept, floats=kind)
     kernels, weights = load_kernels(about.get("reproducible") is True), packed_weights(file, path, shape)
     model = run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels)
     described = json.loads(to_json(describe(model))) if about["format"] > FORMATS[0] else {}
     wrong = [f"{name} is {about.get(name)!r}, not {x!r}" for name, x in described.items() if about.get(name) != x]
     raise_faults(f"{path} does not fit its config: {WAY_OUT}", wrong)
-    return model, numbers, about.get("skip_padding")  # older files lack it
+    return model, MIXED if kept else getattr(torch, numbers), about.get("skip_padding")  # older files lack it
 
 
 def as_tensor(array: "NDArray[Any]", dtype: str) -> Tensor:
@@ -208,8 +210,19 @@ def check_about(path: Path, about: dict[str, Any]) -> dict[str, Any]:
         if about.get(name) not in [*known]
     ]
     faults += [f"{name} is {about.get(name)!r}" for name in ("options", "config") if type(about.get(name)) is not dict]
+    kept, kind = layers_in_floats(about)
+    if kind not in FLOATS or any(type(i) is not int for i in kept) or (kept and about.get("numbers") != "int8"):
+        faults.append(f"shape has layers {[*kept]} in {kind!r}, within {about.get('numbers')!r}")
     raise_faults(f"{path} describes no model: {WAY_OUT}", faults)
     return about
+
+
+def layers_in_floats(about: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Return the layers of a mixed stack that are in floats, and their dtype, as a file has them."""
+    shape = about.get("shape")
+    known = shape if type(shape) is dict else {}  # format 5 has none
+    kept = known.get("kept", [])
+    return tuple(kept) if type(kept) is list else (kept,), known.get("floats", FLOATS[0])
 
 
 def check_rest_(state: State, path: Path, model: BertPreTrainedModel, floats: torch.dtype) -> None:

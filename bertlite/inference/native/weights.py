@@ -131,7 +131,7 @@ class NativeWeights:
         """Return all weights as tensors by name, in their dtypes."""
         return {
             f"layer {i} {name} {part}".rstrip(): self.data[start : start + count].view(
-                getattr(torch, self.shape.dtype_of(name)) if part == "words" else torch.float32
+                getattr(torch, self.shape.dtype_of(i, name)) if part == "words" else torch.float32
             )
             for (i, name, part), (start, count) in self.at.items()
         }

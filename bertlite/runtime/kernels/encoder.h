@@ -40,6 +40,7 @@ struct Layer {
     // Or each head has a table, (N, R, H), and distances from `reach` down to -reach, and any beyond, share R rows.
     const float* distance_rows;  // (2 reach + 1,): the row of each; or null
     Long reach;
+    Long dtype;  // of its matmuls, as native.cpp numbers them
 };
 
 struct Model {
@@ -168,7 +169,9 @@ class Encoder {
     };
 
    public:
-    Encoder(const Model& model, const Batch& batch, Long threads) : model_(model), batch_(batch), threads_(threads) {
+    // Layers from `first` up to `end` will run.  The ones before have left hidden states at the start of the memory.
+    Encoder(const Model& model, const Batch& batch, Long threads, Memory& memory, Long first, Long end)
+        : model_(model), batch_(batch), threads_(threads), first_layer_(first), end_(end) {
         if (batch.ids) {
             places_ = TokenPlaces(*batch.ids);
             batch_.tokens = places_.tokens();
@@ -195,15 +198,10 @@ class Encoder {
 
         Arena counting;
         take_memory(counting);
-        memory_ = std::move(kept_memory);
-        if (!memory_.all || memory_.bytes < counting.used()) memory_ = Memory(counting.used());
-        Arena arena(memory_.start());
+        memory.reserve(counting.used(), first ? batch_.tokens * width() * Long(sizeof(float)) : 0);
+        Arena arena(memory.start());
         take_memory(arena);
         if (batch.ids) read_norm();
-    }
-
-    ~Encoder() {
-        if (memory_.bytes <= MOST_KEPT) kept_memory = std::move(memory_);
     }
 
     // Return whether it is done; it is not if weights are beyond the parts of float32.
@@ -230,7 +228,7 @@ class Encoder {
 
     void take_memory(Arena& arena) {
         const Long tokens = batch_.tokens, D = width();
-        hidden_ = arena.take<float>(tokens * D);
+        hidden_ = arena.take<float>(tokens * D);  // first, so that the next object finds it
         firsts_ = batch_.first_only ? arena.take<float>(batch_.sequences * D) : nullptr;
         norm_ = batch_.ids ? arena.take<float>(2 * D) : nullptr;
         pooler_input_ = batch_.pooler ? arena.take<float>(batch_.sequences * D) : nullptr;
@@ -276,7 +274,7 @@ class Encoder {
         BERTLITE_PHASE("layers");
         run_tokens(batch_.tokens, thread, member,
                    [&](const TokenBlock& block, const auto& workers) { before_layers(block, workers); });
-        for (Long layer = 0; layer < model_.layer_count; layer++) {
+        for (Long layer = first_layer_; layer < end_; layer++) {
             if (way_ == Way::SEQUENCES) {
                 member.parallel_for(groups_.size() - 1, [&](Long group) { take_group(layer, group, thread); });
                 if (!first_tokens_only(layer)) continue;
@@ -287,7 +285,7 @@ class Encoder {
             run_tokens(tokens, thread, member,
                        [&](const TokenBlock& block, const auto& workers) { after_attention(layer, block, workers); });
         }
-        if (!batch_.pooler) return;
+        if (!batch_.pooler || end_ < model_.layer_count) return;
         if (batch_.is_bfloat16)
             pool<BFloat16s>(member);
         else
@@ -362,22 +360,21 @@ class Encoder {
         });
     }
 
-    // Read or compute embeddings, and compute the first layer's queries, keys and values.
+    // Read or compute embeddings, if no layers ran before, and compute the first layer's queries, keys and values.
     template <class Workers>
     void before_layers(const TokenBlock& block, const Workers& workers) {
         const Long D = width();
         for_each_token(block, workers, [&](Long token) {
             float* hidden = hidden_ + (block.first + token) * D;
-            read_token(block.first + token, hidden);
-            if (!model_.layer_count) {
-                write_output(block.first + token, hidden);
-                return;
+            if (!first_layer_) {
+                read_token(block.first + token, hidden);
+                if (!model_.layer_count) return write_output(block.first + token, hidden);
+                write_state(0, block.first + token, hidden);
             }
-            write_state(0, block.first + token, hidden);
             convert_input(block, token, hidden, model_.hidden_size);
         });
         if (model_.layer_count && way_ != Way::SEQUENCES)
-            project_qkv(model_.layers[0], block, workers, all_heads());
+            project_qkv(model_.layers[first_layer_], block, workers, all_heads());
     }
 
     template <class Workers>
@@ -418,13 +415,13 @@ class Encoder {
         }
         for_each_token(block, workers, [&](Long token) {
             normalise(block, token, hidden.at(token, 0), layer.output_norm_weight, layer.output_norm_bias,
-                      !is_last(index));
+                      index + 1 < end_);
             if (is_last(index))
                 write_output(block.first + token, hidden.at(token, 0));
             else
                 write_state(index + 1, block.first + token, hidden.at(token, 0));
         });
-        if (!is_last(index) && way_ != Way::SEQUENCES)
+        if (index + 1 < end_ && way_ != Way::SEQUENCES)
             project_qkv(model_.layers[index + 1], block, workers, all_heads());
     }
 
@@ -655,7 +652,7 @@ class Encoder {
 
     const Model& model_;
     Batch batch_;
-    const Long threads_;
+    const Long threads_, first_layer_, end_;
     TokenPlaces places_;
     Long widest_heads_ = 0, longest_ = 0, tokens_at_once_ = 0;
     Long input_stride_, context_stride_, neurons_stride_;  // from row to row
@@ -664,7 +661,6 @@ class Encoder {
     Long longest_group_ = 0;    // in tokens
     std::vector<Long> order_;
     std::vector<DistanceRows> distance_rows_;  // of each layer
-    Memory memory_;
     float* hidden_;        // (T, D): the residual stream
     float* firsts_;        // (sequences, D): of the first tokens, if the last layer computes only these
     float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm

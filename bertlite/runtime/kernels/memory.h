@@ -44,6 +44,14 @@ struct Memory {
 #endif
     }
 
+    // Have at least so many bytes; the first ones stay as they are.
+    void reserve(Long wanted, Long staying) {
+        if (all && bytes >= wanted) return;
+        Memory larger(wanted);
+        if (staying) std::memcpy(larger.start(), start(), staying);
+        *this = std::move(larger);
+    }
+
     char* start() const { return all.get() + (-reinterpret_cast<uintptr_t>(all.get()) & (HUGE_PAGE - 1)); }
 };
 

@@ -58,22 +58,38 @@ void check(const Model& model, const Batch& batch) {
     if (batch.pooler) check(true, batch.pooler->activation);
 }
 
+// The type for the matmuls of a layer: on AMX float32 is in parts, unless results are to be reproducible.
+template <class Kind, bool reproducible>
+using Multiplied = std::conditional_t<HAS_AMX && !reproducible && std::is_same_v<Kind, Float32>, Float32Parts, Kind>;
+
+// Run all layers; consecutive layers of one dtype run at once.  Return whether it is done, as `Encoder::run`.
+template <bool reproducible>
+bool run_layers(const Model& model, const Batch& batch, Long threads) {
+    Memory memory = std::move(kept_memory);
+    bool done = true;
+    Long end = 0;
+    do {
+        const Long first = end, dtype = model.layer_count ? model.layers[first].dtype : Long(float32);
+        while (end < model.layer_count && model.layers[end].dtype == dtype) end++;
+        with_kind(dtype, [&](auto kind) {
+            using Kind = Multiplied<decltype(kind), reproducible>;
+            done = Encoder<Kind, AttentionOf<Kind, reproducible>>(model, batch, threads, memory, first, end).run();
+        });
+    } while (done && end < model.layer_count);
+    if (memory.bytes <= MOST_KEPT) kept_memory = std::move(memory);
+    return done;
+}
+
 }  // namespace
 
 extern "C" {
 
 // reproducible: whether results with float32 and 8-bit integers are the same on every processor.
-__attribute__((visibility("default"))) Long bertlite_run(Long dtype, Long reproducible, const Model* model,
-                                                         const Batch* batch, Long threads, char* message, Long size) {
+__attribute__((visibility("default"))) Long bertlite_run(Long reproducible, const Model* model, const Batch* batch,
+                                                         Long threads, char* message, Long size) {
     return without_exceptions(message, size, [=] {
         check(*model, *batch);
-        with_kind(dtype, [&](auto kind) {
-            using Kind = decltype(kind);
-            if constexpr (HAS_AMX && std::is_same_v<Kind, Float32>)
-                if (!reproducible && Encoder<Float32Parts, Float32>(*model, *batch, threads).run()) return;
-            if (reproducible || !Encoder<Kind, AttentionOf<Kind, false>>(*model, *batch, threads).run())
-                Encoder<Kind, AttentionOf<Kind, true>>(*model, *batch, threads).run();
-        });
+        if (reproducible || !run_layers<false>(*model, *batch, threads)) run_layers<true>(*model, *batch, threads);
     });
 }
 

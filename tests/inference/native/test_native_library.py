@@ -24,7 +24,7 @@ from bertlite.runtime.library import (
     load_kernels,
     usable_sets,
 )
-from bertlite.runtime.structs import Kernels
+from bertlite.runtime.structs import NUMBERS, Kernels
 
 pytestmark = pytest.mark.skipif(library.missing_platform() is not None, reason=str(library.missing_platform()))
 
@@ -287,10 +287,11 @@ class Paced:
         self.path, self.runs = f"/cache/{name}-0.so", 0
         self.blocks, self.pack = self.kernels.blocks, self.kernels.pack
 
-    def run(self, numbers, *args):
+    def run(self, model, *args):
         self.runs += 1
-        self.clock.now += self.seconds[numbers]
-        return self.kernels.run(numbers, *args)
+        numbers = {n: name for name, n in NUMBERS.items()}
+        self.clock.now += self.seconds[numbers[model.layers[0].dtype]]
+        return self.kernels.run(model, *args)
 
 
 @pytest.mark.parametrize("best", ["avx512_bf16", "neon_bf16"])

@@ -359,7 +359,7 @@ def test_too_little_memory_is_an_error():
     starts = torch.tensor([0, 2**45])
     batch = Batch(tokens=2**45, sequences=1, starts=starts.data_ptr())  # more than any machine has memory for
     with pytest.raises(MemoryError, match="the native kernels found no memory for this batch: use a smaller one"):
-        kernels.run("float32", model.encoder.weights.model, batch, 2)
+        kernels.run(model.encoder.weights.model, batch, 2)
     assert torch.equal(quick(**make_batch()).last_hidden_state, before)
 
 
@@ -376,14 +376,15 @@ def test_structs_that_the_library_does_not_know_are_an_error(where, field, messa
     weights, batch = natively(make_native(), torch.float32).model.encoder.weights, Batch()
     setattr({"model": weights.model, "batch": batch, "layer": weights.model.layers[2]}[where], field, 99)
     with pytest.raises(RuntimeError, match=message):
-        kernels_or_skip().run("float32", weights.model, batch, 1)
+        kernels_or_skip().run(weights.model, batch, 1)
 
 
 def test_an_unknown_dtype_is_an_error(monkeypatch):
-    model = natively(make_native(), torch.float32)
-    monkeypatch.setitem(structs.NUMBERS, "float32", 99)
+    quick = natively(make_native(), torch.float32)
+    quick.model.encoder.weights.model.layers[1].dtype = 99
     with pytest.raises(RuntimeError, match="dtype 99 is unknown"):
-        model(**make_batch())
+        quick(**make_batch())
+    monkeypatch.setitem(structs.NUMBERS, "float32", 99)
     with pytest.raises(RuntimeError, match="dtype 99 is unknown"):
         natively(make_native(), torch.float32)
 

@@ -29,9 +29,9 @@ def two_threads(set_threads) -> None:
 def test_torchs_count_is_asked_for(monkeypatch, set_threads):
     asked, run = [], Kernels.run
 
-    def recording(self, numbers, model, batch, threads):
+    def recording(self, model, batch, threads):
         asked.append(threads)
-        return run(self, numbers, model, batch, threads)
+        return run(self, model, batch, threads)
 
     quick = natively(make_native(), torch.float32)  # which may run the self-test
     monkeypatch.setattr(Kernels, "run", recording)

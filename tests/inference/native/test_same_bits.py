@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bertlite import BertForSequenceClassification, BertModel, optimize_for_inference
 from bertlite.inference import InferenceModel
+from bertlite.inference.support import MIXED
 from bertlite.parity.command import demo_checkpoint
 from bertlite.runtime.library import INSTRUCTION_SETS, NativeKernelsError, load_kernels, usable_sets
 
@@ -50,7 +51,7 @@ def outputs(model: BertModel, dtype: torch.dtype, name: str) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, MIXED], ids=str)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", SETS)
 def test_every_set_of_instructions_gives_the_same_bits(name, kind, dtype):
@@ -85,9 +86,11 @@ def test_what_is_saved_stays_reproducible(tmp_path, monkeypatch):
     assert torch.equal(again(**batch).logits, quick(**batch).logits)
 
 
-@pytest.mark.parametrize(("backend", "dtype"), [("plain", torch.float32), ("auto", torch.bfloat16)])
+@pytest.mark.parametrize(("backend", "dtype"), [("plain", torch.float32), ("plain", MIXED), ("auto", torch.bfloat16)])
 def test_what_is_not_reproducible_is_refused(backend, dtype):
-    with pytest.raises(ValueError, match=f"{dtype} of backend '{backend}' is not reproducible: use float32 or int8"):
+    with pytest.raises(
+        ValueError, match=f"{dtype} of backend '{backend}' is not reproducible: use float32, int8 or mixed"
+    ):
         optimize_for_inference(make_native().float(), dtype=dtype, backend=backend, reproducible=True)
 
 

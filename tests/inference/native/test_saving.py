@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import DTYPES, kernels_or_skip, rotated
+from natively import DTYPES, WITH_MIXED, kernels_or_skip, rotated
 
 from bertlite import (
     BertConfig,
@@ -60,7 +60,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", WITH_MIXED, ids=str)
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, tmp_path):
     cls, changes, options = MODELS[kind]
@@ -95,11 +95,12 @@ def test_every_set_of_instructions_packs_the_same_bytes_but_for_their_blocks(nam
         assert torch.equal(wanted.in_blocks(blocks).in_blocks(ours.shape.blocks).data, ours.data)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", WITH_MIXED, ids=str)
 def test_what_kernels_with_other_blocks_saved_or_pickled_is_packed_anew(dtype, monkeypatch, tmp_path):
     other, model = kernels_or_skip("baseline"), pruned(BertForMaskedLM)
     quick = optimize_for_inference(model, dtype=dtype, backend="native")
-    if quick.model.bert.encoder.weights.shape.blocks == other.blocks(str(dtype).removeprefix("torch.")):
+    shape = quick.model.bert.encoder.weights.shape
+    if shape.blocks == other.blocks(shape.numbers):
         pytest.skip("both sets of instructions have such blocks")
     quick.save(tmp_path / "quick")
     pickled = pickle.dumps(quick)
@@ -178,9 +179,11 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"class": ["BertModel"]}, r"class is \['BertModel'\]; have: BertModel"),
         ({"config": [], "options": 3}, r"options is 3\n  config is \[\]"),
         ({"options": {"colour": 3}}, "has options {'colour': 3}: .*unexpected keyword argument"),
-        ({"blocks": [24, 1]}, r"blocks is \[24, 1\]; have: \[8, 1\], \[8, 4\]"),
-        ({"format": 4}, "has format 4 from a little-endian machine; this bertlite reads formats 5, 6, 7, 8"),
+        ({"blocks": [24, 1, 24]}, r"blocks is \[24, 1, 24\]; have: \[8, 1, 8\], \[8, 4, 8\]"),
+        ({"format": 4}, "has format 4 from a little-endian machine; this bertlite reads formats 5, 6, 7, 8, 9"),
         ({"byteorder": "big"}, "from a big-endian machine"),
+        ({"shape": {"kept": [1]}}, r"shape has layers \[1\] in 'bfloat16', within 'float32'"),
+        ({"shape": {"kept": [], "floats": "int8"}}, r"shape has layers \[\] in 'int8', within 'float32'"),
     ],
 )
 def test_another_description_is_refused(changes, message, saved, tmp_path):
@@ -237,6 +240,14 @@ def test_a_file_of_the_format_before_checksums_loads(saved, tmp_path):
     about = json.loads(read_metadata(saved / FILE)["native"]) | {"format": 5}
     older = {name: value for name, value in about.items() if name not in ("shape", "embeddings", "pooler")}
     write_safetensors(folder / FILE, dict(read_weights(saved / FILE)), native=json.dumps(older))
+    assert torch.equal(InferenceModel.load(folder)(IDS).logits, InferenceModel.load(saved)(IDS).logits)
+
+
+def test_a_file_of_the_format_before_mixed_stacks_loads(saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "older")
+    about = json.loads(read_metadata(saved / FILE)["native"])
+    shape = {name: value for name, value in about["shape"].items() if name not in ("kept", "floats")}
+    change(folder, format=8, shape=shape, blocks=about["blocks"][:2])
     assert torch.equal(InferenceModel.load(folder)(IDS).logits, InferenceModel.load(saved)(IDS).logits)
 
 
