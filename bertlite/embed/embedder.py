@@ -3,16 +3,16 @@
 import json
 import logging
 import os
-import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from bertlite.checkpoint.families import FAMILIES
@@ -27,16 +27,13 @@ from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse
 from bertlite.inference.pooling import in_order, normalize_rows
 from bertlite.inference.support import ComputeDtype, is_int8
 from bertlite.models.base import BertModel
+from bertlite.runtime.encoder import Floats
 from bertlite.runtime.tasks import ABOUT
-from bertlite.runtime.texts import batches, check_texts
+from bertlite.runtime.texts import batches, check_texts, run_batches
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
 from bertlite.support.progress import count_of
 from bertlite.tokenizer.sentences import LEGACY_ENCODERS, MODULES, TRANSFORMER_CONFIGS, last_name, read_modules
-
-if TYPE_CHECKING:
-    from numpy import float32
-    from numpy.typing import NDArray
 
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 NO_PRIMITIVE = "could not create a primitive"  # oneDNN's message if memory runs out, or a matmul is unsupported
@@ -191,9 +188,7 @@ class Embedder(VectorSettings):
             "modules": self.loaded.modules,
         }
 
-    def encode(
-        self, texts: str | Sequence[str], progress: Callable[[Sequence[int]], None] = lambda _: None
-    ) -> "NDArray[float32]":
+    def encode(self, texts: str | Sequence[str], progress: Callable[[Sequence[int]], None] = lambda _: None) -> Floats:
         """Return the vectors of texts, in their order: (texts, D), float32; for a single text, (D,).
 
         Args:
@@ -203,23 +198,18 @@ class Embedder(VectorSettings):
             TypeError: a text is not a string.
             ValueError: a text holds half of a surrogate pair.
         """
-        import numpy as np
-
         if isinstance(texts, str):
-            vector: NDArray[float32] = self.encode([texts])[0]
+            vector: Floats = self.encode([texts])[0]
             return vector
         texts = check_texts(texts)
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         costs = [min(1 + len(text) // CHARACTERS_PER_TOKEN, self.longest) for text in texts]
-        groups = list(batches(costs, self.max_tokens))
-        random.Random(0).shuffle(groups)  # so that the rate so far predicts the time left
-        every = self.encode_batches([[texts[row] for row in rows] for rows in groups])
-        for rows, found in zip(groups, every, strict=True):
+        for rows, found in run_batches(texts, batches(costs, self.max_tokens), self.encode_batches):
             vectors[rows] = found
             progress(rows)
         return vectors
 
-    def encode_batches(self, groups: Sequence[list[str]]) -> "Iterator[NDArray[float32]]":
+    def encode_batches(self, groups: Iterable[list[str]]) -> Iterator[Floats]:
         """Yield the vectors of each batch, in order; on a GPU texts are tokenized ahead and vectors are read late."""
         device, encoder = torch.device(self.device), self.encoder
         if device.type == "cpu":
@@ -239,16 +229,14 @@ class Embedder(VectorSettings):
 
         yield from run_ahead(lambda texts: encoder.preprocess(texts, prompt=prompt), run, groups, device)
 
-    def encode_batch(self, texts: list[str]) -> "NDArray[float32]":
+    def encode_batch(self, texts: list[str]) -> Floats:
         """Return the vectors of one batch; split it in halves if it does not fit into memory.
 
         Raises:
             torch.OutOfMemoryError: a single text does not fit.
         """
-        import numpy as np
-
         try:
-            vectors: NDArray[float32] = self.encoder.encode(
+            vectors: Floats = self.encoder.encode(
                 texts,
                 batch_size=len(texts),
                 prompt=self.prompt,

@@ -18,17 +18,18 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.settings import EmbedSettings, compared
+from bertlite.runtime.encoder import Floats
 from bertlite.support.files import check_is_folder, naming, sha256, write_json
 from bertlite.support.progress import Progress
 from bertlite.support.rows import ID, TEXT, Table, format_of, import_pyarrow, read_rows
 
 if TYPE_CHECKING:
     import pyarrow
-    from numpy import float32
-    from numpy.typing import NDArray
 
 MANIFEST = ".manifest.json"  # only while work is left: polars takes each file for a shard; every shard has it too
 OLD_MANIFEST = "_manifest.json"  # in folders whose shards do not have it
@@ -338,8 +339,6 @@ def write_shard(
     Raises:
         ValueError: a vector is not finite.
     """
-    import numpy as np
-
     _, pq = import_pyarrow()
     names, texts = zip(*rows, strict=True)
 
@@ -369,7 +368,7 @@ def write_shard(
 def make_table(
     names: Sequence[Id],
     id_type: str,
-    vectors: "NDArray[float32]",
+    vectors: Floats,
     texts: Sequence[str] | None,
     metadata: Mapping[bytes, bytes],
 ) -> "pyarrow.Table":

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from bertlite.inference.ahead import run_ahead
 from bertlite.models.base import BertModel
 from bertlite.models.heads import BertForSequenceClassification, BertForTokenClassification
 from bertlite.pruning.importance.batches import Batch, eval_mode, inputs_of, real_tokens
+from bertlite.runtime.texts import run_batches
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.original import spearman
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head
@@ -302,15 +304,14 @@ def predict(
         outputs: (the model's output, batch, task) -> (B, …), the part to keep.
     """
     device = next(model.parameters()).device
-    groups = batch_indices(data, batch_size)
 
     def run(indices: list[int], batch: Batch) -> torch.Tensor:
         with torch.inference_mode():
             return outputs(run_model(model, batch), batch, task).float()
 
     found: dict[int, Array] = {}
-    every = run_ahead(lambda indices: data.batch(indices, task.labels), run, groups, device)
-    for indices, rows in zip(groups, every, strict=True):
+    every = partial(run_ahead, lambda indices: data.batch(indices, task.labels), run, device=device)
+    for indices, rows in run_batches(range(len(data)), batch_indices(data, batch_size)[::-1], every):
         for i, row in zip(indices, rows, strict=True):
             counted = np.array(data.labels[i]) != NO_LABEL
             found[i] = row[: len(counted)][counted] if task.words else row

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 
 from .encoder import Encoder, Floats, PackedLinear, States
 from .library import load_kernels
@@ -21,7 +22,7 @@ from .packed import FILE, PackedFile, read_packed
 from .pooling import normalize, pool
 from .structs import Kernels
 from .tagging import spans_of
-from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches, check_text, check_texts
+from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches, check_text, check_texts, run_batches
 
 ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
 AFTER = "after.safetensors"  # weights of the steps after pooling
@@ -62,7 +63,8 @@ class PackedModel:
         settings = {**about["texts"], "prompts": tuple(map(tuple, about["texts"]["prompts"].items()))}
         self.texts = Texts(self.folder / TOKENIZER, TextSettings(**settings))
         self.about, file = about, read_packed(self.folder / FILE, words_later=True)
-        kernels = load_kernels(file.about.get("reproducible") is True)
+        self.reproducible = file.about.get("reproducible") is True
+        kernels = load_kernels(self.reproducible)
         self.encoder = Encoder(file, kernels)
         self.head = self.encoder.head if self.kind != "encoder" else None
         self.after = after_pooling(self.folder, about.get("after", []), kernels)
@@ -173,12 +175,16 @@ class PackedModel:
         self, texts: Sequence[str | Pair], prompt: str, progress: Progress, *, first_only: bool
     ) -> Iterator[tuple[list[int], TokenBatch, States]]:
         """Yield the rows of each batch, its tokens, and the encoder's output for them."""
+
+        def compute(encodings: list[Encoding]) -> tuple[TokenBatch, States]:
+            batch = self.texts.batch(encodings)
+            return batch, self.encoder.run(batch.ids, batch.segments, batch.lengths, first_only, self.threads)
+
         done = 0
         for start in range(0, len(texts), CHUNK):
             encodings = self.texts.encode(texts[start : start + CHUNK], prompt)
-            for rows in batches([len(each) for each in encodings], self.batch_tokens):
-                batch = self.texts.batch([encodings[row] for row in rows])
-                states = self.encoder.run(batch.ids, batch.segments, batch.lengths, first_only, self.threads)
+            groups = batches([len(each) for each in encodings], self.batch_tokens)
+            for rows, (batch, states) in run_batches(encodings, groups, partial(map, compute)):
                 yield [start + row for row in rows], batch, states
                 done += len(rows)
                 progress(done, len(texts))

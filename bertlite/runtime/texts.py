@@ -1,18 +1,21 @@
 """Turn texts into token ids, as the library of the folder would, with only tokenizers."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase, Sequence
 
+T = TypeVar("T")
+R = TypeVar("R")
 Pair = tuple[str, str]
 CHUNK = 4096  # texts that are tokenized at once
+GOLDEN = 0.6180339887498949  # the parts after the point of its multiples are spread evenly, however many there are
 
 
 @dataclass(frozen=True)
@@ -136,3 +139,21 @@ def batches(lengths: Several[int], tokens: int, padded: bool = False) -> Iterato
         used += needed
     if batch:
         yield batch
+
+
+def run_batches(
+    items: Several[T], groups: Iterable[list[int]], run: Callable[[Iterable[list[T]]], Iterable[R]]
+) -> Iterator[tuple[list[int], R]]:
+    """Yield the indices of the items of each batch, and its result: the loop of all that runs texts.
+
+    The first batch stays the first.  Later ones alternate among all lengths, so that the rate so far predicts the time
+    that is left.
+
+    Args:
+        items: texts, or their encodings.
+        groups: the indices of each batch, such as `batches` yields.
+        run: yields the results of batches, in order.  It may take a few of them ahead.
+    """
+    groups = list(groups)
+    spread = [groups[i] for i in sorted(range(len(groups)), key=lambda i: i * GOLDEN % 1)]
+    yield from zip(spread, run([items[i] for i in rows] for rows in spread), strict=True)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from bertlite.runtime.library import load_kernels
 from bertlite.runtime.packed import FILE, read_packed
 from bertlite.runtime.pooling import POOLINGS
 from bertlite.runtime.tasks import available_processors
+from bertlite.runtime.texts import batches, run_batches
 from bertlite.shipping.pack import pack
 from tests.clients.checks.common import minilm
 
@@ -351,6 +353,32 @@ def test_files_of_another_format_are_refused(minilm_folder: Path, tmp_path: Path
         (tmp_path / "runtime.json").write_text(text)
         with pytest.raises(ValueError, match=r"runtime\.json (is not|does not have)"):
             load(tmp_path)
+
+
+def test_the_loop_runs_the_longest_texts_first_and_then_all_lengths_in_turn() -> None:
+    """So the share of the work that is done predicts the time left; batches are taken as they are asked for."""
+    texts = ["x" * (i % 97 + 1) for i in range(1000)]
+    groups = list(batches([*map(len, texts)], 300))
+    taken: list[int] = []
+
+    def run(parts: Iterable[list[str]]) -> Iterator[int]:
+        for part in parts:
+            taken.append(sum(map(len, part)))
+            yield taken[-1]
+
+    loop = run_batches(texts, iter(groups), run)
+    rows, found = next(loop)
+    assert (rows, [found]) == (groups[0], taken), "memory runs out in the batch of the longest texts or never"
+    done = [rows, *(rows for rows, _ in loop)]
+    assert sorted(done) == sorted(groups)
+
+    def error(order: list[list[int]]) -> float:
+        """Return the largest error of the texts in a batch so far, from a third of the work on."""
+        so_far = np.cumsum([*map(len, order)]) / np.arange(1, len(order) + 1)
+        return float(np.abs(so_far[len(order) // 3 :] / so_far[-1] - 1).max())
+
+    assert 5 * error(done) < error(groups)
+    assert list(run_batches([], [], run)) == []
 
 
 def test_threads_are_at_most_the_processors_of_this_process() -> None:
