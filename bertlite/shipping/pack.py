@@ -28,7 +28,7 @@ from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel
 from bertlite.runtime import PackedModel
-from bertlite.runtime.tasks import ABOUT, AFTER, FORMAT, TOKENIZER, checksum_of
+from bertlite.runtime.tasks import ABOUT, AFTER, CALLS, FORMAT, TOKENIZER, checksum_of
 from bertlite.shipping.carried import carry_tokenizer, class_for
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
@@ -193,11 +193,8 @@ def score_of(kind: str, activation: str, source: Source, config: Any) -> dict[st
 
 def results(packed: PackedModel, texts: Sequence[str]) -> Any:
     """Return a packed folder's results for texts; a cross-encoder's for each text with the next one."""
-    if packed.kind == "encoder":
-        return packed.encode(texts)
-    if packed.kind == "cross-encoder":
-        return packed.predict(pairs(texts))
-    return packed.predict(texts) if packed.kind == "classifier" else packed.tag(texts)
+    call = getattr(packed, CALLS[packed.kind][0])
+    return call(pairs(texts) if packed.kind == "cross-encoder" else texts)
 
 
 def largest_difference(found: Any, wanted: Any) -> float:
