@@ -187,7 +187,7 @@ killed, give the same command again to write the missing files.  Under torchrun 
     action.add_argument("--prompt-name", metavar="NAME", help=text)
     text = "give the same bits on every processor, in float32, int8 or mixed"
     action.add_argument("--reproducible", action="store_true", help=text)
-    text = "float32, bfloat16, float16 or, on the CPU, int8 or mixed (default: %(default)s)"
+    text = "float32, bfloat16, float16 or, on the CPU, int8 or mixed (default: float32; a packed folder keeps its own)"
     action.add_argument("--dtype", help=text)
     text = "a backend of optimize_for_inference; auto takes the native kernels if possible"
     action.add_argument("--backend", help=text)

@@ -1,11 +1,14 @@
-"""One vector per text: sentence-transformers loads, prompts, truncates and pools, with bertlite's kernels beneath."""
+"""One vector per text: sentence-transformers loads, prompts, truncates and pools, with bertlite's kernels beneath.
+
+Packed folders are run by bertlite.runtime alone.
+"""
 
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from os import PathLike, fspath
@@ -28,8 +31,9 @@ from bertlite.inference.pooling import in_order, normalize_rows
 from bertlite.inference.support import ComputeDtype, is_int8
 from bertlite.models.base import BertModel
 from bertlite.runtime.encoder import Floats
-from bertlite.runtime.tasks import ABOUT
-from bertlite.runtime.texts import batches, check_texts, run_batches
+from bertlite.runtime.packed import FILE
+from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER, PackedModel
+from bertlite.runtime.texts import Texts, batches, check_texts, run_batches
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
 from bertlite.support.progress import count_of
@@ -46,12 +50,20 @@ log = logging.getLogger("bertlite")
 
 
 class Loaded(NamedTuple):
-    """A SentenceTransformer that runs optimised, with hashes and descriptions of its modules from before."""
+    """A SentenceTransformer that runs optimised, or a packed folder.
+
+    Args:
+        run: returns the vectors of a batch.
+        sha256: the hash of its tensors and tokenizer before.
+        files: hashes of other files that change vectors.
+        settings: the settings that it decides or completes.
+    """
 
     encoder: Any
+    run: Callable[[list[str]], Floats]
     sha256: str
     files: dict[str, str]
-    modules: dict[str, str]
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,14 +79,14 @@ class Embedder(VectorSettings):
 
     Args:
         model: a hub id or a folder that sentence-transformers loads; without modules.json its states are pooled by the
-            mean, as there.
+            mean, as there.  Or a folder that `bertlite pack` wrote, which keeps its own dtype and pooling.
         pooling: instead of the model's: "cls", "mean", "max", "lasttoken" or another of sentence-transformers.
         normalize: scale vectors to length 1, even if the model does not; after truncation.
         prompt: a string to put before each text; or `prompt_name`, the name of one of the model's.  By default the
             model's `default_prompt_name`, else none.
         truncate_dim: keep only this many numbers of each vector; by default as the model states, else all.
         dtype: the dtype that the encoder computes in; the vectors are float32.  "int8", only on the CPU, rounds the
-            layers' matrices and their inputs to 8 bits; "mixed" does so in most layers.
+            layers' matrices and their inputs to 8 bits; "mixed" does so in most layers.  By default float32.
         reproducible: give the same bits on every processor, in float32, int8 or mixed; as `optimize_for_inference`.
         device: "cpu", "cuda" or "cuda:1".
         backend: a backend of `optimize_for_inference`.  With "auto" an encoder that is no BERT runs unchanged, with a
@@ -110,7 +122,7 @@ class Embedder(VectorSettings):
 
     @property
     def encoder(self) -> Any:
-        """The SentenceTransformer, with the kernels beneath it."""
+        """The SentenceTransformer, with the kernels beneath it, or the PackedModel of a packed folder."""
         return self.loaded.encoder
 
     @cached_property
@@ -120,13 +132,12 @@ class Embedder(VectorSettings):
         Raises:
             FileNotFoundError: there is no such model.
             ModuleNotFoundError: sentence-transformers is not installed.
-            ValueError: it is a packed folder.
+            ValueError: a packed folder makes no vectors, or cannot obey a setting.
         """
-        if (Path(self.model) / ABOUT).is_file():
-            raise ValueError(
-                f"{self.model} was written by `bertlite pack`: embed with"
-                f" bertlite.runtime.load({fspath(self.model)!r}).encode(texts), or give the checkpoint that was packed"
-            )
+        return self.load_packed() if (Path(self.model) / ABOUT).is_file() else self.load_sentences()
+
+    def load_sentences(self) -> Loaded:
+        """Return the model, loaded by sentence-transformers and optimised."""
         library = import_optional("sentence_transformers", "embedding texts", "embed")
         from bertlite.hf.registry import registered
 
@@ -142,10 +153,66 @@ class Embedder(VectorSettings):
         if self.pooling is not None:
             replace_pooling_(loaded, self.pooling)
         modules = {str(i): repr(part) for i, part in enumerate(loaded)}
-        before = fingerprint(loaded), hashes_of(place), modules
+        before = fingerprint(loaded), hashes_of(place)
         encoder = self.optimise(loaded.eval())
         check_fit_(encoder, self.max_length)
-        return Loaded(encoder, *before)
+
+        def run(texts: list[str]) -> Floats:
+            vectors: Floats = encoder.encode(
+                texts,
+                batch_size=len(texts),
+                prompt=self.prompt,
+                prompt_name=self.prompt_name,
+                normalize_embeddings=self.normalize and not self.reproducible,
+                truncate_dim=self.truncate_dim,
+                show_progress_bar=False,
+                device=self.device,
+            )
+            return normalize_rows(vectors) if self.normalize and self.reproducible else vectors
+
+        settings = {
+            "dtype": dtype_name(self.compute_dtype),
+            "max_length": encoder.max_seq_length or sys.maxsize,
+            "prompt_name": self.prompt_name or encoder.default_prompt_name,
+            "prompts": encoder.prompts,
+            "modules": modules,
+        }
+        return Loaded(encoder, run, *before, settings)
+
+    def load_packed(self) -> Loaded:
+        """Return a packed folder; raise ValueError if it makes no vectors, or cannot obey a setting."""
+        packed = PackedModel(self.model, torch.get_num_threads(), self.max_tokens)
+        about, folder, numbers = packed.texts.settings, packed.folder, packed.encoder.numbers
+        if packed.kind != "encoder":
+            raise ValueError(f"{folder} is a packed {packed.kind}, which makes no vectors: give a sentence encoder")
+        own = {
+            "pooling": "+".join(packed.about["pooling"]["modes"]),
+            "dtype": numbers,
+            "reproducible": packed.reproducible,
+            "device": "cpu",
+            "backend": "native",
+            "options": {},
+        }
+        for name, value in own.items():
+            given = str(getattr(self, name)).removeprefix("torch.")
+            if given not in (str(getattr(VectorSettings, name, {})), str(value)):
+                raise ValueError(
+                    f"{name} is {given}; {folder}, a packed folder, has {value}: leave {name} out, or give the"
+                    " checkpoint that was packed"
+                )
+        about.prompt(self.prompt_name)
+        if self.max_length is not None:
+            check_length(self.max_length, packed.encoder.embeddings["positions"])
+            packed.texts = Texts(folder / TOKENIZER, replace(about, max_length=self.max_length))
+
+        def run(texts: list[str]) -> Floats:
+            vectors = packed.encode(texts, prompt=self.prompt, prompt_name=self.prompt_name)[:, : self.truncate_dim]
+            return normalize_rows(vectors) if self.normalize else vectors
+
+        paths = filter(Path.is_file, [folder / name for name in (ABOUT, AFTER, FILE, TOKENIZER)])
+        length = packed.texts.settings.max_length
+        settings = {"dtype": numbers, "reproducible": packed.reproducible, "max_length": length}
+        return Loaded(packed, run, sha256_of(*paths), {}, settings)
 
     def optimise(self, model: Any) -> Any:
         """Return a SentenceTransformer that runs on the kernels, or itself if it holds no encoder that they run."""
@@ -174,19 +241,12 @@ class Embedder(VectorSettings):
     @property
     def longest(self) -> int:
         """The length in tokens to which texts are truncated."""
-        return self.encoder.max_seq_length or sys.maxsize
+        return int(self.loaded.settings["max_length"])
 
     @property
     def settings(self) -> dict[str, Any]:
         """All settings that change the vectors, without the weights and the tokenizer; JSON-ready."""
-        return {
-            **compared(VectorSettings, self),
-            "dtype": dtype_name(self.compute_dtype),
-            "max_length": self.longest,
-            "prompt_name": self.prompt_name or self.encoder.default_prompt_name,
-            "prompts": self.encoder.prompts,
-            "modules": self.loaded.modules,
-        }
+        return {**compared(VectorSettings, self), **self.loaded.settings}
 
     def encode(self, texts: str | Sequence[str], progress: Callable[[Sequence[int]], None] = lambda _: None) -> Floats:
         """Return the vectors of texts, in their order: (texts, D), float32; for a single text, (D,).
@@ -236,17 +296,7 @@ class Embedder(VectorSettings):
             torch.OutOfMemoryError: a single text does not fit.
         """
         try:
-            vectors: Floats = self.encoder.encode(
-                texts,
-                batch_size=len(texts),
-                prompt=self.prompt,
-                prompt_name=self.prompt_name,
-                normalize_embeddings=self.normalize and not self.reproducible,
-                truncate_dim=self.truncate_dim,
-                show_progress_bar=False,
-                device=self.device,
-            )
-            return normalize_rows(vectors) if self.normalize and self.reproducible else vectors
+            return self.loaded.run(texts)
         except (RuntimeError, MemoryError) as error:
             known = isinstance(error, MEMORY_ERRORS) or "can't allocate memory" in str(error)  # torch's on the CPU
             if not known and (len(texts) == 1 or NO_PRIMITIVE not in str(error)):
@@ -355,6 +405,12 @@ def check_folder(folder: Path) -> None:
         BertModel.from_pretrained(folder, add_pooling_layer=False)
 
 
+def check_length(max_length: int, positions: int) -> None:
+    """Raise ValueError for a length that leaves no room for a word, or that a model does not take."""
+    if not 3 <= max_length <= positions:
+        raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
+
+
 def check_fit_(encoder: Any, max_length: int | None) -> None:
     """Limit texts to the positions of an encoder, or to `max_length`.
 
@@ -363,8 +419,8 @@ def check_fit_(encoder: Any, max_length: int | None) -> None:
     """
     bodies = [part.model.config for part in encoder.modules() if isinstance(part, OptimizedBody)]
     positions = min((config.max_position_embeddings for config in bodies), default=sys.maxsize)
-    if max_length is not None and not 3 <= max_length <= positions:
-        raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
+    if max_length is not None:
+        check_length(max_length, positions)
     if bodies or max_length is not None:
         encoder.max_seq_length = min(max_length or encoder.max_seq_length or sys.maxsize, positions)
     vocab = encoder.tokenizer.get_vocab()

@@ -23,7 +23,7 @@ class VectorSettings:
     prompt: str | None = None
     prompt_name: str | None = None
     truncate_dim: int | None = field(default=None, metadata={SHOWN_BY: "dimension"})
-    dtype: "torch.dtype | str" = "float32"
+    dtype: "torch.dtype | str | None" = None
     reproducible: bool = False
     device: str = field(default="cpu", metadata={SHOWN_BY: ROUNDING})
     backend: str = field(default="auto", metadata={SHOWN_BY: ROUNDING})

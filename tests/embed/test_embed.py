@@ -36,6 +36,7 @@ from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.native import choice
 from bertlite.runtime import PackedModel
 from bertlite.runtime.library import missing_platform
+from bertlite.runtime.pooling import normalize
 from bertlite.shipping.pack import pack
 from bertlite.support.extras import install_hint
 from bertlite.support.progress import Progress
@@ -196,8 +197,6 @@ def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, tmp_path:
     wanted, options = PackedModel(tmp_path / "packed").encode(texts), {"dtype": dtype, "reproducible": True}
     assert (Embedder(folder, **options).encode(texts) == wanted).all()
     (folder / "modules.json").write_text(json.dumps(json.loads((folder / "modules.json").read_text())[:2]))
-    with pytest.raises(ValueError, match=r"packed was written by `bertlite pack`: .*load\('.*packed'\)\.encode"):
-        Embedder(tmp_path / "packed").encode(texts)
     unit = Embedder(folder, normalize=True, **options)
     assert (unit.encode(texts) == wanted).all()
     assert unit.settings["reproducible"]
@@ -217,6 +216,75 @@ def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, tmp_path:
         Embedder(tmp_path / "dense", **options).encode("a")
     with pytest.raises(ValueError, match="bfloat16 of backend 'auto' is not reproducible: use float32 or int8"):
         Embedder(folder, dtype="bfloat16", reproducible=True).encode("a")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MiniLM in int8, with a prompt."""
+    kernels_or_skip()
+    folder, out = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("packed") / "packed"
+    st = library.SentenceTransformer(str(minilm()), device="cpu")
+    st.prompts = {"query": "find this: "}
+    st.save(str(folder))
+    pack(folder, out, dtype="int8")
+    return out
+
+
+def test_a_packed_folder_is_embedded_by_the_runtime(
+    packed: Path, lines: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """With every setting that it can obey, without sentence-transformers, and in jobs that go on."""
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    model, texts = PackedModel(packed), [*texts_of(40), *TEXTS]
+    wanted = model.encode(texts)
+    seen: list[int] = []
+    assert (Embedder(packed, max_tokens=40, dtype="int8", backend="native").encode(texts, seen.extend) == wanted).all()
+    assert sorted(seen) == [*range(len(texts))]
+    asked = model.encode(texts, prompt_name="query")
+    assert (Embedder(packed, prompt_name="query").encode(texts) == asked).all()
+    assert (Embedder(packed, prompt="find this: ", dtype=torch.int8).encode(texts) == asked).all()
+    short = Embedder(packed, truncate_dim=9, normalize=True)
+    assert short.dimension == 9
+    assert (short.encode(texts) == np.stack([normalize(x[:9]) for x in wanted])).all()
+    cut = Embedder(packed, max_length=7)
+    assert cut.longest == 7
+    assert (cut.encode("a b c d e f g") == cut.encode("a b c d e")).all()
+    assert (cut.encode("a b c d e") == Embedder(packed).encode("a b c d e")).all()
+    assert (Embedder(packed, max_length=400).encode(TEXTS[3]) != Embedder(packed).encode(TEXTS[3])).any()
+    arguments = ["embed", str(packed), str(lines), "--out", str(tmp_path / "out"), "--shard-rows", "10"]
+    assert main(arguments) == 0
+    whole = read(tmp_path / "out")
+    assert (np.array([*whole.values()], dtype=np.float32) == Embedder(packed).encode(texts_of(53))).all()
+    sorted((tmp_path / "out").iterdir())[2].unlink()
+    assert main([*arguments, "--dtype", "int8"]) == 0
+    assert read(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"dtype": "float32"},
+            "dtype is float32; .*packed, a packed folder, has int8: leave dtype out, or give",
+        ),
+        ({"dtype": torch.bfloat16}, "dtype is bfloat16; .* has int8"),
+        ({"pooling": "cls"}, "pooling is cls; .* has mean"),
+        ({"reproducible": True}, "reproducible is True; .* has False"),
+        ({"backend": "plain"}, "backend is plain; .* has native"),
+        ({"device": "meta"}, "device is meta; .* has cpu"),
+        ({"options": {"revision": "v1"}}, r"options is {'revision': 'v1'}; .* has {}"),
+        ({"prompt_name": "qery"}, "there is no prompt 'qery'; have: .*'query'"),
+        ({"max_length": 513}, "max_length is 513; this model takes 3 to 512 tokens"),
+    ],
+)
+def test_settings_that_a_packed_folder_cannot_obey_are_refused(
+    options: dict[str, Any], message: str, packed: Path, tmp_path: Path
+) -> None:
+    """Before the input is read: its second row would be an error."""
+    (tmp_path / "x.txt").write_text("a\n\n")
+    with pytest.raises(ValueError, match=message):
+        run(Job(Embedder(packed, **options), Rows((tmp_path / "x.txt",)), tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_encoder_that_is_no_BERT_runs_as_it_is(tmp_path, caplog) -> None:

@@ -160,6 +160,8 @@ def test_a_classifier_gives_the_probabilities_of_a_pipeline(folders: Any, tmp_pa
     assert np.array_equal(packed.predict(TEXTS)[:1], packed.predict(TEXTS[:1]))
     with pytest.raises(TypeError, match=r"is a classifier, which has no encode\(\); have: predict"):
         packed.encode(TEXTS)
+    with pytest.raises(ValueError, match="packed is a packed classifier, which makes no vectors: give a sentence enc"):
+        Embedder(tmp_path / "packed").encode(TEXTS)
     with pytest.raises(TypeError, match="give a list of texts, or of pairs of texts"):
         packed.predict("a text")
     with pytest.raises(TypeError, match="text 0 is 3; give a string or a pair of strings"):
