@@ -11,6 +11,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -25,13 +26,14 @@ from bertlite.inference.triton_kernels import pack_rows, unpack_rows
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements
-from bertlite.stack.body import has_hooks_within
+from bertlite.stack.body import hooks_of
 from bertlite.stack.inputs import count_positions, values_readable
 from bertlite.stack.layouts import Padded, Slots
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
 BUCKETS, BYTES = 64, 2 * 2**30  # limits for the graphs of one model
 MOST_TOKENS = 16_000  # with more, launches take less time than the kernels
+RECORDING = RLock()  # torch records one graph at a time in a process
 WARM_UPS = 2  # forwards before a graph is recorded, which allocate and choose kernels
 
 
@@ -72,7 +74,7 @@ class BucketGraph:
         )
         self.mask[:, 0] = 1  # while it is recorded
         self.model, self.bucket = model, bucket
-        self.replay, self.out, self.bytes = record_forward(self.run)
+        self.replay, self.out, self.bytes = record_forward(self.run, model.graphs.pool)
 
     def run(self) -> Tensor:
         """Return the last hidden states of the inputs, (B, S, D)."""
@@ -107,20 +109,27 @@ class BucketGraph:
         return self.out[:rows, :length].clone()
 
 
-def record_forward(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor, int]:
+def record_forward(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[], None], Tensor, int]:
     """Record a forward; return the function that runs it again, its output and the bytes that it keeps."""
     for _ in range(WARM_UPS):
         run_aside(run)
-    return record_run(run)
+    return record_run(run, pool)
+
+
+@cache
+def side_stream(device: int) -> Any:
+    """Return the stream of a GPU for recordings: cuBLAS keeps 32 MiB for each stream that it was used on."""
+    return torch.cuda.Stream(device)
 
 
 def run_aside(run: Callable[[], Tensor]) -> Tensor:
     """Run once on another stream, as before a recording: memory is allocated and kernels are chosen."""
-    side, here = torch.cuda.Stream(), torch.cuda.current_stream()
-    side.wait_stream(here)
-    with torch.cuda.stream(side):
-        out = run()
-    here.wait_stream(side)
+    side, here = side_stream(torch.cuda.current_device()), torch.cuda.current_stream()
+    with RECORDING:
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            out = run()
+        here.wait_stream(side)
     return out
 
 
@@ -130,19 +139,27 @@ def record_run(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[]
     Args:
         pool: memory to share with other graphs, none of which keeps anything between its replays.
     """
-    torch.cuda.synchronize()
-    reserved = torch.cuda.memory_reserved()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        out = run()
-    return graph.replay, out, torch.cuda.memory_reserved() - reserved
+    with RECORDING:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # as `torch.cuda.graph` does: what is reserved from here on is the graph's
+        reserved, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
+        stream = side_stream(torch.cuda.current_device())
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            out = run()
+        return graph.replay, out, torch.cuda.memory_reserved() - reserved
 
 
 class Graphs:
-    """The graphs of one model, by bucket; the one unused for longest goes first."""
+    """The graphs of one model, by bucket; the one unused for longest goes first.
+
+    They share memory, since each output is copied before the next replay.  It is freed when all graphs are.
+    """
 
     def __init__(self) -> None:
         self.made: OrderedDict[Bucket, BucketGraph] = OrderedDict()
+        self.pool: Any = None
+        self.bytes = 0  # of the pool
+        self.hooks: list[Any] | None = None  # the dicts of all modules; to collect them takes longer than a forward
         self.lock = RLock()  # a graph has one place for its inputs
         self.done: Any = None  # the event after the last replay: on another stream the next one waits for it
 
@@ -159,8 +176,13 @@ class Graphs:
             stream = torch.cuda.current_stream() if on_gpu else None
             if stream is not None and self.done is not None:
                 stream.wait_event(self.done)
+            if not self.made:
+                self.pool, self.bytes = torch.cuda.graph_pool_handle() if on_gpu else None, 0
+            graph = self.made.get(bucket)
             try:
-                graph = self.made.get(bucket) or BucketGraph(model, bucket)
+                if graph is None:
+                    graph = self.made[bucket] = BucketGraph(model, bucket)
+                    self.bytes += graph.bytes
             except torch.OutOfMemoryError:
                 self.drop(len(self.made))
                 text = (
@@ -168,15 +190,14 @@ class Graphs:
                 )
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
                 return None
-            self.made[bucket] = graph
             self.made.move_to_end(bucket)
-            while len(self.made) > BUCKETS or (
-                len(self.made) > 1 and sum(x.bytes for x in self.made.values()) > BYTES
-            ):
+            if len(self.made) > BUCKETS:
                 self.drop(1)
             states = graph(ids, mask, segments)
             if stream is not None:
                 self.done = stream.record_event()
+            if len(self.made) > 1 and self.bytes > BYTES:
+                self.drop(len(self.made))
             return states
 
     def drop(self, count: int) -> None:
@@ -210,8 +231,14 @@ class GraphedBertModel(QuickBertModel):
             and ids.device == self.device
             and (name in ("auto", "sdpa") or name in PACKING)
             and not torch.is_autocast_enabled(ids.device.type)
-            and not has_hooks_within(self)
+            and not self.has_hooks()
         )
+
+    def has_hooks(self) -> bool:
+        """Return whether a module has hooks, of those there were at the first call."""
+        if self.graphs.hooks is None:
+            self.graphs.hooks = [hooks for part in self.modules() for hooks in hooks_of(part)]
+        return any(self.graphs.hooks)
 
     def run_at_once(
         self,

@@ -87,7 +87,7 @@ class TrainingStep:
         self.capture = capture
         if capture is None and self.device.type == "cuda":
             self.capture = partial(record_run, pool=torch.cuda.graph_pool_handle())
-            make_recordable_(optimizer, self.device)
+            make_recordable_(optimizer, self.device, scaled=scaler is not None)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a batch; return its loss, a scalar on the model's device, for which nothing waits."""
@@ -263,14 +263,17 @@ def packs_into(bodies: Sequence[Any], bucket: Bucket | None, backend: Backend | 
             del vars(body)["choose_layout"], vars(body)["select_backend_and_mask"]
 
 
-def make_recordable_(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def make_recordable_(optimizer: torch.optim.Optimizer, device: torch.device, scaled: bool = False) -> None:
     """Keep the learning rates and counts of steps of an optimizer on a GPU, where a graph reads them.
+
+    Args:
+        scaled: a GradScaler steps it, which waits for the GPU to skip steps that overflow, unless it is fused.
 
     Raises:
         ValueError: the optimizer cannot be recorded.
     """
-    if "capturable" not in optimizer.defaults:
-        name = type(optimizer).__name__
+    if "capturable" not in optimizer.defaults or (scaled and not torch_private.skips_overflows(optimizer)):
+        name = f"{type(optimizer).__name__}{' with a GradScaler' if scaled else ''}"
         raise ValueError(f"{name} cannot be recorded in a CUDA graph: use torch.optim.AdamW(…, fused=True)")
     torch_private.expect_plain_steps_(optimizer)
     for group in optimizer.param_groups:

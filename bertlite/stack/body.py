@@ -362,9 +362,12 @@ def has_hooks_within(module: Any) -> bool:
 
 def has_hooks(module: Any) -> bool:
     """Return whether hooks see the inputs or outputs of the module, or their gradients."""
-    return bool(
-        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    )
+    return any(hooks_of(module))
+
+
+def hooks_of(module: Any) -> tuple[Any, ...]:
+    """Return the dicts that hold the hooks of a module, which stay the same ones."""
+    return module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
 
 
 def output_or_tuple(out: ModelOutput, return_dict: bool) -> Any:

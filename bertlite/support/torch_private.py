@@ -59,6 +59,11 @@ def expect_plain_steps_(optimizer: Any) -> None:
     optimizer._warned_capturable_if_run_uncaptured = True
 
 
+def skips_overflows(optimizer: Any) -> bool:
+    """Return whether an optimizer skips steps that overflow by itself, so that a GradScaler need not read values."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
 def is_compiled(module: Any) -> bool:
     """Return whether torch.compile made a module, or the module's own `compile` was called."""
     made = type(module).__module__.startswith("torch._dynamo")

@@ -84,7 +84,7 @@ def test_what_is_recorded_reads_no_value_of_a_gpu(
         monkeypatch.setattr(triton_kernels, name, defaultdict(lambda: lambda *inputs, **settings: None))
     monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
     monkeypatch.setattr(fused, "ways_of", lambda part, *of: {fused.MODULES: partial(BertIntermediate.forward, part)})
-    monkeypatch.setattr(graphs, "record_forward", lambda run: (lambda: None, run(), 0))
+    monkeypatch.setattr(graphs, "record_forward", lambda run, pool: (lambda: None, run(), 0))
     changes: dict[str, Any] = {"positions_skip_padding": True, "pad_token_id": 1} if positions == "bucketed" else {}
     changes |= DISENTANGLED if positions == "disentangled" else {}
     model = make(position_embedding_type=positions, attn_implementation="auto", hidden_size=64, **changes).to(dtype)

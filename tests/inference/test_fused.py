@@ -91,7 +91,7 @@ def test_a_fused_model_is_as_near_to_float64_as_its_modules(name: str, dtype: to
 def test_a_graph_of_kernels_gives_what_the_model_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a run where a GPU replays: pack, all layers with the kernel for short attention, and unpack."""
 
-    def record(run: Any) -> Any:
+    def record(run: Any, pool: Any) -> Any:
         out = run()
         return (lambda: out.copy_(run())), out, out.nbytes
 
@@ -166,19 +166,26 @@ def test_a_model_that_kernels_cannot_run_stays_as_it_is(
     assert not {type(part) for part in model.modules()} & {*FUSED.values()}
 
 
-def test_the_fastest_way_that_is_right_is_taken() -> None:
-    def wait(x: Tensor, seconds: float) -> Tensor:
-        time.sleep(seconds)
+def test_the_fastest_way_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def modules(x: Tensor) -> Tensor:
         return 2 * x
+
+    def slow(x: Tensor) -> Tensor:
+        return 2.01 * x
+
+    def fast(x: Tensor) -> Tensor:
+        return 1.99 * x
 
     def fail(x: Tensor) -> Tensor:
         raise RuntimeError("out of resources")
 
-    ways = {"modules": partial(wait, seconds=0.004), "slow": partial(wait, seconds=0.006)}
+    times = {modules: 4.0, slow: 6.0, fast: 1.0}
+    monkeypatch.setattr(fused, "seconds", lambda run, device: times.get(run.func, 0.5))
+    ways = {"modules": modules, "slow": slow}
     assert fastest(ways, torch.empty(3, 5)) == "modules"
-    ways |= {"fast": partial(wait, seconds=0.001), "wrong": torch.zeros_like, "nan": lambda x: x * torch.nan}
+    ways |= {"fast": fast, "wrong": torch.zeros_like, "nan": lambda x: x * torch.nan, "failing": fail}
     with pytest.warns(RuntimeWarning) as caught:
-        assert fastest({**ways, "failing": fail}, torch.empty(3, 5)) == "fast"
+        assert fastest(ways, torch.full((3, 5), torch.nan)) == "fast"
     texts = [str(each.message) for each in caught]
     assert [text.partition(" is not used here: ")[0] for text in texts] == [
         *("the matmul wrong", "the matmul nan", "the matmul failing"),
@@ -186,9 +193,15 @@ def test_the_fastest_way_that_is_right_is_taken() -> None:
     assert "out of resources" in texts[-1]
 
 
+def test_a_time_is_the_least_of_some_runs() -> None:
+    waits = iter([0.05, 0.05, *[0.02] * (fused.RUNS - 1), 0.0])
+    assert 0 < fused.seconds(lambda: time.sleep(next(waits)), torch.device("cpu")) < 0.02
+    assert next(waits, None) is None
+
+
 @torch.no_grad()
 def test_a_way_is_chosen_once_for_sizes_that_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also without Triton; inputs that are memory as it was found, nan too, decide nothing."""
+    """Also without Triton."""
     part = BertIntermediate(make().config).double()
     plain, asked = copy.deepcopy(part), []
 

@@ -4,7 +4,8 @@ import copy
 import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -46,7 +47,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
     """Let graphs be forwards that run again into the same memory; return the buckets that are recorded."""
     found: list[Bucket] = []
 
-    def record(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor, int]:
+    def record(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, int]:
         found.append(run.__self__.bucket)  # type: ignore[attr-defined]
         out = run()
 
@@ -151,6 +152,25 @@ def test_rare_inputs_run_without_a_graph(change: dict[str, Any], recorded: list[
 
 
 @torch.no_grad()
+def test_hooks_are_seen_whenever_they_come_and_looked_for_in_no_time(
+    recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen, batch = make(), [], make_batch()
+    quick = graphed(model)
+    quick(**batch)
+    with monkeypatch.context() as changed:
+        changed.setattr(type(quick), "modules", None)  # 230 of them take longer to visit than a forward of 16 tokens
+        quick(**batch)
+    copied = copy.deepcopy(quick)
+    for each in (quick, copied):
+        handle = each.encoder.layer[1].output.dense.register_forward_hook(lambda *of: seen.append(of[0]))
+        each(**batch)
+        handle.remove()
+        each(**batch)
+    assert seen == [each.encoder.layer[1].output.dense for each in (quick, copied)]
+
+
+@torch.no_grad()
 def test_left_padding_is_computed(recorded: list[Bucket]) -> None:
     model, batch = make(), make_batch(2, 11, lengths=(11, 6))
     batch["attention_mask"] = batch["attention_mask"].flip(1)
@@ -167,7 +187,45 @@ def test_the_graph_unused_for_longest_goes(recorded: list[Bucket], monkeypatch: 
     assert [each.length for each in recorded] == [32, 64, 96, 64]
     monkeypatch.setattr(graphs, "BYTES", 1)
     quick(**make_batch(1, 70))
+    assert not quick.graphs.made, "their memory is one piece"
+    for _ in range(2):
+        quick(**make_batch(1, 70))
     assert [each.length for each in quick.graphs.made] == [96]
+
+
+def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stand-in for torch.cuda, whose cache `torch.cuda.graph` empties when a recording begins."""
+    held, streams = {"cached": 100, "graph": 0}, []
+
+    class Graph:
+        replay = None
+
+    @contextmanager
+    def recording(graph: Graph, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local", "other threads may allocate"
+        streams.append(stream)
+        held["cached"] = 0
+        yield
+
+    def run() -> Tensor:
+        held["graph"] += 30
+        return torch.empty(0)
+
+    for name, stand_in in {
+        "synchronize": lambda: None,
+        "empty_cache": lambda: held.update(cached=0),
+        "memory_reserved": lambda: sum(held.values()),
+        "current_device": lambda: 3,
+        "Stream": lambda device: [device],
+        "CUDAGraph": Graph,
+        "graph": recording,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    graphs.side_stream.cache_clear()
+    assert [graphs.record_run(run)[2] for _ in range(2)] == [30, 30]
+    assert streams[0] is streams[1]
+    assert streams == [[3], [3]], "a stream of the current device"
+    graphs.side_stream.cache_clear()
 
 
 @torch.no_grad()
@@ -193,7 +251,7 @@ def test_threads_wait_for_each_other(recorded: list[Bucket]) -> None:
 
 @torch.no_grad()
 def test_without_memory_a_batch_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(run: Any) -> Any:
+    def fail(run: Any, pool: Any) -> Any:
         raise torch.OutOfMemoryError("none")
 
     monkeypatch.setattr(graphs, "record_forward", fail)

@@ -292,9 +292,11 @@ def test_an_optimizer_that_a_graph_cannot_hold_is_refused() -> None:
     model = make()
     with pytest.raises(ValueError, match=r"SGD cannot be recorded in a CUDA graph: use torch.optim.AdamW"):
         make_recordable_(torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"AdamW with a GradScaler cannot be recorded .* fused=True"):
+        make_recordable_(torch.optim.AdamW(model.parameters()), torch.device("cpu"), scaled=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    make_recordable_(optimizer, torch.device("cpu"))
+    make_recordable_(optimizer, torch.device("cpu"), scaled=True)
     rate = optimizer.param_groups[0]["lr"]
     optimizer.step()
     schedule.step()
