@@ -28,9 +28,10 @@ from bertlite.inference.triton_kernels import (
 )
 from bertlite.models.base import BertModel
 from bertlite.runtime.shapes import round_up_by_eighths
-from bertlite.stack.attention import LayerContext
+from bertlite.stack.attention import LayerContext, attend
 from bertlite.stack.body import has_hooks_within
 from bertlite.stack.embeddings import FamilyEmbeddings
+from bertlite.stack.layouts import Slots
 from bertlite.stack.modules import (
     Activation,
     BertEmbeddings,
@@ -39,6 +40,7 @@ from bertlite.stack.modules import (
     BertSelfAttention,
     BertSelfOutput,
 )
+from bertlite.stack.positions import DISTANCES
 from bertlite.support import torch_private
 
 Way = Callable[[Tensor], Tensor]
@@ -85,13 +87,27 @@ class FusedSelfAttention(BertSelfAttention):
 
     weight: Tensor  # (3 N H, D); the weights of query, key and value are views of it
     bias: Tensor
+    score_biases: dict[int, Tensor]  # {longest sequence of a graph: (1, N, K, K)}, of positions in buckets
 
     def join_(self) -> None:
         """Lay the weights of queries, keys and values in one matrix."""
+        self.score_biases = {}
         parts = (self.query, self.key, self.value)
         self.weight, self.bias = torch.cat([x.weight for x in parts]), torch.cat([x.bias for x in parts])
         for part, weight in zip(parts, self.weight.split([len(x.weight) for x in parts]), strict=True):
             part.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+        layout, kind = inputs.layout, self.position_embedding_type
+        if kind != "bucketed" or not isinstance(layout, Slots) or runs_as_modules(self, hidden_states):
+            return super().forward(hidden_states, inputs)
+        q, k, v = self.project(hidden_states, inputs)
+        bias = self.score_biases.get(layout.keys)
+        if bias is None:  # twenty kernels
+            places = q.new_empty(1, self.num_attention_heads, layout.keys, 0)
+            bias = DISTANCES[kind].score_bias(self, q, k, inputs)(places, places).contiguous()
+            self.score_biases[layout.keys] = bias
+        return attend(q, k, v, inputs, lambda q, k: bias[..., : q.shape[-2], : k.shape[-2]], 0.0)
 
     def project(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         if inputs.source is not None or inputs.cache is not None or runs_as_modules(self, hidden_states):

@@ -77,7 +77,8 @@ def attend_short(
     bias = q
     if score_bias is not None:
         places = q.new_empty(1, heads, packing.keys, 0)
-        bias = F.pad(score_bias(places, places), (0, longest - packing.keys) * 2).contiguous()
+        bias, more = score_bias(places, places), longest - packing.keys
+        bias = (F.pad(bias, (0, more) * 2) if more else bias).contiguous()
     q, k, v = (x if x.stride()[1:] == (width, 1) else x.contiguous() for x in (q, k, v))
     out, ends = torch.empty(q.shape, dtype=q.dtype, device=q.device), packing.nonempty_ends
     attend_kernel[len(ends) - 1, heads](

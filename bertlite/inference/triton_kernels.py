@@ -138,13 +138,13 @@ if triton is not None:
             store_block(out, one, bias, row, column, N, NAME, EXACT, HALF)
             store_block(out, other, bias, row, column + HALF, N, NAME, EXACT, HALF)
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["S"])  # type: ignore[untyped-decorator]  # or each would be compiled
     def count_kernel(mask, counts, S, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         kept = tl.load(mask + row * S + column, mask=column < S, other=0) != 0
         tl.store(counts + row, tl.sum(kept.to(tl.int32), 0))
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit(do_not_specialize=["S", "T", "B"])  # type: ignore[untyped-decorator]
     def pack_kernel(  # type: ignore[no-untyped-def]
         mask, ids, types, positions, counts, ends, slots, packed, S, T, B,
         BLOCK: tl.constexpr, ROWS: tl.constexpr, PLACED: tl.constexpr,
@@ -272,11 +272,11 @@ def pack_rows(
     counts, ends = (torch.empty(rows + more, dtype=torch.int32, device=device) for more in (0, 1))
     slots = torch.empty(rows * length, dtype=torch.long, device=device)
     packed = torch.zeros(3, room, dtype=torch.long, device=device)  # slots that are left over hold a token too
-    sizes = block_of(length)
+    sizes = block_of(max(length, 128))  # few sizes, each of which is compiled
     count_kernel[(rows,)](mask, counts, length, **sizes)
     pack_kernel[(rows,)](
         mask, ids, types, mask if positions is None else positions.contiguous(), counts, ends, slots, packed,
-        length, room, rows, ROWS=1 << (rows - 1).bit_length(), PLACED=positions is not None, **sizes,
+        length, room, rows, ROWS=max(1 << (rows - 1).bit_length(), 1024), PLACED=positions is not None, **sizes,
     )  # fmt: skip
     return Slots((longest,), counts, (rows, length), None, ends, slots, room), packed.unbind()
 

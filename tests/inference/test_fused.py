@@ -111,6 +111,8 @@ def test_a_graph_of_kernels_gives_what_the_model_gives(name: str, monkeypatch: p
         assert_as_near({"x": found[real]}, {"x": states[0]}, {"x": states[1]})
         assert not found[~real].any()
     assert {bucket.tokens is not None for bucket in quick.graphs.made} == {True}
+    kept = {len(layer.attention.self.score_biases) for layer in quick.encoder.layer}
+    assert kept == {name == "bucketed"}, "positions in buckets are read once for a length"
 
 
 @with_triton
