@@ -51,6 +51,10 @@ AVX2_STEPS = {  # where a block of a weight stays in the first cache
     "weights are fetched ahead by one row of tiles": "-DBERTLITE_TILES_AHEAD=1",
     "loops are aligned by chance": "-fno-align-loops",
 }
+AMX_STEPS = {  # where bfloat16 takes some neurons at a time
+    "768 neurons at a time": "-DBERTLITE_NEURONS=768",
+    "all neurons at a time": "-DBERTLITE_NEURONS=65536",
+}
 WORKS = {"1 x 16": (1, 16), "1 x 128": (1, 128), "8 x 128": (8, 128)}
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
@@ -87,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def variants(chosen: InstructionSet) -> Iterator[Mapping[str, Kernels]]:
     """Compile the kernels of a set of instructions as they are and without each step."""
     built: dict[str, InstructionSet] = {AS_IT_IS: chosen}
-    steps = STEPS | (AVX2_STEPS if {*AVX2} <= {*chosen.flags} else {})
+    steps = STEPS | (AVX2_STEPS if {*AVX2} <= {*chosen.flags} else {}) | (AMX_STEPS if chosen.name == "amx" else {})
     built |= {step: replace(chosen, flags=(*chosen.flags, flag)) for step, flag in steps.items()}
     with tempfile.TemporaryDirectory() as folder:
         found = {}

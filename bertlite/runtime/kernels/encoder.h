@@ -118,9 +118,17 @@ constexpr bool IN_FLOATS =
 template <class Kind, bool reproducible>
 using AttentionOf = std::conditional_t<IN_FLOATS<Kind, reproducible>, Float32, BFloat16s>;
 
+// Tiles multiply bfloat16 so fast that the third cache is too slow for the weights of 128 tokens.  With 256, neurons
+// leave the second cache unless some of them are taken at a time.
+template <class Kind>
+constexpr bool BFLOAT16_ON_TILES = BY_AMX<Kind> && std::is_same_v<Kind, BFloat16s>;
+
 // scripts/measure/native_steps.py compares these figures with others; its record is scripts/results/native_steps.json.
 #if !defined(BERTLITE_TOKENS)
-#define BERTLITE_TOKENS 128
+#define BERTLITE_TOKENS (BFLOAT16_ON_TILES<Kind> ? 256 : 128)
+#endif
+#if !defined(BERTLITE_NEURONS)
+#define BERTLITE_NEURONS 1536
 #endif
 #if !defined(BERTLITE_FEW_TOKENS)
 #define BERTLITE_FEW_TOKENS 48
@@ -129,10 +137,9 @@ using AttentionOf = std::conditional_t<IN_FLOATS<Kind, reproducible>, Float32, B
 #define BERTLITE_WHOLE_SEQUENCES HAS_AMX
 #endif
 constexpr bool WHOLE_SEQUENCES = BERTLITE_WHOLE_SEQUENCES;  // whether threads may take whole sequences
-constexpr Long TOKENS = BERTLITE_TOKENS;          // tokens that a thread takes through the second phase at a time
 constexpr Long FEW_TOKENS = BERTLITE_FEW_TOKENS;  // with fewer for each thread, threads share the outputs
 constexpr Long TOKENS_SHARED = 4;  // tokens that a thread normalises or converts at a time, where threads share them
-constexpr Long PHASES = 10;        // of a layer, at most
+constexpr Long PHASES = 8;         // of a layer, at most, and two more for each part of its neurons
 
 template <class Kind, class Attending>
 class Encoder {
@@ -141,6 +148,10 @@ class Encoder {
     // As they are packed.
     using Distances = std::conditional_t<IS_FLOAT32<Kind>, Float32, BFloat16Weights<HeadValue>>;
     static constexpr bool quantized = std::is_same_v<Kind, Int8>;  // each token with a scale of its own
+    static constexpr Long TOKENS = BERTLITE_TOKENS;  // that a thread takes through the second phase at a time
+    static constexpr Long ALL = LONG_MAX / 128 * 64;
+    static constexpr Long NEURONS = BFLOAT16_ON_TILES<Kind> ? BERTLITE_NEURONS : ALL;  // multiplied again at a time
+    static_assert(NEURONS % GROUP == 0);
     // The pooler of 8-bit integers is float32, as a linear layer on its own computes it.
     static constexpr bool POOLS_IN_PARTS =
         std::is_same_v<Kind, Float32Parts> || (HAS_AMX && quantized && !std::is_same_v<Attending, Float32>);
@@ -163,9 +174,28 @@ class Encoder {
         Value* input;                // (tokens, widest of D and N H): converted for the next matmul
         Quantization* quantization;  // (tokens,), of the inputs
         float* neurons;              // (tokens, widest of D, N H and I), of 8-bit integers alone: not yet quantized
-        Value* intermediate;         // (tokens, I)
+        Value* intermediate;         // (tokens, I), or some neurons of them
         Quantization* intermediate_quantization;
         Long first = 0, count = 0;  // which tokens they are
+    };
+
+    // Some outputs of a matrix, or some inputs; of 8-bit integers all.
+    struct Part : Matrix {
+        Long all_inputs;
+
+        Part(const Matrix& all) : Matrix(all), all_inputs(all.inputs) {}
+        static Part of_outputs(const Matrix& all, Long first, Long count) {
+            Part part(all);
+            part.words += first * divide_up(all.inputs, Kind::per_word);
+            part.bias += first, part.outputs = count;
+            return part;
+        }
+        static Part of_inputs(const Matrix& all, Long first, Long count) {
+            Part part(all);
+            part.words += first / Kind::per_word * BLOCK_OF<Kind>;
+            part.bias = first ? nullptr : all.bias, part.inputs = count;
+            return part;
+        }
     };
 
    public:
@@ -183,6 +213,8 @@ class Encoder {
             widest_heads_ = std::max(widest_heads_, model.layers[layer].output.inputs);
             widest_neurons = std::max(widest_neurons, round_up(model.layers[layer].up.outputs, LANES));
         }
+        phases_ = PHASES + 2 * divide_up(std::max(widest_neurons, Long(1)), NEURONS);
+        widest_neurons = std::min(widest_neurons, NEURONS);
         if (quantized) widest_neurons = std::max({widest_neurons, width(), widest_heads_});
         neurons_stride_ = row_stride<Value>(widest_neurons);
         context_stride_ = row_stride<HeadValue>(widest_heads_);
@@ -206,7 +238,7 @@ class Encoder {
 
     // Return whether it is done; it is not if weights are beyond the parts of float32.
     bool run() {
-        return run_team_unless_beyond(threads_, PHASES * (model_.layer_count + 1),
+        return run_team_unless_beyond(threads_, phases_ * (model_.layer_count + 1),
                                       [this](Long thread, Team::Member& member) { work(thread, member); });
     }
 
@@ -401,18 +433,23 @@ class Encoder {
         for_each_token(block, workers, [&](Long token) {
             normalise(block, token, hidden.at(token, 0), layer.attention_norm_weight, layer.attention_norm_bias, true);
         });
-        project_up(layer, block, workers);
-        if constexpr (quantized) {
-            for_each_token(block, workers, [&](Long token) {
-                quantize_row(block, token, block.neurons + token * neurons_stride_, layer.up.outputs,
-                             block.intermediate + token * neurons_stride_, block.intermediate_quantization + token);
-            });
-        }
-        {
+        const Long neurons = layer.up.outputs, at_once = round_up(even_part(neurons, NEURONS), GROUP);
+        Long first = 0;
+        do {
+            const Long some = std::min(at_once, neurons - first);
+            project_up(Part::of_outputs(layer.up, first, some), block, workers);
+            if constexpr (quantized) {
+                for_each_token(block, workers, [&](Long token) {
+                    const Long at = token * neurons_stride_;
+                    quantize_row(block, token, block.neurons + at, neurons, block.intermediate + at,
+                                 block.intermediate_quantization + token);
+                });
+            }
             BERTLITE_PHASE("down");
-            add_projection(block.intermediate, neurons_stride_, block.intermediate_quantization, layer.down, hidden,
-                           block, workers);
-        }
+            add_projection(block.intermediate, neurons_stride_, block.intermediate_quantization,
+                           Part::of_inputs(layer.down, first, some), hidden, block, workers);
+            first += at_once;
+        } while (first < neurons);
         for_each_token(block, workers, [&](Long token) {
             normalise(block, token, hidden.at(token, 0), layer.output_norm_weight, layer.output_norm_bias,
                       index + 1 < end_);
@@ -460,10 +497,11 @@ class Encoder {
     // Multiply tokens by a weight.  `finish(each)` is called with each tile: each(write) then calls write(at, y) with
     // some outputs and their bias, and where in `to` they belong.
     template <class Workers, class To, class Finish>
-    void project(const Value* input, Long stride, const Quantization* quantization, Long count, const Matrix& matrix,
+    void project(const Value* input, Long stride, const Quantization* quantization, Long count, const Part& matrix,
                  const To& to, const Workers& workers, Finish finish) {
         // Behind the blocks of a call there are those that its thread takes next, or another matrix.
-        const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word), true};
+        const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word), true,
+                            divide_up(matrix.all_inputs, Kind::per_word)};
         const typename Kind::Sum* start = nullptr;
         if constexpr (!quantized) start = matrix.bias;
         // Copies, because for the compiler a store of a vector may change what `this` points to.
@@ -507,19 +545,19 @@ class Encoder {
     }
 
     template <class Workers>
-    void add_projection(const Value* input, Long stride, const Quantization* quantization, const Matrix& matrix,
+    void add_projection(const Value* input, Long stride, const Quantization* quantization, const Part& matrix,
                         const Target<float>& hidden, const TokenBlock& block, const Workers& workers) {
         project(input, stride, quantization, block.count, matrix, hidden, workers,
                 [](auto each) { each([](float* at, Vector y) { store(at, load(at) + y); }); });
     }
 
     template <class Workers>
-    void project_up(const Layer& layer, const TokenBlock& block, const Workers& workers) {
+    void project_up(const Part& matrix, const TokenBlock& block, const Workers& workers) {
         BERTLITE_PHASE("up");
         const auto activation = static_cast<Activation>(model_.activation);
         const auto into = [&](auto* neurons) {
             const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, neurons_stride_};
-            project(block.input, input_stride_, block.quantization, block.count, layer.up, to, workers,
+            project(block.input, input_stride_, block.quantization, block.count, matrix, to, workers,
                     [=](auto each) {
                         with_activation<!IS_FLOAT32<Kind>>(activation, [=](auto activate) {
                             each([=](auto* at, Vector y) { store(at, activate(y)); });
@@ -654,7 +692,7 @@ class Encoder {
     Batch batch_;
     const Long threads_, first_layer_, end_;
     TokenPlaces places_;
-    Long widest_heads_ = 0, longest_ = 0, tokens_at_once_ = 0;
+    Long phases_, widest_heads_ = 0, longest_ = 0, tokens_at_once_ = 0;
     Long input_stride_, context_stride_, neurons_stride_;  // from row to row
     Way way_;
     std::vector<Long> groups_;  // the first sequence of each, and the end

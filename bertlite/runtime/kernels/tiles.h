@@ -210,10 +210,11 @@ struct Blocks {
     const uint32_t* words;
     Long inputs;           // in words
     bool goes_on = false;  // whether what lies behind the last block that is multiplied will be needed soon
+    Long stride = inputs;  // words of each output, if only some inputs are multiplied
     template <class Kind>
     const uint32_t* at(Long output, Long word) const {
         constexpr Long block = BLOCK_OF<Kind>;
-        return words + output / block * block * inputs + word * block + output % block;
+        return words + output / block * block * stride + word * block + output % block;
     }
 };
 

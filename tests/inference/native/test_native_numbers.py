@@ -100,14 +100,19 @@ def test_a_sentence_does_not_depend_on_the_rest_of_its_batch(name, dtype):
 
 
 @dtypes
-def test_sequences_that_are_longer_than_what_a_thread_takes_at_a_time(dtype, set_threads):
-    """One thread may take whole sequences; two share out tokens, as these sequences would leave one of them idle."""
-    quick = natively(make_native(max_position_embeddings=200), dtype)
-    batch = make_batch(2, 200, lengths=(200, 100))
+def test_more_tokens_and_neurons_than_a_thread_takes_at_a_time(dtype, set_threads):
+    """One thread may take whole sequences; two share out tokens, or the outputs of few tokens, to add up alike."""
+    model, lengths = make_native(max_position_embeddings=300, intermediate_size=1700), (300, 100, 9)
+    quick, batch = natively(model, dtype), make_batch(3, 300, lengths=lengths)
+    check(model, dtype, **batch)
     outs = []
     for threads in (1, 2):
         set_threads(threads)
-        outs.append([quick(**batch, output_hidden_states=True), quick(**batch, first_token_only=True)])
+        together, firsts = quick(**batch, output_hidden_states=True), quick(**batch, first_token_only=True)
+        for i, length in enumerate(lengths):
+            alone = quick(**{key: x[i : i + 1, :length] for key, x in batch.items()}).last_hidden_state
+            assert torch.equal(alone[0], together.last_hidden_state[i, :length])
+        outs.append([together, firsts])
     for got, wanted in zip(*outs, strict=True):
         assert_same(got, wanted, atol=0)
 
@@ -192,7 +197,7 @@ def test_a_row_has_the_same_bits_alone(inputs, outputs):
         assert torch.equal(by_parts(linear, x[-rows:].contiguous()), whole[-rows:])
 
 
-@pytest.mark.parametrize("number", [3e38, -2e38, 1e-30, 1e-40, float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("number", [3e38, -2e38, 1e-30, 1e-40, 0.0, float("inf"), float("-inf"), float("nan")])
 @torch.no_grad()
 def test_numbers_beyond_the_parts_are_multiplied_as_float32(number):
     """In one row, while the others stay as they are, and in one weight."""
