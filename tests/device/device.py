@@ -25,12 +25,11 @@ SOURCE = Path(__file__).with_name("device.cpp")
 ROOT = SOURCE.parents[2]
 PACKAGE = Path(bertlite.__file__).parent
 TORCH = Path(torch.__file__).parent
-FLAGS = (
-    *("-std=c++20", "-O0", "-fPIC", "-shared", "-w"),
+ABI = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+FLAGS = ("-std=c++20", "-O0", "-fPIC", "-shared", "-w", ABI, "-ltorch_cpu", "-lc10")
+PLACES = (  # which checkouts of one machine need not share; torch is loaded before the library
     *(f"-I{TORCH / 'include' / inner}" for inner in ("", "torch/csrc/api/include")),
-    f"-I{sysconfig.get_paths()['include']}",
-    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-    *(f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"),
+    *(f"-I{sysconfig.get_paths()['include']}", f"-L{TORCH / 'lib'}"),
 )
 SECOND = torch.device("privateuseone", 0)  # printed as second:0 once it is started
 
@@ -52,7 +51,7 @@ def compiled() -> Path:
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             built = Path(folder, path.name)
-            command = [*compiler, str(SOURCE), *FLAGS, "-o", str(built)]
+            command = [*compiler, str(SOURCE), *PLACES, *FLAGS, "-o", str(built)]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
             if done.returncode:
                 release = f"torch=={torch.__version__.partition('+')[0]}"
