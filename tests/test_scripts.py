@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -82,24 +84,29 @@ def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
 
 def test_a_case_that_ends_the_process_costs_that_case_alone(tmp_path, monkeypatch):
     """Parity goes on behind it, and its record has the case as one that differs."""
+    pytest.importorskip("transformers")
     model = BertModel(BertConfig(**SIZES))
     model.save_pretrained(tmp_path / "model")
-    names = "padded-float64-chunked"
-    code = """
-import os, signal, sys
-from scripts.measure.gpu_parity import main
-check = sys.modules["bertlite.parity.check"]
-plain = check.compare_sides
-def ends(case, *args):
-    if case.name == "BertModel-sdpa-padded-float64-chunked":
-        os.kill(os.getpid(), signal.SIGFPE)
-    return plain(case, *args)
-check.compare_sides = ends
-sys.exit(main(sys.argv[1:]))
-"""
-    words = [str(tmp_path / "model"), "--device", "cpu", "--only", names, "--shapes", ""]
+    words = [str(tmp_path / "model"), "--device", "cpu", "--only", "padded-float64-chunked", "--shapes", ""]
     words += ["--journal", str(tmp_path / gpu_checks.JOURNAL), "--out", str(tmp_path / "parity.json")]
-    assert not gpu_checks.run_to_end("parity", [sys.executable, "-c", code, *words], tmp_path)
+    check, runs = sys.modules["bertlite.parity.check"], []
+    plain = check.compare_sides
+
+    def ends(case, *args):
+        if case.name == "BertModel-sdpa-padded-float64-chunked":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(case, *args)
+
+    def run(step, words, out):  # in a fork, which has imported everything
+        child = get_context("fork").Process(target=lambda: sys.exit(gpu_parity.main(words)))
+        child.start(), child.join()
+        runs.append(child.exitcode)
+        return child.exitcode
+
+    monkeypatch.setattr(check, "compare_sides", ends)
+    monkeypatch.setattr(gpu_checks, "run", run)
+    assert not gpu_checks.run_to_end("parity", words, tmp_path)
+    assert runs == [-signal.SIGKILL, -signal.SIGKILL, 1]
     (found,) = json.loads((tmp_path / "parity.json").read_text())["checkpoints"].values()
     ended = [case for case in found["cases"] if "process ended" in str(case.get("worst"))]
     assert {case["name"] for case in ended} == {"BertModel-sdpa-padded-float64-chunked"}
