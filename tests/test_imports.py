@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -168,6 +169,7 @@ def test_a_tokenizer_needs_no_model() -> None:
         assert {name for name in needed_by(module) if room_of(name) != "tokenizer"} <= allowed, module
 
 
+@cache
 def loaded_by(before: str, statement: str) -> set[str]:
     """Return the names that a statement adds to sys.modules after another, in a new interpreter."""
     code = f"{before}; import sys; old = {{*sys.modules}}; {statement}; print(*sys.modules.keys() - old)"
