@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -227,3 +228,27 @@ def test_the_continuous_jobs_are_the_parts_of_ci_run():
     assert re.search(r"part: \[(.+)\]", jobs)[1].replace('"', "").split(", ") == parts
     assert set(re.findall(r"(?:if|\|\|) runs ([\w.]+)", run)) == {*parts}
     assert subprocess.run([ROOT / ".ci" / "run", "nonsense"], capture_output=True, check=False).returncode == 2
+
+
+BESIDE = ["python -m mypy", "parity", "test --with 4.57.6", "test --with 5.0.0", "test --with 5.23.0"]
+TOOLS = ("chromium", "aarch64-linux-gnu-g++", "qemu-aarch64", "clang++", "g++")
+
+
+@pytest.mark.parametrize("broken", ["", *BESIDE])
+def test_parts_run_side_by_side_and_the_tests_only_if_all_of_them_pass(broken, tmp_path):
+    stub = f'#!/usr/bin/env bash\necho "ran ${{0##*/}} $*"\n[[ -z "{broken}" || "${{0##*/}} $*" != "{broken}"* ]]\n'
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    scripts = (f"scripts/{name}" for name in ("bootstrap", "test", "parity"))
+    for name in (*scripts, ".venv/bin/python", *(f"bin/{tool}" for tool in TOOLS)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(stub, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    for name in re.search(r"^older=\((.+)\)$", text, re.MULTILINE)[1].split():
+        (tmp_path / name).mkdir(parents=True)
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run([tmp_path / ".ci" / "run"], env=env, capture_output=True, text=True, check=False)
+    ran = [line for line in done.stdout.splitlines() if line.startswith("ran ") and "bootstrap" not in line]
+    assert [line.startswith(f"ran {each}") for line, each in zip(ran[2:], BESIDE, strict=False)] == [True] * 5
+    assert (done.returncode == 0, "ran test " in ran) == (not broken, not broken)
