@@ -45,10 +45,10 @@ from bertlite.support import torch_private
 
 Way = Callable[[Tensor], Tensor]
 MODULES = "modules"  # the way that runs a part's modules
-RUNS, WARM_RUNS = 5, 2  # of each way, when the fastest is looked for
+RUNS, WARM_RUNS = 5, 2  # runs of each way in a search for the fastest
 FEW = 2048  # tokens: with more, large blocks keep a GPU busy
 WRONG = 0.02  # the largest difference, over the largest output, that rounding to 16 bits explains
-WARPS = 8  # of the programs of `product` that run at once on a multiprocessor
+WARPS = 8  # warps of `product` that a multiprocessor runs at once
 FASTEST: dict[tuple[Any, ...], str] = {}  # {device, dtype, activation, T, neurons, D: the fastest way}
 
 
@@ -179,7 +179,7 @@ def fastest(ways: Mapping[str, Way], x: Tensor) -> str:
                 times[name] = seconds(partial(ways[name], x), x.device)
             else:  # nan is
                 faults[name] = f"its error is {float(error):.1e}"
-        except Exception as error:  # of Triton's compiler, and whatever a driver raises: the others run
+        except Exception as error:  # Triton's compiler and drivers raise many kinds
             faults[name] = f"{type(error).__name__}: {error}"
     for name, fault in faults.items():
         warnings.warn(f"the matmul {name} is not used here: {fault}", RuntimeWarning, stacklevel=2)

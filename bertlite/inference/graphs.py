@@ -141,7 +141,7 @@ def record_run(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[]
     """
     with RECORDING:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # as `torch.cuda.graph` does: what is reserved from here on is the graph's
+        torch.cuda.empty_cache()  # `torch.cuda.graph` does it too, and would reduce the reserved bytes
         reserved, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
         stream = side_stream(torch.cuda.current_device())
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -158,7 +158,7 @@ class Graphs:
     def __init__(self) -> None:
         self.made: OrderedDict[Bucket, BucketGraph] = OrderedDict()
         self.pool: Any = None
-        self.bytes = 0  # of the pool
+        self.bytes = 0  # the size of the pool
         self.hooks: list[Any] | None = None  # the dicts of all modules; to collect them takes longer than a forward
         self.lock = RLock()  # a graph has one place for its inputs
         self.done: Any = None  # the event after the last replay: on another stream the next one waits for it

@@ -196,7 +196,7 @@ def launch_fault() -> str | None:
         counts = torch.zeros(1, dtype=torch.int32, device="cuda")
         count_kernel[(1,)](mask, counts, 3, **block_of(3))
         found = int(counts)
-    except Exception as error:  # of compilers, drivers and files, of any kind
+    except Exception as error:  # compilers, drivers and files raise many kinds
         return f"Triton cannot launch a kernel: {type(error).__name__}: {error}"
     return None if found == 3 else f"a kernel of Triton counted {found} of 3 tokens"
 
@@ -222,7 +222,7 @@ def embed_and_norm(
     ids: Tensor,  # (…,)
     types: Tensor,  # (…,)
     positions: Tensor | None,  # (…,), below 0 for padding; None if there are none
-    tables: tuple[Tensor, Tensor, Tensor | None],  # of words, segments and positions
+    tables: tuple[Tensor, Tensor, Tensor | None],  # words, segments and positions
     padding: int,  # the row of padding's position; below 0 if it has none
     norm: nn.LayerNorm,
 ) -> Tensor:  # (…, D)
@@ -244,7 +244,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor, name: str, tiles: Tiles, pr
 
     Args:
         x: (T, D), without gaps; rows of x and weight have a multiple of ALIGNED bytes.
-        name: of FORMULAS.
+        name: a key of FORMULAS.
         programs: how many run at once.
     """
     (tokens, width), neurons = x.shape, weight.shape[0]

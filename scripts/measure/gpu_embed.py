@@ -4,7 +4,7 @@
     python -m scripts.measure.gpu_embed MODEL --texts train.tsv --out FILE    # a text in each line, to its first tab
 
 Without --texts there are as many texts as in SST-2's train.tsv, of its lengths and of the model's own words.  Engines
-take turns, in one dtype; each keeps its own size of batch.  An engine that fails is named, and the others are timed.
+take turns, in one dtype; each keeps its own size of batch.  An engine that fails is named, and the rest is timed.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def measure(model: str, texts: list[str], device: str, dtype: str, rounds: int) 
             run = build()
             vectors[name] = torch.as_tensor(run(texts)).double().cpu()
             runs[name] = partial(run, texts)
-        except Exception as error:  # of any library: the others are timed
+        except Exception as error:  # libraries raise many kinds: the rest is timed
             traceback.print_exc()
             missing[name] = f"{type(error).__name__}: {error}"
     first = f"{STOCK}, {BATCHES[0]}"
