@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertlite.stack.cache import Cache
 from bertlite.stack.inputs import Mask
-from bertlite.stack.layouts import Layout, Packed
+from bertlite.stack.layouts import Layout, Packed, Slots
 from bertlite.stack.positions import DistanceTable, ScoreBias
 from bertlite.support import torch_private
 
@@ -300,13 +300,14 @@ def varlen(
     """Compute attention of packed sequences without moving them.
 
     `varlen_attn` has no dropout, and for long sequences it may take cuDNN, whose gradients `without_cudnn` describes.
+    Graphs have empty sequences, which only flash attention was tried with; and `varlen_attn` launches a kernel more.
     """
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = packing.nonempty_ends, max(packing.lengths)
     q_ends = torch.arange(len(ends), dtype=torch.int32, device=ends.device) if first else ends
     lengths = (q_ends, ends, 1 if first else longest, longest)
-    if torch.is_grad_enabled() or dropout:
+    if torch.is_grad_enabled() or dropout or isinstance(packing, Slots):
         flash: Tensor = torch_private.flash_attention(q, k, v, *lengths, dropout, False, False)[0]
         return flash
     context = varlen_attn(q, k, v, *lengths)
