@@ -171,8 +171,7 @@ class Graphs:
     ) -> Tensor | None:
         """Return the last hidden states, (B, S, D); None, with a warning, if there is no memory for the graph."""
         on_gpu = model.device.type == "cuda"
-        here = torch.cuda.device(model.device) if on_gpu else nullcontext()  # which may not be the current one
-        with self.lock, here, torch.inference_mode(False), torch.no_grad():
+        with self.lock, torch.inference_mode(False), torch.no_grad():
             stream = torch.cuda.current_stream() if on_gpu else None
             if stream is not None and self.done is not None:
                 stream.wait_event(self.done)
@@ -215,6 +214,12 @@ class GraphedBertModel(QuickBertModel):
     fused: bool  # kernels of Triton run what surrounds matmuls
     needs: Requirements
     packed_backend: Backend | None  # leaves padding out under graphs, at any length; None: padding is computed
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Run BERT as its base class does, on its own GPU: Triton and graphs take the current one."""
+        device = self.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            return super().forward(*inputs, **options)
 
     def backend_for(self, longest: int) -> Backend | None:
         """Return the backend that leaves padding out for texts of up to `longest` tokens; None: it is computed."""

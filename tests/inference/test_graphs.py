@@ -193,6 +193,31 @@ def test_the_graph_unused_for_longest_goes(recorded: list[Bucket], monkeypatch: 
     assert [each.length for each in quick.graphs.made] == [96]
 
 
+@torch.no_grad()
+def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are launched on the current one, which may be another."""
+    model, batch, current = make(), make_batch(), []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    def assert_current(*of: Any) -> None:
+        assert current == [torch.device("cuda", 1)]
+
+    quick = graphed(model, packs=False)
+    quick.embeddings.register_forward_hook(assert_current)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(GraphedBertModel, "device", torch.device("cuda", 1))
+    monkeypatch.setattr(GraphedBertModel, "run_at_once", assert_current)
+    for plain in (True, False):
+        monkeypatch.setattr(GraphedBertModel, "is_plain", lambda *of, plain=plain: plain)
+        assert_same(dict(quick(**batch)), dict(model(**batch)))
+    assert not current
+
+
 def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a stand-in for torch.cuda, whose cache `torch.cuda.graph` empties when a recording begins."""
     held, streams = {"cached": 100, "graph": 0}, []

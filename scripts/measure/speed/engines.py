@@ -90,7 +90,9 @@ def transformers_engine(
     def build(folder: Path, dtype: str, device: str) -> Forward:
         model = reference.load(folder, "BertModel", {}, getattr(torch, dtype), attention, device)
         torch._dynamo.config.recompile_limit = SHAPES  # beyond it torch.compile runs the model as it is
-        return forward_of(torch.compile(model, mode=mode, dynamic=None if mode is None else False) if compiled else model)
+        return forward_of(
+            torch.compile(model, mode=mode, dynamic=None if mode is None else False) if compiled else model
+        )
 
     return build
 
