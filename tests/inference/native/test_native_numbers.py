@@ -271,6 +271,21 @@ def test_a_token_that_is_not_finite_spoils_its_own_sequence_alone(name, bad, dty
     assert torch.equal(got[1], wanted[1])
 
 
+@dtypes
+@pytest.mark.parametrize("number", [0.0, 1e-40, 3.4e38])
+def test_rows_of_zeros_and_of_numbers_beyond_a_dtype(number, dtype):
+    """The norm of one layer makes them, for the matmuls of the next."""
+    model, batch = make_native(), make_batch()
+    norm = model.encoder.layer[0].output.LayerNorm
+    with torch.no_grad():
+        norm.weight.zero_()
+        norm.bias.fill_(number)
+    if number < 1:
+        check(model, dtype, **batch)
+    else:
+        assert not full_outputs_of(natively(model, dtype), batch)[batch["attention_mask"].bool()].isfinite().any()
+
+
 # What is taken and what is refused -----------------------------------------------------------------------------------
 
 
