@@ -53,14 +53,15 @@ class Loaded(NamedTuple):
     """A SentenceTransformer that runs optimised, or a packed folder.
 
     Args:
-        run: returns the vectors of a batch.
+        encoder: its `encode` returns the vectors of a batch.
+        options: for `encode`, besides the texts and the prompt.
         sha256: the hash of its tensors and tokenizer before.
         files: hashes of other files that change vectors.
         settings: the settings that it decides or completes.
     """
 
     encoder: Any
-    run: Callable[[list[str]], Floats]
+    options: dict[str, Any]
     sha256: str
     files: dict[str, str]
     settings: dict[str, Any]
@@ -156,20 +157,13 @@ class Embedder(VectorSettings):
         before = fingerprint(loaded), hashes_of(place)
         encoder = self.optimise(loaded.eval())
         check_fit_(encoder, self.max_length)
-
-        def run(texts: list[str]) -> Floats:
-            vectors: Floats = encoder.encode(
-                texts,
-                batch_size=len(texts),
-                prompt=self.prompt,
-                prompt_name=self.prompt_name,
-                normalize_embeddings=self.normalize and not self.reproducible,
-                truncate_dim=self.truncate_dim,
-                show_progress_bar=False,
-                device=self.device,
-            )
-            return normalize_rows(vectors) if self.normalize and self.reproducible else vectors
-
+        options = {
+            "batch_size": sys.maxsize,
+            "normalize_embeddings": self.normalize and not self.reproducible,
+            "truncate_dim": self.truncate_dim,
+            "show_progress_bar": False,
+            "device": self.device,
+        }
         settings = {
             "dtype": dtype_name(self.compute_dtype),
             "max_length": encoder.max_seq_length or sys.maxsize,
@@ -177,17 +171,17 @@ class Embedder(VectorSettings):
             "prompts": encoder.prompts,
             "modules": modules,
         }
-        return Loaded(encoder, run, *before, settings)
+        return Loaded(encoder, options, *before, settings)
 
     def load_packed(self) -> Loaded:
         """Return a packed folder; raise ValueError if it makes no vectors, or cannot obey a setting."""
         packed = PackedModel(self.model, torch.get_num_threads(), self.max_tokens)
-        about, folder, numbers = packed.texts.settings, packed.folder, packed.encoder.numbers
+        about, folder = packed.texts.settings, packed.folder
         if packed.kind != "encoder":
             raise ValueError(f"{folder} is a packed {packed.kind}, which makes no vectors: give a sentence encoder")
         own = {
             "pooling": "+".join(packed.about["pooling"]["modes"]),
-            "dtype": numbers,
+            "dtype": packed.dtype,
             "reproducible": packed.reproducible,
             "device": "cpu",
             "backend": "native",
@@ -204,15 +198,10 @@ class Embedder(VectorSettings):
         if self.max_length is not None:
             check_length(self.max_length, packed.encoder.embeddings["positions"])
             packed.texts = Texts(folder / TOKENIZER, replace(about, max_length=self.max_length))
-
-        def run(texts: list[str]) -> Floats:
-            vectors = packed.encode(texts, prompt=self.prompt, prompt_name=self.prompt_name)[:, : self.truncate_dim]
-            return normalize_rows(vectors) if self.normalize else vectors
-
         paths = filter(Path.is_file, [folder / name for name in (ABOUT, AFTER, FILE, TOKENIZER)])
         length = packed.texts.settings.max_length
-        settings = {"dtype": numbers, "reproducible": packed.reproducible, "max_length": length}
-        return Loaded(packed, run, sha256_of(*paths), {}, settings)
+        settings = {"dtype": packed.dtype, "reproducible": packed.reproducible, "max_length": length}
+        return Loaded(packed, {}, sha256_of(*paths), {}, settings)
 
     def optimise(self, model: Any) -> Any:
         """Return a SentenceTransformer that runs on the kernels, or itself if it holds no encoder that they run."""
@@ -296,7 +285,10 @@ class Embedder(VectorSettings):
             torch.OutOfMemoryError: a single text does not fit.
         """
         try:
-            return self.loaded.run(texts)
+            encoder, options = self.encoder, self.loaded.options
+            found: Floats = encoder.encode(texts, prompt=self.prompt, prompt_name=self.prompt_name, **options)
+            vectors = found[:, : self.truncate_dim]
+            return normalize_rows(vectors) if self.normalize and not options.get("normalize_embeddings") else vectors
         except (RuntimeError, MemoryError) as error:
             known = isinstance(error, MEMORY_ERRORS) or "can't allocate memory" in str(error)  # torch's on the CPU
             if not known and (len(texts) == 1 or NO_PRIMITIVE not in str(error)):

@@ -63,6 +63,7 @@ class PackedModel:
         settings = {**about["texts"], "prompts": tuple(map(tuple, about["texts"]["prompts"].items()))}
         self.texts = Texts(self.folder / TOKENIZER, TextSettings(**settings))
         self.about, file = about, read_packed(self.folder / FILE, words_later=True)
+        self.dtype: str = "mixed" if file.about["shape"]["kept"] else file.about["numbers"]
         self.reproducible = file.about.get("reproducible") is True
         kernels = load_kernels(self.reproducible)
         self.encoder = Encoder(file, kernels)

@@ -287,6 +287,18 @@ def test_settings_that_a_packed_folder_cannot_obey_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_packed_folder_of_mixed_layers_is_not_int8(checkpoint: Path, tmp_path: Path) -> None:
+    kernels_or_skip()
+    pack(checkpoint, tmp_path / "packed", dtype="mixed")
+    wanted = PackedModel(tmp_path / "packed").encode(texts_of(9))
+    for dtype in (None, "mixed"):
+        embedder = Embedder(tmp_path / "packed", dtype=dtype)
+        assert (embedder.encode(texts_of(9)) == wanted).all()
+        assert embedder.settings["dtype"] == "mixed"
+    with pytest.raises(ValueError, match=r"dtype is int8; .* has mixed: leave dtype out"):
+        Embedder(tmp_path / "packed", dtype="int8").encode("a")
+
+
 def test_an_encoder_that_is_no_BERT_runs_as_it_is(tmp_path, caplog) -> None:
     config = transformers.AlbertConfig(
         **{name: size for name, size in SIZES.items() if name in ("num_hidden_layers", "num_attention_heads")},
