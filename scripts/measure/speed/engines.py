@@ -98,14 +98,18 @@ def transformers_engine(
 
 
 def autotuned_engine(folder: Path, dtype: str, device: str) -> Forward:
-    """Build transformers' model by torch.compile's longest search, with frozen weights; int8 is torchao's, dynamic."""
+    """Build transformers' model by torch.compile's longest search, for each shape of a batch, with frozen weights.
+
+    int8 is torchao's, dynamic.
+    """
     loaded = torch.float32 if dtype == "int8" else getattr(torch, dtype)
     model = reference.load(folder, "BertModel", {}, loaded, "sdpa", device)
     if dtype == "int8":
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
         quantize_(model, Int8DynamicActivationInt8WeightConfig())
-    return forward_of(torch.compile(model, options={"max_autotune": True, "freezing": True}))
+    torch._dynamo.config.recompile_limit = SHAPES
+    return forward_of(torch.compile(model, dynamic=False, options={"max_autotune": True, "freezing": True}))
 
 
 class Flat(torch.nn.Module):
@@ -219,7 +223,7 @@ def llama_engine(folder: Path, dtype: str, device: str) -> Forward:
     """
     import llama_cpp as llama
 
-    logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)
     path = export_once(folder, f"llama-{dtype}.gguf", partial(write_gguf, folder, dtype))
     model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
     settings = llama.llama_context_default_params()
@@ -228,6 +232,8 @@ def llama_engine(folder: Path, dtype: str, device: str) -> Forward:
     settings.n_seq_max = LLAMA_TOKENS // 2  # texts have [CLS] and [SEP]
     settings.embeddings, settings.pooling_type = True, llama.LLAMA_POOLING_TYPE_NONE
     context = llama.llama_init_from_model(model, settings)
+    if not context:
+        raise RuntimeError(f"llama.cpp does not load {path}")
     width, call = llama.llama_model_n_embd(model), llama.llama_batch_init(LLAMA_TOKENS, 0, 1)
 
     def run(ids: Any, real: Any, states: Any) -> None:
