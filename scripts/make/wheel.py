@@ -207,7 +207,7 @@ def faults_of(code: bytes, platform: str) -> Iterator[str]:
 
 
 def read_library(code: bytes) -> Any:
-    """Return a compiled library as lief reads it, whose messages about Mach-O are of parts that nobody needs."""
+    """Return a compiled library as lief reads it, without its messages."""
     import lief
 
     lief.logging.disable()
