@@ -131,13 +131,12 @@ constexpr bool BFLOAT16_ON_TILES = BY_AMX<Kind> && std::is_same_v<Kind, BFloat16
 #define BERTLITE_NEURONS 1536
 #endif
 #if !defined(BERTLITE_FEW_TOKENS)
-#define BERTLITE_FEW_TOKENS 48
+#define BERTLITE_FEW_TOKENS (BY_AMX<Kind> && !quantized ? 80 : 48)
 #endif
 #if !defined(BERTLITE_WHOLE_SEQUENCES)
 #define BERTLITE_WHOLE_SEQUENCES HAS_AMX
 #endif
 constexpr bool WHOLE_SEQUENCES = BERTLITE_WHOLE_SEQUENCES;  // whether threads may take whole sequences
-constexpr Long FEW_TOKENS = BERTLITE_FEW_TOKENS;  // with fewer for each thread, threads share the outputs
 constexpr Long TOKENS_SHARED = 4;  // tokens that a thread normalises or converts at a time, where threads share them
 constexpr Long PHASES = 8;         // of a layer, at most, and two more for each part of its neurons
 
@@ -149,6 +148,7 @@ class Encoder {
     using Distances = std::conditional_t<IS_FLOAT32<Kind>, Float32, BFloat16Weights<HeadValue>>;
     static constexpr bool quantized = std::is_same_v<Kind, Int8>;  // each token with a scale of its own
     static constexpr Long TOKENS = BERTLITE_TOKENS;  // that a thread takes through the second phase at a time
+    static constexpr Long FEW_TOKENS = BERTLITE_FEW_TOKENS;  // with fewer for each thread, threads share the outputs
     static constexpr Long ALL = LONG_MAX / 128 * 64;
     static constexpr Long NEURONS = BFLOAT16_ON_TILES<Kind> ? BERTLITE_NEURONS : ALL;  // multiplied again at a time
     static_assert(NEURONS % GROUP == 0);
@@ -526,10 +526,11 @@ class Encoder {
                 }
             });
         };
-        // A thread splits rows of float32 once for all outputs that it takes.
-        const Long grain = std::is_same_v<Kind, Float32Parts>
-                               ? round_up(std::max(Long(1), divide_up(matrix.outputs, threads_)), GROUP)
-                               : GROUP;
+        // On tiles ranges are few, as nothing is multiplied while the sums of a range's last block are finished.  A
+        // thread splits rows of float32 once for all outputs that it takes.
+        const Long ranges = std::is_same_v<Kind, Float32Parts> || threads_ == 1 ? threads_ : 4 * threads_;
+        const Long range = std::max(GROUP, round_up(divide_up(matrix.outputs, ranges), GROUP));
+        const Long grain = BY_AMX<Kind> ? range : GROUP;
         workers.parallel_for(round_up(matrix.outputs, LANES), grain, [&](Long first, Long last) {
             matmul<Kind>(input, stride, count, blocks, start, first, last, to, finish_tile);
         });
