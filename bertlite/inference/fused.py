@@ -5,7 +5,6 @@ Queries, keys and values come from one matmul.  Kernels of `triton_kernels` do w
 Shapes:  T tokens · D hidden · N heads · H head dim;  … is (B, S) or, packed, (T,)
 """
 
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -42,10 +41,12 @@ from bertlite.stack.modules import (
 )
 from bertlite.stack.positions import DISTANCES
 from bertlite.support import torch_private
+from bertlite.support.timing import time_calls
 
 Way = Callable[[Tensor], Tensor]
 MODULES = "modules"  # the way that runs a part's modules
-RUNS, WARM_RUNS = 5, 2  # runs of each way in a search for the fastest
+RUNS = 5  # runs of each way in a search for the fastest
+CYCLES = 2_000_000  # about a millisecond of a GPU, in which Python launches these
 FEW = 2048  # tokens: with more, large blocks keep a GPU busy
 WRONG = 0.02  # the largest difference, over the largest output, that rounding to 16 bits explains
 WARPS = 8  # warps of `product` that a multiprocessor runs at once
@@ -187,21 +188,18 @@ def fastest(ways: Mapping[str, Way], x: Tensor) -> str:
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the least time of some runs."""
-    found = []
-    for _ in range(WARM_RUNS + RUNS):
-        if device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end) / 1e3)
-        else:
-            began = time.perf_counter()
-            run()
-            found.append(time.perf_counter() - began)
-    return min(found[WARM_RUNS:])
+    """Return the time of a run; on a GPU the least of some, without launching, which graphs save."""
+    run()
+    if device.type != "cuda":
+        return time_calls(run, RUNS)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(RUNS)]
+    torch_private.keep_busy(CYCLES)
+    for start, end in events:
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize(device)
+    return min(start.elapsed_time(end) for start, end in events) / 1e3
 
 
 # Which parts of a model are replaced

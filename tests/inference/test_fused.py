@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import time
 import warnings
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from bertlite.inference.graphs import GraphedBertModel
 from bertlite.inference.triton_kernels import INTERPRETED
 from bertlite.stack.attention import Requirements
 from bertlite.stack.modules import BertIntermediate
+from bertlite.support import torch_private
 
 CHANGES: dict[str, dict[str, Any]] = {
     "absolute": {},
@@ -195,10 +195,27 @@ def test_the_fastest_way_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch)
     assert "out of resources" in texts[-1]
 
 
-def test_a_time_is_the_least_of_some_runs() -> None:
-    waits = iter([0.05, 0.05, *[0.02] * (fused.RUNS - 1), 0.0])
-    assert 0 < fused.seconds(lambda: time.sleep(next(waits)), torch.device("cpu")) < 0.02
-    assert next(waits, None) is None
+def test_launching_is_not_timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stand-in for CUDA: the GPU is busy until all runs are launched, and the least time counts."""
+    seen: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = len(seen)
+            seen.append("event")
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 1000.0 * end.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: seen.append("wait"))
+    monkeypatch.setattr(torch_private, "keep_busy", lambda cycles: seen.append("busy"))
+    assert fused.seconds(lambda: seen.append("run"), torch.device("cuda")) == 4
+    assert seen == ["run", "busy", *["event", "run", "event"] * fused.RUNS, "wait"]
+    assert fused.seconds(lambda: None, torch.device("cpu")) > 0
 
 
 @torch.no_grad()
