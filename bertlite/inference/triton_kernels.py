@@ -70,20 +70,21 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def embed_kernel(  # type: ignore[no-untyped-def]
-        ids, types, places, words, segments, positions, weight, bias, out, eps, padding,
+        ids, types, places, words, segments, positions, weight, bias, out, eps, padding, V, G, P,
         D: tl.constexpr, BLOCK: tl.constexpr, PLACED: tl.constexpr,
     ):  # fmt: skip
         token, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = column < D
         word, segment = tl.load(ids + token).to(tl.int64), tl.load(types + token).to(tl.int64)
-        found = tl.load(words + word * D + column, mask=inside, other=0.0).to(tl.float32)
-        found += tl.load(segments + segment * D + column, mask=inside, other=0.0).to(tl.float32)
+        known = (word >= 0) & (word < V) & (segment >= 0) & (segment < G)
+        found = tl.load(words + word * D + column, mask=inside & known, other=0.0).to(tl.float32)
+        found += tl.load(segments + segment * D + column, mask=inside & known, other=0.0).to(tl.float32)
         if PLACED:
             place = tl.load(places + token).to(tl.int64)
             place = tl.where(place < 0, padding, place)
-            placed = inside & (place >= 0)
+            placed, known = inside & (place >= 0) & (place < P), known & (place < P)
             found += tl.load(positions + place * D + column, mask=placed, other=0.0).to(tl.float32)
-        found = normalise(found, inside, weight, bias, column, eps, D)
+        found = tl.where(known, normalise(found, inside, weight, bias, column, eps, D), float("nan"))
         tl.store(out + token * D + column, found.to(out.dtype.element_ty), mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator]
@@ -226,7 +227,7 @@ def embed_and_norm(
     padding: int,  # the row of padding's position; below 0 if it has none
     norm: nn.LayerNorm,
 ) -> Tensor:  # (…, D)
-    """Return the norm of the sum of each token's embeddings."""
+    """Return the norm of the sum of each token's embeddings; nan for a token that a table has no row for."""
     words, segments, places = tables
     ids, types = ids.contiguous(), types.contiguous()
     out = words.new_empty(*ids.shape, words.shape[1])
@@ -234,6 +235,7 @@ def embed_and_norm(
         embed_kernel[(ids.numel(),)](
             ids, types, ids if positions is None else positions.contiguous(), words, segments,
             words if places is None else places, norm.weight, norm.bias, out, norm.eps, padding,
+            len(words), len(segments), 0 if places is None else len(places),
             D=words.shape[1], PLACED=positions is not None, **block_of(words.shape[1]),
         )  # fmt: skip
     return out

@@ -85,6 +85,14 @@ def test_embeddings_are_added_and_normalised(padding: int | None, width: int, dt
         return norm.to(dtype)(x)
 
     assert_as_near(found, plain(dtype), plain(torch.float64))
+    wrong = [(ids + 1, types, given), (ids - 1, types, given), (ids, types + 1, given), (ids, types - 1, given)]
+    if given is not None:
+        wrong.append((ids, types, given + 1))
+    for each, kinds, at in wrong:  # reads beyond a table must not pass for vectors
+        outside = (each < 0) | (each > 8) | (kinds < 0) | (kinds > 1) | (0 if at is None else at > 6)
+        spoilt = embed_and_norm(each, kinds, at, (words, segments, places), padding or 0, norm).isnan()
+        assert (spoilt == outside[..., None]).all()
+        assert outside.any()
 
 
 @with_triton
@@ -178,7 +186,7 @@ def test_the_kernels_compile_for_hopper_and_keep_their_numbers_in_registers(dtyp
     from triton.compiler import ASTSource
 
     exact, pointer = dtype == "fp32", f"*{dtype}"
-    ints = {"padding", "T", "N", "D", "S", "B", "q_row", "k_row", "v_row", "heads", "width"}
+    ints = {"padding", "V", "G", "P", "T", "N", "D", "S", "B", "q_row", "k_row", "v_row", "heads", "width"}
     longs = {"ids", "types", "places", "mask", "slots", "packed"}
     numbers = {"eps": "fp32", "scale": "fp32", "counts": "*i32", "ends": "*i32"}
     rows, norm = {"D": 768, "BLOCK": 1024}, {"D": 312, "BLOCK": 512}
