@@ -66,7 +66,7 @@ def optimize_for_inference(
             also int8 and mixed; by default the model's own.  With int8 the matrices of the layers are 8-bit integers.
             Their inputs are quantised at every call, by the smallest and largest number of each token, after a
             rotation that spreads outliers.  Word embeddings are rounded to 8 bits, attention is bfloat16, and
-            everything else is float32.  mixed is int8 in most layers.  One in six, at least one, is bfloat16 (float32
+            everything else is float32.  mixed is int8 in most layers.  One in four, rounded up, is bfloat16 (float32
             if `reproducible`): those whose rounding changes the outputs for `sample` most.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "graphs" launches all
             kernels of a GPU at once, from CUDA graphs that are recorded for sizes of batches as these come.  "auto" on

@@ -16,7 +16,7 @@ from bertlite.models.base import BertModel
 from bertlite.runtime.shapes import ALIGNMENT, round_up
 from bertlite.runtime.structs import Batch, Kernels, Layer
 
-KEPT = 6  # one layer in so many is in floats, at least one
+KEPT = 4  # one layer in so many is in floats, rounded up
 WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that no one has read since."
 TEXTS = (  # from an empty text to the longest
     *("", " ", "a", "Time flies like an arrow.", "[SEP] İstanbul [MASK] ΑΣ"),
@@ -45,7 +45,7 @@ def mix(
     """
     errors = rounding_errors(*embedded(model, sample), integers, floats, kernels)
     worst = sorted(range(len(errors)), key=lambda i: -errors[i])
-    kept = tuple(sorted(worst[: max(1, round(len(errors) / KEPT))]))
+    kept = tuple(sorted(worst[: -(-len(errors) // KEPT)]))
     shape = replace(integers.shape, kept=kept, floats=floats.shape.numbers)
     data = aligned_tensor(shape.size())
     ask_for_huge_pages(data.data_ptr(), data.numel())
