@@ -78,6 +78,10 @@ __asm__(".symver pthread_create, pthread_create@" FIRST);
 __asm__(".symver pthread_detach, pthread_detach@" FIRST);
 __asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@" FIRST);
 #endif
+#include <vector>
+#if defined(__GLIBCXX__)  // GCC 11's calls this, which older ones lack
+void std::__throw_bad_array_new_length() { throw std::bad_alloc(); }
+#endif
 #endif
 """
 HERE = f"linux-{platform.machine()}"

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -139,11 +140,13 @@ TINY = """
 #if defined(__linux__)
 #include <dlfcn.h>
 #include <pthread.h>
+#include <vector>
 static long run() {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_t thread;
     pthread_create(&thread, nullptr, [](void* self) { return dlsym(self, "x"); }, nullptr);
-    return pthread_detach(thread) || pthread_mutex_trylock(&lock);
+    static volatile unsigned long many;
+    return pthread_detach(thread) || pthread_mutex_trylock(&lock) || !std::allocator<long>().allocate(many);
 }
 #else
 static long run() { return 0; }
@@ -167,7 +170,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("platform", "compiler", "change", "fault"),
     [
         (wheel.HERE, "", {}, ""),
-        pytest.param(wheel.HERE, "", {"OLDER_GLIBC": ""}, "needs GLIBC 2.34, which manylinux_2_27", marks=NEWER_GLIBC),
+        pytest.param(
+            wheel.HERE, "", {"OLDER_GLIBC": ""}, "needs GLIBC 2.34, .*\nneeds GLIBCXX 3.4.29, ", marks=NEWER_GLIBC
+        ),
         (wheel.HERE, "g++ -Wl,--no-as-needed -l:libresolv.so.2", {}, "needs libresolv.so.2, which"),
         (wheel.HERE, "", {"FUNCTIONS": {"bertlite_run", "bertlite_walk"}}, "lacks bertlite_walk"),
         ("linux-aarch64", "aarch64-linux-gnu-g++", {}, ""),
@@ -194,8 +199,7 @@ def test_kernels_that_do_not_fit_the_tag_are_found(
     wheel.add_kernels(tmp_path, ["baseline"])
     [path] = tmp_path.glob("*.so")
     faults = [*wheel.faults_of(path.read_bytes(), platform)]
-    assert len(faults) == bool(fault)
-    assert all(fault in each for each in faults)
+    assert re.fullmatch(f"{fault}.*" if fault else "", "\n".join(sorted(faults)))
 
 
 def test_only_a_wheel_without_faults_is_written(
