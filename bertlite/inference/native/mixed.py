@@ -61,9 +61,9 @@ def embedded(model: BertModel, sample: Sample | None) -> tuple[Tensor, list[int]
     config, random = model.config, torch.Generator().manual_seed(0)
     if sample is None:
         sample = torch.randint(config.vocab_size, RANDOM, generator=random, device="cpu").tolist()
-    texts = [torch.tensor(ids[: config.max_position_embeddings], device="cpu") for ids in sample if ids]
-    rows = [model.embeddings(ids[None].clamp(max=config.vocab_size - 1))[0] for ids in texts]
-    return torch.cat(rows).float(), [*map(len, texts)]
+    texts = [ids[: config.max_position_embeddings] for ids in sample if ids]
+    inputs = [torch.tensor([ids], dtype=torch.long, device="cpu").clamp(max=config.vocab_size - 1) for ids in texts]
+    return torch.cat([model.embeddings(ids)[0] for ids in inputs]).float(), [*map(len, texts)]
 
 
 def rounding_errors(
@@ -76,7 +76,7 @@ def rounding_errors(
     """
     exact, rounded = (each.model.layers[: each.model.layer_count] for each in (floats, integers))
     states = x.new_empty(len(exact), *x.shape)
-    starts = torch.tensor([0, *accumulate(lengths)], device="cpu")
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.long, device="cpu")
 
     def means(layers: Sequence[Layer], x: Tensor, states: Tensor | None = None) -> Tensor:
         model, out = floats.shape.describe(floats.data.data_ptr()), torch.empty_like(x)
