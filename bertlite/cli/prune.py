@@ -20,7 +20,7 @@ from bertlite.cli.parts import (
     set_defaults,
     shape,
 )
-from bertlite.experiments.settings import LABELS_FOR, WAYS, PruneSettings, Recipe, steps_of
+from bertlite.experiments.settings import LABELS_FOR, PruneSettings, Recipe, steps_of
 from bertlite.pruning.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
 WORK = "bertlite.experiments.command"
@@ -166,11 +166,6 @@ def add_to(actions: Commands) -> None:
     text = "texts to fit to (default: 1024, or fewer that hold 16 tokens for each input of the widest matrix)"
     group.add_argument("--calibration", type=count, metavar="N", help=text)
     add_work(action)
-    text = (
-        "cost of a layer's size: its measured latency on this machine, or its macs; auto is latency if TARGET is a"
-        " speed or a time and --backend is plain, else macs"
-    )
-    action.add_argument("--allocate", choices=WAYS, help=text)
     text = "after pruning, train the remaining layers for MINUTES, or steps (500steps), the given model as teacher"
     text = f"{text} (default: nothing is trained)"
     action.add_argument("--distil", type=minutes_or_steps, metavar="MINUTES", help=text)

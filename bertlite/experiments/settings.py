@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 Settings = TypeVar("Settings")
 LABELS_FOR = ("all", "judging")
-WAYS = ("auto", "latency", "macs")
 DETERMINES = "determines"  # in a field's metadata; without it a setting determines everything
 REST, NOTHING = "everything after gradients and curves", "nothing"
 
@@ -39,7 +38,6 @@ class PruneSettings:
         backend: how models are timed: "plain" PyTorch, or a backend of `optimize_for_inference`; by default "plain",
             on a GPU "graphs", for int8 "auto".
         dtype: the dtype that the pruned model will run in; by default the checkpoint's.
-        allocate: the cost of a size, "latency" or "macs"; "auto" is latency for a speed or a time of plain models.
         size: a target like 40% is a share of the file's bytes, not of the MACs.
         distil: minutes of training after pruning, or steps, such as "500steps".
         mapping: fit a map after an encoder's pooling, if there are 2,000 texts that nothing else uses.
@@ -63,7 +61,6 @@ class PruneSettings:
     batch_size: int = field(default=32, metadata={DETERMINES: REST})
     backend: str | None = field(default=None, metadata={DETERMINES: REST})
     dtype: str | None = field(default=None, metadata={DETERMINES: REST})
-    allocate: str = field(default="auto", metadata={DETERMINES: REST})
     size: bool = field(default=False, metadata={DETERMINES: REST})
     distil: float | str | None = field(default=None, metadata={DETERMINES: REST})
     mapping: bool = field(default=True, metadata={DETERMINES: REST})
@@ -73,9 +70,8 @@ class PruneSettings:
         for name in ("text", "columns"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give a tuple of names of columns")
-        for name, known in (("labels_for", LABELS_FOR), ("allocate", WAYS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(known)}")
+        if self.labels_for not in LABELS_FOR:
+            raise ValueError(f"labels_for is {self.labels_for!r}; give one of {', '.join(LABELS_FOR)}")
         for name in ("max_length", "calibration", "batch_size"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}; give 1 or more")

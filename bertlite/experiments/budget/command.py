@@ -125,12 +125,11 @@ def prune_to(
     folder = Path(folder).expanduser()
     settings = replace(settings, backend=timing_backend(settings))
     targets = read_targets([target] if isinstance(target, str) else target, settings.size, folder)
-    ways = {each: way_to_allocate(settings, target) for each, target in targets.items()}
     place = folder.with_name(f".{folder.name}.unfinished") if keep is None else Path(keep).expanduser()
     with lock_folder(folder), as_folder(checkpoint, tokenizer) as source:
         job = Job(source, tokenizer, texts, dev, settings)
         job.named = source if isinstance(checkpoint, str | PathLike) else None
-        reports = prune_all(job, targets, ways, place, progress)
+        reports = prune_all(job, targets, place, progress)
         if keep is None:
             shutil.rmtree(place)
     if len(reports) == 1:
@@ -166,6 +165,7 @@ class Job:
             raise ValueError(f"{source} is a decoder; `prune to` takes encoders")
         self.source = source
         self.named: str | None = source  # in the report; None for a loaded model
+        self.plain = settings.backend == PLAIN
         lengths = None if settings.lengths is None else fspath(settings.lengths)
         self.work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
         check_work(self.work, config)
@@ -263,8 +263,12 @@ class Job:
         """Everything that determines gradients and curves."""
         return {**self.settings.determining(curves=True), **{name: self.inputs[name] for name in ("texts", "model")}}
 
-    def determining(self, target: Target, allocate: str) -> dict[str, Any]:
-        """Return everything that determines the result for a target."""
+    def determining(self, target: Target) -> dict[str, Any]:
+        """Return everything that determines the result for a target; "allocate" is the cost that sizes are chosen by.
+
+        Only plain models have single layers that can be timed.
+        """
+        allocate = "bytes" if target.is_size else "latency" if target.is_timed and self.plain else "macs"
         return {**self.settings.determining(), **self.inputs, "allocate": allocate, "target": target.text}
 
     def limit(self, lost: dict[str, Any]) -> dict[str, Any]:
@@ -347,15 +351,13 @@ class Job:
         return report
 
 
-def prune_all(
-    job: Job, targets: dict[Path, Target], ways: dict[Path, str], place: Path, progress: bool
-) -> list[dict[str, Any]]:
+def prune_all(job: Job, targets: dict[Path, Target], place: Path, progress: bool) -> list[dict[str, Any]]:
     """Prune to each target, unless its folder is finished, and return the reports.
 
     Raises:
         ValueError: a target cannot be met, which is found before any work.
     """
-    settings = {folder: job.determining(target, ways[folder]) for folder, target in targets.items()}
+    settings = {folder: job.determining(target) for folder, target in targets.items()}
     reports = {folder: finished_report(folder, settings[folder]) for folder in targets}
     fresh = not (place / SETTINGS_FILE).exists()
     for folder, target in targets.items():
@@ -364,7 +366,7 @@ def prune_all(
             spare_bytes(job.model, target, job.given["dense_bytes"], others)  # raises if there are none
         elif fresh and reports[folder] is None:
             hidden = Progress(None, "steps", shown=False)
-            job.search(target=target, by=ways[folder], shared=None, state=None, progress=hidden).check_reachable()
+            job.search(target=target, by="macs", shared=None, state=None, progress=hidden).check_reachable()
     if fresh and job.distillation and not all(reports.values()):
         with Progress(None, "", what="prune to", shown=progress) as bar:
             bar.stage("trial steps")
@@ -451,23 +453,3 @@ def read_both(
     judging = read(dev, settings.label)
     task_of_head(config.num_labels).check_both(found, judging)
     return found, judging
-
-
-def way_to_allocate(settings: PruneSettings, target: Target) -> str:
-    """Return the cost that sizes are chosen by: "latency", "macs" or "bytes".
-
-    Raises:
-        ValueError: "latency" does not fit the target or the backend.
-    """
-    timed, plain = target.is_timed, settings.backend == PLAIN
-    if settings.allocate == "latency" and not timed:
-        raise ValueError(f"the target {target.text} is neither a speed nor a time, which --allocate latency needs")
-    if target.is_size:
-        return "bytes"
-    if settings.allocate == "auto":
-        return "latency" if timed and plain else "macs"
-    if settings.allocate == "latency" and not plain:
-        raise ValueError(
-            "--allocate latency needs the times of single layers, which only --backend plain runs: use macs"
-        )
-    return settings.allocate

@@ -468,14 +468,17 @@ def test_an_encoder_without_a_head_is_pruned_to_its_own_vectors(
     assert report["every_token"] is None
 
 
-@pytest.mark.parametrize(("text", "allocate"), [("3x", "macs"), ("3.1ms", "macs"), ("2x", "latency")])
+@pytest.mark.parametrize("noise", [0.0, 2 * search.WIDE])
+@pytest.mark.parametrize("text", ["3x", "3.1ms", "2x"])
 def test_a_speed_or_a_time_is_met_by_the_clock(
-    world: Path, tmp_path: Path, steady_clock: list[float], text: str, allocate: str
+    world: Path, tmp_path: Path, steady_clock: list[float], monkeypatch: Any, text: str, noise: float
 ) -> None:
-    """Choosing by MACs or by times of sublayers, the clock has the last word."""
-    out = tmp_path / "fast"
-    assert prune(world, out, text, "--at", "1x16", "--allocate", allocate) == 0
+    """Choosing by times of sublayers or, if these are noisy, by MACs, the clock has the last word."""
+    out, steady = tmp_path / "fast", search.time_table
+    monkeypatch.setattr(search, "time_table", lambda *given: replace(steady(*given), spread=noise))
+    assert prune(world, out, text, "--at", "1x16") == 0
     report = report_of(out)
+    assert report["sizes_by"] == ("macs" if noise else "latency")
     dense, own = (
         expected_seconds(BertForSequenceClassification.from_pretrained(each)) for each in (world / "model", out)
     )
@@ -535,7 +538,7 @@ def test_a_noisy_clock_does_not_ruin_the_model(
 ) -> None:
     monkeypatch.setattr(search, "clock", noisy(search.clock, 0.03, misread))
     out = tmp_path / "fast"
-    assert prune(world, out, "2x", "--at", "1x16", "--allocate", "macs") == 0
+    assert prune(world, out, "2x", "--at", "1x16") == 0
     dense, own = (
         expected_seconds(BertForSequenceClassification.from_pretrained(each)) for each in (world / "model", out)
     )
@@ -552,7 +555,7 @@ def test_where_the_clock_tells_nothing_macs_choose_and_the_target_is_not_called_
 ) -> None:
     monkeypatch.setattr(search, "clock", noisy(search.clock, 0.8))
     with pytest.warns(UserWarning, match="too noisy to find 2x: sizes were chosen by MACs, 50% of the unpruned"):
-        assert prune(world, tmp_path / "fast", "2x", "--at", "1x16", "--allocate", "macs") == 1
+        assert prune(world, tmp_path / "fast", "2x", "--at", "1x16") == 1
     report, said = report_of(tmp_path / "fast"), capsys.readouterr().out
     assert 0.45 < report["macs"] <= 0.5
     assert report["met"] is None
@@ -637,8 +640,6 @@ def test_the_gain_of_a_dtype_counts_towards_a_speed(
     [
         ("2x --backend nativ", "backend 'nativ' is unknown"),
         ("2x --dtype int8 --backend plain", "backend 'plain' has no int8"),
-        ("2x --backend native --allocate latency", "only --backend plain runs: use macs"),
-        ("40% --allocate latency", "which --allocate latency needs"),
         ("40% --distil 0", "--distil is 0; give minutes above 0"),
         ("40% --distil 0.0001", "--distil 0.0001 is too short: running the given model, timing and 6 checks take"),
         ("40% --labels-for judging", "needs --label NAME, the column with the labels"),
@@ -674,7 +675,7 @@ def test_a_head_that_reads_groups_of_texts_is_refused_at_once(
 def test_a_target_that_no_pruning_meets_is_refused_with_what_can_be_met(
     world: Path, tmp_path: Path, steady_clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prune(world, tmp_path / "fast", "1ms", "--at", "1x16", "--allocate", "macs") == 2
+    assert prune(world, tmp_path / "fast", "1ms", "--at", "1x16") == 2
     assert "the target 1ms cannot be met by pruning: without any head or neuron a forward takes 2 ms" in (
         capsys.readouterr().err
     )
@@ -1066,7 +1067,7 @@ def test_from_python_a_folder_or_a_loaded_model_gives_what_the_command_gives(
         assert_same(given.state_dict(), before, atol=0)
 
 
-OTHERS: dict[str, Any] = {"text": ("a",), "columns": ("a",), "labels_for": "judging", "at": (2, 3), "allocate": "macs"}
+OTHERS: dict[str, Any] = {"text": ("a",), "columns": ("a",), "labels_for": "judging", "at": (2, 3)}
 
 
 def test_resuming_compares_every_setting_that_is_not_marked() -> None:
@@ -1098,7 +1099,6 @@ def test_every_option_that_shapes_a_result_is_a_setting() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"allocate": "time"}, "allocate is 'time'; give one of auto, latency, macs"),
         ({"labels_for": "judgin"}, "labels_for is 'judgin'; give one of all, judging"),
         ({"batch_size": 0}, "batch_size is 0; give 1 or more"),
         ({"text": "review"}, "text is 'review'; give a tuple of names of columns"),
