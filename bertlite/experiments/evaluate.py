@@ -49,7 +49,6 @@ class Task:
         model_class: the class with its head.
         labels: the dtype of the labels in a batch.
         metrics: {name: (outputs, labels) -> figure}; the first is the headline.
-        divergence: (dense outputs, outputs) -> nats, the mean KL divergence between their predictions.
         apart: the two texts of an example are embedded separately.
         words: an example is a list of words, and each has a label.
         head: makes vectors of texts that are embedded apart.
@@ -60,7 +59,6 @@ class Task:
     model_class: Any
     labels: torch.dtype
     metrics: Mapping[str, Metric]
-    divergence: Callable[[Array, Array], float]
     apart: bool = False
     words: bool = False
     head: VectorHead = MEAN
@@ -85,6 +83,19 @@ class Task:
         if name is not None and self.metrics[name] is f1 and outputs != 2:
             raise ValueError(f"f1 counts class 1 of two; for {outputs} classes use macro-f1")
         return self.headline if name is None else name
+
+    def divergence(self, dense: Array, outputs: Array) -> float:
+        """Return the mean KL divergence of the predictions from the dense model's, in nats.
+
+        Numbers are predicted as normal distributions of variance 1 around them.
+        """
+        if self.labels is not torch.long:
+            return float(np.mean((dense - outputs) ** 2) / 2)
+        if self.words:
+            counted = ~np.isnan(dense[..., 0])
+            dense, outputs = dense[counted], outputs[counted]
+        p, q = (F.log_softmax(torch.from_numpy(x).double(), -1) for x in (dense, outputs))
+        return float(F.kl_div(q, p, reduction="batchmean", log_target=True))
 
     def load(self, checkpoint: str, **options: Any) -> Any:
         """Load a checkpoint into the task's class; raise ValueError if the checkpoint has no head for it."""
@@ -223,20 +234,6 @@ def squared_error(outputs: Array, labels: Array) -> float:
     return float(np.mean((outputs[:, 0] - labels) ** 2))
 
 
-def class_divergence(dense: Array, outputs: Array) -> float:
-    """Return the mean KL divergence of the predicted classes from the dense model's, in nats."""
-    if dense.ndim > 2:  # words
-        counted = ~np.isnan(dense[..., 0])
-        dense, outputs = dense[counted], outputs[counted]
-    p, q = (F.log_softmax(torch.from_numpy(x).double(), -1) for x in (dense, outputs))
-    return float(F.kl_div(q, p, reduction="batchmean", log_target=True))
-
-
-def normal_divergence(dense: Array, outputs: Array) -> float:
-    """Return the mean KL divergence between normal distributions of variance 1 around the predicted numbers."""
-    return float(np.mean((dense - outputs) ** 2) / 2)
-
-
 TASKS = {
     task.name: task
     for task in (
@@ -245,24 +242,18 @@ TASKS = {
             BertForSequenceClassification,
             torch.long,
             {"accuracy": accuracy, "f1": f1, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
-            class_divergence,
         ),
         Task(
             "tokens",
             BertForTokenClassification,
             torch.long,
             {"f1": word_f1, "accuracy": accuracy, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
-            class_divergence,
             words=True,
         ),
         Task(
-            "regression",
-            BertForSequenceClassification,
-            torch.float32,
-            {"spearman": spearman, "loss": squared_error},
-            normal_divergence,
+            "regression", BertForSequenceClassification, torch.float32, {"spearman": spearman, "loss": squared_error}
         ),
-        Task("similarity", BertModel, torch.float32, {"spearman": spearman}, normal_divergence, apart=True),
+        Task("similarity", BertModel, torch.float32, {"spearman": spearman}, apart=True),
     )
 }
 

@@ -163,13 +163,8 @@ def spans(rows: list[Any]) -> list[list[tuple[Any, ...]]]:
 
 def spearman(found: Array, wanted: Array) -> float:
     """Return Spearman's rank correlation, of (n,) or (n, 1) numbers; 0 if either side is constant."""
+    from scipy.stats import spearmanr
+
     sides = np.ravel(found), np.ravel(wanted)
-    if not all(np.ptp(x) > 0 for x in sides):  # nan too
-        return 0.0
-    return float(np.corrcoef(np.column_stack([*map(ranks, sides)]), rowvar=False)[1, 0])
-
-
-def ranks(x: Array) -> Array:
-    """Return the rank of each number from 1; equal numbers share their mean rank."""
-    _, places, counts = np.unique(x, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+    varies = all(np.ptp(x) > 0 for x in sides)  # False for nan
+    return float(spearmanr(*sides).statistic) if varies else 0.0
