@@ -3,7 +3,6 @@
 On a shared machine a ratio, taken round by round, is a result; a single time is not.
 """
 
-import itertools
 import math
 import statistics
 import time
@@ -102,30 +101,6 @@ def ratios(times: Timings, a: str, b: str) -> list[float]:
 def with_spread(found: Mapping[str, float], form: str = ".2f") -> str:
     """Write a median with its quartiles: 1.19 (1.17–1.22)."""
     return f"{found['median']:{form}} ({found['low']:{form}}–{found['high']:{form}})"
-
-
-def peak_bytes(run: Callable[[], Any], device: str = "cpu") -> int:
-    """Return the growth of memory in use during a run, in bytes.
-
-    On the CPU it is counted from the events of torch's allocator, since the size of a process says little.  On a GPU
-    it is the peak that torch.cuda reports.
-    """
-    if torch.device(device).type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-    return max(memory_in_use(run))
-
-
-def memory_in_use(run: Callable[[], Any]) -> list[int]:
-    """Return the bytes in use on the CPU after each allocation and release of a run; the first is 0, its start."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        run()
-    assert profile.profiler is not None
-    assert profile.profiler.kineto_results is not None
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return list(itertools.accumulate((e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())), initial=0))
 
 
 def wait_for(device: str) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import bertlite
 from bertlite.experiments.budget.work import Work, full
-from bertlite.support.timing import alternate, peak_bytes
+from bertlite.support.timing import alternate
+from scripts.measure.memory import peak_bytes
 from scripts.measure.speed import startup
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
 from scripts.measure.speed.batches import filled, padding, ragged
