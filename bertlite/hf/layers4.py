@@ -29,14 +29,13 @@ def call_attention(part: nn.Module, x: Tensor, inputs: LayerContext) -> tuple[Te
 class AttentionSignature:
     """First base of attention, with its output projection and without; it is built and called alike."""
 
+    build: Any
     order: tuple[str, ...] = (
         *("attention_mask", "head_mask", "encoder_hidden_states", "past_key_values", "output_attentions"),
         "cache_position",
     )
     call = staticmethod(call_attention)
 
-
-class BertSelfAttention(AttentionSignature, SelfAttention, WithoutStock, stock.BertSelfAttention):
     def __init__(
         self,
         config: Any,
@@ -45,22 +44,17 @@ class BertSelfAttention(AttentionSignature, SelfAttention, WithoutStock, stock.B
         *,
         is_cross_attention: bool = False,
     ) -> None:
-        super().__init__(config, layer_idx, is_cross_attention, position_embedding_type)
+        self.build(config, layer_idx, is_cross_attention, position_embedding_type)
+
+
+class BertSelfAttention(AttentionSignature, SelfAttention, WithoutStock, stock.BertSelfAttention):
+    build = SelfAttention.__init__
 
 
 class BertAttention(AttentionSignature, Attention):
-    def __init__(
-        self,
-        config: Any,
-        position_embedding_type: str | None = None,
-        layer_idx: int | None = None,
-        *,
-        is_cross_attention: bool = False,
-    ) -> None:
-        attention = BertSelfAttention(
-            config, position_embedding_type, layer_idx, is_cross_attention=is_cross_attention
-        )
-        super().__init__(attention, config, layer_idx, is_cross_attention)
+    def build(self, config: Any, layer_idx: int | None, cross: bool, positions: str | None) -> None:
+        attention = BertSelfAttention(config, positions, layer_idx, is_cross_attention=cross)
+        Attention.__init__(self, attention, config, layer_idx, cross)
 
 
 class BertLayer(Layer):

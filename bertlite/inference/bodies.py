@@ -174,7 +174,9 @@ def check_body(name: str, body: nn.Module) -> None:
         raise TypeError(f"{name} has attention {attention!r}, which would not be run; set it to 'sdpa' first")
     if not is_of_home(functions.get(attention, eager)):
         raise TypeError(f"{name} has attention {attention!r} with another function than transformers': put that back")
-    made = None if isinstance(body, BertModel) else made_anew(body)
+    made = None  # the modules of a new body without weights, of this one's class and config
+    if not isinstance(body, BertModel):
+        made = dict(make_skeleton(type(body), config_as_built(body), {}).named_modules())
     for path, part in body.named_modules():
         where = f"{name}.{path}".rstrip(".")
         if part.training and not isinstance(part, nn.ModuleList):
@@ -202,14 +204,9 @@ def is_causal(config: Any) -> bool:
     return any(getattr(config, field, False) for field in ("is_decoder", "add_cross_attention", "is_causal"))
 
 
-def made_anew(body: Any) -> dict[str, nn.Module]:
-    """Return the modules of a new body without weights, of this one's class and config."""
-    return dict(make_skeleton(type(body), config_as_built(body), {}).named_modules())
-
-
 def config_as_built(body: Any) -> Any:
     """Return a copy of a body's config that describes its layers as they are, and the chunks that they run in."""
-    config, count = copy.deepcopy(body.config), len(body_layers(body))
+    config, count = copy.deepcopy(body.config), len(encoder_of(body).layer)
     config.chunk_size_feed_forward = chunk_of(body)
     if count != config.num_hidden_layers:
         config.num_hidden_layers = count
@@ -222,12 +219,6 @@ def config_as_built(body: Any) -> Any:
 def chunk_of(body: Any) -> int:
     """Return the number of which the tokens of a body must be a multiple, or 0."""
     return max(vars(part).get("chunk_size_feed_forward", 0) for part in body.modules())
-
-
-def body_layers(body: Any) -> nn.ModuleList:
-    """Return the layers of a body."""
-    layers: nn.ModuleList = encoder_of(body).layer
-    return layers
 
 
 def mismatch(part: nn.Module, made: nn.Module | None) -> str | None:

@@ -36,22 +36,20 @@ def distillation_loss(
         raise ValueError(
             f"temperature is {temperature}, hidden_weight {hidden_weight}; they must be above 0, and 0 or more"
         )
-    loss: Tensor | None = None
+    terms: list[Tensor] = []
     for name in ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits"):
         if getattr(student, name, None) is not None:
             if getattr(teacher, name, None) is None:
                 raise ValueError(f"the student gives {name}, the teacher does not: they are models of different tasks")
             p, q = (getattr(out, name) for out in (teacher, student))
             if p.shape[-1] == 1 and name == "logits":
-                term = (p.detach() - q).square().mean()
-                loss = term if loss is None else loss + term
+                terms.append((p.detach() - q).square().mean())
                 continue
             p, q = p / temperature, q / temperature
             if attention_mask is not None and name in ("start_logits", "end_logits"):
                 p, q = (x.masked_fill(attention_mask == 0, torch.finfo(x.dtype).min) for x in (p, q))
             each = F.kl_div(q.log_softmax(-1), p.detach().log_softmax(-1), reduction="none", log_target=True).sum(-1)
-            term = temperature**2 * masked_mean(each, attention_mask if p.dim() == 3 else None)
-            loss = term if loss is None else loss + term
+            terms.append(temperature**2 * masked_mean(each, attention_mask if p.dim() == 3 else None))
     if hidden_weight:
         states = [out.hidden_states or () for out in (student, teacher)]
         if not states[0] or len(states[0]) != len(states[1]):
@@ -62,14 +60,14 @@ def distillation_loss(
         pairs = zip(*states, strict=True)
         gaps = torch.stack([(mine - theirs.detach()).square().mean(-1) for mine, theirs in pairs]).mean(0)
         term = hidden_weight * masked_mean(gaps, attention_mask)
-        if loss is None:
+        if not terms:
             last = (out.hidden_states[-1] for out in (student, teacher))
             mine, theirs = (F.normalize(mean_vectors(each, attention_mask), dim=-1) for each in last)
             term = term + (mine - theirs.detach()).square().sum(-1).mean() / 2
-        loss = term if loss is None else loss + term
-    if loss is None:
+        terms.append(term)
+    if not terms:
         raise ValueError("the outputs have no logits; compare hidden states, with hidden_weight above 0")
-    return loss
+    return sum(terms[1:], terms[0])
 
 
 def mean_vectors(states: Tensor, attention_mask: Tensor | None) -> Tensor:
