@@ -130,7 +130,21 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
 
     # a method changes its model; the function of the same name in bertlite returns a copy
 
-    prune_heads, prune_neurons, drop_layers, compact = prune_heads_, prune_neurons_, drop_layers_, compact_
+    def prune_heads(self, heads: Mapping[int, Iterable[int]]) -> None:
+        """Remove heads from this model: `bertlite.prune_heads_`."""
+        prune_heads_(self, heads)
+
+    def prune_neurons(self, neurons: Mapping[int, Iterable[int]]) -> None:
+        """Remove intermediate neurons from this model: `bertlite.prune_neurons_`."""
+        prune_neurons_(self, neurons)
+
+    def drop_layers(self, layers: Iterable[int]) -> None:
+        """Remove whole layers from this model: `bertlite.drop_layers_`."""
+        drop_layers_(self, layers)
+
+    def compact(self) -> None:
+        """Remove heads and neurons that have no effect from this model: `bertlite.compact_`."""
+        compact_(self)
 
     def gradient_checkpointing_enable(
         self,
