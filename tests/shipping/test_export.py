@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,10 @@ def test_a_graph_that_computes_something_else_is_not_kept(change, source, tmp_pa
 
 
 def test_a_package_that_is_missing_is_named_with_its_extra(source, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(onnx, "find_spec", lambda asked: None if asked == "onnxscript" else "there")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert main(["export", str(source), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert said == f"bertlite export: the export needs onnxscript: {install_hint('onnx')}\n"
+    assert said == f"bertlite export: the export needs onnxscript, which is not installed: {install_hint('onnx')}\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -119,9 +119,10 @@ def test_a_thread_keeps_memory_up_to_a_limit_and_until_it_ends(set_threads):
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert resident["too much"] - resident["little"] < 15, resident
-    assert resident["kept"] - resident["little"] > 20, resident
+    # "too much" would keep more than 128, and the allocator of a long run keeps 23 by itself
+    assert resident["too much"] - resident["little"] < 40, resident
+    assert resident["kept"] - resident["too much"] > 40, resident
     end = time.monotonic() + 10  # Python's thread ends before the system's
-    while megabytes() - resident["little"] > 15:
+    while megabytes() - resident["little"] > 40:
         assert time.monotonic() < end, (resident, megabytes())
         time.sleep(0.01)
