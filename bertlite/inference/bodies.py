@@ -162,9 +162,9 @@ def is_body(part: nn.Module) -> bool:
     return kind in FAMILIES and any(f"{name}Model" in names for name in BODIES)
 
 
-def check_body(name: str, body: nn.Module) -> None:
+def check_body(name: str, body: Any) -> None:
     """Raise TypeError or ValueError, with the module's name, if an optimised copy would not run a part of it."""
-    config: Any = body.config
+    config = body.config
     if is_causal(config):
         raise ValueError(f"{name} is a decoder, which the kernels do not run: leave it as it is")
     attention = getattr(config, "_attn_implementation", None) or "sdpa"

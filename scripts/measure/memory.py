@@ -1,4 +1,4 @@
-"""The memory that a run needs beyond what is in use before."""
+"""The memory that a run needs in addition to the memory in use before it."""
 
 import itertools
 from collections.abc import Callable

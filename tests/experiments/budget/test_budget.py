@@ -468,13 +468,13 @@ def test_an_encoder_without_a_head_is_pruned_to_its_own_vectors(
     assert report["every_token"] is None
 
 
-@pytest.mark.parametrize("noise", [0.0, 2 * search.WIDE])
+@pytest.mark.parametrize("noise", [0.0, 2 * times.WIDE])
 @pytest.mark.parametrize("text", ["3x", "3.1ms", "2x"])
 def test_a_speed_or_a_time_is_met_by_the_clock(
     world: Path, tmp_path: Path, steady_clock: list[float], monkeypatch: Any, text: str, noise: float
 ) -> None:
     """Choosing by times of sublayers or, if these are noisy, by MACs, the clock has the last word."""
-    out, steady = tmp_path / "fast", search.time_table
+    out, steady = tmp_path / "fast", vars(search)["time_table"]
     monkeypatch.setattr(search, "time_table", lambda *given: replace(steady(*given), spread=noise))
     assert prune(world, out, text, "--at", "1x16") == 0
     report = report_of(out)
