@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 MANIFEST = ".manifest.json"  # only while work is left: polars takes each file for a shard; every shard has it too
-OLD_MANIFEST = "_manifest.json"  # in folders whose shards do not have it
 KEY, IN_SHARD = b"bertlite", b"bertlite manifest"  # in a shard's metadata
 SHARD_ROWS, SHARD_CHARACTERS = 10_000, 1_000_000  # defaults: minutes on a small processor, at 4 characters a token
 ID_TYPES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}  # {type of Arrow: range}; others are "string"
@@ -192,8 +191,6 @@ def run(job: Job, progress: bool = False) -> Manifest:
             leftover.unlink(missing_ok=True)
         manifest["shards"] = {path.name: rows for path, rows in zip(paths, found.counts, strict=True)}
         manifest["complete"] = True
-        if (job.out / OLD_MANIFEST).exists():
-            write_json(job.out / OLD_MANIFEST, manifest)
         (job.out / MANIFEST).unlink(missing_ok=True)
     return {**manifest, "embedded": {"shards": len(todo), "characters": characters, "characters_per_second": rate}}
 
@@ -226,7 +223,7 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
     Raises:
         ValueError: the existing one belongs to another job.
     """
-    embedder, path, old = job.embedder, job.out / MANIFEST, job.out / OLD_MANIFEST
+    embedder, path = job.embedder, job.out / MANIFEST
     loaded = embedder.loaded
     wanted: Manifest = {
         "what": "bertlite embed",
@@ -237,7 +234,7 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
         "complete": False,
     }
     job.out.mkdir(parents=True, exist_ok=True)
-    there = read_manifest(old) if old.exists() else manifest_of_shards(job.out)
+    there = manifest_of_shards(job.out)
     if there is None:
         temporary = job.out / f"{MANIFEST}.{uuid.uuid4().hex}.tmp"
         try:
@@ -249,8 +246,6 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
             there = (read_manifest(path) if path.exists() else manifest_of_shards(job.out)) or wanted
         finally:
             temporary.unlink(missing_ok=True)
-    if "files" not in there["model"]:  # an older job
-        del wanted["model"]["files"]
     usual = compared(EmbedSettings, EmbedSettings())  # for settings that an older job did not have
     known = {**there, "settings": {**usual, **there["settings"]}}
     if differing := list(differing_values(identity(known), identity(wanted))):

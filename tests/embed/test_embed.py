@@ -579,21 +579,17 @@ def test_a_second_run_does_only_what_is_missing(embedder, lines, tmp_path) -> No
     assert run(job)["embedded"]["shards"] == 0
 
 
-def test_a_folder_of_a_former_version_goes_on(embedder, lines, tmp_path) -> None:
-    """Its manifest lies beside the shards, which do not hold it, and names no files and fewer settings."""
+def test_a_folder_from_before_a_setting_was_added_goes_on(embedder, lines, tmp_path) -> None:
     job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10)
-    manifest = run(job)
-    wanted = read(job.out)
+    manifest, wanted = run(job), read(job.out)
     manifest = {name: value for name, value in manifest.items() if name not in ("embedded", "shards")}
     del manifest["settings"]["reproducible"]
-    manifest["complete"], manifest["model"] = False, {"name": "x", "sha256": manifest["model"]["sha256"]}
-    (job.out / "_manifest.json").write_text(json.dumps(manifest))
+    metadata = {"bertlite": job_module.job_key(manifest), "bertlite manifest": json.dumps(manifest)}
     for path in sorted(job.out.glob("*.parquet")):
-        pq.write_table(pq.read_table(path).replace_schema_metadata({"bertlite": job_module.job_key(manifest)}), path)
+        pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path)
     path.unlink()
     assert run(job)["embedded"]["shards"] == 1
     assert read(job.out) == wanted
-    assert json.loads((job.out / "_manifest.json").read_text())["complete"]
     with pytest.raises(ValueError, match=r"settings\.normalize is True, there it is False"):
         run(Job(Embedder(embedder.model, normalize=True), Rows((lines,)), job.out, shard_rows=10))
 
