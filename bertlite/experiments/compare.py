@@ -11,7 +11,7 @@ from bertlite.experiments.evaluate import RANGES, SHARE, TASKS, Task, interval_o
 from bertlite.experiments.experiment import REPAIRS, Setting
 from bertlite.experiments.files import DENSE, labels, outputs
 from bertlite.experiments.finetune import Recipe
-from bertlite.experiments.statistics import Array, Interval, crossed_estimate, mcnemar
+from bertlite.experiments.statistics import Array, Ends, crossed_estimate, mcnemar
 from bertlite.support.environment import commit_of
 from bertlite.support.runs import Record
 
@@ -77,7 +77,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
                     f"{same[0].folder} and {same[1].folder} are of one way, model and seed, such as before and after"
                     " its data were edited: remove one"
                 )
-        interval, over = interval_of(group, task, metric)
+        (low, high), over = interval_of(group, task, metric)
         row = {
             **dict(way),
             "runs": len(group),
@@ -90,8 +90,8 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
                 if name in group[0].results
             },
             "kl": float(np.mean([run.results["kl"] for run in group])),
-            "low": interval and interval.low,
-            "high": interval and interval.high,
+            "low": low,
+            "high": high,
             "over": over,
             "macs": float(np.mean([run.results["macs"] for run in group])),
             "heads_kept": np.mean([run.results["heads_kept"] for run in group], axis=0).tolist(),
@@ -155,8 +155,8 @@ def by_model(group: Sequence[Record]) -> dict[str, list[Array]]:
     return {model: [outputs(run) for run in runs] for model, runs in group_runs(group, model_of).items()}
 
 
-def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) -> tuple[Interval | None, str]:
-    """Return the 95 % interval of a metric's mean over runs, None if nothing varies, and its sample.
+def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) -> tuple[Ends, str]:
+    """Return the 95 % interval of a metric's mean over runs, and its sample.
 
     - "models and examples": the runs began with several fine-tuned models, each the mean of its seeds
       (`statistics.crossed_estimate`).
@@ -203,13 +203,12 @@ def comparison(
             return [np.array(side[0]) for side in values]
         return [np.array([np.mean(x) - np.mean(y) for x, y in zip(*values, strict=True)])]
 
-    low, high = RANGES.get(metric, SHARE)
+    least, most = RANGES.get(metric, SHARE)
     estimate = crossed_estimate(figures, len(truth))
-    interval, p = estimate.interval(low - high, high - low), estimate.p
+    (low, high), p = estimate.interval(least - most, most - least), estimate.p
     if metric == "accuracy" and truth.ndim == 1 and len(shared) == len(a[0]) == len(b[0]) == 1:
         p = mcnemar(a[0][0].argmax(1) == truth, b[0][0].argmax(1) == truth)
-    ends = {"difference_low": interval and interval.low, "difference_high": interval and interval.high}
-    return {"difference": estimate.value, "p": p, **ends}
+    return {"difference": estimate.value, "p": p, "difference_low": low, "difference_high": high}
 
 
 def markdown_table(rows: Sequence[dict[str, Any]], headline: str) -> str:

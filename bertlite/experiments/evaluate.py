@@ -25,7 +25,7 @@ from bertlite.experiments.data import (
     pad_rows,
     read_tokenizer,
 )
-from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate, wilson
+from bertlite.experiments.statistics import Array, Ends, Metric, crossed_estimate, wilson
 from bertlite.inference.ahead import run_ahead
 from bertlite.models.base import BertModel
 from bertlite.models.heads import BertForSequenceClassification, BertForTokenClassification
@@ -322,12 +322,12 @@ def metrics_of(outputs: Array, labels: Array, task: Task, dense: Array | None = 
 
 def measure_metrics(outputs: Array, labels: Array, task: Task, metric: str) -> dict[str, Any]:
     """Return every metric of the task, and "low" and "high", the ends of one interval over the examples, or None."""
-    interval = interval_over_examples(outputs, labels, task, metric)
-    return {**metrics_of(outputs, labels, task), "low": interval and interval.low, "high": interval and interval.high}
+    low, high = interval_over_examples(outputs, labels, task, metric)
+    return {**metrics_of(outputs, labels, task), "low": low, "high": high}
 
 
-def interval_over_examples(found: Array, truth: Array, task: Task, metric: str) -> Interval | None:
-    """Return the 95 % interval of one model's metric over the examples, None if nothing varies."""
+def interval_over_examples(found: Array, truth: Array, task: Task, metric: str) -> Ends:
+    """Return the 95 % interval of one model's metric over the examples."""
     if metric == "accuracy" and truth.ndim == 1:
         return wilson(int(np.sum(found.argmax(1) == truth)), len(truth))
     figure = task.metrics[metric]

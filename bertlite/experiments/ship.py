@@ -63,8 +63,7 @@ def metric_figures(outputs: Array, labels: Array, task: Task, data: str, results
         results: {metric: value}; if known, also "dense", the dense model's, and "macs", as a share of it.
     """
     name, dense = task.headline, results.get(DENSE, {})
-    interval = interval_over_examples(outputs, labels, task, name)
-    low, high = (None, None) if interval is None else (interval.low, interval.high)
+    low, high = interval_over_examples(outputs, labels, task, name)
     figures = [Figure(name, results[name], low, high, f"{len(labels)} examples of {data}", dense.get(name))]
     figures += [Figure(x, results[x], dense=dense.get(x)) for x in task.metrics if x in results and x != name]
     if "macs" in results:

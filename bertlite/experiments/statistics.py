@@ -11,24 +11,19 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]  # (predictions, labels) of the same examples -> the figure
 Figures = Callable[[Array], Sequence[Array]]  # indices of examples -> one or two samples of clusters
+Ends = tuple[float, float] | tuple[None, None]  # low and high; None if nothing varies
 LEVEL = 0.95  # the level of intervals
 RESAMPLES = 1000
 SMALLEST_P = 1e-9  # below it, p is not computed
 ROUNDING = 1e-12  # standard errors up to this are rounding
 
 
-@dataclass(frozen=True)
-class Interval:
-    low: float
-    high: float
-
-
-def wilson(right: int, total: int) -> Interval:
+def wilson(right: int, total: int) -> Ends:
     """Return the interval of a proportion, such as an accuracy (Wilson 1927)."""
     from scipy.stats import binomtest
 
     found = binomtest(right, total).proportion_ci(LEVEL, method="wilson")
-    return Interval(float(found.low), float(found.high))
+    return float(found.low), float(found.high)
 
 
 @dataclass(frozen=True)
@@ -44,12 +39,12 @@ class Estimate:
 
         return math.sqrt(sum(float(t.ppf((1 + level) / 2, freedom)) ** 2 * part for part, freedom in self.parts))
 
-    def interval(self, low: float = -math.inf, high: float = math.inf) -> Interval | None:
-        """Return the interval, cut to the range of the figure; None if nothing varied."""
+    def interval(self, low: float = -math.inf, high: float = math.inf) -> Ends:
+        """Return the ends of the interval, cut to the range of the figure."""
         if not self.parts:
-            return None
+            return None, None
         reach = self.reach(LEVEL)
-        return Interval(max(low, self.value - reach), min(high, self.value + reach))
+        return max(low, self.value - reach), min(high, self.value + reach)
 
     @property
     def p(self) -> float:

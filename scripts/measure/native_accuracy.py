@@ -32,7 +32,7 @@ from bertlite.experiments.data import DataSource, read_examples
 from bertlite.experiments.evaluate import TASKS, Task, labelled, predict
 from bertlite.experiments.evaluate_command import kept_vectors
 from bertlite.experiments.settings import Recipe
-from bertlite.experiments.statistics import Array, Interval, Metric, crossed_estimate
+from bertlite.experiments.statistics import Array, Metric, crossed_estimate
 from bertlite.inference.native.mixed import sample_from
 from bertlite.inference.support import MIXED
 from bertlite.parity.command import DEMO, demo_checkpoint
@@ -107,12 +107,12 @@ def measure(task: Task, checkpoint: str, source: DataSource) -> dict[str, Any]:
     for dtype in DTYPES:
         runs = (predict(optimize_for_inference(model, dtype=dtype, backend="native"), data, task), plain)
         found = crossed_estimate(partial(figures, metric, runs, truth), len(truth))
-        interval = found.interval() or Interval(found.value, found.value)  # every output is the same
+        low, high = found.interval() if found.parts else (found.value, found.value)  # every output is the same
         native[dtype_name(dtype)] = {
             "points": 100 * metric(runs[0], truth),
             "difference": found.value,
-            "low": interval.low,
-            "high": interval.high,
+            "low": low,
+            "high": high,
             "same": agreement(*runs, truth),
         }
     return {

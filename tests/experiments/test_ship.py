@@ -56,9 +56,9 @@ def test_the_card_has_the_figures_of_the_run_with_intervals(kept):
     assert card.data.base_model == "someone/dense"  # what the card of the first checkpoint said
     assert card.data.pipeline_tag == "text-classification"
     right = round(kept.results["accuracy"] * 23)
-    interval = wilson(right, 23)
+    low, high = wilson(right, 23)
     dense = kept.results["dense"]["accuracy"]
-    line = f"{interval.low:.4g} to {interval.high:.4g}, over 23 examples of dev.tsv | {dense:.4g} |"
+    line = f"{low:.4g} to {high:.4g}, over 23 examples of dev.tsv | {dense:.4g} |"
     assert f"| accuracy | {right / 23:.4g} | {line}" in card.text
     assert "50 % of the heads were removed by the criterion magnitude, on 12 examples" in card.text
     assert "repaired (mean)" in card.text
@@ -81,6 +81,6 @@ def test_the_headline_has_its_interval_whatever_it_is():
     task = TASKS["regression"]
     results = {name: metric(outputs, labels) for name, metric in task.metrics.items()}
     first, *others = metric_figures(outputs, labels, task, "dev.tsv", results)
-    wanted = interval_over_examples(outputs, labels, task, "spearman")
-    assert (first.name, first.low, first.high, first.dense) == ("spearman", wanted.low, wanted.high, None)
+    low, high = interval_over_examples(outputs, labels, task, "spearman")
+    assert (first.name, first.low, first.high, first.dense) == ("spearman", low, high, None)
     assert [other.low for other in others] == [None] * len(others)
