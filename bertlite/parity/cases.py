@@ -132,15 +132,6 @@ def _of_kernels(names: Iterable[str]) -> Iterator[Case]:
             yield from _each("BertModel", "sdpa", batch, [t for t in dtypes if t != "float16"], "gradients", kernel)
 
 
-def _gpu_cases() -> Iterator[Case]:
-    """Yield the cases of the CPU and those that need a GPU.
-
-    Dropout is only in float64: a GPU draws other numbers for each dtype.
-    """
-    yield from (case for case in CASES if case.feature != "dropout" or case.dtype == "float64")
-    yield from _of_kernels(kernel for kernel in KERNELS if kernel not in CPU_KERNELS)
-
-
 def _in_order(cases: Iterable[Case]) -> tuple[Case, ...]:
     """Sort the cases by model, so that each model is loaded once."""
     order = {name: i for i, name in enumerate(("BertModel", *HEADS, DECODER))}
@@ -148,7 +139,12 @@ def _in_order(cases: Iterable[Case]) -> tuple[Case, ...]:
 
 
 CASES = _in_order(_cases())
-GPU_CASES = _in_order(_gpu_cases())
+GPU_CASES = _in_order(
+    [
+        *(case for case in CASES if case.feature != "dropout" or case.dtype == "float64"),  # a GPU draws by dtype
+        *_of_kernels(kernel for kernel in KERNELS if kernel not in CPU_KERNELS),
+    ]
+)
 
 
 def cases_for(device: str, shape_only: bool = False) -> tuple[Case, ...]:
