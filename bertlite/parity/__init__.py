@@ -12,20 +12,13 @@ Its modules::
     command     `bertlite parity`: checkpoints, table and record
 """
 
-from bertlite.parity.cases import CASES, Case
-from bertlite.parity.check import check, check_all
-from bertlite.parity.command import ParitySettings, parity
-from bertlite.parity.compare import Report, compare, first_divergence, trace
-
-__all__ = [
-    "CASES",
-    "Case",
-    "ParitySettings",
-    "Report",
-    "check",
-    "check_all",
-    "compare",
-    "first_divergence",
-    "parity",
-    "trace",
-]
+from bertlite.parity.cases import CASES as CASES
+from bertlite.parity.cases import Case as Case
+from bertlite.parity.check import check as check
+from bertlite.parity.check import check_all as check_all
+from bertlite.parity.command import ParitySettings as ParitySettings
+from bertlite.parity.command import parity as parity
+from bertlite.parity.compare import Report as Report
+from bertlite.parity.compare import compare as compare
+from bertlite.parity.compare import first_divergence as first_divergence
+from bertlite.parity.compare import trace as trace
