@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"  # stated here alone; pyproject.toml reads it
 
 if TYPE_CHECKING:
-    from bertlite.models.heads import *  # noqa: F403  # mypy follows no `__all__ += models.__all__`
     from bertlite.public import *  # noqa: F403
-    from bertlite.public import __all__ as __all__
     from bertlite.workshop import *  # noqa: F403
+
+    __all__: list[str]
 else:  # type checkers would take the function to mean that every name exists
 
     def __getattr__(name: str) -> Any:

@@ -35,15 +35,12 @@ def import_public(package: str, name: str) -> Any:
 
 @cache
 def public_homes(module: str) -> dict[str, str]:
-    """Return {name: module} of the public names that a module imports, by reading its source; {} if it has none."""
+    """Return {name: module} of the names that a module imports, by reading its source; {} if it has none."""
     homes: dict[str, str] = {}
-    statements = statements_of(module)
-    public = literal_all(statements)
-    for node in statements:
+    for node in statements_of(module):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {each.name for each in node.names}
-            found = literal_all(statements_of(node.module)) if "*" in names else names & public
-            homes |= dict.fromkeys(found, node.module)
+            homes |= dict.fromkeys(literal_all(statements_of(node.module)) if "*" in names else names, node.module)
     return homes
 
 
