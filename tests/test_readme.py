@@ -166,6 +166,16 @@ def test_the_tables_of_a_gpu_need_only_its_records(with_records) -> None:
     assert sum("a GPU, driver 570.1" in each for each in said) == 4
 
 
+def test_every_engine_has_a_row_for_all_models_and_batches(with_records) -> None:
+    record = a_record("speed")
+    record["environment"]["versions"] |= {"torchao": "9.1", "llama-cpp-python": "9.2"}
+    head, _, *rows = with_records("everyengine", speed_peers=record).split("\n\n")[0].splitlines()
+    assert "| bert-base, 8 x 128 | " in head
+    assert "| MiniLM, 8 x 128 | " in head
+    assert [row.split(" | ")[0].split()[-1] for row in rows] == [*2 * ["float32"], *3 * ["bfloat16"], *2 * ["int8"]]
+    assert all(row.count("|") == head.count("|") for row in rows)
+
+
 def spread_around(median: float) -> dict[str, float]:
     return {"low": 0.8 * median, "median": median, "high": 1.2 * median}
 

@@ -72,6 +72,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trust": proof.trust,
     "startup": speed.startup,
     "peers": partial(speed.peers, "speed-small", "speed"),
+    "everyengine": speed.every_engine,
     "halves": speed.halves,
     "familiesspeed": partial(speed.peers, "speed-families", "speed-long", "speed-deberta"),
     "peersavxtwo": partial(speed.peers, "speed-avx2"),

@@ -25,6 +25,7 @@ HEADLINES = ("1 x 16", "8 x 128", "1 x 2048")  # and the texts of a data set: th
 BASE = "transformers sdpa float32"
 WHOLE = "whole"
 UNDER = ("transformers", "sentence-transformers", "onnxruntime", "openvino")
+EVERY = ("transformers", "torchao", "onnxruntime", "llama-cpp-python", "openvino")
 LIMITS = {
     "multiply": "multiply instructions",
     "read": "bandwidth of reading",
@@ -107,6 +108,20 @@ def brief() -> str:
     return over_base(found, forward, [f"{engine} {dtype}" for dtype in DTYPES for engine in ENGINES])
 
 
+def every_engine() -> str:
+    """Table of the speed of every engine that was timed, a column for each model and batch."""
+    found = record("speed-peers")
+    sections = {
+        f"{model}, {batch}": section
+        for model, forward in grouped(found, "forward").items()
+        for batch, section in headlines(forward).items()
+    }
+    engines = sorted(engines_of(sections), key=lambda engine: DTYPES.index(engine.split()[-1]))
+    versions = found["environment"]["versions"]
+    peers = ", ".join(f"{each} {versions[each]}" for each in EVERY)
+    return f"{over_base(found, sections, [each for each in engines if each != BASE])} {peers}."
+
+
 def on_gpu(name: str) -> str:
     """Table of the speed of every engine on a GPU, and what training takes there."""
     found = record(name)
@@ -130,7 +145,8 @@ def over_base(found: Record, forward: Sections, engines: Sequence[str]) -> str:
         [engine, *(rounded(section["ratios"], f"{BASE} / {engine}") for section in forward.values())]
         for engine in engines
     ]
-    what = f"Times faster than {BASE}, bert-base's shape; 1 x 16: one text of 16 tokens."
+    shapes = " and ".join(dict.fromkeys(f"{section['model']}'s" for section in forward.values()))
+    what = f"Times faster than {BASE}, {shapes} shape; 1 x 16: one text of 16 tokens."
     lines = [line for line in body if any(line[1:])]
     return table(["", *heads_of(forward)], lines, note(what, forward, found, spread=ROUNDED))
 
