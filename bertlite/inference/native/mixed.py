@@ -57,11 +57,20 @@ def mix(
 
 
 def embedded(model: BertModel, sample: Sample | None) -> tuple[Tensor, list[int]]:
-    """Return the embeddings of texts, (T, D), float32, and the lengths of the texts."""
+    """Return the embeddings of texts, (T, D), float32, and the lengths of the texts.
+
+    Ids beyond the vocabulary, which some tokenizers have, count as its last.
+
+    Raises:
+        ValueError: the sample has no tokens, or a negative id.
+    """
     config, random = model.config, torch.Generator().manual_seed(0)
     if sample is None:
         sample = torch.randint(config.vocab_size, RANDOM, generator=random, device="cpu").tolist()
-    texts = [ids[: config.max_position_embeddings] for ids in sample if ids]
+    texts = [[int(token) for token in ids[: config.max_position_embeddings]] for ids in sample if len(ids)]
+    if not texts or min(map(min, texts)) < 0:
+        found = f"has token id {min(map(min, texts))}" if texts else "is empty"
+        raise ValueError(f"sample {found}; give token ids of texts, from 0 to {config.vocab_size - 1}")
     inputs = [torch.tensor([ids], dtype=torch.long, device="cpu").clamp(max=config.vocab_size - 1) for ids in texts]
     return torch.cat([model.embeddings(ids)[0] for ids in inputs]).float(), [*map(len, texts)]
 

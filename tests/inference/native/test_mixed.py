@@ -67,3 +67,17 @@ def test_errors_are_measured_on_the_texts_that_are_given(monkeypatch):
     optimize_for_inference(model, dtype=MIXED)
     assert [lengths for _, lengths in given] == [[2, 40, 1], [3], [40] * 8]
     assert torch.equal(given[1][0], model.embeddings(torch.tensor([[7, 8, 9]]))[0])
+
+
+@pytest.mark.parametrize(
+    ("sample", "fault"), [([], "is empty"), ([[]], "is empty"), ([[5], [6, -3]], "has token id -3")]
+)
+def test_a_sample_that_the_model_cannot_embed_is_refused(sample, fault):
+    with pytest.raises(ValueError, match=rf"^sample .*{fault}; give token ids of texts, from 0 to 96$"):
+        optimize_for_inference(make_native(), dtype=MIXED, sample=sample)
+
+
+def test_a_tensor_of_token_ids_is_a_sample():
+    model, ids = make_native(), [[7, 8, 9], [5, 6, 4]]
+    found = [optimize_for_inference(model, dtype=MIXED, sample=each) for each in (ids, torch.tensor(ids))]
+    assert len({each.model.base_model.encoder.weights.shape.kept for each in found}) == 1
