@@ -5,9 +5,8 @@
 
 One step is a forward, a loss over every token and a backward, on a random model with layers of bert-base's shape in
 training mode, dropout on.  Candidates alternate, so that a noisy machine is noisy for all of them.  Peak memory is the
-memory that a step allocates beyond weights and gradients (scripts.measure.memory); the vocabulary is small, so that
-the gradient of its table does not hide the layers.  "ragged" is the same batch with the lengths given by --lengths,
-right-padded.
+memory that a step allocates beyond weights and gradients; the vocabulary is small, so that the gradient of its table
+does not hide the layers.  "ragged" is the same batch with the lengths given by --lengths, right-padded.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from bertlite.parity import reference
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from bertlite.support.timing import FEWEST, alternate, check_rounds, with_spread
-from scripts.measure.memory import peak_bytes
+from scripts.measure.speed.memory import peak_bytes
 from scripts.measure.speed.rounds import summary
 
 Step = Callable[[], None]

@@ -12,12 +12,12 @@ from torch import Tensor
 import bertlite
 from bertlite.experiments.budget.work import Work, full
 from bertlite.support.timing import alternate
-from scripts.measure.memory import peak_bytes
 from scripts.measure.speed import startup
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
 from scripts.measure.speed.batches import filled, padding, ragged
 from scripts.measure.speed.bench import Bench, Section, forward_sections, section_of, time_right_runs
 from scripts.measure.speed.engines import ALL, FLOATS, forward_of
+from scripts.measure.speed.memory import peak_bytes
 from scripts.measure.speed.under import USES, under
 
 WHOLE = "whole"

@@ -38,7 +38,7 @@ from bertlite.pruning.importance.moments import (
     without_each,
 )
 from bertlite.pruning.importance.structures import HEADS, NEURONS
-from scripts.measure.memory import peak_bytes
+from scripts.measure.speed.memory import peak_bytes
 
 L, N, D, W = 3, 4, 48, 37
 SIZES = [(2, 20), (0, 37), (3, 0)]
