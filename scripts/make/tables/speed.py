@@ -157,12 +157,14 @@ def under(name: str, only: str = "") -> str:
     (uses,) = grouped(found, "under").values()
     ways = [way for dtype in DTYPES for way in engines_of(uses) if way.endswith(dtype)]
     ways = ways[:1] + [way for way in ways[1:] if way.startswith(only)]
-    body = [[way, *(cell(use["ratios"], f"torch float32 / {way}") for use in uses.values())] for way in ways[1:]]
+    body = [[way, *(rounded(use["ratios"], f"torch float32 / {way}") for use in uses.values())] for way in ways[1:]]
     versions = found["environment"]["versions"]
     peers = ", ".join(f"{each} {versions[each]}" for each in UNDER)
     what = f"Times faster than torch in float32, tokenizing too: MiniLM, real lengths, batches of 32. {peers}."
     heads = (f"{name}, {use['library']}" for name, use in uses.items())
-    return table(["", *heads], body, f"{what} {SPREAD} {measured_on(found)}.")
+    (threads,) = {use["threads"] for use in uses.values()}  # not those of torch when it started
+    where = measured_on({"environment": found["environment"] | {"threads": threads}})
+    return table(["", *heads], body, f"{what} {ROUNDED} {where}.")
 
 
 def peers(*names: str) -> str:
