@@ -99,7 +99,11 @@ def test_a_case_that_ends_the_process_costs_that_case_alone(tmp_path, monkeypatc
         return plain(case, *args)
 
     def run(step, words, out):  # in a fork, which has imported everything
-        child = get_context("fork").Process(target=lambda: sys.exit(gpu_parity.main(words)))
+        def main():
+            torch.set_num_threads(1)  # OpenMP's other threads are not in a fork, which would wait for them
+            sys.exit(gpu_parity.main(words))
+
+        child = get_context("fork").Process(target=main)
         child.start(), child.join()
         runs.append(child.exitcode)
         return child.exitcode
