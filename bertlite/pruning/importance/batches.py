@@ -30,7 +30,7 @@ def eval_mode(*models: BertLike) -> Iterator[None]:
     trained = [{name: x.requires_grad for name, x in model.named_parameters()} for model in models]
     modes: list[tuple[nn.Module, bool]] = [(module, module.training) for model in models for module in model.modules()]
     gpus = {parameter.device.index for model in models for parameter in model.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(sorted(gpus)), torch.enable_grad():
+    with torch.inference_mode(False), torch.random.fork_rng(sorted(gpus)), torch.enable_grad():
         try:
             for model in models:
                 model.eval().requires_grad_(False)

@@ -387,6 +387,8 @@ def test_the_model_is_left_as_found(criterion: str) -> None:
         head_importance(model, data(), criterion=criterion, **options)
     with torch.no_grad(), left_as_found(model):
         assert_same(head_importance(model, data(), criterion=criterion), found)
+    with torch.inference_mode(), left_as_found(model):
+        assert_same(head_importance(model, data(), criterion=criterion), found)
 
 
 @pytest.mark.parametrize("score", [head_importance, neuron_importance])
