@@ -98,9 +98,15 @@ def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
     return config
 
 
+def copy_model(model: Model) -> Model:
+    """Return a copy of a model, also where weights are computed, as with the masks of torch.nn.utils.prune."""
+    held = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in held if not x.is_leaf})  # deepcopy refuses these
+
+
 def prune_heads(model: Model, heads: Heads) -> Model:
     """Return a copy of the model without these heads; the model is not changed.  See `prune_heads_`."""
-    return prune_heads_(copy.deepcopy(model), heads)
+    return prune_heads_(copy_model(model), heads)
 
 
 def prune_heads_(model: Model, heads: Heads) -> Model:
@@ -121,7 +127,7 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
 
 def prune_neurons(model: Model, neurons: Neurons) -> Model:
     """Return a copy of the model without these neurons; the model is not changed.  See `prune_neurons_`."""
-    return prune_neurons_(copy.deepcopy(model), neurons)
+    return prune_neurons_(copy_model(model), neurons)
 
 
 def prune_neurons_(model: Model, neurons: Neurons) -> Model:
@@ -142,7 +148,7 @@ def prune_neurons_(model: Model, neurons: Neurons) -> Model:
 
 def drop_layers(model: Model, layers: Iterable[int]) -> Model:
     """Return a copy of the model without these layers; the model is not changed.  See `drop_layers_`."""
-    return drop_layers_(copy.deepcopy(model), layers)
+    return drop_layers_(copy_model(model), layers)
 
 
 def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
@@ -190,9 +196,7 @@ def compact(model: Model) -> Model:
 
     See `compact_`.
     """
-    masked = (getattr(module, name) for module, name in pruning_masks(model))  # deepcopy fails on them
-    done = {id(tensor): tensor.detach().clone() for tensor in masked}
-    return compact_(copy.deepcopy(model, done))
+    return compact_(copy_model(model))
 
 
 @torch.no_grad()
@@ -264,7 +268,7 @@ def densify(model: Model) -> Model:
         TypeError: as for `prune_heads_`.
     """
     no_neurons: dict[str, Neurons] = {"pruned_neurons": {}} if pruned_neurons(model.config) else {}
-    return resize_layers_(copy.deepcopy(model), with_fields(model.config, {"pruned_heads": {}, **no_neurons}))
+    return resize_layers_(copy_model(model), with_fields(model.config, {"pruned_heads": {}, **no_neurons}))
 
 
 def resize_layers_(model: Model, after: Any) -> Model:

@@ -183,6 +183,18 @@ def test_masks_of_torch_become_permanent(run: bool, tmp_path: Path) -> None:
     assert all(p.requires_grad for p in small.parameters())
 
 
+def test_a_model_with_masks_of_torch_can_be_copied_for_every_change() -> None:
+    model = make(BertForMaskedLM)
+    torch_prune.ln_structured(part(model, 0, "output.dense"), "weight", 0.5, n=2, dim=1)
+    shallow = drop_layers(model, [2])
+    assert "bert.encoder.layer.0.output.dense.weight_mask" in shallow.state_dict()
+    assert_same(compact(shallow)(**make_batch()), drop_layers(compact(model), [2])(**make_batch()))
+    assert_same(shallow(**make_batch()), compact(shallow)(**make_batch()))
+    assert_same(
+        compact(prune_heads(model, {1: [0]}))(**make_batch()), prune_heads(compact(model), {1: [0]})(**make_batch())
+    )
+
+
 def test_adapters_are_refused_before_anything_changes() -> None:
     class Lora(nn.Linear):
         pass

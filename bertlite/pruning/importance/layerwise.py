@@ -11,7 +11,6 @@ error is weighted by second moments of the gradient, and all matrices are fitted
 Shapes:  L layers · D hidden · W inputs of an output projection, of n units with w inputs each
 """
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig
-from bertlite.models.structure import BertLike, Model, check_linear, layers_of
+from bertlite.models.structure import BertLike, Model, check_linear, copy_model, layers_of
 from bertlite.pruning.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
 from bertlite.pruning.importance.batches import (
     Batch,
@@ -258,7 +257,7 @@ def prune_to_macs(
     metrics = output_metrics(model, read, target=target, seed=seed)
     curves = loss_curves(model, read, metrics)
     sizes = sizes_within(model.config, curves, share, length)
-    return prune_layerwise_(copy.deepcopy(model), model, read, curves, sizes)
+    return prune_layerwise_(copy_model(model), model, read, curves, sizes)
 
 
 def sizes_within(config: BertConfig, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:

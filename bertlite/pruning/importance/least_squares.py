@@ -3,7 +3,6 @@
 Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of the heads kept, or the neurons kept
 """
 
-import copy
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import pruned_neurons
-from bertlite.models.structure import BertLike, Model, check_linear, layers_of, unit_rows
+from bertlite.models.structure import BertLike, Model, check_linear, copy_model, layers_of, unit_rows
 from bertlite.pruning.importance.batches import Batch, check_model, eval_mode, flatten, read_batches, real_tokens
 from bertlite.pruning.importance.moments import choose_ridge, fit_matrix, gather, total
 from bertlite.pruning.importance.predictions import divergence, predictions
@@ -32,7 +31,7 @@ def repair(
     pruned: Model, dense: BertLike, batches: Iterable[Batch], method: str = "refit", *, ridge: float | None = None
 ) -> Model:
     """Return a repaired copy of the pruned model; the model is not changed.  See `repair_`."""
-    return repair_(copy.deepcopy(pruned), dense, batches, method, ridge=ridge)
+    return repair_(copy_model(pruned), dense, batches, method, ridge=ridge)
 
 
 def repair_(
