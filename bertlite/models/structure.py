@@ -278,6 +278,9 @@ def resize_layers_(model: Model, after: Any) -> Model:
         TypeError: a matrix to change is not in a plain nn.Linear; nothing is changed then.
     """
     before, changes = model.config, list[Callable[[], None]]()
+    linear = [part for block in layers_of(model) for part in block.modules() if isinstance(part, nn.Linear)]
+    if len({*linear}) < len(linear):
+        raise ValueError("layers share a matrix, and would all lose its heads or neurons: give each a copy of it")
     for layer, block in enumerate(layers_of(model)):
         heads, left = kept_heads(before, layer), kept_heads(after, layer)
         if heads != left:

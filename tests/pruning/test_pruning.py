@@ -399,6 +399,16 @@ def test_units_that_are_not_there_are_refused_and_nothing_changes() -> None:
     assert_unchanged(model, before, config)
 
 
+def test_layers_that_share_a_module_are_refused() -> None:
+    model = make()
+    model.encoder.layer[2].attention = model.encoder.layer[0].attention
+    for heads in ({0: [1]}, {0: [1], 2: [1]}):
+        with pytest.raises(ValueError, match="layers share a matrix, and would all lose its heads"):
+            prune_heads_(model, heads)
+    model.encoder.layer[2].attention = copy.deepcopy(model.encoder.layer[0].attention)
+    assert kept_heads(prune_heads(model, {0: [1]}).config, 0) == (0, 2, 3)
+
+
 class LoraLinear(nn.Linear):
     """As adapters do it: a Linear that is more than its matrix."""
 
