@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import torch
 from torch import nn
 
 from bertlite.support.activations import ACTIVATIONS, ONLY_HERE
@@ -408,10 +409,17 @@ def default_labels(count: int) -> dict[int, str]:
 
 
 def parse_index(value: Any) -> int:
-    """Read an index from JSON or a user: "3" or 3, but neither 3.5 nor True."""
-    if isinstance(value, bool):
+    """Read an index from JSON or a user: "3" or 3, but neither 3.5 nor True, which a mask holds."""
+    if isinstance(value, bool) or getattr(value, "dtype", None) is torch.bool:
         raise TypeError(value)
     return int(value) if isinstance(value, str) else index(value)
+
+
+def parse_indices(named: Any) -> set[int]:
+    """Read a list of indices; raise TypeError or ValueError for anything else, such as a mask."""
+    if isinstance(named, str):  # "13" is not heads 1 and 3
+        raise TypeError(named)
+    return {parse_index(each) for each in named}
 
 
 def normalise_units(
@@ -430,9 +438,7 @@ def normalise_units(
     merged: dict[int, set[int]] = {}
     for key, named in units.items():
         try:
-            if isinstance(named, str):  # "13" is not heads 1 and 3
-                raise TypeError(named)
-            layer, chosen = parse_index(key), {parse_index(each) for each in named}
+            layer, chosen = parse_index(key), parse_indices(named)
         except (TypeError, ValueError):
             raise ValueError(
                 f"{unit}s are given as {{layer: [{unit}s]}}, all integers; not as {{{key!r}: {named!r}}}"

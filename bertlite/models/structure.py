@@ -23,6 +23,7 @@ from bertlite.config import (
     kept_neurons,
     normalise_heads,
     normalise_neurons,
+    parse_indices,
     pruned_heads,
     pruned_neurons,
     set_config,
@@ -163,12 +164,15 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
     Raises:
         ValueError: there is no such layer, or `layers` is no list.
     """
-    if not isinstance(layers, Iterable):
-        raise ValueError(f"layers are given as a list of their numbers, such as [9, 10, 11]; not as {layers!r}")
-    before = model.config
-    count, gone = before.num_hidden_layers, list(layers)
+    before, count = model.config, model.config.num_hidden_layers
+    try:
+        gone = sorted(parse_indices(layers), reverse=True)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"layers are given as a list of their numbers, such as [9, 10, 11]; not as {layers!r}"
+        ) from None
     for layer in gone:
-        if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer < count:
+        if not 0 <= layer < count:
             raise ValueError(f"there is no layer {layer!r}: the model has {count} layers, 0 to {count - 1}")
     kept = [layer for layer in range(count) if layer not in gone]
 
@@ -180,7 +184,7 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
         fields["pruned_neurons"] = renumber(pruned_neurons(before))
     after = with_fields(before, fields)
     check_not_optimised(model)
-    for layer in sorted({*gone}, reverse=True):
+    for layer in gone:
         del model.base_model.encoder.layer[layer]
     for new, block in enumerate(layers_of(model)):
         parts: Iterator[Any] = block.modules()

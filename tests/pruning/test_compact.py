@@ -1,9 +1,11 @@
 """compact removes what is zero and changes no output; drop_layers renumbers what remains."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import F64, HEADED, assert_same, distance, full_outputs, make, make_batch
@@ -282,13 +284,18 @@ def test_a_decoder_without_a_layer_keeps_its_cache_in_order() -> None:
     assert_same(torch.cat([first.logits, rest.logits], 1), model(ids).logits)
 
 
-@pytest.mark.parametrize(("layers", "named"), [([3], "3"), ([0, -1], "-1"), (["1"], "'1'"), ([True], "True")])
+def test_layers_may_be_numbers_of_any_library() -> None:
+    for layers in ([1], torch.tensor([1, 1]), np.array([1]), [np.int64(1)]):
+        assert drop_layers(make(pruned_heads={2: [0]}), layers).config.pruned_heads == {1: (0,)}
+
+
+@pytest.mark.parametrize(("layers", "named"), [([3], "3"), ([0, -1], "-1")])
 def test_a_layer_that_is_not_there_is_refused(layers: Any, named: str) -> None:
     model = make()
     with pytest.raises(ValueError, match=f"there is no layer {named}: the model has 3 layers, 0 to 2"):
         drop_layers_(model, layers)
-    for no_list in (0, None):
-        with pytest.raises(ValueError, match=rf"such as \[9, 10, 11\]; not as {no_list!r}"):
+    for no_list in (0, None, "1", [True], torch.tensor([True, False, False])):
+        with pytest.raises(ValueError, match=re.escape(f"such as [9, 10, 11]; not as {no_list!r}")):
             drop_layers(model, no_list)  # type: ignore[arg-type]
     assert len(model.encoder.layer) == L
 

@@ -373,6 +373,7 @@ BAD_HEADS: list[tuple[Any, str]] = [
     ({0: 1}, "all integers; not as {0: 1}"),
     ({0: [0.5]}, "all integers"),
     ({0: [True]}, "all integers"),
+    ({0: torch.tensor([True, False, True, False])}, "all integers"),  # a mask of heads, not heads 1 and 0
     ({0: "13"}, "all integers"),
     ({None: [1]}, "all integers"),
     ([0, 1], "not as \\[0, 1\\]"),

@@ -4,6 +4,7 @@ import math
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import F64, SIZES
@@ -110,6 +111,10 @@ def test_neurons_are_ranked_alike() -> None:
 def test_targets_that_cannot_be_met_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rank_heads(SCORES, **options)
+
+
+def test_a_count_may_be_a_number_of_numpy() -> None:
+    assert rank_heads(SCORES, count=np.int64(3)) == rank_heads(SCORES, count=3)  # type: ignore[arg-type]
 
 
 def test_a_count_or_a_share_is_given() -> None:
