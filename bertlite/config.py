@@ -1,5 +1,6 @@
 """The config of a BERT: a frozen value with the names of config.json, checked when it is made."""
 
+import copy
 import gc
 import json
 import math
@@ -491,15 +492,22 @@ def by_layer(units: Mapping[Any, Iterable[int]] | None) -> dict[int, Iterable[in
 def set_config(model: Any, config: BertConfig) -> None:
     """Replace the config of a model, of its BertModel, of its parts and of the modules that hold it.
 
-    In bertlite.hf such a module has the config as an attribute, as in transformers, or in a config of several.
+    In bertlite.hf such a module has the config as an attribute, as in transformers, or in a config of several.  Heads
+    that share a BertModel may each have a config; those of other heads, and of the BertModel, get the changes.
     """
-    before, parts = model.config, list(model.modules())
+    before, base, parts = model.config, model.base_model, list(model.modules())
+    new = {id(before): config}
     if vars(model).get("config") is before:
         for holder in gc.get_objects():
-            if issubclass(type(holder), nn.Module) and any(part is model for part in holder.modules()):
+            if issubclass(type(holder), nn.Module) and any(part is base for part in holder.modules()):
                 parts += [holder, getattr(holder, "config", None)]
+    changes = {name: value for name, value in vars(config).items() if vars(before).get(name) != value}
+    for part in parts:
+        own = getattr(part, "__dict__", {}).get("config")
+        if getattr(part, "base_model", None) is base and own is not None and id(own) not in new:
+            new[id(own)] = copy.copy(own)
+            vars(new[id(own)]).update(changes)
     for part in parts:
         fields = getattr(part, "__dict__", {})
-        for name in [name for name, value in fields.items() if value is before]:
-            setattr(part, name, config)
-    model.config = model.base_model.config = config
+        for name in [name for name, value in fields.items() if id(value) in new]:
+            setattr(part, name, new[id(fields[name])])

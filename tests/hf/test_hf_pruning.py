@@ -107,6 +107,27 @@ def test_what_holds_a_model_has_its_config(holder: str) -> None:
     assert other.config.pruned_heads == {}
 
 
+@pytest.mark.parametrize("pruned", ["first", "second"])
+@pytest.mark.parametrize("own", [False, True], ids=["one config", "own configs"])
+def test_heads_that_share_a_model_all_know_its_heads(own: bool, pruned: str, tmp_path: Path) -> None:
+    """As multi-task training does it: all tasks train one encoder."""
+    config = config_of()
+    first = hf.BertForSequenceClassification(config)
+    second = hf.BertForTokenClassification(config_of(num_labels=5) if own else config)
+    other = hf.BertForMaskedLM(config)
+    second.bert = first.bert
+    {"first": first, "second": second}[pruned].prune_heads(HEADS)
+    for model in (first, second):
+        model.double().eval().save_pretrained(tmp_path)
+        again = type(model).from_pretrained(tmp_path, dtype=F64)
+        assert again.config.pruned_heads == HEADS
+        assert again.config.num_labels == model.classifier.out_features
+        gate = torch.rand(L, N, dtype=F64)
+        assert_same(again(**inputs_of(), head_mask=gate).logits, model(**inputs_of(), head_mask=gate).logits, atol=0)
+        assert all(part.config is model.bert.config for part in model.bert.modules() if hasattr(part, "config"))
+    assert other.config.pruned_heads == {}
+
+
 @pytest.mark.parametrize("prune", ["prune_heads", "_prune_heads"])
 @pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertLMHeadModel"])
 def test_a_model_that_was_pruned_below_its_head_is_saved(name: str, prune: str, tmp_path: Path) -> None:
