@@ -62,6 +62,7 @@ FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     list | None: ((list, type(None)), "a list or null"),
     list | str | None: ((list, str, type(None)), "a list, a string or null"),
 }
+PRUNED = {"pruned_heads", "pruned_neurons"}
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
 OWN_FIELDS = (  # only bertlite has them
     *("pooler_act", "pooler_dropout", "positions_skip_padding", "padding_has_position", "embedding_size"),

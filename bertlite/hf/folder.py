@@ -12,7 +12,7 @@ from bertlite.checkpoint.files import ADAPTER, Folder, Source, find_checkpoint, 
 from bertlite.checkpoint.names import WRAPPER_PREFIXES, current_name
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.checkpoint.skeleton import make_skeleton
-from bertlite.config import SIZES, BertConfig
+from bertlite.config import PRUNED, SIZES, BertConfig
 from bertlite.models.base import BertModel
 
 
@@ -41,10 +41,12 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
     except FileNotFoundError:
         return
     config = options.get("config")
-    if config is None:
-        sizes = {name: options[name] for name in SIZES if name in options}
-        with nullcontext() if is_bert else suppress(ValueError):
-            config = BertConfig.from_json_file(files.config, **sizes)
+    given = {name: options[name] for name in (*SIZES, *PRUNED) if name in options}
+    with nullcontext() if is_bert else suppress(ValueError):
+        if config is None:
+            config = BertConfig.from_json_file(files.config, **given)
+        elif not isinstance(config, str | os.PathLike):
+            config = BertConfig.from_dict(config.to_dict(), **given)
     if options.get("use_safetensors") is False and "safetensors" in files.weights.name:
         return  # transformers reads another file
     state = read_tensors(files)

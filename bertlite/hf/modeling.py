@@ -26,7 +26,7 @@ from transformers.utils import logging
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import is_misaligned
-from bertlite.config import embeds_as_bert, embeds_size, normalise_heads, set_config
+from bertlite.config import PRUNED, embeds_as_bert, embeds_size, normalise_heads, set_config
 from bertlite.hf import compat, layers4, layers5, parts
 from bertlite.hf.calls import StockCalls, check_unused
 from bertlite.hf.folder import check_folder, says_if_missing
@@ -57,6 +57,8 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
     _supports_flash_attn = _supports_flex_attn = True  # with 4.57 too
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+        for name in options.keys() & PRUNED:  # given to `from_pretrained`; transformers 5's config has no such field
+            setattr(config, name, options.pop(name))
         transformers.PreTrainedModel.__init__(self, config)
         if isinstance(self, HeadBody | BertBody):
             compat.complete_config_(self.config)

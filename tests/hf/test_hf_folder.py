@@ -1,5 +1,6 @@
 """The corpus of hostile checkpoints, through transformers' from_pretrained."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,23 @@ def test_what_the_caller_brings_is_not_looked_for_in_the_folder(tmp_path: Path) 
     folder = hostile.write(tmp_path, "config without fields")
     assert hf.BertModel.from_pretrained(folder, config=config_of()).config.hidden_size == SIZES["hidden_size"]
     assert hf.BertModel.from_pretrained(folder, **SIZES).config.vocab_size == SIZES["vocab_size"]
+
+
+def test_a_config_that_lacks_what_is_pruned_is_refused_and_the_way_out_works(tmp_path: Path) -> None:
+    model = bertlite.prune_neurons(bertlite.prune_heads(ours_of("BertForMaskedLM"), {0: [1, 3]}), {2: [5]})
+    model.save_pretrained(tmp_path)
+    path, dense = tmp_path / "config.json", config_of()
+    stated = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in stated.items() if not k.startswith("pruned_")}))
+    for options in ({}, {"config": dense}, {"config": dense, "ignore_mismatched_sizes": True}):
+        with pytest.raises(ValueError, match=r"pass pruned_heads=\{0: \[the 2 removed heads\]\}"):
+            hf.BertForMaskedLM.from_pretrained(tmp_path, **options)
+    given = {"pruned_heads": {0: [1, 3]}, "pruned_neurons": {2: [5]}}
+    for options in (given, {"config": dense, **given}, {"config": model.config}):
+        found = hf.BertForMaskedLM.from_pretrained(tmp_path, **options)
+        assert all(found.state_dict()[name].equal(x) for name, x in model.state_dict().items())
+        assert found.config.pruned_heads == {0: [1, 3]}
+    assert not getattr(dense, "pruned_heads", None)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
