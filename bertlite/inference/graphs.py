@@ -10,7 +10,7 @@ Shapes:  B sequences · S positions · T tokens · D hidden
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import RLock
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements
 from bertlite.stack.body import hooks_of
-from bertlite.stack.inputs import count_positions, values_readable
+from bertlite.stack.inputs import INDICES, count_positions, values_readable
 from bertlite.stack.layouts import Padded, Slots
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
@@ -72,7 +72,7 @@ class BucketGraph:
         self.ids, self.segments, self.mask = (
             torch.zeros(shape, dtype=torch.long, device=model.device) for _ in range(3)
         )
-        self.mask[:, 0] = 1  # while it is recorded
+        self.mask[: bucket.tokens, 0] = 1  # while it is recorded; a bucket may have more rows than tokens
         self.model, self.bucket = model, bucket
         self.replay, self.out, self.bytes = record_forward(self.run, model.graphs.pool)
 
@@ -107,6 +107,27 @@ class BucketGraph:
                 inside.copy_(given)
         self.replay()
         return self.out[:rows, :length].clone()
+
+
+def count_tokens(mask: Tensor, gapless: bool = False) -> tuple[int | None, int]:
+    """Return the number of tokens of rows, and of the longest; None and S if a row does not begin with a token.
+
+    The host waits for the GPU.
+
+    Args:
+        gapless: return None also if padding lies between the tokens of a row.
+    """
+    real = mask.ne(0)
+    packs = real[:, 0].all()
+    if gapless:
+        packs = packs & (real[:, 1:] <= real[:, :-1]).all()
+    known, *lengths = torch.cat([packs[None], real.sum(1)]).tolist()
+    return (sum(lengths), max(lengths)) if known else (None, mask.shape[1])
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Let a GPU be the current one within a block: Triton and graphs take that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def record_forward(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[], None], Tensor, int]:
@@ -216,9 +237,8 @@ class GraphedBertModel(QuickBertModel):
     packed_backend: Backend | None  # leaves padding out under graphs, at any length; None: padding is computed
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Run BERT as its base class does, on its own GPU: Triton and graphs take the current one."""
-        device = self.device
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        """Run BERT as its base class does, on its own GPU."""
+        with current(self.device):
             return super().forward(*inputs, **options)
 
     def backend_for(self, longest: int) -> Backend | None:
@@ -257,10 +277,11 @@ class GraphedBertModel(QuickBertModel):
         skips: bool | None,
     ) -> BertModelOutput | None:
         """Return the outputs of a graph; None if inputs are rare or many, so that graphs do not pay: BertBody runs."""
-        beside = [x for x in (mask, segments) if x is not None]
-        if positions is not None or ends is not None:
+        if positions is not None or ends is not None or (mask is not None and mask.is_floating_point()):
             return None
-        if any(x.shape != input_ids.shape or x.is_floating_point() or x.device != self.device for x in beside):
+        if any(x is not None and x.dtype not in INDICES for x in (input_ids, segments)):
+            return None
+        if any(x is not None and (x.shape != input_ids.shape or x.device != self.device) for x in (mask, segments)):
             return None
         rows, length = input_ids.shape
         tokens: int | None = rows * length
@@ -269,8 +290,8 @@ class GraphedBertModel(QuickBertModel):
         if of_tokens or self.backend_for(1) is None or not self.skips_padding(skips):
             tokens = None
         elif mask is not None:  # the only wait for the GPU
-            begins, *lengths = torch.cat([mask[:, 0].ne(0).all()[None], mask.ne(0).sum(1)]).tolist()
-            tokens, longest = (sum(lengths), max(lengths)) if begins else (None, length)
+            relative = POSITIONS[self.config.position_embedding_type].in_scores  # they count positions, not slots
+            tokens, longest = count_tokens(mask, gapless=relative)
         if self.backend_for(longest) is None:
             tokens, longest = None, length
         if (rows * length if tokens is None else tokens) > MOST_TOKENS:

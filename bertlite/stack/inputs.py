@@ -25,6 +25,7 @@ TENSORS = (
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "head_mask"),
     *("encoder_hidden_states", "encoder_attention_mask", "cu_seqlens"),
 )
+INDICES = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def check_ids(name: str, ids: Tensor, size: int, field: str, first: int = 0) -> 
     Args:
         first: the index of the table's first row; padding has the index before it.
     """
-    if ids.dtype not in (torch.int64, torch.int32):
+    if ids.dtype not in INDICES:
         raise ValueError(f"{name} is {ids.dtype}; indices are torch.long or torch.int")
     lowest, highest = max(first - 1, 0), first + size - 1
     known = f"this model has {lowest} to {highest} ({field} {size}{f', from {first} on' if first else ''})"

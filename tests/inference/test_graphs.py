@@ -151,6 +151,13 @@ def test_rare_inputs_run_without_a_graph(change: dict[str, Any], recorded: list[
     assert not recorded
 
 
+@pytest.mark.parametrize("name", ["input_ids", "token_type_ids"])
+def test_indices_are_not_rounded(name: str, recorded: list[Bucket]) -> None:
+    batch = make_batch()
+    with pytest.raises(ValueError, match=f"{name} is torch.float32; indices are torch.long or torch.int"):
+        graphed(make())(**{**batch, name: batch[name].float()})
+
+
 @torch.no_grad()
 def test_hooks_are_seen_whenever_they_come_and_looked_for_in_no_time(
     recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch
@@ -176,6 +183,14 @@ def test_left_padding_is_computed(recorded: list[Bucket]) -> None:
     batch["attention_mask"] = batch["attention_mask"].flip(1)
     assert_same(dict(graphed(model)(**batch)), dict(model(**batch)))
     assert [each.tokens for each in recorded] == [None]
+
+
+@torch.no_grad()
+def test_a_bucket_may_have_more_rows_than_tokens(recorded: list[Bucket]) -> None:
+    """Rows of one token: 33 of them are in a bucket of 64 rows and 48 tokens, and recording writes no more than 48."""
+    model, batch = make(), {"input_ids": torch.randint(97, (33, 1))}
+    assert_same(dict(graphed(model)(**batch)), dict(model(**batch)))
+    assert recorded[0][::2] == (64, 48)
 
 
 @torch.no_grad()
@@ -361,6 +376,11 @@ def test_every_kind_of_positions_runs(positions: str, recorded: list[Bucket], mo
     monkeypatch.setattr(graphs, "SHORT", Backend("short", by_groups, packs=True))
     model = make(position_embedding_type=positions, **(DISENTANGLED if positions == "disentangled" else {}))
     batch = make_batch(3, 11, lengths=(11, 7, 1))
-    found, real = graphed(model, packs=False)(**batch).last_hidden_state, batch["attention_mask"].bool()
-    assert_same(found[real], model(**batch).last_hidden_state[real])
-    assert [bucket.tokens is not None for bucket in recorded] == [positions in ("absolute", "bucketed")]
+    gaps = {**batch, "attention_mask": batch["attention_mask"].clone()}
+    gaps["attention_mask"][0, 3:6] = 0  # padding between tokens: their distances count it
+    quick = graphed(model, packs=False)
+    for each in (batch, gaps):
+        found, real = quick(**each).last_hidden_state, each["attention_mask"].bool()
+        assert_same(found[real], model(**each).last_hidden_state[real])
+    packed = {"absolute": [True, True], "bucketed": [True, False]}.get(positions, [False])
+    assert [bucket.tokens is not None for bucket in recorded] == packed
