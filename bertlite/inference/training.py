@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.inference.graphs import BUCKETS, Bucket, record_run, run_aside
+from bertlite.inference.graphs import BUCKETS, Bucket, count_tokens, current, record_run, run_aside
 from bertlite.models.losses import IGNORED, labels_padding
 from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, Backend, without_cudnn
@@ -41,7 +41,7 @@ class TrainingStep:
     draws other numbers in each replay.  On the CPU it runs as an ordinary loop.
 
     In 16 bits, as under `autocast`, padding is left out if `attn_implementation` is "auto", "packed" or "varlen".
-    States at padding are then zeros.  A batch with another mask or another number of axes runs without a graph.
+    States at padding are then zeros.  A batch with another mask, another number of axes or lists runs without a graph.
 
     After a change of the model's modules, or of the dtype or device of its weights, make a new one.  Do not read
     or clear gradients between steps: the last batch's are not there.  Evaluation between steps changes nothing.
@@ -93,12 +93,13 @@ class TrainingStep:
         """Train on a batch; return its loss, a scalar on the model's device, for which nothing waits."""
         self.steps += 1
         last = self.steps % self.accumulate == 0
-        fitted = None if self.capture is None else self.fit(batch)
-        if fitted is None:
-            there = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
-            loss = self.run(there, last, None)
-        else:
-            loss = self.replay(*fitted, last)
+        with current(self.device):
+            fitted = None if self.capture is None else self.fit(batch)
+            if fitted is None:
+                there = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+                loss = self.run(there, last, None)
+            else:
+                loss = self.replay(*fitted, last)
         if last and self.schedule is not None:
             self.schedule.step()
         return loss
@@ -138,6 +139,8 @@ class TrainingStep:
             return None
         if mask is not None and (mask.shape != ids.shape or mask.is_floating_point()):
             return None
+        if not all(isinstance(x, Tensor | int | float | str | None) for x in batch.values()):
+            return None
         if any(body.recomputes() for body in self.bodies):
             warnings.warn("steps with checkpointed layers run without CUDA graphs", RuntimeWarning, stacklevel=3)
             return None
@@ -160,8 +163,7 @@ class TrainingStep:
             return None, length
         if mask is None:
             return rows * length, length
-        begins, *lengths = torch.cat([mask[:, 0].ne(0).all()[None], mask.ne(0).sum(1)]).tolist()
-        return (sum(lengths), max(lengths)) if begins else (None, length)
+        return count_tokens(mask)
 
     @property
     def reads_padding(self) -> bool:
@@ -183,7 +185,12 @@ class TrainingStep:
         assert self.capture is not None
         shapes = {name: shape_in(bucket, name, x, batch) for name, x in batch.items() if isinstance(x, Tensor)}
         flags = self.model.training, *(x.requires_grad for x in self.parameters)
-        key = bucket, last, tuple(shapes.items()), flags
+        # a graph keeps dtypes, and numbers of Python, which a schedule of momentum changes
+        kept = [x.dtype if isinstance(x, Tensor) else x for x in batch.values()]
+        kept += [
+            x for group in self.optimizer.param_groups for x in group.values() if not isinstance(x, Tensor | list)
+        ]
+        key = bucket, last, tuple(shapes.items()), flags, *kept
         step = self.made.get(key)
         new = step is None
         if step is None:
@@ -204,7 +211,8 @@ class TrainingStep:
                 self.made.clear()
                 text = "there was no memory for the CUDA graph of a step: this one runs plainly, earlier ones go"
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
-                return run()
+        if step.launch is None:  # outside the handler: its traceback keeps the memory of the whole recording
+            return run()
         step.launch()
         return step.loss.clone()
 

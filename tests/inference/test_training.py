@@ -5,7 +5,9 @@ A recorded step runs here as it would run in a replay: again, with what its inpu
 
 import copy
 import random
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -78,6 +80,8 @@ def step_of(model: Any, recorder: Recorder | None, *args: Any, lr: float = 1e-3,
     made = TrainingStep(model, optimizer, *args, clip=0.5, schedule=schedule, capture=recorder, **options)
     if recorder is not None:
         recorder.step = made
+        for group in optimizer.param_groups:  # as on a GPU
+            group["lr"] = torch.tensor(lr, dtype=F64)
     return made
 
 
@@ -242,7 +246,7 @@ def test_lengths_of_one_bucket_share_a_graph_also_with_padding(monkeypatch: pyte
     assert (recorder.recorded, recorder.replayed) == (1, 3)
 
 
-def test_other_inputs_keep_their_shapes_and_frozen_weights_get_a_graph_of_their_own() -> None:
+def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graphs_of_their_own() -> None:
     """Flags of as many classes as there are positions, and parameters that are frozen between steps."""
     flags = {**NO_DROPOUT, "num_labels": 11, "problem_type": "multi_label_classification"}
     model = make(BertForSequenceClassification, **flags).train()
@@ -255,6 +259,12 @@ def test_other_inputs_keep_their_shapes_and_frozen_weights_get_a_graph_of_their_
     for _ in range(3):
         step(batch)
     assert recorder.recorded == 2
+    for change in ({"betas": (0.5, 0.9)}, {"lr": 1e-4}):  # graphs keep numbers: OneCycleLR changes betas
+        before = recorder.replayed
+        step.optimizer.param_groups[0].update(change)
+        step(batch)
+        assert recorder.replayed == before
+    assert step.fit({**batch, "names": ["a", "b", "c"]}) is None, "a graph would keep the list"
     assert torch.equal(model.bert.embeddings.word_embeddings.weight, kept)
 
 
@@ -264,7 +274,11 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
     model = make(BertForSequenceClassification, **NO_DROPOUT).train()
     plain, batches = copy.deepcopy(model), [{**make_batch(1, n), "labels": torch.tensor([1])} for n in (5, 40)]
 
+    held: list[Any] = []
+
     def fail(run: Run) -> Any:
+        activations = torch.zeros(3)
+        held.append(weakref.ref(activations))
         raise torch.OutOfMemoryError("none")
 
     monkeypatch.setattr(training, "BUCKETS", 1)
@@ -272,9 +286,32 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
     losses = [step(batch).item() for batch in batches]
     assert len(step.made) == 1
     step.capture = fail
+    model.register_forward_pre_hook(lambda *of: held.append(held[0]()) if held else None)
     with pytest.warns(RuntimeWarning, match="no memory for the CUDA graph of a step"):
         losses.append(step(batches[1]).item())
+    assert held[1:] == [None], "the memory of the recording is free when the step runs plainly"
     assert_same(torch.tensor(losses), torch.tensor(eager(plain, [*batches, batches[1]])), atol=1e-9)
+
+
+def test_a_step_runs_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another GPU's stream would record nothing, and its replays would train nothing."""
+    seen: list[torch.device] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        seen.append(device)
+        yield
+        seen.clear()
+
+    def replay(*of: Any) -> Tensor:
+        assert seen == [torch.device("cuda", 1)]
+        return torch.zeros(())
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    step = step_of(make(BertForSequenceClassification, **SMALL), Recorder())
+    step.schedule, step.device, step.replay = None, torch.device("cuda", 1), replay  # type: ignore[method-assign]
+    step(batches_of(1)[0])
+    assert not seen
 
 
 def test_checkpointed_layers_run_without_a_graph() -> None:
