@@ -234,7 +234,7 @@ def test_the_continuous_jobs_are_the_parts_of_ci_run():
     assert subprocess.run([ROOT / ".ci" / "run", "nonsense"], capture_output=True, check=False).returncode == 2
 
 
-BESIDE = ["python -m mypy", "parity", "test --with 4.57.6", "test --with 5.0.0", "test --with 5.23.0"]
+BESIDE = ["test --with 4.57.6", "test --with 5.0.0", "test --with 5.23.0", "python -m mypy", "parity"]
 TOOLS = ("chromium", "aarch64-linux-gnu-g++", "qemu-aarch64", "clang++", "g++")
 
 
