@@ -77,7 +77,11 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
             raise ValueError(
                 f"batch {i} has neither input_ids nor inputs_embeds; it has {', '.join(batch) or 'nothing'}"
             )
-        moved = {name: x.to(model.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+        with torch.inference_mode(False):  # autograd saves no tensor of it, but a copy
+            moved = {
+                name: (x.clone() if x.is_inference() else x).to(model.device) if isinstance(x, Tensor) else x
+                for name, x in batch.items()
+            }
         if labelled:
             try:
                 head_of(model).check_labels(moved, input_shape(moved))
