@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -59,7 +60,7 @@ def test_scripts_that_are_named_exist():
 
 def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
     steps = gpu_checks.commands(tmp_path, "checkpoint")
-    assert tuple(steps) == gpu_checks.STEPS == ("tests", "parity", "speed", "embed", "limits", "checkpointing")
+    assert {*steps} == {*gpu_checks.STEPS}
     for python, flag, module, *words in (command for runs in steps.values() for command in runs):
         assert (python, flag) == (sys.executable, "-m")
         assert find_spec(module) is not None
@@ -69,8 +70,9 @@ def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
                     script.main([*words, "--help"])
                 assert not ended.value.code
         assert all((ROOT / word).exists() for word in words if word.endswith(".py"))
-    marked = [Path(word).name for word in steps["tests"][0] if word.endswith(".py")]
-    assert {"test_parity.py", "test_gpu.py"} <= set(marked)
+    marked = {Path(words[-1]).stem for words in steps["tests"]}
+    kernels = {"test_triton_kernels", "test_short_attention", "test_fused"}
+    assert marked == {"test_parity", "test_gpu", "test_gpu_fuzz", *kernels}
 
 
 def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
@@ -81,6 +83,15 @@ def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
     if not torch.cuda.is_available():
         with pytest.raises(SystemExit, match="sees no CUDA device"):
             gpu_checks.main(["c", "--out", str(tmp_path)])
+
+
+def test_a_gpu_check_ends_in_time_with_what_it_started(tmp_path):
+    """And what it printed until then is kept; workers of tests and compilers hold its output open."""
+    code = "import subprocess as s, time; print('begun'); s.Popen(['sleep', '60']); time.sleep(60)"
+    start = time.monotonic()
+    status = gpu_checks.run("speed", [sys.executable, "-c", code], tmp_path, until=start + 3)
+    assert (status, (tmp_path / "speed.txt").read_text()) == (-signal.SIGKILL, "begun\n")
+    assert time.monotonic() - start < 30
 
 
 def test_a_case_that_ends_the_process_costs_that_case_alone(tmp_path, monkeypatch):
@@ -98,7 +109,7 @@ def test_a_case_that_ends_the_process_costs_that_case_alone(tmp_path, monkeypatc
             os.kill(os.getpid(), signal.SIGKILL)
         return plain(case, *args)
 
-    def run(step, words, out):  # in a fork, which has imported everything
+    def run(step, words, out, until):  # in a fork, which has imported everything
         def main():
             torch.set_num_threads(1)  # OpenMP's other threads are not in a fork, which would wait for them
             sys.exit(gpu_parity.main(words))

@@ -6,7 +6,9 @@ The interpreter takes 16-bit numbers for integers in matmuls, so tests in these 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +17,30 @@ from bertlite.inference.triton_kernels import INTERPRETED
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RUNS = INTERPRETED or (find_spec("triton") is not None and HERE.type == "cuda")
-with_triton = pytest.mark.skipif(not RUNS, reason="Triton is not installed, or does not interpret in this process")
 here_or_interpreted = pytest.mark.skipif(
     RUNS or find_spec("triton") is None, reason="Triton is not installed, or runs in this process"
 )
 ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(HERE.type != "cuda", reason="no CUDA device")]
 FLOATS = [torch.float32, *(pytest.param(x, marks=ON_A_GPU) for x in (torch.bfloat16, torch.float16))]
+
+
+if INTERPRETED:  # numpy 2.4 makes no index of an array of one number, which Triton 3.6 has for a number
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_and_index(tensor: Any, *scope: Any) -> None:
+        patch_tensor(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor_and_index
+
+
+def with_triton(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test where kernels run; on a GPU it is one of those that need one."""
+    reason = "Triton is not installed, or does not interpret in this process"
+    test = pytest.mark.skipif(not RUNS, reason=reason)(test)
+    return pytest.mark.gpu(test) if HERE.type == "cuda" else test
 
 
 def run_interpreted(file: str) -> None:
