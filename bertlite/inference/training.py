@@ -48,7 +48,8 @@ class TrainingStep:
 
     Args:
         model: a model of bertlite or bertlite.hf; or of transformers with sdpa, which computes padding.
-        optimizer: on a GPU one that can be recorded, such as AdamW(…, fused=True).
+        optimizer: on a GPU one that can be recorded, such as AdamW(…, fused=True).  There a learning rate is a tensor:
+            change it by `schedule`, or by `group["lr"].fill_(…)`.
         loss: (model, batch on the model's device) -> a scalar; by default the model's own loss.  On a GPU it must
             neither read values of tensors nor depend on positions of padding.
         clip: the largest norm of the gradients.
@@ -80,7 +81,7 @@ class TrainingStep:
         self.model, self.optimizer, self.loss, self.clip = model, optimizer, loss, clip
         self.schedule, self.scaler, self.autocast, self.accumulate = schedule, scaler, autocast, accumulate
         self.device: torch.device = next(model.parameters()).device
-        self.parameters = list(model.parameters())
+        self.modules, self.parameters = list(model.modules()), list(model.parameters())
         bodies: Any = [getattr(each, "base_model", None) for each in (model, *frozen)]
         self.bodies = bodies if all(isinstance(body, BertBody) for body in bodies) else []
         self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
@@ -88,6 +89,13 @@ class TrainingStep:
         if capture is None and self.device.type == "cuda":
             self.capture = partial(record_run, pool=torch.cuda.graph_pool_handle())
             make_recordable_(optimizer, self.device, scaled=scaler is not None)
+        optimizer.register_load_state_dict_post_hook(self.forget)
+
+    def forget(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drop all graphs: the optimizer has loaded a state, which lies elsewhere."""
+        self.made.clear()
+        if self.device.type == "cuda":
+            make_recordable_(optimizer, self.device, scaled=self.scaler is not None)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a batch; return its loss, a scalar on the model's device, for which nothing waits."""
@@ -184,7 +192,7 @@ class TrainingStep:
         """Run the step of a bucket: plainly for the first time, recorded for the second."""
         assert self.capture is not None
         shapes = {name: shape_in(bucket, name, x, batch) for name, x in batch.items() if isinstance(x, Tensor)}
-        flags = self.model.training, *(x.requires_grad for x in self.parameters)
+        flags = *(x.training for x in self.modules), *(x.requires_grad for x in self.parameters)
         # a graph keeps dtypes, and numbers of Python, which a schedule of momentum changes
         kept = [x.dtype if isinstance(x, Tensor) else x for x in batch.values()]
         kept += [
