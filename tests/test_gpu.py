@@ -165,15 +165,16 @@ def test_graphs_give_what_the_model_gives_and_wait_once(dtype, there):
     """Sizes of one bucket share a graph; another stream and outputs of earlier calls are left alone."""
     model = make(hidden_size=64, attn_implementation="auto").float().cuda().to(dtype)
     quick = optimize_for_inference(model, backend="graphs")
-    real, allowed = there["attention_mask"].bool(), 2e-2 if dtype == torch.bfloat16 else 1e-5
-    wanted = model(**there).last_hidden_state[real]
+    real, made = there["attention_mask"].bool(), quick.base_model.graphs.made
+    verified, true = {*made}, copy.deepcopy(model).double()(**there).last_hidden_state[real]
+    allowed = 2 * (model(**there).last_hidden_state[real] - true).norm()
     first = quick(**there).last_hidden_state
     with torch.cuda.stream(torch.cuda.Stream()):
         other = quick(**{name: x.flip(0) for name, x in there.items()}).last_hidden_state
     torch.cuda.synchronize()
-    assert_same(first[real], wanted, atol=allowed)
-    assert_same(other.flip(0)[real], wanted, atol=allowed)
-    assert len(quick.base_model.graphs.made) == 1
+    assert (first[real] - true).norm() <= allowed
+    assert (other.flip(0)[real] - true).norm() <= allowed
+    assert len({*made} - verified) == 1
     assert waits(lambda: quick(**there)) <= 1
     del there["attention_mask"]
     quick(**there)
@@ -188,7 +189,7 @@ def test_recorded_steps_train_as_an_eager_loop_and_wait_once(autocast, accumulat
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = make(BertForSequenceClassification, **sizes, **dropout).float().cuda().train()
     plain, found = copy.deepcopy(model), []
-    batches = [{**make_batch(8, 40 - i % 2 * 20, i), "labels": torch.arange(8) % 3} for i in range(60)]
+    batches = [{**make_batch(8, 40 - i // accumulate % 2 * 20, i), "labels": torch.arange(8) % 3} for i in range(60)]
     batches = [{name: x.cuda() for name, x in batch.items()} for batch in batches]
     for each in (model, plain):
         optimizer = torch.optim.AdamW(each.parameters(), lr=1e-3, fused=True)

@@ -41,8 +41,8 @@ if triton is not None:
             queries = tl.load(q + token * q_row + at, mask=inside, other=0.0)
             keys = tl.load(k + token * k_row + at, mask=inside, other=0.0)
             values = tl.load(v + token * v_row + at, mask=inside, other=0.0)
-            # from 64 tokens on exact sums would need more registers than there are
-            precision: tl.constexpr = "tf32" if not EXACT else "ieee" if L <= 32 else "tf32x3"
+            # exact sums of more would need more registers than there are
+            precision: tl.constexpr = "tf32" if not EXACT else "ieee" if L <= 32 and L * H <= 2048 else "tf32x3"
             scores = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale
             both = (row[:, None] < length) & (row[None] < length)
             if BIASED:
