@@ -14,7 +14,7 @@ runs every path on a second device that the CPU computes.
 
 Where a command may take 10 minutes, on an H200 by estimate:
 
-    --minutes 9 --steps tests,limits,embed      # 4, 1 and 1 minutes: Triton compiles some 200 kernels
+    --minutes 9 --steps tests,limits,embed      # 4, 1 and 2 minutes: Triton compiles some 300 kernels
     --minutes 9 --steps speed,checkpointing     # 6 minutes, most of them torch.compile's, and 1
     --minutes 9 --steps parity,speed-large      # 4 minutes, and as long as there is time
 
