@@ -12,7 +12,7 @@ that differs, a section of speed as missing; then the step goes on behind it.  c
 step.  Exits 1 if any failed.  Without a GPU, `tests/test_device.py`
 runs every path on a second device that the CPU computes.
 
-Where a command may take 10 minutes, on an H200 by estimate:
+Three runs for a machine that ends a command after 10 minutes, by estimate for an H200:
 
     --minutes 9 --steps tests,limits,embed      # 4, 1 and 2 minutes: Triton compiles some 300 kernels
     --minutes 9 --steps speed,checkpointing     # 6 minutes, most of them torch.compile's, and 1
@@ -98,7 +98,7 @@ def run(step: str, words: Sequence[str], out: Path, until: float = math.inf) -> 
     """Run a command, with its output on the terminal and in STEP.txt; return its exit status.
 
     Args:
-        until: when `time.monotonic()` is so late, the command and what it started are ended.
+        until: the time.monotonic() at which the command ends, with all processes that it started.
     """
     print(f"\n== {step}: {' '.join(words)}", flush=True)
     start = time.perf_counter()
