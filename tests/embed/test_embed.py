@@ -42,12 +42,12 @@ from bertlite.support.extras import install_hint
 from bertlite.support.progress import Progress
 from scripts.measure import embed as measure_embed
 from scripts.measure.speed import engines as speed_engines
-from tests.clients.checks.common import minilm
 
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
 library = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")
+modules = library.sentence_transformer.modules
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
@@ -70,6 +70,18 @@ def write_checkpoint(folder: Path, pruned: Mapping[int, Iterable[int]] | None = 
     bertlite.prune_heads(model, pruned or {}).save_pretrained(folder)
     BertTokenizer(WORDS).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model with MiniLM's modules and the width of its vectors, and only one layer."""
+    sizes = {"hidden_size": 384, "num_attention_heads": 12, "num_hidden_layers": 1, "max_position_embeddings": 96}
+    folder = tmp_path_factory.mktemp("sentences")
+    st = library.SentenceTransformer(str(write_checkpoint(folder / "body", **sizes)), device="cpu")
+    st.add_module("2", modules.Normalize())
+    st.max_seq_length = 64
+    st.save(str(folder / "whole"))
+    return folder / "whole"
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +159,7 @@ def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> No
     for i, residual in enumerate((False, True)):
         whole.add_module(
             str(2 + i),
-            library.sentence_transformer.modules.Dense(80, 80, activation_function=None, use_residual=residual),
+            modules.Dense(80, 80, activation_function=None, use_residual=residual),
         )
     whole.save(str(folder := tmp_path / "model"))
     texts = [*texts_of(60), "", "abc " * 50]
@@ -163,12 +175,12 @@ def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> No
             assert (got == alone[chosen]).all(), [texts[i] for i in chosen if (got[chosen.index(i)] != alone[i]).any()]
 
 
-def test_the_vectors_are_those_of_sentence_transformers(tmp_path) -> None:
+def test_the_vectors_are_those_of_sentence_transformers(sentences, tmp_path) -> None:
     """With its prompts, pooling without them, a Dense module and truncation."""
-    st = library.SentenceTransformer(str(minilm()), device="cpu")
+    st = library.SentenceTransformer(str(sentences), device="cpu")
     st.prompts, st.default_prompt_name = {"query": "query: ", "passage": "This is a PASSAGE. "}, "query"
     st.set_pooling_include_prompt(False)
-    st.add_module("3", library.models.Dense(384, 51))
+    st.add_module("3", modules.Dense(384, 51))
     st.save(str(tmp_path / "model"))
     exact, found = copy.deepcopy(st).double(), []
     for options, call in (
@@ -189,10 +201,10 @@ def test_the_vectors_are_those_of_sentence_transformers(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, tmp_path: Path) -> None:
+def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, sentences: Path, tmp_path: Path) -> None:
     """All of them, the norm too, whose sum torch orders by the processor's instructions."""
     kernels_or_skip(reproducible=True)
-    texts, folder = [*texts_of(40), *TEXTS], shutil.copytree(minilm(), tmp_path / "model")
+    texts, folder = [*texts_of(40), *TEXTS], shutil.copytree(sentences, tmp_path / "model")
     pack(folder, tmp_path / "packed", dtype=dtype, reproducible=True)
     wanted, options = PackedModel(tmp_path / "packed").encode(texts), {"dtype": dtype, "reproducible": True}
     assert (Embedder(folder, **options).encode(texts) == wanted).all()
@@ -202,7 +214,7 @@ def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, tmp_path:
     assert unit.settings["reproducible"]
     st = library.SentenceTransformer(str(folder), device="cpu")
     for act in (torch.nn.Tanh(), None):
-        st.add_module("2", library.models.Dense(384, 384, activation_function=act, use_residual=act is None))
+        st.add_module("2", modules.Dense(384, 384, activation_function=act, use_residual=act is None))
         st.save(str(tmp_path / "dense"))
         found = Embedder(tmp_path / "dense", **options).encode(texts)
         alone = Embedder(tmp_path / "dense", **options, max_tokens=1).encode(texts[:9])
@@ -210,7 +222,7 @@ def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, tmp_path:
         if act is not None:  # the runtime has no residual
             pack(tmp_path / "dense", tmp_path / "packed", dtype=dtype, reproducible=True)
             assert (PackedModel(tmp_path / "packed").encode(texts) == found).all()
-    st.add_module("2", library.models.Dense(384, 5, activation_function=torch.nn.Softplus()))
+    st.add_module("2", modules.Dense(384, 5, activation_function=torch.nn.Softplus()))
     st.save(str(tmp_path / "dense"))
     with pytest.raises(ValueError, match=r"^Dense of .* depend on the processor: leave out reproducible"):
         Embedder(tmp_path / "dense", **options).encode("a")
@@ -219,11 +231,11 @@ def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, tmp_path:
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MiniLM in int8, with a prompt."""
+def packed(tmp_path_factory: pytest.TempPathFactory, sentences: Path) -> Path:
+    """Pack the same in int8, with a prompt."""
     kernels_or_skip()
     folder, out = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("packed") / "packed"
-    st = library.SentenceTransformer(str(minilm()), device="cpu")
+    st = library.SentenceTransformer(str(sentences), device="cpu")
     st.prompts = {"query": "find this: "}
     st.save(str(folder))
     pack(folder, out, dtype="int8")
@@ -250,7 +262,7 @@ def test_a_packed_folder_is_embedded_by_the_runtime(
     assert cut.longest == 7
     assert (cut.encode("a b c d e f g") == cut.encode("a b c d e")).all()
     assert (cut.encode("a b c d e") == Embedder(packed).encode("a b c d e")).all()
-    assert (Embedder(packed, max_length=400).encode(TEXTS[3]) != Embedder(packed).encode(TEXTS[3])).any()
+    assert (Embedder(packed, max_length=80).encode(TEXTS[3]) != Embedder(packed).encode(TEXTS[3])).any()
     arguments = ["embed", str(packed), str(lines), "--out", str(tmp_path / "out"), "--shard-rows", "10"]
     assert main(arguments) == 0
     whole = read(tmp_path / "out")
@@ -274,7 +286,7 @@ def test_a_packed_folder_is_embedded_by_the_runtime(
         ({"device": "meta"}, "device is meta; .* has cpu"),
         ({"options": {"revision": "v1"}}, r"options is {'revision': 'v1'}; .* has {}"),
         ({"prompt_name": "qery"}, "there is no prompt 'qery'; have: .*'query'"),
-        ({"max_length": 513}, "max_length is 513; this model takes 3 to 512 tokens"),
+        ({"max_length": 97}, "max_length is 97; this model takes 3 to 96 tokens"),
     ],
 )
 def test_settings_that_a_packed_folder_cannot_obey_are_refused(

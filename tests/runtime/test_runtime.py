@@ -126,20 +126,28 @@ def minilm_folder() -> Path:
     return Path(minilm())
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, minilm_folder: Path) -> Any:
-    """Return a function that gives the folder of a model of transformers with MiniLM's tokenizer, and packs it."""
+@pytest.fixture
+def folders(tmp_path: Path, minilm_folder: Path) -> Any:
+    """Return a function that saves a small model of transformers with MiniLM's tokenizer, and returns its folder."""
 
     def make(cls: str, **fields: Any) -> Path:
-        folder = tmp_path_factory.mktemp("model") / "model"
         torch.manual_seed(0)
         sizes = {**SIZES, "vocab_size": 30522, "initializer_range": 0.3}
-        getattr(transformers, cls)(transformers.BertConfig(**{**sizes, **fields})).save_pretrained(folder)
+        getattr(transformers, cls)(transformers.BertConfig(**{**sizes, **fields})).save_pretrained(tmp_path / "model")
         for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-            shutil.copy(minilm_folder / name, folder)
-        return folder
+            shutil.copy(minilm_folder / name, tmp_path / "model")
+        return tmp_path / "model"
 
     return make
+
+
+@pytest.fixture
+def sentences(folders: Any, tmp_path: Path) -> Path:
+    """Save such a model as sentence-transformers does, with mean pooling and a limit of 32 tokens."""
+    whole = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folders("BertModel")), device="cpu")
+    whole.max_seq_length = 32
+    whole.save(str(tmp_path / "sentences"))
+    return tmp_path / "sentences"
 
 
 @pytest.fixture(scope="module")
@@ -267,12 +275,12 @@ def test_vectors_of_no_texts_have_a_dimension(encoder: PackedModel) -> None:
 
 
 @pytest.mark.parametrize("pools_prompt", [True, False])
-def test_poolings_have_the_bits_of_embed(pools_prompt: bool, minilm_folder: Path, tmp_path: Path) -> None:
+def test_poolings_have_the_bits_of_embed(pools_prompt: bool, sentences: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     modules = library.sentence_transformer.modules
-    pooling = modules.Pooling(384, tuple(POOLINGS), include_prompt=pools_prompt)
+    pooling = modules.Pooling(96, tuple(POOLINGS), include_prompt=pools_prompt)
     prompts = {"prompts": {"query": "find this: "}, "default_prompt_name": "query"}
-    body = modules.Transformer(str(minilm_folder))
+    body = modules.Transformer(str(sentences))
     library.SentenceTransformer(modules=[body, pooling], device="cpu", **prompts).save(str(tmp_path / "model"))
     pack(tmp_path / "model", tmp_path / "packed")
     texts = [*TEXTS, "", *(f"number {i} " * (i % 7) for i in range(40))]
@@ -303,9 +311,8 @@ print(first[:2].tobytes().hex())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_without_torch_threads_and_forks_give_the_same_bits(minilm_folder: Path, tmp_path: Path) -> None:
-    pack(minilm_folder, tmp_path / "packed", dtype="int8")
-    packed = load(tmp_path / "packed", threads=1)
+def test_without_torch_threads_and_forks_give_the_same_bits(encoder: PackedModel) -> None:
+    packed = load(encoder.folder, threads=1)
     texts = ["a dog", "the cat sat on the mat"] * 20
     wanted = packed.encode(texts)
     found: list[bool] = []
@@ -317,15 +324,14 @@ def test_without_torch_threads_and_forks_give_the_same_bits(minilm_folder: Path,
     for thread in threads:
         thread.join()
     assert found == [True] * 3
-    done = subprocess.run([sys.executable, "-c", ALONE, tmp_path / "packed"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", ALONE, encoder.folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == wanted[:2].tobytes().hex()
 
 
-def test_texts_are_lower_cased_but_for_special_tokens(minilm_folder: Path, tmp_path: Path) -> None:
+def test_texts_are_lower_cased_but_for_special_tokens(sentences: Path, minilm_folder: Path, tmp_path: Path) -> None:
     """As sentence-transformers does where its config says so; pack compares such a text."""
-    library = pytest.importorskip("sentence_transformers")
-    folder = shutil.copytree(minilm_folder, tmp_path / "cased")
+    library, folder = pytest.importorskip("sentence_transformers"), sentences
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": true}')
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
@@ -336,8 +342,8 @@ def test_texts_are_lower_cased_but_for_special_tokens(minilm_folder: Path, tmp_p
     assert np.abs(load(tmp_path / "packed").encode(texts) - wanted).max() < 1e-5
 
 
-def test_a_changed_byte_beside_the_weights_is_found(minilm_folder: Path, tmp_path: Path) -> None:
-    pack(minilm_folder, tmp_path / "packed", texts=TEXTS)
+def test_a_changed_byte_beside_the_weights_is_found(sentences: Path, tmp_path: Path) -> None:
+    pack(sentences, tmp_path / "packed", texts=TEXTS)
     for name, old, new in (("runtime.json", b"mean", b"max "), ("tokenizer.json", b"##s", b"##t")):
         whole = (tmp_path / "packed" / name).read_bytes()
         assert old in whole
@@ -345,7 +351,7 @@ def test_a_changed_byte_beside_the_weights_is_found(minilm_folder: Path, tmp_pat
         with pytest.raises(ValueError, match="is damaged"):
             load(tmp_path / "packed")
         (tmp_path / "packed" / name).write_bytes(whole)
-    assert load(tmp_path / "packed").encode(TEXTS).shape == (3, 384)
+    assert load(tmp_path / "packed").encode(TEXTS).shape == (3, 96)
 
 
 def test_files_of_another_format_are_refused(minilm_folder: Path, tmp_path: Path) -> None:

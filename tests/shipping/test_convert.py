@@ -79,7 +79,7 @@ def test_pooling_is_carried_and_a_pooler_that_is_not_there_is_not_made(tmp_path:
 def test_a_model_in_the_folder_of_its_module_is_read(tmp_path: Path) -> None:
     """As sentence-transformers laid it out in 2019, with a class of its own for each family."""
     old, out = tmp_path / "old", tmp_path / "out"
-    save(old / "0_BERT", "BertModel")
+    save(old / "0_BERT", "BertModel", **COUNTED)
     add_pooling(old, "0_BERT")
     modules = json.loads((old / "modules.json").read_text())
     modules[0]["type"] = "sentence_transformers.models.BERT"
