@@ -10,7 +10,9 @@ model in float64.  The minutes are shared out evenly.  Prints a line for each, a
 """
 
 import argparse
+import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
 from bertlite.cli.parts import names_of
-from bertlite.runtime.library import SOURCES, find_compiler, usable_sets
+from bertlite.runtime.library import SOURCES, cache_folder, find_compiler, own_folder, usable_sets
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 
@@ -33,7 +35,7 @@ SANITIZERS = {
     "address": ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread",),
 }
-FLAGS = ("-std=c++17", "-O1", "-g", "-pthread", "-DBERTLITE_STD_THREADS", f"-I{SOURCES}")
+FLAGS = ("-std=c++17", "-O1", "-pthread", "-DBERTLITE_STD_THREADS")
 KINDS = (*SANITIZERS, "python")
 # relative to the largest number of the outputs
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.int8: 0.3}
@@ -46,22 +48,34 @@ class FaultError(Exception):
 def run_sanitized(sanitizer: str, seconds: float, seed: int) -> dict[str, Any]:
     """Run the harness with a sanitizer, for the best set of instructions."""
     best = usable_sets()[0]
-    return run_harness([*find_compiler(), "-w", *best.flags, *SANITIZERS[sanitizer]], seconds, seed)
+    return run_harness([*find_compiler(), "-w", "-g", *best.flags, *SANITIZERS[sanitizer]], seconds, seed)
 
 
 def run_harness(
     compiler: Sequence[str], seconds: float, seed: int, emulator: Sequence[str] = (), cases: int = -1
 ) -> dict[str, Any]:
-    """Compile the harness and run it for so long, or so many cases; return their number, errors and hash."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = f"{folder}/harness"
-        command = [*compiler, *FLAGS, str(HARNESS), "-o", program]
-        for run in (command, [*emulator, program, str(seconds), str(seed), str(cases)]):
-            done = subprocess.run(run, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise FaultError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    """Compile the harness if it is not in the user's cache, and run it for so long, or so many cases.
+
+    Returns:
+        The number of cases, their errors and the hash of their outputs.
+    """
+    sources = b"".join(path.read_bytes() for path in (HARNESS, *sorted(SOURCES.iterdir())))
+    digest = hashlib.sha256(repr((*compiler, *FLAGS)).encode() + sources).hexdigest()
+    program = own_folder(cache_folder()) / f"harness-{digest[:16]}"
+    if not program.exists():
+        with tempfile.TemporaryDirectory(dir=program.parent) as folder:
+            run_program([*compiler, *FLAGS, f"-I{SOURCES}", str(HARNESS), "-o", f"{folder}/harness"])
+            os.replace(f"{folder}/harness", program)
+    found: dict[str, Any] = json.loads(run_program([*emulator, str(program), str(seconds), str(seed), str(cases)]))
     return found
+
+
+def run_program(command: Sequence[str]) -> str:
+    """Run a command and return its standard output; raise FaultError if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FaultError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
+    return done.stdout
 
 
 def random_model(random: torch.Generator) -> BertModel:
