@@ -125,9 +125,3 @@ def test_a_cell_that_cannot_be_stored_is_named() -> None:
     ):
         with pytest.raises(ValueError, match=r"seven, cell one: print text or draw"):
             notebooks.stored_output(output, "seven, cell one")
-
-
-def test_an_unknown_notebook_is_answered_with_those_that_there_are() -> None:
-    assert [path.name[:2] for path in notebooks.select(["02", "07"])] == ["02", "07"]
-    with pytest.raises(SystemExit, match=r"no notebook begins with '99'; there are 01_"):
-        notebooks.select(["99"])

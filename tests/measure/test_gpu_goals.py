@@ -131,19 +131,8 @@ def test_texts_to_vectors_are_measured_and_an_engine_that_fails_is_named(
     monkeypatch.setattr(gpu_embed, "BATCHES", (32,))
     monkeypatch.setattr(gpu_embed, "TOKENS", (512,))
     monkeypatch.setattr(gpu_embed, "optimize_for_inference", fail)
-    words = [
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-        "--rounds",
-        "3",
-        "--count",
-        "9",
-        "--out",
-        str(tmp_path / "x.json"),
-    ]
-    assert gpu_embed.main([str(folder), *words]) == 1
+    words = ["--device", "cpu", "--dtype", "float32", "--rounds", "3", "--count", "9"]
+    assert gpu_embed.main([str(folder), *words, "--out", str(tmp_path / "x.json")]) == 1
     found = json.loads((tmp_path / "x.json").read_text())
     assert found["seconds"].keys() == {f"{gpu_embed.STOCK}, 32", f"{gpu_embed.OURS}, 512"}
     assert found["cosines"][f"{gpu_embed.OURS}, 512"] > 1 - 1e-6
