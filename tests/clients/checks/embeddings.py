@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ TEXTS = [
 
 
 def copied(folder: Path, pruned: bool = False) -> Path:
-    """all-MiniLM-L6-v2 as a folder that may be written to."""
-    path = Path(shutil.copytree(minilm(), folder / "minilm"))
+    """Return a folder of links to all-MiniLM-L6-v2's files; saving replaces a link, and writes through none."""
+    path = Path(shutil.copytree(minilm(), folder / "minilm", copy_function=os.symlink))
     if pruned:
         bertlite.prune_heads(bertlite.BertModel.from_pretrained(path), SOME).save_pretrained(path)
     return path
