@@ -29,11 +29,10 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from bertlite.config import BertConfig, kept_heads, normalise_units
-from bertlite.models.structure import BertLike, layers_of
+from bertlite.models.structure import BertLike, check_model, layers_of
 from bertlite.pruning.importance.batches import (
     Batch,
     Loss,
-    check_model,
     eval_mode,
     input_shape,
     per_example,

@@ -101,6 +101,7 @@ def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
 
 def copy_model(model: Model) -> Model:
     """Return a copy of a model, also where weights are computed, as with the masks of torch.nn.utils.prune."""
+    check_model(model)
     held = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     return copy.deepcopy(model, {id(x): x.detach().clone() for x in held if not x.is_leaf})  # deepcopy refuses these
 
@@ -123,6 +124,7 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
         ValueError: the model never had such a layer or head.
         TypeError: a projection is not a plain nn.Linear (LoRA, quantised): merge first, or prune first.
     """
+    check_model(model)
     return resize_layers_(model, with_pruned(model.config, heads))
 
 
@@ -144,6 +146,7 @@ def prune_neurons_(model: Model, neurons: Neurons) -> Model:
         ValueError: the model never had such a layer or neuron.
         TypeError: a matrix is not in a plain nn.Linear (LoRA, quantised): merge first, or prune first.
     """
+    check_model(model)
     return resize_layers_(model, with_pruned(model.config, {}, neurons))
 
 
@@ -164,6 +167,7 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
     Raises:
         ValueError: there is no such layer, or `layers` is no list.
     """
+    check_model(model)
     before, count = model.config, model.config.num_hidden_layers
     try:
         gone = sorted(parse_indices(layers), reverse=True)
@@ -183,7 +187,6 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
     if pruned_neurons(before):
         fields["pruned_neurons"] = renumber(pruned_neurons(before))
     after = with_fields(before, fields)
-    check_not_optimised(model)
     for layer in gone:
         del model.base_model.encoder.layer[layer]
     for new, block in enumerate(layers_of(model)):
@@ -271,8 +274,9 @@ def densify(model: Model) -> Model:
     Raises:
         TypeError: as for `prune_heads_`.
     """
+    model = copy_model(model)
     no_neurons: dict[str, Neurons] = {"pruned_neurons": {}} if pruned_neurons(model.config) else {}
-    return resize_layers_(copy_model(model), with_fields(model.config, {"pruned_heads": {}, **no_neurons}))
+    return resize_layers_(model, with_fields(model.config, {"pruned_heads": {}, **no_neurons}))
 
 
 def resize_layers_(model: Model, after: Any) -> Model:
@@ -330,13 +334,20 @@ def scatter_heads(attentions: Sequence[Tensor], config: BertConfig, fill: float 
 
 
 def layers_of(model: BertLike) -> Iterator[BertLayer]:
-    """Return the layers of a model; raise TypeError if `optimize_for_inference` has packed them."""
-    check_not_optimised(model)
+    """Return the layers of a model; see `check_model`."""
+    check_model(model)
     return iter(model.base_model.encoder.layer)  # type: ignore[arg-type]  # a ModuleList of BertLayer
 
 
-def check_not_optimised(model: BertLike) -> None:
-    if getattr(model.base_model.encoder, "is_optimised", False):
+def check_model(model: object) -> None:
+    """Raise TypeError for a model of another library, and if `optimize_for_inference` has packed the layers."""
+    base = getattr(model, "base_model", None)
+    if not isinstance(base, BertBody):
+        raise TypeError(
+            f"{type(model).__name__} is not a model of bertlite or bertlite.hf: load it with one of these, or pass the"
+            " model inside"
+        )
+    if getattr(base.encoder, "is_optimised", False):
         raise TypeError(
             "the model was made by optimize_for_inference, and its layers can only run: change the original"
             " model, and optimise the result again"

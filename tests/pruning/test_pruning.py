@@ -18,8 +18,10 @@ from bertlite import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
+    compact,
     densify,
     drop_layers,
+    drop_layers_,
     kept_heads,
     kept_neurons,
     prune_heads,
@@ -398,6 +400,17 @@ def test_units_that_are_not_there_are_refused_and_nothing_changes() -> None:
         with pytest.raises(ValueError, match=says):
             prune_neurons_(model, neurons)
     assert_unchanged(model, before, config)
+
+
+def test_models_of_other_libraries_and_wrappers_are_refused_by_name() -> None:
+    for model in (nn.Linear(3, 4), nn.DataParallel(make()), nn.Sequential(make()), None):
+        says = f"^{type(model).__name__} is not a model of bertlite or bertlite.hf: load .* or pass the model inside$"
+        for change in (prune_heads, prune_heads_, prune_neurons, prune_neurons_):
+            with pytest.raises(TypeError, match=says):
+                change(model, {0: [1]})  # type: ignore[type-var]
+        for change in (densify, lambda m: drop_layers(m, [0]), lambda m: drop_layers_(m, [0]), compact):
+            with pytest.raises(TypeError, match=says):
+                change(model)
 
 
 def test_layers_that_share_a_module_are_refused() -> None:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.models.body import HeadBody
-from bertlite.models.structure import BertLike, check_not_optimised
-from bertlite.stack.body import BertBody
+from bertlite.models.structure import BertLike
 
 Batch = Mapping[str, Any]  # a model's inputs, and its labels
 Loss = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,), each example's loss
@@ -41,12 +40,6 @@ def eval_mode(*models: BertLike) -> Iterator[None]:
             for model, wanted in zip(models, trained, strict=True):
                 for name, parameter in model.named_parameters():
                     parameter.requires_grad_(wanted[name])
-
-
-def check_model(model: object) -> None:
-    if not isinstance(getattr(model, "base_model", None), BertBody):
-        raise TypeError(f"{type(model).__name__} is not a model of bertlite or bertlite.hf; load it with one of these")
-    check_not_optimised(cast(BertLike, model))
 
 
 def head_of(model: BertLike) -> HeadBody[Any]:

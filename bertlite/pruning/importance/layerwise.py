@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig
-from bertlite.models.structure import BertLike, Model, check_linear, copy_model, layers_of
+from bertlite.models.structure import BertLike, Model, check_linear, check_model, copy_model, layers_of
 from bertlite.pruning.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
 from bertlite.pruning.importance.batches import (
     Batch,
-    check_model,
     count_examples,
     eval_mode,
     flatten,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import pruned_neurons
-from bertlite.models.structure import BertLike, Model, check_linear, copy_model, layers_of, unit_rows
-from bertlite.pruning.importance.batches import Batch, check_model, eval_mode, flatten, read_batches, real_tokens
+from bertlite.models.structure import BertLike, Model, check_linear, check_model, copy_model, layers_of, unit_rows
+from bertlite.pruning.importance.batches import Batch, eval_mode, flatten, read_batches, real_tokens
 from bertlite.pruning.importance.moments import choose_ridge, fit_matrix, gather, total
 from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, arguments_of, run

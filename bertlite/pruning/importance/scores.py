@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bertlite.models.structure import BertLike
+from bertlite.models.structure import BertLike, check_model
 from bertlite.pruning.criteria import (
     CRITERIA,
     NORMALISERS,
@@ -18,7 +18,7 @@ from bertlite.pruning.criteria import (
     Criterion,
     criteria_for,
 )
-from bertlite.pruning.importance.batches import Batch, Loss, check_model, eval_mode
+from bertlite.pruning.importance.batches import Batch, Loss, eval_mode
 from bertlite.pruning.importance.measurements import SCORES, ScoringTask
 from bertlite.pruning.importance.structures import HEADS, NEURONS
 
