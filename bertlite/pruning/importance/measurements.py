@@ -34,7 +34,7 @@ from bertlite.pruning.importance.batches import (
     read_batches,
     real_tokens,
 )
-from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
+from bertlite.pruning.importance.predictions import divergence, pair_up, predictions, sum_terms
 from bertlite.pruning.importance.structures import Structure, recorded_layers, run, started_at
 
 Objective = Callable[[Any], Tensor]  # model output -> (B,)
@@ -82,7 +82,8 @@ class ScoringTask:
             return lambda out: divergence(dense, predictions(self.model, out, batch))
         drawn = [p.draw(generator) for p in dense]
         return lambda out: sum_terms(
-            p.nll(labels) for p, labels in zip(predictions(self.model, out, batch), drawn, strict=True)
+            p.nll(labels)
+            for (_, p), labels in zip(pair_up(dense, predictions(self.model, out, batch)), drawn, strict=True)
         )
 
 

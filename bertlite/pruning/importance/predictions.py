@@ -106,7 +106,15 @@ def sum_terms(terms: Iterable[Tensor]) -> Tensor:
 
 def divergence(dense: Sequence[Prediction], other: Sequence[Prediction]) -> Tensor:
     """Return the KL divergence of predictions from the dense model's, (B,), in nats."""
-    return sum_terms(p.divergence(q) for p, q in zip(dense, other, strict=True))
+    return sum_terms(p.divergence(q) for p, q in pair_up(dense, other))
+
+
+def pair_up(dense: Sequence[Prediction], other: Sequence[Prediction]) -> Iterable[tuple[Prediction, Prediction]]:
+    """Pair the predictions of two models; raise ValueError if they are models of different tasks."""
+    shapes = [[tuple(p.values.shape) for p in each] for each in (dense, other)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"the models predict {shapes[0]} and {shapes[1]} values: they are models of different tasks")
+    return zip(dense, other, strict=True)
 
 
 def predictions(model: BertLike, out: Any, batch: Batch) -> list[Prediction]:

@@ -571,6 +571,30 @@ def test_labels_that_do_not_fit_are_refused(cls: Any, labels: dict[str, Any], me
     assert not runs or "no example" in message
 
 
+@pytest.mark.parametrize("criterion", ["michel", "confidence"])
+def test_a_batch_of_lists_or_without_examples_is_refused_by_name(criterion: str) -> None:
+    (batch,) = data(size=5)
+    lists = {name: x.tolist() for name, x in batch.items()}
+    with pytest.raises(TypeError, match=r"input_ids is a list; make it a tensor, as in torch.tensor\(input_ids\)"):
+        head_importance(model_of(), [lists], criterion=criterion)
+    with pytest.raises(ValueError, match="batch 1 has no example"):
+        head_importance(model_of(), [batch, {name: x[:0] for name, x in batch.items()}], criterion=criterion)
+
+
+@pytest.mark.parametrize("criterion", ["fisher", "leave_one_out"])
+def test_a_teacher_of_another_task_is_refused(criterion: str) -> None:
+    for teacher in (model_of(num_labels=3), model_of(BertModel)):
+        with pytest.raises(ValueError, match=r"predict \[\(2, 1, \d+\)\] and \[\(2, 1, 6\)\] values"):
+            head_importance(model_of(), data(), criterion=criterion, target="kl", teacher=teacher)
+
+
+def test_an_example_of_padding_has_no_confidence() -> None:
+    model, batches = model_of(), data()
+    mask = torch.zeros_like(batches[0]["attention_mask"])
+    scores = head_importance(model, [*batches, {**batches[0], "attention_mask": mask}], criterion="confidence")
+    assert_same(scores, head_importance(model, batches, criterion="confidence"))
+
+
 def test_other_models_are_refused() -> None:
     with pytest.raises(TypeError, match="Linear is not a model of bertlite"):
         head_importance(nn.Linear(3, 4), data())
