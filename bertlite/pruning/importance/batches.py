@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bertlite.models.body import HeadBody
 from bertlite.models.structure import BertLike
+from bertlite.stack.inputs import check_tensor
 
 Batch = Mapping[str, Any]  # a model's inputs, and its labels
 Loss = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,), each example's loss
@@ -70,6 +71,10 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
             raise ValueError(
                 f"batch {i} has neither input_ids nor inputs_embeds; it has {', '.join(batch) or 'nothing'}"
             )
+        for name in ("input_ids", "inputs_embeds"):
+            check_tensor(name, batch.get(name))
+        if not count_examples(batch):
+            raise ValueError(f"batch {i} has no example")
         with torch.inference_mode(False):  # autograd saves no tensor of it, but a copy
             moved = {
                 name: (x.clone() if x.is_inference() else x).to(model.device) if isinstance(x, Tensor) else x

@@ -176,6 +176,7 @@ def attentions(task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]
         else:  # several rows of one example become one
             real = real.reshape(count_examples(batch), -1)
             statistic = statistic.reshape(*real.shape, *statistic.shape[2:])
+            real, statistic = real[real.any(1)], statistic[real.any(1)]  # an example of padding has no weights
             yield (statistic * real[..., None, None]).sum(1) / real.sum(1)[:, None, None]
 
 
