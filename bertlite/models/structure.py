@@ -77,11 +77,9 @@ def with_pruned(config: Config, heads: Heads, neurons: Neurons | None = None) ->
     """
     layers = config.num_hidden_layers
     more_heads = normalise_heads(heads, layers, config.num_attention_heads)
+    more_neurons = normalise_neurons({} if neurons is None else neurons, layers, config.intermediate_size)
     fields = {"pruned_heads": merge_units(pruned_heads(config), more_heads)}
-    if neurons is not None:
-        more_neurons = normalise_neurons(neurons, layers, config.intermediate_size)
-        fields["pruned_neurons"] = merge_units(pruned_neurons(config), more_neurons)
-    return with_fields(config, fields)
+    return with_fields(config, {**fields, "pruned_neurons": merge_units(pruned_neurons(config), more_neurons)})
 
 
 def merge_units(before: Heads, more: Heads) -> dict[int, list[int]]:
@@ -94,8 +92,10 @@ def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
         return replace(config, **fields)
     config = copy.deepcopy(config)  # transformers' config can be changed
     for field, value in fields.items():
-        by_layer = isinstance(value, Mapping)
-        setattr(config, field, {layer: gone for layer, gone in value.items() if gone} if by_layer else value)
+        if isinstance(value, Mapping):
+            value = {layer: gone for layer, gone in value.items() if gone}
+        if value or hasattr(config, field):  # it gets no field of ours that says nothing
+            setattr(config, field, value)
     return config
 
 
@@ -183,10 +183,8 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
     def renumber(units: Heads) -> dict[int, Iterable[int]]:
         return {new: units[old] for new, old in enumerate(kept) if old in units}
 
-    fields: dict[str, Any] = {"num_hidden_layers": len(kept), "pruned_heads": renumber(pruned_heads(before))}
-    if pruned_neurons(before):
-        fields["pruned_neurons"] = renumber(pruned_neurons(before))
-    after = with_fields(before, fields)
+    units = {"pruned_heads": renumber(pruned_heads(before)), "pruned_neurons": renumber(pruned_neurons(before))}
+    after = with_fields(before, {"num_hidden_layers": len(kept), **units})
     for layer in gone:
         del model.base_model.encoder.layer[layer]
     for new, block in enumerate(layers_of(model)):
@@ -274,9 +272,7 @@ def densify(model: Model) -> Model:
     Raises:
         TypeError: as for `prune_heads_`.
     """
-    model = copy_model(model)
-    no_neurons: dict[str, Neurons] = {"pruned_neurons": {}} if pruned_neurons(model.config) else {}
-    return resize_layers_(model, with_fields(model.config, {"pruned_heads": {}, **no_neurons}))
+    return resize_layers_(copy_model(model), with_fields(model.config, {"pruned_heads": {}, "pruned_neurons": {}}))
 
 
 def resize_layers_(model: Model, after: Any) -> Model:
