@@ -102,7 +102,7 @@ CRITERIA = {
         ),
         Criterion(
             "confidence",
-            "mean of the largest attention weight",
+            "mean of the largest attention weight; unlike in the paper, weights to [SEP] count",
             "Voita et al. 2019, arXiv:1905.09418",
             ATTENTIONS,
             lambda weights: weights.amax(-1),

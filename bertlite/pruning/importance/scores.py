@@ -67,8 +67,9 @@ def head_importance(
         model: a model of bertlite or bertlite.hf; its weights, gradients, mode and the random state are restored.
         batches: inputs and labels of the model; scored in eval mode.
         reduction: the mean is over "example"s, the same however they are batched; "token"s (Michel et al.'s code); or
-            "batch"es, one gradient for each (run_bertology, TextPruner).  For "batch", g is the Taylor criterion
-            Σ W·∂L/∂W of the head's weights in the output projection.
+            "batch"es, one gradient for each (run_bertology, TextPruner).  Michel et al.'s code divides the last layer
+            by examples, which "layer_l2" makes equal.  For "batch", g is the Taylor criterion Σ W·∂L/∂W of the head's
+            weights in the output projection.
         target: "loss"; or "kl", without labels: the divergence of the prediction from the dense model's.  KL has no
             gradient at the dense model, so its curvature, the Fisher information, is used.  L is -log p(y), where
             `seed` draws y from the teacher's prediction; mean g² is to second order twice the KL of closing the gate.
