@@ -3,6 +3,7 @@
 import json
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,7 +117,8 @@ def test_heads_that_share_a_model_all_know_its_heads(own: bool, pruned: str, tmp
     second = hf.BertForTokenClassification(config_of(num_labels=5) if own else config)
     other = hf.BertForMaskedLM(config)
     second.bert = first.bert
-    {"first": first, "second": second}[pruned].prune_heads(HEADS)
+    models: dict[str, Any] = {"first": first, "second": second}
+    models[pruned].prune_heads(HEADS)
     for model in (first, second):
         model.double().eval().save_pretrained(tmp_path)
         again = type(model).from_pretrained(tmp_path, dtype=F64)

@@ -408,7 +408,8 @@ def test_models_of_other_libraries_and_wrappers_are_refused_by_name() -> None:
         for change in (prune_heads, prune_heads_, prune_neurons, prune_neurons_):
             with pytest.raises(TypeError, match=says):
                 change(model, {0: [1]})  # type: ignore[type-var]
-        for change in (densify, lambda m: drop_layers(m, [0]), lambda m: drop_layers_(m, [0]), compact):
+        others: list[Any] = [densify, lambda m: drop_layers(m, [0]), lambda m: drop_layers_(m, [0]), compact]
+        for change in others:
             with pytest.raises(TypeError, match=says):
                 change(model)
 

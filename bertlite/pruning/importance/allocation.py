@@ -6,7 +6,7 @@ nan where a unit is pruned already.  Units with the lowest scores are removed fi
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -104,7 +104,8 @@ def count_units(count: int | None, share: float | None, total: int, unit: str) -
     """Return the number of units that a count or a share stands for."""
     if (count is None) == (share is None):
         raise TypeError(f"give count=, a number of {unit}s, or share=, from 0 to 1; not {count!r} and {share!r}")
-    if count is not None and not (isinstance(count, Integral) and not isinstance(count, bool) and 0 <= count <= total):
+    whole = isinstance(count, SupportsIndex) and not isinstance(count, bool)  # numpy's integers are
+    if count is not None and not (whole and 0 <= count <= total):
         raise ValueError(f"count is {count!r}; it must be a number of {unit}s, from 0 to the {total} that are there")
     if share is not None and not 0 <= share <= 1:
         raise ValueError(f"share is {share!r}; it must be from 0 to 1 of the {total} {unit}s that are there")
