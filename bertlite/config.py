@@ -494,7 +494,7 @@ def set_config(model: Any, config: BertConfig) -> None:
     """Replace the config of a model, of its BertModel, of its parts and of the modules that hold it.
 
     In bertlite.hf such a module has the config as an attribute, as in transformers, or in a config of several.  Heads
-    that share a BertModel may each have a config; those of other heads, and of the BertModel, get the changes.
+    that share a BertModel may each have a config: the other ones and the BertModel's get the changes.
     """
     before, base, parts = model.config, model.base_model, list(model.modules())
     new = {id(before): config}

@@ -339,10 +339,8 @@ def check_model(model: object) -> None:
     """Raise TypeError for a model of another library, and if `optimize_for_inference` has packed the layers."""
     base = getattr(model, "base_model", None)
     if not isinstance(base, BertBody):
-        raise TypeError(
-            f"{type(model).__name__} is not a model of bertlite or bertlite.hf: load it with one of these, or pass the"
-            " model inside"
-        )
+        name = type(model).__name__
+        raise TypeError(f"{name} is not a model of bertlite or bertlite.hf: load it so, or pass the model inside")
     if getattr(base.encoder, "is_optimised", False):
         raise TypeError(
             "the model was made by optimize_for_inference, and its layers can only run: change the original"
