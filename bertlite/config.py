@@ -4,7 +4,7 @@ import copy
 import gc
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from functools import partial
 from operator import index
@@ -314,6 +314,12 @@ def check_type(name: str, value: Any, kind: Any, default: Any = ()) -> None:
         raise ValueError(f"{name} is {value!r}, a {type(value).__name__}; it must be {wanted}")
 
 
+def check_known(name: str, value: Any, known: Collection[Any]) -> None:
+    """Raise ValueError if a value is none of the known ones; the message lists these."""
+    if value not in known:
+        raise ValueError(f"{name} {value!r} is unknown; have: {', '.join(map(str, known))}")
+
+
 def check_values(config: BertConfig) -> None:
     """Check the values of a config, ours or of transformers.
 
@@ -340,8 +346,7 @@ def check_values(config: BertConfig) -> None:
         ("problem_type", config.problem_type, (None, *PROBLEMS)),
         ("norm_rel_ebd", own_field(config, "norm_rel_ebd"), ("none", "layer_norm")),
     ):
-        if value not in allowed:
-            raise ValueError(f"{name} {value!r} is unknown; have: {', '.join(map(str, allowed))}")
+        check_known(name, value, allowed)
     if config.position_embedding_type == "disentangled":
         check_distances(config)
     if config.add_cross_attention and not config.is_decoder:
@@ -353,8 +358,7 @@ def check_distances(config: BertConfig) -> None:
     kinds, buckets, farthest = (
         own_field(config, name) for name in ("pos_att_type", "position_buckets", "max_relative_positions")
     )
-    if kinds not in DISENTANGLED:
-        raise ValueError(f"pos_att_type {kinds!r} is unknown; have: {', '.join(DISENTANGLED)}")
+    check_known("pos_att_type", kinds, DISENTANGLED)
     if not 0 <= buckets <= LARGEST_SIZE:
         raise ValueError(f"position_buckets is {buckets}; it must be 0 (none) to {LARGEST_SIZE}")
     least = buckets // 2 + 2 if buckets else 1

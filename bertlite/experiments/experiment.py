@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bertlite import prune_heads
+from bertlite.config import check_known
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples
 from bertlite.experiments.evaluate import TASKS, Task, predict
 from bertlite.experiments.files import (
@@ -108,8 +109,7 @@ class Cell:
         parse_criterion(self.criterion)
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"fraction is {self.fraction}; it must be a share, 0 to 1")
-        if self.repair not in REPAIRS:
-            raise ValueError(f"there is no repair {self.repair!r}; have: {', '.join(REPAIRS)}")
+        check_known("repair", self.repair, REPAIRS)
         if not 0 <= self.epochs < math.inf:
             raise ValueError(f"epochs is {self.epochs}; it must be a finite number of 0 or more")
 
@@ -121,8 +121,7 @@ def parse_criterion(criterion: str) -> dict[str, Any]:
         ValueError: a part is not a criterion, reduction, target or normaliser.
     """
     name, *parts = criterion.split("/")
-    if name not in CRITERIA:
-        raise ValueError(f"there is no criterion {name!r}; have: {', '.join(CRITERIA)}")
+    check_known("criterion", name, CRITERIA)
     found: dict[str, Any] = {"criterion": name, INVERTED: False}
     kinds = {"reduction": REDUCTIONS, "target": TARGETS, "normaliser": NORMALISERS}
     for part in parts:
@@ -157,8 +156,7 @@ def grid(
 
 def task_named(name: str) -> Task:
     """Return a task; raise ValueError if there is none of this name."""
-    if name not in TASKS:
-        raise ValueError(f"there is no task {name!r}; have: {', '.join(TASKS)}")
+    check_known("task", name, TASKS)
     return TASKS[name]
 
 

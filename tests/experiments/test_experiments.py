@@ -797,10 +797,10 @@ def test_similarity_is_pruned_without_labels(world, tmp_path):
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
-        ({"criterion": "mitchell"}, "there is no criterion 'mitchell'; have: michel, "),
+        ({"criterion": "mitchell"}, "criterion 'mitchell' is unknown; have: michel, "),
         ({"criterion": "michel/twice"}, "criterion 'michel/twice': there is no option 'twice'; have: example, "),
         ({"fraction": 1.5}, "fraction is 1.5; it must be a share, 0 to 1"),
-        ({"repair": "glue"}, "there is no repair 'glue'; have: none, mean, refit"),
+        ({"repair": "glue"}, "repair 'glue' is unknown; have: none, mean, refit"),
         ({"epochs": -1.0}, r"epochs is -1\.0; it must be a finite number of 0 or more"),
         ({"epochs": math.nan}, "epochs is nan"),
     ],
@@ -821,7 +821,7 @@ def test_a_target_that_cannot_be_met_is_refused_before_any_work(experiment, tmp_
     [
         (
             {"task": "translation"},
-            "there is no task 'translation'; have: classification, tokens, regression, similarity",
+            "task 'translation' is unknown; have: classification, tokens, regression, similarity",
         ),
         ({"calibration": 41}, "--calibration is 41; train.tsv has 40: take fewer"),
         ({"retrain": 0}, "--train-examples is 0; train.tsv has 40: take fewer"),
@@ -1216,7 +1216,7 @@ def test_from_python_all_is_as_by_the_commands(world, tmp_path, capsys):
     assert [{*each} for each in found] == [{*each} for each in wanted]
     first, second = (folder / "dense/model/model.safetensors" for folder in (one, other))
     assert first.read_bytes() == second.read_bytes()
-    with pytest.raises(ValueError, match="there is no task 'sorting'; have: classification"):
+    with pytest.raises(ValueError, match="task 'sorting' is unknown; have: classification"):
         bertlite.finetune(world / "model", *files, other / "no", task="sorting")
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import pruned_neurons
+from bertlite.config import check_known, pruned_neurons
 from bertlite.models.structure import BertLike, Model, check_linear, check_model, copy_model, layers_of, unit_rows
 from bertlite.pruning.importance.batches import Batch, eval_mode, flatten, read_batches, real_tokens
 from bertlite.pruning.importance.moments import choose_ridge, fit_matrix, gather, total
@@ -63,8 +63,7 @@ def repair_(
         TypeError: a projection is not a plain nn.Linear: merge adapters first.
     """
     check_pair(pruned, dense)
-    if method not in METHODS:
-        raise ValueError(f"method {method!r} is unknown; have: {', '.join(METHODS)}")
+    check_known("method", method, METHODS)
     if ridge is not None and not ridge >= 0:
         raise ValueError(f"ridge is {ridge}; it must be 0 or more")
     read = read_batches(pruned, batches)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from bertlite.config import check_known
 from bertlite.models.structure import BertLike, check_model
 from bertlite.pruning.criteria import (
     CRITERIA,
@@ -130,8 +131,7 @@ def normalise(scores: Tensor, normaliser: str) -> Tensor:
     Raises:
         ValueError: an unknown name.
     """
-    if normaliser not in NORMALISERS:
-        raise ValueError(f"normaliser {normaliser!r} is unknown; have: {', '.join(NORMALISERS)}")
+    check_known("normaliser", normaliser, NORMALISERS)
     if normaliser == "layer_l2":
         return scores / (scores.square().nansum(1, keepdim=True).sqrt() + TINY)
     if normaliser == "layer_sum":
