@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.models.body import HeadBody
-from bertlite.models.structure import BertLike
+from bertlite.models.structure import BertLike, check_model
 from bertlite.stack.inputs import check_tensor
 
 Batch = Mapping[str, Any]  # a model's inputs, and its labels
@@ -58,9 +58,10 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
     """Check batches and move them to the model's device.
 
     Raises:
-        ValueError: there are none; or one lacks inputs that fit the model, or labels if they are needed.
-        TypeError: a batch is not a mapping, or `batches` is one.
+        ValueError: there are none; or one is packed, or lacks inputs that fit the model, or labels if they are needed.
+        TypeError: a batch is not a mapping, `batches` is one, or the model is not one of bertlite's.
     """
+    check_model(model)
     if isinstance(batches, Mapping):
         raise TypeError("this is one batch, not a list of batches: pass [batch]")
     read: list[Batch] = []
@@ -70,6 +71,11 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
         if batch.get("input_ids") is None and batch.get("inputs_embeds") is None:
             raise ValueError(
                 f"batch {i} has neither input_ids nor inputs_embeds; it has {', '.join(batch) or 'nothing'}"
+            )
+        if batch.get("cu_seqlens") is not None:
+            raise ValueError(
+                f"batch {i} has cu_seqlens, whose tokens have no rows; give rows with an attention_mask, and leave"
+                " padding out with attn_implementation='packed'"
             )
         for name in ("input_ids", "inputs_embeds"):
             check_tensor(name, batch.get(name))
