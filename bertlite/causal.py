@@ -26,9 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.hooks import RemovableHandle
 
-from bertlite.config import BertConfig, kept_heads, normalise_units
+from bertlite.config import check_known, kept_heads, normalise_units
 from bertlite.models.structure import BertLike, check_model, layers_of
 from bertlite.pruning.importance.batches import (
     Batch,
@@ -39,134 +38,109 @@ from bertlite.pruning.importance.batches import (
     read_batches,
     real_tokens,
 )
-from bertlite.pruning.importance.measurements import ScoringTask
+from bertlite.pruning.importance.measurements import Objective, ScoringTask
 from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.scores import check_task
-from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, run, whole_layers
+from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, NEURONS, run, whole_layers
 
 __all__ = ["ABLATIONS", "DIRECTIONS", "METRICS", "SITES", "Ablation", "Patching"]
 __all__ += ["ablate", "ablated", "mean_contexts", "patch"]
 ABLATIONS = ("zero", "mean")
 DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]
-Edit = Callable[[int, Tensor], Tensor | None]  # level, (…, u, W) -> the replacement, or None to keep it
+Edit = Callable[[Tensor], Tensor]  # (…, u, W) -> the value in its place
 Metric = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,)
 End = tuple[Any, Batch]  # the model's output for a clean or a corrupted batch, and the batch
 
 
-# Sites: values of a forward that can be read and changed
-
-
-@dataclass(frozen=True)
-class Site:
-    """A kind of value in a forward, one at each level: one unit, or its heads."""
-
-    name: str
-    modules: Callable[[BertLike], list[nn.Module]]  # for each level the module that has the value
-    of_heads: bool = False  # the value is the module's input, and has a part for each head; else it is the output
-
-    def kept(self, config: BertConfig, level: int) -> tuple[int, ...]:
-        """Return the units that a level still has."""
-        return kept_heads(config, level) if self.of_heads else (0,)
-
-
-def projections(model: BertLike) -> list[nn.Module]:
-    return [layer.attention.output.dense for layer in layers_of(model)]
-
-
-HEAD = Site("head", projections, of_heads=True)
-SITES = {
-    site.name: site
-    for site in (
-        HEAD,
-        Site("attention", projections),
-        Site("feed_forward", lambda model: [layer.output.dense for layer in layers_of(model)]),
-        Site("residual", lambda model: [model.base_model.embeddings, *layers_of(model)]),
-    )
+# Sites: values of a forward that can be read and changed.  A site lists the modules that have its values, one for each
+# level.  At "head" a value is the module's input, with a part for each head; elsewhere it is the output, as one unit.
+SITES: dict[str, Callable[[BertLike], list[nn.Module]]] = {
+    "head": lambda model: [HEADS.dense(layer) for layer in layers_of(model)],
+    "attention": lambda model: [HEADS.dense(layer) for layer in layers_of(model)],
+    "feed_forward": lambda model: [NEURONS.dense(layer) for layer in layers_of(model)],
+    "residual": lambda model: [model.base_model.embeddings, *layers_of(model)],
 }
 
 
-def check_name(what: str, name: str, known: Iterable[str]) -> None:
-    """Raise ValueError for an unknown site, direction or ablation."""
-    if name not in known:
-        raise ValueError(f"there is no {what} {name!r}; have: {', '.join(known)}")
+@contextmanager
+def edited(model: BertLike, site: str, edits: Mapping[int, Edit], batch: Batch | None = None) -> Iterator[None]:
+    """Let every forward pass its values at some levels of a site through edits.
 
-
-def check_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False) -> list[Batch]:
-    """Check batches and move them to the model's device.
+    Values are (R, S, u, W).  Packed tokens are (T, u, W) or, given the batch, rows in which padding is 0.
 
     Raises:
-        ValueError: there are no batches; one has no inputs, lacks needed labels or is packed; or the model is
-            compiled, so that no hook runs.
-        TypeError: the model is not one of bertlite's, or a batch is not a mapping.
+        ValueError: the model is compiled.
+        RuntimeError: at the end, if a module did not run, or was not called as a module.
     """
     if hasattr(model, "_orig_mod"):
         raise ValueError("the model is compiled, so new hooks do not run; pass the model from before torch.compile")
-    check_model(model)
-    read = read_batches(model, batches, labelled)
-    for i, batch in enumerate(read):
-        if batch.get("cu_seqlens") is not None:
-            raise ValueError(
-                f"batch {i} has cu_seqlens, whose tokens have no rows; give rows with an attention_mask, and leave"
-                " padding out with attn_implementation='packed'"
-            )
-    return read
-
-
-@contextmanager
-def edited(model: BertLike, site: Site, edit: Edit) -> Iterator[None]:
-    """Let every forward pass its values at a site through `edit`: (R, S, u, W), or (T, u, W) for packed tokens.
-
-    Raises:
-        RuntimeError: at the end, if a module did not run, or was not called as a module.
-    """
-    modules, levels_run = site.modules(model), set[int]()
+    modules, levels_run = SITES[site](model), set[int]()
+    parts = (-1, context_shape(model)[-1]) if site == "head" else (1, -1)
+    real = None if batch is None else real_tokens(batch)
 
     def change(level: int, x: Tensor) -> Tensor:  # (…, u·W) -> (…, u·W)
         levels_run.add(level)
-        count = len(site.kept(model.config, level))
-        new = edit(level, x.unflatten(-1, (count, -1) if count else (0, 1)))
-        return x if new is None else new.flatten(-2)
+        if level not in edits:
+            return x
+        units = x.unflatten(-1, parts)
+        if real is None or units.dim() == 4:
+            return edits[level](units).flatten(-2)
+        rows = units.new_zeros(*real.shape, *units.shape[1:]).index_put((real,), units)
+        return edits[level](rows)[real].flatten(-2)
 
-    def add_hook(level: int, module: nn.Module) -> RemovableHandle:
-        def change_input(module: nn.Module, args: tuple[Any, ...]) -> Any:
-            return change(level, args[0]), *args[1:]
-
-        def change_output(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-            return (change(level, out[0]), *out[1:]) if isinstance(out, tuple) else change(level, out)
-
-        if site.of_heads:
-            return module.register_forward_pre_hook(change_input)
-        return module.register_forward_hook(change_output)
+    def hook(level: int, module: nn.Module, args: tuple[Any, ...], out: Any = None) -> Any:
+        given = args if out is None else out
+        return (change(level, given[0]), *given[1:]) if isinstance(given, tuple) else change(level, given)
 
     with whole_layers(model), ExitStack() as hooks:
         for level, module in enumerate(modules):
-            hooks.enter_context(add_hook(level, module))
+            register = module.register_forward_pre_hook if site == "head" else module.register_forward_hook
+            hooks.enter_context(register(partial(hook, level)))
         yield
-    missed = sorted(set(range(len(modules))) - levels_run)
-    if missed:
-        raise RuntimeError(f"the {site.name} of level {missed[0]} was not computed by its module, so no hook reads it")
+    if missed := set(range(len(modules))) - levels_run:
+        raise RuntimeError(f"the {site} of level {min(missed)} was not computed by its module, so no hook reads it")
 
 
-def run_edited(model: BertLike, batch: Batch, site: Site, edit: Edit) -> Any:
-    """Run the model on a batch without its labels, with an edit of rows, (R, S, u, W), at a site."""
-    real = real_tokens(batch)
-
-    def edit_rows(level: int, x: Tensor) -> Tensor | None:
-        if x.dim() == 4:
-            return edit(level, x)
-        new = edit(level, x.new_zeros(*real.shape, *x.shape[1:]).index_put((real,), x))  # padding is left out
-        return None if new is None else new[real]
-
-    with edited(model, site, edit_rows):
-        return run(model, batch, **EVERY_TOKEN)
-
-
-def read_values(model: BertLike, batch: Batch, site: Site) -> tuple[Any, list[Tensor]]:
+def read_values(model: BertLike, batch: Batch, site: str) -> tuple[Any, list[Tensor]]:
     """Run the model on a batch; return its output, and the value at each level, (R, S, u, W)."""
     found: dict[int, Tensor] = {}
-    out = run_edited(model, batch, site, found.__setitem__)
-    return out, [found[level] for level in sorted(found)]
+    edits = {level: partial(found.setdefault, level) for level in range(len(SITES[site](model)))}
+    with edited(model, site, edits, batch):
+        return run(model, batch, **EVERY_TOKEN), [*found.values()]
+
+
+def replace_each(
+    model: BertLike,
+    batch: Batch,
+    site: str,
+    values: Sequence[Tensor],
+    measure: Objective,
+    positions: Sequence[int] | None = None,
+) -> Tensor:
+    """Measure the output with one unit's value replaced at a time, at each position alone or at all together.
+
+    The values of each level are (R, S, u, W), or (1, 1, u, W) for all tokens.
+
+    Returns:
+        (B, L, U, P), float64 on the CPU, nan for pruned units; P is 1 for all positions together.
+    """
+    columns: Sequence[slice | int] = [slice(None)] if positions is None else positions
+    units = model.config.num_attention_heads if site == "head" else 1
+    shape = (input_shape(batch)[0], len(values), units, len(columns))
+    found = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
+
+    def replace(given: Tensor, index: int, column: slice | int, x: Tensor) -> Tensor:
+        new = x.clone()
+        new[:, column, index] = given[:, column, index].to(x)
+        return new
+
+    for level, given in enumerate(values):
+        for index, unit in enumerate(kept_heads(model.config, level) if site == "head" else [0]):
+            for i, column in enumerate(columns):
+                with edited(model, site, {level: partial(replace, given, index, column)}, batch):
+                    found[:, level, unit, i] = measure(run(model, batch, **EVERY_TOKEN)).double().cpu()
+    return found
 
 
 # Patching: values of one run in another
@@ -240,76 +214,45 @@ def patch(
         ValueError: an unknown name or position, inputs that do not fit together, or a metric that does not fit the
             model.
     """
-    check_name("site", site, SITES)
-    check_name("direction", direction, DIRECTIONS)
+    check_known("site", site, SITES)
+    check_known("direction", direction, DIRECTIONS)
     if not (metric is None or callable(metric) or metric in METRICS):
-        raise ValueError(f"there is no metric {metric!r}; have: {', '.join(METRICS)}, or give a function")
-    both = [check_rows(model, [given] if isinstance(given, Mapping) else given) for given in (clean, corrupted)]
-    if len(both[0]) != len(both[1]):
-        raise ValueError(
-            f"there are {len(both[0])} clean batches and {len(both[1])} corrupted ones: give equally many"
-        )
-    pairs, place, name, found, measured = list(zip(both[0], both[1], strict=True)), SITES[site], "", [], []
-    for pair in pairs:
+        raise ValueError(f"metric {metric!r} is unknown; have: {', '.join(METRICS)}, or give a function")
+    both = ([given] if isinstance(given, Mapping) else given for given in (clean, corrupted))
+    ours, theirs = (read_batches(model, batches) for batches in both)
+    if len(ours) != len(theirs):
+        raise ValueError(f"there are {len(ours)} clean batches and {len(theirs)} corrupted ones: give equally many")
+    for pair in zip(ours, theirs, strict=True):
         check_aligned(*pair, positions)
+    source, base = (0, 1) if direction == "denoise" else (1, 0)
+
+    def patch_pair(*pair: Batch) -> tuple[str, Tensor, Tensor]:  # -> the metric's name, (2, B), (B, L, U, P)
+        outs, values = zip(*(read_values(model, batch, site) for batch in pair), strict=True)
+        name, measure = metric_of(metric, model, *zip(outs, pair, strict=True))
+        ends = torch.stack([*map(measure, outs, pair)]).double().cpu()
+        batch = pair[base]
+        found = replace_each(model, batch, site, values[source], lambda out: measure(out, batch), positions)
+        return name, ends, found
+
     with eval_mode(model), torch.no_grad():
-        for pair in pairs:
-            (one, given), (other, given_other) = (read_values(model, batch, place) for batch in pair)
-            ends = (one, pair[0]), (other, pair[1])
-            name, measure = metric_of(metric, model, *ends)
-            measured.append(torch.stack([measure(*end) for end in ends]))
-            batch, values = (pair[1], given) if direction == "denoise" else (pair[0], given_other)
-            found.append(measure_patches(model, batch, values, measure, place, positions))
-    clean_value, corrupted_value = torch.cat(measured, 1).double().cpu()
-    every = torch.cat(found) if place.of_heads else torch.cat(found).squeeze(2)  # (B, L, N, P) or (B, L, P)
-    every = every[..., 0] if positions is None else every
-    return Patching(every, clean_value, corrupted_value, direction, name)
-
-
-def measure_patches(
-    model: BertLike,
-    batch: Batch,
-    values: Sequence[Tensor],
-    measure: Metric,
-    site: Site,
-    positions: Sequence[int] | None,
-) -> Tensor:
-    """Return the metric of a batch with one unit's values replaced at a time, (B, L, U, P); nan for pruned units."""
-    columns = [slice(None)] if positions is None else [slice(position, position + 1) for position in positions]
-    units = model.config.num_attention_heads if site.of_heads else 1
-    shape = (input_shape(batch)[0], len(values), units, len(columns))
-    found = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
-    for level in range(len(values)):
-        for index, unit in enumerate(site.kept(model.config, level)):
-            for i, where in enumerate(columns):
-                edit = partial(replace_unit, level, index, where, values[level])
-                found[:, level, unit, i] = measure(run_edited(model, batch, site, edit), batch).double().cpu()
-    return found
-
-
-def replace_unit(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
-    """Replace one unit of a level's values, (R, S, u, W), at some positions."""
-    if level != wanted:
-        return None
-    new = x.clone()
-    new[:, where, index] = values[:, where, index].to(x.dtype)
-    return new
+        names, ends, found = zip(*map(patch_pair, ours, theirs), strict=True)
+    every = torch.cat(found) if site == "head" else torch.cat(found).squeeze(2)  # (B, L, N, P) or (B, L, P)
+    of_clean, of_corrupted = torch.cat(ends, 1)
+    return Patching(every[..., 0] if positions is None else every, of_clean, of_corrupted, direction, names[-1])
 
 
 def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | None) -> None:
     """Raise ValueError unless patched positions are tokens in both batches or padding in both."""
-    if input_shape(clean) != input_shape(corrupted):
-        raise ValueError(
-            f"clean inputs are {input_shape(clean)}, corrupted ones {input_shape(corrupted)}; tokenize both together"
-        )
+    shape, other = input_shape(clean), input_shape(corrupted)
+    if shape != other:
+        raise ValueError(f"clean inputs are {shape}, corrupted ones {other}; tokenize both together")
     ours, theirs = real_tokens(clean), real_tokens(corrupted)
     length = ours.shape[1]
-    for position in positions or ():
+    columns = range(length) if positions is None else positions
+    for position in columns:
         if not 0 <= position < length:
             raise ValueError(f"there is no position {position}: the inputs have {length}, 0 to {length - 1}")
-    columns = list(range(length)) if positions is None else list(positions)
-    differing = (ours != theirs)[:, columns].any(1).nonzero()[:, 0].tolist()
-    if differing:
+    if differing := (ours != theirs)[:, list(columns)].any(1).nonzero()[:, 0].tolist():
         row = differing[0]
         raise ValueError(
             f"row {row} has {int(ours[row].sum())} tokens clean and {int(theirs[row].sum())} corrupted, so some"
@@ -334,22 +277,17 @@ def logit_difference(model: BertLike, clean: End, corrupted: End) -> Metric:
             f"{type(model).__name__} does not give each example the logits of classes; use metric='kl', or a"
             " function of (output, batch)"
         )
-    given = [batch.get("labels") for _, batch in (clean, corrupted)]
-    if any(labels is None for labels in given):
-        given = [out.logits.argmax(-1) for out, _ in (clean, corrupted)]
-    right, wrong = (torch.as_tensor(labels) for labels in given)
-    same = (right == wrong).nonzero()[:, 0].tolist()
-    if same:
+    labels = [batch.get("labels") for _, batch in (clean, corrupted)]
+    if any(each is None for each in labels):
+        labels = [out.logits.argmax(-1) for out, _ in (clean, corrupted)]
+    right, wrong = map(torch.as_tensor, labels)
+    if same := (right == wrong).nonzero()[:, 0].tolist():
         raise ValueError(
             f"example {same[0]} has label {int(right[same[0]])} clean and corrupted, so no difference of logits;"
             " choose other pairs, give labels, or use metric='kl'"
         )
-
-    def difference(out: Any, batch: Batch) -> Tensor:
-        picked = (out.logits.gather(-1, label[:, None])[:, 0] for label in (right, wrong))
-        return next(picked) - next(picked)
-
-    return difference
+    columns = torch.stack([wrong, right], -1)
+    return lambda out, batch: out.logits.gather(-1, columns).diff()[:, 0]
 
 
 def kl(model: BertLike, clean: End, corrupted: End) -> Metric:
@@ -359,26 +297,14 @@ def kl(model: BertLike, clean: End, corrupted: End) -> Metric:
 
 
 def cosine(model: BertLike, clean: End, corrupted: End) -> Metric:
-    """Return a metric: the cosine similarity of the mean token vector to the clean one.
-
-    Raises:
-        ValueError: the model has a task head.
-    """
+    """Return a metric, for models without a head: the cosine similarity of the mean token vector to the clean one."""
     if "last_hidden_state" not in clean[0]:
         raise ValueError(f"{type(model).__name__} gives no token vectors; use metric='kl'")
-
-    def vectors(out: Any, batch: Batch) -> Tensor:
-        return predictions(model, out, batch)[0].values[:, 0]
-
-    wanted = vectors(*clean)
-    return lambda out, batch: F.cosine_similarity(vectors(out, batch), wanted, dim=-1)
+    wanted = predictions(model, *clean)[0].values
+    return lambda out, batch: F.cosine_similarity(predictions(model, out, batch)[0].values, wanted, dim=-1)[:, 0]
 
 
-METRICS: dict[str, Callable[[BertLike, End, End], Metric]] = {
-    "logit_difference": logit_difference,
-    "kl": kl,
-    "cosine": cosine,
-}
+METRICS = {"logit_difference": logit_difference, "kl": kl, "cosine": cosine}
 
 
 def chooses_class(model: BertLike, out: Any) -> bool:
@@ -392,10 +318,8 @@ def metric_of(metric: str | Metric | None, model: BertLike, clean: End, corrupte
     if metric is None:
         of_class = "logit_difference" if chooses_class(model, clean[0]) else "kl"
         metric = "cosine" if "last_hidden_state" in clean[0] else of_class
-    if callable(metric):
-        name, measure = getattr(metric, "__name__", "given"), metric
-    else:
-        name, measure = metric, METRICS[metric](model, clean, corrupted)
+    measure = METRICS[metric](model, clean, corrupted) if isinstance(metric, str) else metric
+    name = metric if isinstance(metric, str) else getattr(metric, "__name__", "given")
     return name, lambda out, batch: per_example("metric", measure(out, batch), batch)
 
 
@@ -448,22 +372,23 @@ def ablate(
     Raises:
         ValueError: an unknown name, no batches, or labels that are missing or do not fit.
     """
-    check_name("ablation", method, ABLATIONS)
+    check_known("ablation", method, ABLATIONS)
     task = ScoringTask(model, HEADS, "example", target=target, loss=loss, teacher=teacher)
     check_task(task, "leave_one_out")
-    read, present = check_rows(model, batches, task.needs_labels), HEADS.present(model)
-    increases, losses = [], []
+    read = task.labelled(batches)
+    contexts = torch.zeros(context_shape(model), dtype=torch.float32, device="cpu")
+
+    def ablate_batch(batch: Batch) -> tuple[Tensor, Tensor]:  # -> (B, L, N), (B,)
+        objective = task.objective(batch)
+        whole = objective(run(model, batch, **EVERY_TOKEN)).double().cpu()
+        without = replace_each(model, batch, "head", values, objective)[..., 0]
+        return without - whole[:, None, None], whole
+
     with eval_mode(*task.models), torch.no_grad():
-        contexts = mean_contexts(model, read if reference is None else reference) if method == "mean" else None
-        for batch in read:
-            objective = task.objective(batch)
-            losses.append(objective(run(model, batch, **EVERY_TOKEN)).double().cpu())
-            shape = (len(losses[-1]), *present.shape)
-            increases.append(torch.full(shape, torch.nan, dtype=torch.float64, device="cpu"))
-            for layer, head in present.nonzero().tolist():
-                with ablated(model, {layer: [head]}, contexts):
-                    without = objective(run(model, batch, **EVERY_TOKEN)).double().cpu()
-                increases[-1][:, layer, head] = without - losses[-1]
+        if method == "mean":
+            contexts = mean_contexts(model, read if reference is None else reference)
+        values = [x[there][None, None] for x, there in zip(contexts, HEADS.present(model), strict=True)]
+        increases, losses = zip(*map(ablate_batch, read), strict=True)
     return Ablation(torch.cat(increases), torch.cat(losses))
 
 
@@ -477,15 +402,17 @@ def mean_contexts(model: BertLike, reference: Iterable[Batch]) -> Tensor:
     Returns:
         (L, N, H), float64, nan for pruned heads.
     """
-    read = check_rows(model, reference)
+    read = read_batches(model, reference)
     sums = torch.zeros(context_shape(model), dtype=torch.float64, device=model.device)
     with eval_mode(model), torch.no_grad():
         for batch in read:
             padding = ~real_tokens(batch)[:, :, None, None]
-            for layer, x in enumerate(read_values(model, batch, HEAD)[1]):
+            for layer, x in enumerate(read_values(model, batch, "head")[1]):
                 sums[layer, list(kept_heads(model.config, layer))] += x.double().masked_fill(padding, 0).sum((0, 1))
-    means = sums.cpu() / sum(int(real_tokens(batch).sum()) for batch in read)
-    return means.masked_fill(~HEADS.present(model)[..., None], torch.nan)
+    tokens = sum(int(real_tokens(batch).sum()) for batch in read)
+    if not tokens:
+        raise ValueError("the reference holds only padding, so its heads have no mean context: give other texts")
+    return (sums.cpu() / tokens).masked_fill(~HEADS.present(model)[..., None], torch.nan)
 
 
 @contextmanager
@@ -501,27 +428,20 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
         RuntimeError: at the end, if the model did not run, or ran without hooks.
     """
     check_model(model)
-    wanted = context_shape(model)
-    given = torch.zeros(wanted, dtype=torch.float32, device="cpu") if contexts is None else contexts
-    if tuple(given.shape) != wanted:
-        raise ValueError(f"contexts are {tuple(given.shape)}; expected {wanted}")
-    values: dict[int, dict[int, Tensor]] = {}  # {layer: {place of a head among the ones that it has: its context}}
-    for layer, chosen in normalise_units(heads, *wanted[:2], "head").items():
-        kept = kept_heads(model.config, layer)
-        values[layer] = {kept.index(head): given[layer, head] for head in chosen if head in kept}
-        for index, value in values[layer].items():
-            if value.isnan().any():
-                raise ValueError(
-                    f"the contexts lack head {kept[index]} of layer {layer}: compute them with this model"
-                )
+    shape, present = context_shape(model), HEADS.present(model)
+    given = torch.zeros(shape, dtype=torch.float32, device="cpu") if contexts is None else contexts
+    if tuple(given.shape) != shape:
+        raise ValueError(f"contexts are {tuple(given.shape)}; expected {shape}")
+    chosen = torch.zeros_like(present)
+    for layer, units in normalise_units(heads, *shape[:2], "head").items():
+        chosen[layer, list(units)] = present[layer, list(units)]
+    if lacking := (chosen & given.isnan().any(-1).cpu()).nonzero().tolist():
+        layer, head = lacking[0]
+        raise ValueError(f"the contexts lack head {head} of layer {layer}: compute them with this model")
 
-    def replace(layer: int, x: Tensor) -> Tensor | None:
-        if not values.get(layer):
-            return None
-        new = x.clone()
-        for index, value in values[layer].items():
-            new[..., index, :] = value.to(x)
-        return new
+    def replace(layer: int, x: Tensor) -> Tensor:
+        kept = present[layer]
+        return torch.where(chosen[layer, kept, None].to(x.device), given[layer, kept].to(x), x)
 
-    with edited(model, HEAD, replace):
+    with edited(model, "head", {layer: partial(replace, layer) for layer in chosen.any(1).nonzero()[:, 0].tolist()}):
         yield

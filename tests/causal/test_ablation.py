@@ -198,10 +198,11 @@ def test_a_block_refuses_what_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"method": "noise"}, "there is no ablation 'noise'; have: zero, mean"),
+        ({"method": "noise"}, "ablation 'noise' is unknown; have: zero, mean"),
         ({"target": "hidden"}, "target 'hidden' is unknown"),
         ({"batches": []}, "there are no batches"),
         ({"reference": []}, "there are no batches"),
+        ({"reference": [{**data()[0], "attention_mask": torch.zeros(2, S)}]}, "the reference holds only padding"),
         ({"batches": others()}, "there are no labels"),
         ({"model": BertModel}, "has no loss of its own"),
     ],

@@ -2,7 +2,6 @@
 
 import copy
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,7 +171,7 @@ def test_sublayers_are_patched_as_by_changed_modules(site: str, chunk: int) -> N
     clean, corrupted = pair()
     found = patch(model, clean, corrupted, site, metric=logits_alone)
     with torch.no_grad():
-        given = [x[:, :, 0] for x in read_values(model, clean, SITES[site])[1]]
+        given = [x[:, :, 0] for x in read_values(model, clean, site)[1]]
     assert [x.shape for x in given] == [(2, S, N * H)] * (L + (site == "residual"))
 
     class Told(torch.nn.Module):
@@ -202,7 +201,7 @@ def test_values_are_those_that_the_model_computes() -> None:
     model, (clean, _) = prune_heads(classifier(), PRUNED), pair()
     with torch.no_grad():
         out = model(**clean, output_hidden_states=True)
-        residual, heads = (read_values(model, clean, SITES[name])[1] for name in ("residual", "head"))
+        residual, heads = (read_values(model, clean, name)[1] for name in ("residual", "head"))
     assert_same(torch.stack(residual)[..., 0, :], torch.stack(out.hidden_states), atol=0)
     own = contexts(model, clean)
     assert [x.shape[2] for x in heads] == [2, 0, N]
@@ -258,9 +257,9 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
         with pytest.raises(error, match=text):
             patch(options.pop("model", model), *(batches or (clean, corrupted)), **options)
 
-    refused(r"there is no site 'mlp'; have: head, attention, feed_forward, residual", site="mlp")
-    refused("there is no direction 'up'; have: denoise, noise", direction="up")
-    refused("there is no metric 'loss'; have: logit_difference, kl, cosine, or give a function", metric="loss")
+    refused(r"site 'mlp' is unknown; have: head, attention, feed_forward, residual", site="mlp")
+    refused("direction 'up' is unknown; have: denoise, noise", direction="up")
+    refused("metric 'loss' is unknown; have: logit_difference, kl, cosine, or give a function", metric="loss")
     refused("gives no token vectors; use metric='kl'", metric="cosine")
     refused("there is no position 11: the inputs have 11, 0 to 10", positions=[0, 11])
     refused("there are 1 clean batches and 2 corrupted ones", [clean], [corrupted, corrupted])
@@ -283,7 +282,7 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
 def test_a_compiled_model_is_refused() -> None:
     model, (clean, corrupted) = classifier(), pair()
     with pytest.raises(ValueError, match=r"the model is compiled.* pass the model from before torch"):
-        patch(SimpleNamespace(_orig_mod=model), clean, corrupted)  # as torch.compile wraps a model
+        patch(torch.compile(model), clean, corrupted)
 
 
 def test_a_module_that_does_not_run_is_an_error() -> None:
