@@ -105,7 +105,10 @@ def finetune_(
             bar.advance()
             losses.append(loss.detach())
             if int((step + 1) / epoch) > int(step / epoch) or step + 1 == steps:
-                print_epoch(bar, (step + 1) / epoch, losses, describe)
+                if describe is not None:
+                    mean = torch.stack(losses).mean()
+                    bar.print(f"epoch {(step + 1) / epoch:.3g}: loss {mean:.4f}, {describe()}")
+                losses.clear()
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.to(home).eval().zero_grad(set_to_none=True)
@@ -134,6 +137,7 @@ def training_step(
     """Return the function that trains on a batch and returns its loss; on a single GPU it runs CUDA graphs."""
     if teacher is not None:
         teacher = teacher.to(accelerator.device).eval()
+    known = getattr(teacher, "known_outputs", None)  # looks up a teacher's outputs, which are inputs of the loss then
     loss = partial(training_loss, recipe=recipe, teacher=teacher, half=half)
 
     def run_plainly(batch: Mapping[str, Tensor]) -> Tensor:
@@ -156,33 +160,16 @@ def training_step(
             schedule=schedule,
             scaler=accelerator.scaler,
             autocast=torch.bfloat16 if half else casts.get(accelerator.mixed_precision),
-            frozen=[] if teacher is None or knows_outputs(teacher) else [teacher],
+            frozen=[] if teacher is None or known else [teacher],
         )
-    return lambda batch: run({**batch, **known_outputs(teacher, batch)})
+    if known is None:
+        return run
+    return lambda batch: run({**batch, **{f"{TEACHER}{name}": x for name, x in known(batch).items()}})
 
 
 def records_steps(accelerator: Any) -> bool:
     """Return whether steps are recorded as CUDA graphs."""
     return bool(accelerator.device.type == "cuda" and accelerator.num_processes == 1)
-
-
-def knows_outputs(teacher: nn.Module | None) -> bool:
-    """Return whether a teacher's outputs are looked up, by its method `known_outputs`."""
-    return hasattr(teacher, "known_outputs")
-
-
-def known_outputs(teacher: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the outputs that a teacher knows of a batch, to be inputs of the loss; empty if it has to run."""
-    if not knows_outputs(teacher):
-        return {}
-    return {f"{TEACHER}{name}": x for name, x in teacher.known_outputs(batch).items()}
-
-
-def print_epoch(bar: Progress, epoch: float, losses: list[Tensor], describe: Callable[[], str] | None) -> None:
-    """Print the mean of the losses of an epoch with the text of `describe`, and clear them."""
-    if describe is not None:
-        bar.print(f"epoch {epoch:.3g}: loss {torch.stack(losses).mean():.4f}, {describe()}")
-    losses.clear()
 
 
 class Best:
