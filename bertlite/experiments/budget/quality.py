@@ -1,7 +1,6 @@
 """Compare a pruned model with the dense one on texts that it was not fitted to."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -40,23 +39,12 @@ def evaluate_pruned(
         `compare_vectors`.
     """
     own = mapped or head
-    found = run_both(model, partial(forward, dense, head=head), batches, own)
-    result: dict[str, Any] = {"kl": found.kl, "constant": found.is_constant}
-    result |= likeness(found, model.base_model is model)
+    result, (mine, theirs, truth) = run_both(model, partial(forward, dense, head=head), batches, own)
     if model.base_model is model:
         result["pooling"] = own.name
-    elif found.truth is not None:
-        result |= scores(found.mine, found.theirs, found.truth)
+    elif truth is not None:
+        result |= scores(mine, theirs, truth)
     return {**result, "lost": loss_of(result)}
-
-
-def likeness(found: "Both", is_encoder: bool) -> dict[str, float]:
-    """Return the figures that compare vectors or predictions with the dense model's; none for numbers with labels."""
-    if is_encoder:
-        return compare_vectors(found.mine, found.theirs)
-    if found.agreement is not None:
-        return {"agreement": found.agreement}
-    return {} if found.truth is not None else {"rank_correlation": spearman(found.mine, found.theirs)}
 
 
 def compare_vectors(mine: Array, theirs: Array) -> dict[str, float]:
@@ -95,13 +83,12 @@ class Quality:
     def __call__(self, model: Any) -> tuple[float, float, float]:
         """Return the metric on the labels, 0 without any, the negative divergence, and points as in `loss_of`."""
         known = iter(self.known)
-        found = run_both(model, lambda _: next(known), self.batches)
-        result: dict[str, Any] = likeness(found, model.base_model is model)
-        if found.truth is not None:
-            task = task_of_head(found.mine.shape[1])
-            mine, theirs = (float(task.metrics[task.headline](x, found.truth)) for x in (found.mine, found.theirs))
-            result |= {"score": mine, "dense_score": theirs, "metric": task.headline}
-        return result.get("score", 0.0), -found.kl, loss_of(result)["points"]
+        result, (mine, theirs, truth) = run_both(model, lambda _: next(known), self.batches)
+        if truth is not None:
+            task = task_of_head(mine.shape[1])
+            score, dense_score = (float(task.metrics[task.headline](x, truth)) for x in (mine, theirs))
+            result |= {"score": score, "dense_score": dense_score, "metric": task.headline}
+        return result.get("score", 0.0), -result["kl"], loss_of(result)["points"]
 
 
 Forward = tuple[list[Prediction], Tensor | None]  # predictions for a batch; the logits or vectors of whole texts
@@ -116,30 +103,18 @@ def forward(model: Any, batch: Mapping[str, Tensor], head: VectorHead = MEAN) ->
     return predictions(model, out, batch), whole
 
 
-@dataclass(frozen=True)
-class Both:
-    """Results of a model and the dense one: the divergence, the share of equal labels, outputs, and true labels.
-
-    Args:
-        is_constant: the model predicts the same always; the dense one does not, or there are enough labels to tell.
-    """
-
-    kl: float
-    agreement: float | None
-    is_constant: bool
-    mine: Any
-    theirs: Any
-    truth: Any
-
-
 @torch.inference_mode()
 def run_both(
     model: Any,
     dense: Callable[[Mapping[str, Tensor]], Forward],
     batches: Iterable[Mapping[str, Tensor]],
     head: VectorHead = MEAN,
-) -> Both:
-    """Run a model and the dense one; parts that they do not have are None."""
+) -> tuple[dict[str, Any], tuple[Any, Any, Any]]:
+    """Run a model and the dense one; return the model's figures, then both outputs and the true labels, or None.
+
+    The figures are "kl", "constant", and those that compare vectors or predictions; none for numbers with labels.  A
+    model is constant if it always predicts the same, and the dense one does not or there are enough labels to tell.
+    """
     divergences: list[Tensor] = []
     outputs: list[list[Tensor]] = []  # for each batch: the model's, the dense model's, and labels if it has any
     differ, labels_in_all, classes = 0.0, 0, (set[int](), set[int]())  # classes: the model's, the dense model's
@@ -157,12 +132,18 @@ def run_both(
             outputs.append([*(x.double().cpu() for x in (mine, theirs)), *labels])
     found: list[Any] = [torch.cat(each).numpy() for each in zip(*outputs, strict=True)]
     mine, given, truth = (found + [None] * 3)[:3]
-    agreement = 1 - differ / labels_in_all if labels_in_all else None
     if classes[0]:
         is_constant = len(classes[0]) == 1 and (len(classes[1]) > 1 or labels_in_all >= ENOUGH)
     else:
         is_constant = mine is not None and not np.ptp(mine, axis=0).any()
-    return Both(float(torch.cat(divergences).mean()), agreement, is_constant, mine, given, truth)
+    result: dict[str, Any] = {"kl": float(torch.cat(divergences).mean()), "constant": is_constant}
+    if model.base_model is model:
+        result |= compare_vectors(mine, given)
+    elif labels_in_all:
+        result["agreement"] = 1 - differ / labels_in_all
+    elif truth is None:
+        result["rank_correlation"] = spearman(mine, given)
+    return result, (mine, given, truth)
 
 
 def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
