@@ -93,6 +93,11 @@ class Examples:
         """Hash of the texts and labels in their order, the same from every kind of file."""
         return sha256_of(json.dumps([self.texts, self.labels]))
 
+    @property
+    def inputs(self) -> list[Any]:
+        """The texts, and pairs of them, as a tokenizer takes them."""
+        return [text if len(text) > 1 else text[0] for text in self.texts]
+
     def every_label(self) -> list[float]:
         """Return the labels of all texts, or of all words, in their order."""
         return [label for _, label in self.located()]
@@ -433,7 +438,7 @@ def encode_examples(
     if words:
         found = tokenizer.encode_texts([list(text) for text in examples.texts], most, is_split_into_words=True)
         return EncodedExamples(rows_of(found), tuple(map(label_tokens, found.encodings, examples.labels)))
-    texts: Any = list(chain(*examples.texts)) if apart else [t if len(t) > 1 else t[0] for t in examples.texts]
+    texts: Any = list(chain(*examples.texts)) if apart else examples.inputs
     return EncodedExamples(rows_of(tokenizer.encode_texts(texts, most)), examples.labels, apart)
 
 

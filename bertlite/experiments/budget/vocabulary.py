@@ -90,19 +90,14 @@ def with_fewer_tokens(
     """
     most, judged = (texts, dev) if dev else split(texts, len(texts), HELD_OUT, 0)
     longest = min(read_length(max_length, tokenizer), model.config.max_position_embeddings)
-    small, fewer = prune_vocabulary(model, tokenizer, given(most), at_least=at_least)
-    changes = compare((model, tokenizer), (small, fewer), given(judged), longest)
+    small, fewer = prune_vocabulary(model, tokenizer, most.inputs, at_least=at_least)
+    changes = compare((model, tokenizer), (small, fewer), judged.inputs, longest)
     if dev is None:
-        small, fewer = prune_vocabulary(model, tokenizer, given(texts), at_least=at_least)
+        small, fewer = prune_vocabulary(model, tokenizer, texts.inputs, at_least=at_least)
     kept = {"tokens": len(fewer), "dense_tokens": len(tokenizer), "texts": len(texts), "of": texts.name}
     sizes = {"bytes": file_size(small), "dense_bytes": file_size(model)}
     judged_on = f"{len(judged)} texts {'' if dev else 'held out '}of {judged.name}"
     return small, fewer, {**kept, **sizes, "judged on": judged_on, **changes}
-
-
-def given(texts: Examples) -> list[Text]:
-    """Return texts and pairs in a tokenizer's form."""
-    return [each if len(each) == 2 else each[0] for each in texts.texts]
 
 
 @torch.inference_mode()
@@ -137,7 +132,7 @@ def compare(dense: Pair, small: Pair, texts: list[Text], longest: int) -> dict[s
 
 def describe(facts: dict[str, Any]) -> list[str]:
     """Return sentences on a pruned vocabulary, for the terminal and the card."""
-    lines = [
+    return [
         f"The vocabulary has {facts['tokens']:,} of {facts['dense_tokens']:,} tokens: all that the {facts['texts']:,}"
         f" texts of {facts['of']} use, so that they are tokenized as before, and some more.",
         f"The weights have {facts['bytes'] / 1e6:.4g} MB; before, they had {facts['dense_bytes'] / 1e6:.4g} MB.",
@@ -146,4 +141,3 @@ def describe(facts: dict[str, Any]) -> list[str]:
         + (f", the same class for {100 * facts['agreement']:.1f} %" if "agreement" in facts else "")
         + ".",
     ]
-    return lines
