@@ -19,8 +19,8 @@ from bertlite.experiments.compare import (
     dense_result,
     describe_way,
     markdown_table,
-    note_on_balance,
     note_on_predictions,
+    notes_on,
     provenance,
     show_interval,
     summarise,
@@ -201,20 +201,19 @@ def main_run(args: argparse.Namespace) -> int:
     experiment = Experiment(Setting(args.checkpoint, args.task, train, dev, **sizes, recipe=recipe), args.device)
     metric = experiment.task.metric(args.metric, experiment.dense.config.num_labels)
     record = prune_run(experiment, cells, args.folder, save_model=args.save_model, progress=True)
-    runs = [run for facts in record["runs"] for run in read_runs(facts["folder"])]
-    print_rows(summarise(runs, metric=metric), metric, dense_result(runs), notes_on(runs, metric))
-    print(f"run: {runs[0].folder}" if len(runs) == 1 else f"runs: {args.folder}")
+    folders = [facts["folder"] for facts in record["runs"]]
+    print_rows(prune_compare(folders, metric=metric))
+    print(f"run: {folders[0]}" if len(folders) == 1 else f"runs: {args.folder}")
     if args.record:
         write_json(args.record, record)
-    return int(len(runs) < len(cells))
+    return int(len(folders) < len(cells))
 
 
 def main_compare(args: argparse.Namespace) -> int:
     """Compare finished runs: print a table and tests, write rows."""
     record = prune_compare(args.roots, against=args.against, metric=args.metric)
-    rows, metric, dense = (record[name] for name in ("rows", "headline", "dense"))
-    print_rows(rows, metric, dense, record["notes"])
-    for row in rows:
+    print_rows(record)
+    for row in record["rows"]:
         if "p" in row:
             name = ", ".join(filter(None, describe_way(row)))
             interval = show_interval(row["difference_low"], row["difference_high"], "+.1f")
@@ -261,22 +260,17 @@ def prune_compare(
         "setting": runs[0].config["setting"],
         "dense": dense_result(runs),
         "rows": rows,
-        "notes": notes_on(runs, headline),
+        "notes": notes_on(labels(runs[0]), [*map(outputs, runs)], headline),
     }
 
 
-def notes_on(runs: Sequence[Record], metric: str) -> list[str]:
-    """Return notes on figures that mislead."""
-    found = note_on_balance(labels(runs[0]), metric), note_on_predictions([*map(outputs, runs)])
-    return [note for note in found if note is not None]
-
-
-def print_rows(rows: Sequence[dict[str, Any]], metric: str, dense: Mapping[str, float], notes: Sequence[str]) -> None:
-    """Print a table of a metric, the sample of its intervals, and the metric of the dense model."""
+def print_rows(record: Mapping[str, Any]) -> None:
+    """Print a table of a metric, the sample of its intervals, the metric of the dense model, and notes."""
+    rows, metric, dense = (record[name] for name in ("rows", "headline", "dense"))
     over = " or ".join(dict.fromkeys(row["over"] for row in rows))
     print(f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n")
     print(markdown_table(rows, metric))
     if metric in dense:
         print(f"\ndense: {100 * dense[metric]:.1f}")
-    for note in notes:
+    for note in record["notes"]:
         print(f"note: {note}")

@@ -125,6 +125,11 @@ def note_on_predictions(found: Sequence[Array]) -> str | None:
     return f"{who} the same class for all examples"
 
 
+def notes_on(truth: Array, found: Sequence[Array], metric: str) -> list[str]:
+    """Return notes on figures of a metric that mislead, by the labels and the outputs of models."""
+    return [note for note in (note_on_balance(truth, metric), note_on_predictions(found)) if note is not None]
+
+
 def task_of(runs: Sequence[Record]) -> Task:
     """Return the task of all the runs.
 
@@ -155,7 +160,7 @@ def by_model(group: Sequence[Record]) -> dict[str, list[Array]]:
     return {model: [outputs(run) for run in runs] for model, runs in group_runs(group, model_of).items()}
 
 
-def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) -> tuple[Ends, str]:
+def interval_of(group: Sequence[Record], task: Task, metric: str) -> tuple[Ends, str]:
     """Return the 95 % interval of a metric's mean over runs, and its sample.
 
     - "models and examples": the runs began with several fine-tuned models, each the mean of its seeds
@@ -163,7 +168,6 @@ def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) 
     - "seeds and examples": there are several runs of one model; the interval does not cover other models.
     - "examples": there is one run.
     """
-    metric = metric or task.headline
     found, truth, figure = by_model(group), labels(group[0]), task.metrics[metric]
     if len(group) == 1:
         ((only,),) = found.values()
@@ -250,8 +254,7 @@ def describe_training(row: dict[str, Any]) -> str:
 def dense_result(runs: Sequence[Record]) -> dict[str, float]:
     """Return the metrics of the dense model, or their mean if the runs began with several."""
     dense = {model_of(run): run.results["dense"] for run in runs}
-    rows = {name: np.array([found[name] for found in dense.values()], float) for name in runs[0].results["dense"]}
-    return {name: float(np.mean(row)) for name, row in rows.items()}
+    return {name: float(np.mean([found[name] for found in dense.values()])) for name in runs[0].results["dense"]}
 
 
 def provenance(runs: Sequence[Record]) -> dict[str, Any]:

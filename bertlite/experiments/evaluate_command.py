@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike, fspath
 from random import Random
 from typing import Any
@@ -16,7 +17,7 @@ from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.experiments.command import data_source
-from bertlite.experiments.compare import comparison, note_on_balance, note_on_predictions, show_interval
+from bertlite.experiments.compare import comparison, notes_on, show_interval
 from bertlite.experiments.data import NO_LABEL, DataSource, EncodedExamples, Examples, read_examples, rows_of
 from bertlite.experiments.evaluate import BATCH, TASKS, Task, labelled, measure_metrics, predict, vectors_of
 from bertlite.experiments.files import class_names
@@ -139,8 +140,7 @@ def evaluate(
         record["against"] = {"checkpoint": other.checkpoint, **measured}
         record["comparison"] = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, kind, metric)
     if kind.labels is torch.long and kind is not MASKED:
-        notes = (note_on_balance(ours.labels, metric), note_on_predictions([ours.outputs]))
-        record["notes"] = [note for note in notes if note is not None]
+        record["notes"] = notes_on(ours.labels, [ours.outputs], metric)
     return {**record, "environment": environment(device)}
 
 
@@ -262,8 +262,7 @@ def mask_tokens(examples: Examples, tokenizer: BertTokenizer) -> EncodedExamples
     if mask is None:
         raise ValueError("the tokenizer has no [MASK], so no token can be taken out of a text")
     rows, labels = [], []
-    texts: Any = [text if len(text) > 1 else text[0] for text in examples.texts]
-    encoded = tokenizer.encode_texts(texts, tokenizer.model_max_length)
+    encoded = tokenizer.encode_texts(examples.inputs, tokenizer.model_max_length)
     for number, (text, (ids, types)) in enumerate(zip(encoded.encodings, rows_of(encoded), strict=True)):
         positions = [i for i, special in enumerate(text.special_tokens_mask) if not special]
         chosen = {*Random(number).sample(positions, min(len(positions), max(1, round(MASKED_SHARE * len(positions)))))}
@@ -278,21 +277,17 @@ def score_words(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([losses, (logits.argmax(-1) == labels).float()], -1)
 
 
-def mean_of(column: int) -> Any:
-    """Return the metric that is the mean of a column of `score_words` over all masked tokens."""
-
-    def metric(outputs: Array, labels: Array) -> float:
-        found = outputs[labels != NO_LABEL]
-        return float(np.mean(found[:, column])) if len(found) else 0.0
-
-    return metric
+def mean_of(column: int, outputs: Array, labels: Array) -> float:
+    """Return the mean of a column of `score_words` over all masked tokens."""
+    found = outputs[labels != NO_LABEL]
+    return float(np.mean(found[:, column])) if len(found) else 0.0
 
 
 MASKED = Task(
     "masked",
     BertForMaskedLM,
     torch.long,
-    {"loss": mean_of(0), "accuracy": mean_of(1)},
+    {"loss": partial(mean_of, 0), "accuracy": partial(mean_of, 1)},
     words=True,
     scores=score_words,
 )
