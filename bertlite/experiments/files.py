@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from bertlite import kept_heads, kept_neurons
+from bertlite.config import pruned_heads
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
 from bertlite.shipping.vectors import VectorHead
@@ -79,9 +80,8 @@ def class_names(config: Any) -> tuple[str, ...]:
 
 def mask_of(config: Any, model: str) -> dict[str, Any]:
     """Return the heads that a model has lost, with the hash of the dense model; JSON-ready."""
-    layers = range(config.num_hidden_layers)
-    gone = {layer: sorted({*range(config.num_attention_heads)} - {*kept_heads(config, layer)}) for layer in layers}
-    return {"model": model, "pruned_heads": {str(layer): heads for layer, heads in gone.items() if heads}}
+    gone = sorted(pruned_heads(config).items())
+    return {"model": model, "pruned_heads": {str(layer): sorted(heads) for layer, heads in gone if heads}}
 
 
 def units_kept(config: Any) -> tuple[list[int], list[int]]:

@@ -27,7 +27,7 @@ from bertlite.experiments.budget.mapping import ENOUGH, MOST, fit_map, layer_of_
 from bertlite.experiments.budget.quality import Quality, evaluate_pruned
 from bertlite.experiments.budget.report import LIKENESS, facts_of, figures_of, how_made, print_report
 from bertlite.experiments.budget.search import SETTINGS as SETTINGS_FILE
-from bertlite.experiments.budget.search import Search, State, parameter_bytes
+from bertlite.experiments.budget.search import Search, State, parameter_bytes, speed_of
 from bertlite.experiments.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.experiments.budget.texts import (
     TEXTS,
@@ -311,7 +311,7 @@ class Job:
 
         results = compare(model, progress.over("comparing", self.judged, "batches"), mapped)
         results["without_map"] = {} if mapped is None else alike(model)
-        results["alone"] = {**search.speed_alone, **alike(self.model)} if search.converts else None
+        results["alone"] = {**speed_of(search.unpruned[0]), **alike(self.model)} if search.converts else None
         return {**results, "lost": results["lost"] | self.limit(results["lost"])}
 
     def run(

@@ -23,6 +23,7 @@ from bertlite.config import kept_heads, kept_neurons
 from bertlite.experiments.budget.target import Target, UnitCosts, spare_bytes
 from bertlite.experiments.budget.times import WIDE, TimeTable, time_table
 from bertlite.experiments.budget.work import Work
+from bertlite.experiments.files import units_kept
 from bertlite.models.structure import layers_of, prune_heads_, prune_neurons_
 from bertlite.pruning.importance.allocation import BySize, choose_sizes
 from bertlite.pruning.importance.batches import real_tokens
@@ -131,10 +132,6 @@ class TimeRatio:
 class NoisyClockError(Exception):
     """The times of this machine vary too much to tell a ratio; holds the share of the dense model's time to reach."""
 
-    def __init__(self, share: float) -> None:
-        super().__init__(share)
-        self.share = share
-
 
 NOISY = (
     "the clock of this machine is too noisy to find {target}: sizes were chosen by MACs, {macs:.0%} of the unpruned"
@@ -241,11 +238,8 @@ class Search:
                 advance()
 
             loss_curves(self.model, self.fit, metrics, done=keep)
-        found = []
-        for layer in range(layers):
-            pair = self.shared.once(f"curves-{layer}", dict)
-            found.append(tuple(Elimination(tuple(order), losses) for order, losses in pair))
-        return [(a, b) for a, b in found]
+        found = (self.shared.once(f"curves-{layer}", dict) for layer in range(layers))
+        return [(Elimination(tuple(a), of_a), Elimination(tuple(b), of_b)) for (a, of_a), (b, of_b) in found]
 
     def table(self, losses: Sequence[BySize]) -> TimeTable | None:
         """Return the times of sublayers with the sizes that have a loss; None if sizes are chosen by MACs."""
@@ -287,13 +281,13 @@ class Search:
         try:
             return planned(by, *self.sizes_by_clock(losses, costs))
         except NoisyClockError as error:
-            sizes = choose_sizes(losses, by_macs, min(1.0, error.share) * unit.total(self.own_sizes()))
+            (share,) = error.args
+            sizes = choose_sizes(losses, by_macs, min(1.0, share) * unit.total(self.own_sizes()))
             return planned("macs without the clock", sizes)
 
     def own_sizes(self) -> list[tuple[int, int]]:
         """Return the numbers of heads and neurons of the given model's layers."""
-        config = self.model.config
-        return [(len(kept_heads(config, i)), len(kept_neurons(config, i))) for i in range(config.num_hidden_layers)]
+        return [*zip(*units_kept(self.model.config), strict=True)]
 
     def sizes_by_clock(self, losses: list[BySize], costs: list[BySize]) -> tuple[list[tuple[int, int]], float]:
         """Return the sizes of lowest loss that are measured to be fast enough, and the time ratio, by false position.
@@ -350,11 +344,6 @@ class Search:
         """The times and the time ratio of the given model in the dtype that it is converted to."""
         return self.time(self.model)
 
-    @property
-    def speed_alone(self) -> dict[str, Any]:
-        """Quartiles of the seconds of the given model in that dtype, and in its own, and of their ratio."""
-        return speed_of(self.unpruned[0])
-
     def check_reachable(self) -> None:
         """Raise ValueError if even a model without any head or neuron is too slow, or the given one is fast enough.
 
@@ -363,7 +352,7 @@ class Search:
         if not self.target.is_timed or self.target.is_met_by_all:
             return
         if self.converts and not self.target.at_least and self.unpruned[1].verdict in ("right", "fast"):
-            alone, text = self.speed_alone["speedup"]["median"], self.target.text
+            alone, text = speed_of(self.unpruned[0])["speedup"]["median"], self.target.text
             raise ValueError(
                 f"the target {text} needs no pruning: the given model in this dtype is {alone:.3g} x as fast as in its"
                 f" own; run it so by optimize_for_inference(…, dtype=…), write a target such as {2 * alone:.3g}x"
@@ -441,10 +430,8 @@ class Search:
         """Return times with a last layer that computes every token, as in transformers; None if the timed one does."""
         if getattr(model, "needs_tokens", True):
             return None
-        pair = {"dense": self.timed, "pruned": self.prepare(model)}
-        return speed_of(
-            clock({name: each.base_model for name, each in pair.items()}, self.work, self.device, self.map)
-        )
+        pair = {"dense": self.timed.base_model, "pruned": self.prepare(model).base_model}
+        return speed_of(clock(pair, self.work, self.device, self.map))
 
 
 def speed_of(times: Timings) -> dict[str, Any]:

@@ -86,10 +86,6 @@ class Target:
         """Return the time that a forward may take, if the dense model takes `dense`; infinite if none is asked."""
         return {"speed": dense / self.value, "time": self.value}.get(self.kind, float("inf"))
 
-    def bytes(self, dense: int) -> float:
-        """Return the bytes that a target of size allows, if the given file has `dense`."""
-        return self.value * (dense if self.kind == "size" else 1)
-
 
 def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: int) -> Work:
     """Return the batch that the budget is for: with one shape, or with the lengths in a file.
@@ -179,7 +175,7 @@ def spare_bytes(model: Any, target: Target, dense: int, others: int) -> float:
         ValueError: the file is larger even without heads and neurons.
     """
     smallest = others + file_size(model) - UnitCosts.bytes(model).total([*zip(*units_kept(model.config), strict=True)])
-    allowed = target.bytes(dense)
+    allowed = target.value * (dense if target.kind == "size" else 1)
     if allowed < smallest:
         raise ValueError(
             f"the target {target.text} cannot be met by removing heads and neurons: without any the weights take"

@@ -52,8 +52,7 @@ def time_table(model: Any, work: Work, neurons: Iterable[int], device: str, prog
     sizes = sorted({*neurons, *kept, 0, config.intermediate_size})
     found = measure_table(model, work, sizes, device, progress)
     if found.spread > WIDE:
-        again = measure_table(model, work, sizes, device, progress)
-        found = min(found, again, key=lambda table: table.spread)
+        found = min(found, measure_table(model, work, sizes, device, progress), key=lambda table: table.spread)
     return found
 
 

@@ -110,8 +110,8 @@ def test_without_dev_texts_are_held_out_and_more_tokens_change_fewer(world: Path
 
 def test_a_size_is_stated_in_bytes_or_as_a_share() -> None:
     assert Target.parse("30MB") == Target("30MB", "bytes", 30e6)
-    assert Target.parse("1.5 gb").bytes(7) == 1.5e9
-    assert Target.parse("40%", of_size=True).bytes(1000) == 400
+    assert Target.parse("1.5 gb") == Target("1.5 gb", "bytes", 1.5e9)
+    assert Target.parse("40%", of_size=True) == Target("40%", "size", 0.4)
     assert Target.parse("30MB").seconds(1) == float("inf")
     with pytest.raises(ValueError, match="'140%' is not a share of the size"):
         Target.parse("140%", of_size=True)
