@@ -403,8 +403,8 @@ def mean_contexts(model: BertLike, reference: Iterable[Batch]) -> Tensor:
         (L, N, H), float64, nan for pruned heads.
     """
     read = read_batches(model, reference)
-    sums = torch.zeros(context_shape(model), dtype=torch.float64, device=model.device)
     with eval_mode(model), torch.no_grad():
+        sums = torch.zeros(context_shape(model), dtype=torch.float64, device=model.device)
         for batch in read:
             padding = ~real_tokens(batch)[:, :, None, None]
             for layer, x in enumerate(read_values(model, batch, "head")[1]):

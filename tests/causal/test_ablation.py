@@ -213,6 +213,14 @@ def test_what_cannot_be_ablated_is_refused(options: dict[str, Any], text: str) -
         ablate(model, options.pop("batches", data()), **options)
 
 
+def test_means_are_the_same_inside_inference_mode() -> None:
+    model = classifier()
+    wanted = mean_contexts(model, others())
+    with torch.inference_mode():
+        found = mean_contexts(model, others())
+    assert_same(found.clone(), wanted, atol=0)
+
+
 def test_the_model_is_left_as_found() -> None:
     model = worn(prune_heads(classifier(), PRUNED))
     with left_as_found(model):
