@@ -5,6 +5,7 @@ Shapes:  B texts · T tokens of all of them · D numbers of a vector · L labels
 
 import json
 import math
+import operator
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -114,7 +115,8 @@ class PackedModel:
     def predict(self, texts: Sequence[str | Pair], *, progress: Progress = lambda done, total: None) -> Floats:
         """Return the scores of texts, or of pairs of texts: (B, L), or (B,) for a cross-encoder with one label.
 
-        They are outputs of the activation that the folder names; a classifier's are probabilities.
+        They are outputs of the activation that the folder names; a classifier's are probabilities.  A text, or the
+        first of a pair, gets the folder's default prompt.
 
         Raises:
             TypeError: this folder gives no scores, or a text is neither a string nor a pair.
@@ -123,7 +125,7 @@ class PackedModel:
         self.require("predict")
         texts = check_texts(texts, pairs=True)
         scores = np.empty((len(texts), len(self.labels)), dtype=np.float32)
-        for rows, _, states in self.run(texts, "", progress, first_only=True):
+        for rows, _, states in self.run(texts, self.texts.settings.prompt(), progress, first_only=True):
             pooled = states.pooled
             assert pooled is not None
             assert self.head is not None
@@ -259,6 +261,8 @@ def after_pooling(folder: Path, steps: list[dict[str, Any]], kernels: Kernels) -
     for each in steps:
         if each["type"] == "normalize":
             made.append(normalize)
+        elif each["type"] == "truncate":
+            made.append(operator.itemgetter(slice(each["size"])))
         else:
             assert file is not None
             weight, bias = (file.tensors.get(f"{each['name']}.{part}") for part in ("weight", "bias"))

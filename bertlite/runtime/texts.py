@@ -74,7 +74,8 @@ class Texts:
 
     def encode(self, texts: Several[str | Pair], prompt: str = "") -> list[Encoding]:
         """Return the encodings of texts, or of pairs of texts, that `check_texts` returned."""
-        return self.tokenizer.encode_batch([prompt + text if isinstance(text, str) else text for text in texts])
+        given = [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
+        return self.tokenizer.encode_batch(given)
 
     def prompt_length(self, prompt: str) -> int:
         """Return the number of tokens that a prompt takes before a text, special ones before it included."""

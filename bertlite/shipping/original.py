@@ -12,23 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertlite.checkpoint.files import Source, locate
-from bertlite.config import read_json_object
 from bertlite.models.heads import CLASSES
 from bertlite.shipping.carried import class_for
 from bertlite.support.extras import import_optional
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import last_name, read_modules
+from bertlite.tokenizer.sentences import SENTENCE_CONFIG, last_name, read_modules, read_values
 
 Array = NDArray[Any]
 NEAREST = 10  # neighbours of each text that are counted
 NEIGHBOURS = "ten nearest neighbours"  # name of the share that is kept
+PIPELINES = {"multi_label_classification": "Sigmoid", "regression": "Identity"}  # a pipeline's activations
+ACTIVATION_BEFORE_4 = "sbert_ce_default_activation_function"  # a key in config.json of sentence-transformers 3
 MOST = 2000  # neighbours are sought among at most so many texts
 
 
 def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
-    """Return the kind of a checkpoint, and for a "cross-encoder" the name of its scores' activation, else "".
+    """Return the kind of a checkpoint, and the name of its scores' activation among torch's modules.
 
-    A cross-encoder is a classifier that sentence-transformers loads as one.
+    A cross-encoder is a classifier that sentence-transformers loads as one; one with a single label is.
 
     Raises:
         ValueError: its class has no kind.
@@ -37,12 +38,13 @@ def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
     if (kind := cls.runtime_kind) is None:
         known = ", ".join(name for name, each in CLASSES.items() if each.runtime_kind)
         raise ValueError(f"{source.name} is a {cls.__name__}, not one of {known}")
-    path = locate(source).get("config.json")
-    stated = ({} if path is None else read_json_object(path)).get("sentence_transformers") or {}
-    if kind == "classifier" and (config.num_labels == 1 or stated or read_modules(locate(source))):
+    whole, own = (read_values(locate(source), name) for name in (SENTENCE_CONFIG, "config.json"))
+    stated = own.get("sentence_transformers") or {}
+    named = [whole.get("activation_fn"), stated.get("activation_fn"), own.get(ACTIVATION_BEFORE_4)]
+    if kind == "classifier" and (config.num_labels == 1 or stated or named[2] or read_modules(locate(source))):
         usual = "Sigmoid" if config.num_labels == 1 else "Identity"
-        return "cross-encoder", last_name(stated.get("activation_fn") or usual)
-    return kind, ""
+        return "cross-encoder", last_name(next((name for name in named if name), usual))
+    return kind, PIPELINES.get(config.problem_type, "Softmax")
 
 
 def longest_text(tokenizer: BertTokenizer, config: Any) -> int:

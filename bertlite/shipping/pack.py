@@ -5,7 +5,7 @@ CrossEncoder or a pipeline of transformers.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,13 +29,14 @@ from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel
 from bertlite.runtime import PackedModel
 from bertlite.runtime.tasks import ABOUT, AFTER, CALLS, FORMAT, TOKENIZER, checksum_of
+from bertlite.runtime.texts import check_texts
 from bertlite.shipping.carried import carry_tokenizer, class_for
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.files import to_json, write_json
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import read_pooling
+from bertlite.tokenizer.sentences import SENTENCE_CONFIG, read_pooling, read_values
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
@@ -46,7 +47,7 @@ def pack(
     folder: str | PathLike[str],
     *,
     dtype: torch.dtype | str = "float32",
-    texts: Sequence[str] | PathLike[str] | None = None,
+    texts: str | PathLike[str] | Iterable[str] | None = None,
     reproducible: bool = False,
 ) -> dict[str, Any]:
     """Write a checkpoint as a folder for `bertlite.runtime`, which is replaced in one step.
@@ -54,8 +55,8 @@ def pack(
     Args:
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
         dtype: "float32", "bfloat16", "int8" or "mixed".
-        texts: texts to compare results on, or a file of them; by default a few built-in ones, from empty texts to the
-            longest.
+        texts: texts to compare results on, or the path of a file of them; by default a few built-in ones, from empty
+            texts to the longest.
         reproducible: give the same bits on every processor, in float32, int8 or mixed; as `optimize_for_inference`.
 
     Returns:
@@ -65,7 +66,9 @@ def pack(
 
     Raises:
         ModuleNotFoundError: the library of the original is not installed.
-        ValueError: the runtime cannot compute this checkpoint, or results differ: nothing is written then.
+        TypeError: a text is not a string.
+        ValueError: the runtime cannot compute this checkpoint, there are no texts, or results differ: nothing is
+            written then.
     """
     source, numbers = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32
     about, after = describe_checkpoint(source)
@@ -98,13 +101,14 @@ def pack(
     }
 
 
-def texts_to_compare(given: Sequence[str] | PathLike[str] | None) -> list[str]:
-    """Return the given texts, a file's or the built-in ones; raise ValueError for a file without any."""
-    if not isinstance(given, PathLike):
-        return list(given or TEXTS)
-    texts = [text for _, (text,) in read_rows(Table(Path(given), [("text", TEXT)]))]
+def texts_to_compare(given: str | PathLike[str] | Iterable[str] | None) -> list[str]:
+    """Return the given texts, a file's or the built-in ones; raise ValueError if there are none."""
+    if isinstance(given, str | PathLike):
+        texts = [text for _, (text,) in read_rows(Table(Path(given), [("text", TEXT)]))]
+    else:
+        texts = check_texts(TEXTS if given is None else given)
     if not texts:
-        raise ValueError(f"{given} has no texts; leave --texts out for the built-in ones")
+        raise ValueError(f"{given} has no texts to compare; leave texts out for the built-in ones")
     return texts
 
 
@@ -150,10 +154,14 @@ def describe_checkpoint(source: Source) -> tuple[dict[str, Any], State]:
     if kind == "encoder":
         head = read_head(fspath(source.name))
         steps, after = head_steps(head, fspath(source.name))
+        if size := read_values(place, SENTENCE_CONFIG).get("truncate_dim"):
+            steps.append({"type": "truncate", "size": size})
         pooling = {"modes": list(head.pooling), "include_prompt": read_pooling(place)[1]}
         return {**about, "pooling": pooling, "after": steps}, after
     labels = [config.id2label[i] for i in range(config.num_labels)]
-    return {**about, "labels": labels, **score_of(kind, activation, source, config)}, {}
+    if activation not in SCORES:
+        raise ValueError(f"{source.name} has the activation {activation}; the runtime has {', '.join(SCORES)}")
+    return {**about, "labels": labels, "activation": SCORES[activation]}, {}
 
 
 def head_steps(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
@@ -172,20 +180,6 @@ def head_steps(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State
         elif not isinstance(module, nn.Identity):
             raise ValueError(f"{name} has a {module!r} after its pooling, which the runtime lacks: use it with torch")
     return steps, tensors
-
-
-def score_of(kind: str, activation: str, source: Source, config: Any) -> dict[str, Any]:
-    """Return the activation of scores.
-
-    Raises:
-        ValueError: the runtime does not have the activation.
-    """
-    if kind == "cross-encoder":
-        if activation not in SCORES:
-            raise ValueError(f"{source.name} has the activation {activation}; the runtime has {', '.join(SCORES)}")
-        return {"activation": SCORES[activation]}
-    several = config.problem_type == "multi_label_classification"
-    return {"activation": "sigmoid" if several else "softmax"}
 
 
 # Results

@@ -26,6 +26,7 @@ from bertlite.tokenizer.sentences import (
     last_name,
     read_modules,
     read_pooling,
+    read_values,
 )
 
 LIBRARY = "sentence_transformers."  # its modules are in it; modules of other libraries may have the same names
@@ -82,12 +83,9 @@ def read_head(checkpoint: str) -> VectorHead:
     """
     place = locate(Source(checkpoint))
     kinds = [(module["type"], str(PurePosixPath(module["path"]))) for module in read_modules(place)]
-    path = place.get("config.json")
-    named = ({} if path is None else read_json_object(path)).get("architectures") or []
-    whole = place.get(SENTENCE_CONFIG)
-    values = {} if whole is None else read_json_object(whole)
+    values = read_values(place, SENTENCE_CONFIG)
     pooling, pools_prompt = read_pooling(place)
-    if (kinds and not pooling) or "HF_ColBERT" in named:
+    if (kinds and not pooling) or "HF_ColBERT" in (read_values(place, "config.json").get("architectures") or []):
         raise ValueError(f"{checkpoint} makes no vector of a whole text, since it has no Pooling (is it a ColBERT?)")
     if not kinds:
         return MEAN

@@ -1,5 +1,6 @@
 """bertlite/runtime: packed folders give what the original gives, and the bits of the torch path."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ from bertlite.runtime.packed import FILE, read_packed
 from bertlite.runtime.pooling import POOLINGS
 from bertlite.runtime.tasks import available_processors
 from bertlite.runtime.texts import batches, run_batches
-from bertlite.shipping.pack import pack
+from bertlite.shipping.pack import pack, texts_to_compare
 from tests.clients.checks.common import minilm
 
 transformers = pytest.importorskip("transformers")
@@ -194,6 +195,47 @@ def test_a_reranker_gives_the_scores_of_a_cross_encoder(folders: Any, tmp_path: 
         packed.rank("a dog", TEXTS, top_k=-1)
 
 
+@pytest.mark.parametrize("version", [3, 4, 6])
+def test_a_reranker_has_the_activation_that_any_version_of_its_library_saved(
+    version: int, folders: Any, tmp_path: Path
+) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    folder, identity = folders("BertForSequenceClassification", num_labels=2), "torch.nn.modules.linear.Identity"
+    sigmoid, config = "torch.nn.modules.activation.Sigmoid", folder / "config.json"
+    if version == 6:
+        prompts = {"prompts": {"ask": "find this: "}, "default_prompt_name": "ask"}
+        library.CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Sigmoid(), **prompts).save(str(folder))
+        stated: dict[str, Any] = {"sentence_transformers": {"activation_fn": identity}}
+    elif version == 4:
+        stated = {"sentence_transformers": {"activation_fn": sigmoid}}
+    else:
+        stated = {"sbert_ce_default_activation_function": sigmoid}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **stated}))
+    record = pack(folder, tmp_path / "packed", texts=TEXTS)
+    assert (record["kind"], record["original"]) == ("cross-encoder", "sentence-transformers")
+    pairs = [("a dog", text) for text in TEXTS]
+    scores = load(tmp_path / "packed").predict(pairs)
+    assert np.allclose(scores, library.CrossEncoder(str(folder), device="cpu").predict(pairs), atol=1e-5)
+    assert scores.min() > 0
+
+
+def test_a_regression_of_several_numbers_has_no_activation(folders: Any, tmp_path: Path) -> None:
+    folder = folders("BertForSequenceClassification", num_labels=3, problem_type="regression")
+    assert pack(folder, tmp_path / "packed", texts=TEXTS)["difference"] < 1e-5
+    assert load(tmp_path / "packed").predict(TEXTS).min() < 0
+
+
+def test_results_are_compared_on_texts_or_on_a_file_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("one\ntwo\n")
+    for given in (path, str(path), ["one", "two"], np.array(["one", "two"])):
+        assert texts_to_compare(given) == ["one", "two"]
+    with pytest.raises(TypeError, match="text 1 is None; give a string"):
+        texts_to_compare(["one", None])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="has no texts to compare; leave texts out for the built-in ones"):
+        texts_to_compare([])
+
+
 def test_a_tagger_gives_the_spans_of_a_pipeline(folders: Any, tmp_path: Path) -> None:
     labels = dict(enumerate(("O", "B-LOC", "I-LOC", "B-PER", "I-PER")))
     folder = folders("BertForTokenClassification", num_labels=5, id2label=labels)
@@ -216,6 +258,7 @@ def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Pa
         ],
         prompts={"query": "find this: ", "plain": ""},
         default_prompt_name="query",
+        truncate_dim=13,
         device="cpu",
     )
     whole.save(str(tmp_path / "model"))
@@ -224,6 +267,7 @@ def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Pa
     packed = load(tmp_path / "packed")
     texts = [*TEXTS, *(f"number {i}" for i in range(60))]
     vectors = packed.encode(texts)
+    assert vectors.shape == (len(texts), packed.dimension) == (63, 13)
     assert np.allclose(vectors, whole.encode(texts), atol=1e-5)
     assert np.allclose(packed.encode(texts, prompt_name="plain"), whole.encode(texts, prompt_name="plain"), atol=1e-5)
     assert np.array_equal(packed.encode(texts[3]), vectors[3])
