@@ -28,7 +28,7 @@ from bertlite.inference.ahead import run_ahead
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse_compute_dtype
 from bertlite.inference.pooling import in_order, normalize_rows
-from bertlite.inference.support import ComputeDtype, is_int8
+from bertlite.inference.support import ComputeDtype, is_int8, parse_device
 from bertlite.models.base import BertModel
 from bertlite.runtime.encoder import Floats
 from bertlite.runtime.packed import FILE
@@ -110,9 +110,7 @@ class Embedder(VectorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        device = torch.device(self.device)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device {self.device!r}: this torch ({torch.__version__}) sees no CUDA device")
+        device = parse_device(self.device)
         check_backend(self.backend)
         if self.backend != PLAIN:
             check_dtype(self.compute_dtype, device)

@@ -24,6 +24,7 @@ from bertlite.experiments.files import class_names
 from bertlite.experiments.speed import describe_speed, measure_speed
 from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
+from bertlite.inference.support import parse_device
 from bertlite.models.heads import BertForMaskedLM
 from bertlite.shipping.carried import class_for
 from bertlite.shipping.original import same_labels, what_is_kept
@@ -121,6 +122,7 @@ def evaluate(
     """
     name, kind = fspath(checkpoint), task_of_checkpoint(fspath(checkpoint), task)
     kind.metric(metric)  # before any work
+    parse_device(device)
     source = data if isinstance(data, DataSource) else DataSource(fspath(data))
     where: dict[str, Any] = {"max_length": max_length, "device": device}
     dev, ours, optimised = predict_examples(name, kind, source, dtype=dtype, backend=backend, **where)

@@ -17,6 +17,8 @@ from bertlite.checkpoint.files import Source
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.holders import modules_of
+from bertlite.inference.support import parse_device
+from bertlite.runtime.texts import check_texts
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept
 from bertlite.support.environment import environment, version_of
 from bertlite.support.progress import Progress, count_of
@@ -64,9 +66,10 @@ def measure_speed(
 
     Raises:
         ModuleNotFoundError: the library is not installed.
-        RuntimeError, TypeError: the dtype, or each of them, cannot run, as `optimize_for_inference` says.
-        ValueError: the same; or there are too few texts, or the checkpoint has no results for texts.
+        RuntimeError, TypeError: the dtype, or each, cannot run, as `optimize_for_inference` says; or a text is none.
+        ValueError: the same; or there are too few texts, no such device, or the checkpoint has no results for texts.
     """
+    texts, where = check_texts(texts, pairs=True), parse_device(device)
     if len(texts) < FEWEST_TEXTS:
         raise ValueError(f"there are {len(texts)} texts; {FEWEST_TEXTS} or more are needed, better a thousand")
     source = Source(checkpoint)
@@ -75,7 +78,7 @@ def measure_speed(
     longest = min(filter(None, (max_length, longest_text(tokenizer, config))))
     labels = [str(config.id2label[i]) for i in sorted(config.id2label)]
     original = Original.load(fspath(checkpoint), kind, longest, labels, device)
-    models, left_out = optimised(original, dtype, backend, device)
+    models, left_out = optimised(original, dtype, backend, where)
     timed, others, one = split_texts(original, texts)
     with Progress(None, "", what="evaluate", shown=progress) as bar:
         batches = {size: time_batches(models, timed, size, one, device, bar) for size in BATCHES}
@@ -102,7 +105,7 @@ def measure_speed(
 
 
 def optimised(
-    original: Original, dtype: torch.dtype | str | None, backend: str | None, device: str
+    original: Original, dtype: torch.dtype | str | None, backend: str | None, device: torch.device
 ) -> tuple[dict[str, Original], dict[str, str]]:
     """Return the models to compare by name, the library's first, and of each dtype that cannot run the reason.
 
@@ -110,7 +113,7 @@ def optimised(
         RuntimeError, TypeError, ValueError: the named dtype, or none, can run.
     """
     models, left_out = {original.library: original}, dict[str, str]()
-    names = DTYPES[torch.device(device).type] if dtype is None else (str(dtype).removeprefix("torch."),)
+    names = DTYPES[device.type] if dtype is None else (str(dtype).removeprefix("torch."),)
     for name in names:
         try:
             quick = optimize_for_inference(original.model, dtype=name, backend=backend or "auto")

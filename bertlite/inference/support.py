@@ -210,3 +210,14 @@ def matrix_shapes(layer: BertLayer, config: BertConfig) -> dict[str, tuple[int, 
         "intermediate.dense": (neurons, hidden_size),
         "output.dense": (hidden_size, neurons),
     }
+
+
+def parse_device(name: str) -> torch.device:
+    """Return a device of torch; raise ValueError if there is none of this name, or torch sees no CUDA device."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device is {name!r}; give cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name}: this torch ({torch.__version__}) sees no CUDA device")
+    return device

@@ -18,6 +18,7 @@ import torch
 
 from bertlite.checkpoint.families import Origin
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
+from bertlite.inference.support import parse_device
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DTYPES, Case, cases_for, choose
 from bertlite.parity.check import check_all
@@ -100,8 +101,7 @@ def parity(
     """
     if not matching(known_cases(settings.device), settings.only):
         raise ValueError(f"no case matches {','.join(settings.only)!r}; `bertlite parity --list` names them")
-    if torch.device(settings.device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {settings.device}: this torch ({torch.__version__}) sees no CUDA device")
+    parse_device(settings.device)
     if progress:
         versions = f"transformers {reference.version()}, torch {torch.__version__}"
         print(f"bertlite against {versions}, on {settings.device}", flush=True)

@@ -58,6 +58,13 @@ def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return save
 
 
+def test_a_path_is_no_list_of_texts_and_a_device_is_torchs() -> None:
+    with pytest.raises(TypeError, match="texts is 'a file of texts'; give a list of texts"):
+        measure_speed("model", "a file of texts")
+    with pytest.raises(ValueError, match="device is 'gpu'; give cpu, cuda or cuda:1"):
+        measure_speed("model", texts(), device="gpu")
+
+
 @pytest.mark.parametrize(
     ("cls", "fields", "kind", "library", "kept"),
     [
