@@ -174,6 +174,6 @@ def parse_compute_dtype(dtype: ComputeDtype | None) -> ComputeDtype | None:
         ValueError: there is no such dtype.
     """
     names: dict[str, ComputeDtype] = {**WEIGHTS, "int8": torch.int8, MIXED: MIXED}
-    if dtype is not None and dtype not in names and dtype not in names.values():
+    if dtype is not None and dtype not in [*names, *names.values()]:
         raise ValueError(f"dtype is {dtype!r}; have: {', '.join(names)}")
     return names[dtype] if isinstance(dtype, str) else dtype

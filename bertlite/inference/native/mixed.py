@@ -6,6 +6,7 @@ Shapes:  B texts · S tokens of one · T tokens of all of them · D hidden · L 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from operator import index
 from typing import Any, TypeAlias
 
 import torch
@@ -62,15 +63,19 @@ def embedded(model: BertModel, sample: Sample | None) -> tuple[Tensor, list[int]
     Ids beyond the vocabulary, which some tokenizers have, count as its last.
 
     Raises:
-        ValueError: the sample has no tokens, or a negative id.
+        ValueError: the sample has no tokens, or something else than ids from 0 on.
     """
     config, random = model.config, torch.Generator().manual_seed(0)
     if sample is None:
         sample = torch.randint(config.vocab_size, RANDOM, generator=random, device="cpu").tolist()
-    texts = [[int(token) for token in ids[: config.max_position_embeddings]] for ids in sample if len(ids)]
-    if not texts or min(map(min, texts)) < 0:
-        found = f"has token id {min(map(min, texts))}" if texts else "is empty"
-        raise ValueError(f"sample {found}; give token ids of texts, from 0 to {config.vocab_size - 1}")
+    try:
+        texts = [[index(token) for token in ids[: config.max_position_embeddings]] for ids in sample if len(ids)]
+        least = min(map(min, texts), default=None)
+        fault = "is empty" if least is None else f"has token id {least}" if least < 0 else ""
+    except TypeError:
+        fault = f"is {sample!r:.80}"
+    if fault:
+        raise ValueError(f"sample {fault}; give token ids of texts, from 0 to {config.vocab_size - 1}")
     inputs = [torch.tensor([ids], dtype=torch.long, device="cpu").clamp(max=config.vocab_size - 1) for ids in texts]
     return torch.cat([model.embeddings(ids)[0] for ids in inputs]).float(), [*map(len, texts)]
 

@@ -70,7 +70,16 @@ def test_errors_are_measured_on_the_texts_that_are_given(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sample", "fault"), [([], "is empty"), ([[]], "is empty"), ([[5], [6, -3]], "has token id -3")]
+    ("sample", "fault"),
+    [
+        ([], "is empty"),
+        ([[]], "is empty"),
+        ([[5], [6, -3]], "has token id -3"),
+        (["a text"], r"is \['a text'\]"),
+        ({"input_ids": [[5]]}, "is {'input_ids': .*}"),
+        ([5, 6], r"is \[5, 6\]"),
+        ([[1.5]], r"is \[\[1.5\]\]"),
+    ],
 )
 def test_a_sample_that_the_model_cannot_embed_is_refused(sample, fault):
     with pytest.raises(ValueError, match=rf"^sample .*{fault}; give token ids of texts, from 0 to 96$"):
