@@ -92,6 +92,7 @@ def test_requests_that_cannot_be_met(model):
         ("mixed", "plain", "backend 'plain' has no mixed, which needs the native kernels"),
         ("mixed", "graphs", "backend 'graphs' has no mixed"),
         ("int4", "auto", "dtype is 'int4'; have: float64, float32, bfloat16, float16, int8, mixed"),
+        (["int8"], "auto", r"dtype is \['int8'\]; have: float64"),
     ):
         with pytest.raises(ValueError, match=message):
             optimize_for_inference(model, dtype=dtype, backend=backend)
