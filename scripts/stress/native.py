@@ -35,7 +35,7 @@ SANITIZERS = {
     "address": ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread",),
 }
-FLAGS = ("-std=c++17", "-O1", "-pthread", "-DBERTLITE_STD_THREADS")
+FLAGS = ("-std=c++17", "-O1", "-pthread")
 KINDS = (*SANITIZERS, "python")
 # relative to the largest number of the outputs
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.int8: 0.3}

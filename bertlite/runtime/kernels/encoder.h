@@ -239,7 +239,7 @@ class Encoder {
     // Return whether it is done; it is not if weights are beyond the parts of float32.
     bool run() {
         return run_team_unless_beyond(threads_, phases_ * (model_.layer_count + 1),
-                                      [this](Long thread, Team::Member& member) { work(thread, member); });
+                                      [this](Team::Member& member) { work(member); });
     }
 
    private:
@@ -302,19 +302,19 @@ class Encoder {
     bool is_last(Long layer) const { return layer + 1 == model_.layer_count; }
     bool first_tokens_only(Long layer) const { return batch_.first_only && is_last(layer); }
 
-    void work(Long thread, Team::Member& member) {
+    void work(Team::Member& member) {
         BERTLITE_PHASE("layers");
-        run_tokens(batch_.tokens, thread, member,
+        run_tokens(batch_.tokens, member,
                    [&](const TokenBlock& block, const auto& workers) { before_layers(block, workers); });
         for (Long layer = first_layer_; layer < end_; layer++) {
             if (way_ == Way::SEQUENCES) {
-                member.parallel_for(groups_.size() - 1, [&](Long group) { take_group(layer, group, thread); });
+                member.parallel_for(groups_.size() - 1, [&](Long group) { take_group(layer, group, member.thread); });
                 if (!first_tokens_only(layer)) continue;
             } else {
-                attend_all(layer, thread, member);
+                attend_all(layer, member);
             }
             const Long tokens = first_tokens_only(layer) ? batch_.sequences : batch_.tokens;
-            run_tokens(tokens, thread, member,
+            run_tokens(tokens, member,
                        [&](const TokenBlock& block, const auto& workers) { after_attention(layer, block, workers); });
         }
         if (!batch_.pooler || end_ < model_.layer_count) return;
@@ -345,11 +345,11 @@ class Encoder {
 
     // Take tokens through the second phase: the team together all of them, or each thread some at a time.
     template <class Phase>
-    void run_tokens(Long tokens, Long thread, Team::Member& member, Phase phase) {
+    void run_tokens(Long tokens, Team::Member& member, Phase phase) {
         if (way_ == Way::SHARED) return phase(block_at(0, tokens, 0), WholeTeam{member});
         member.parallel_for(divide_up(tokens, tokens_at_once_), [&](Long index) {
             const Long first = index * tokens_at_once_;
-            phase(block_at(first, std::min(tokens_at_once_, tokens - first), thread), OneThread{});
+            phase(block_at(first, std::min(tokens_at_once_, tokens - first), member.thread), OneThread{});
         });
     }
 
@@ -572,7 +572,7 @@ class Encoder {
     }
 
     // Compute the attention of all pairs of sequence and head, the longest sequences first, in parts if pairs are few.
-    void attend_all(Long index, Long thread, Team::Member& member) {
+    void attend_all(Long index, Team::Member& member) {
         const Long heads = model_.layers[index].head_count;
         const Long pairs = batch_.sequences * heads;
         const bool firsts = first_tokens_only(index);
@@ -584,7 +584,7 @@ class Encoder {
             const Long queries = firsts ? 1 : length(sequence);
             const Long first = queries * part / parts, last = queries * (part + 1) / parts;
             if (first < last)
-                attend_pair(index, sequence, head, queries, first, last, workspaces_[thread], all_heads());
+                attend_pair(index, sequence, head, queries, first, last, workspaces_[member.thread], all_heads());
         });
     }
 

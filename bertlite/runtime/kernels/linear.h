@@ -30,10 +30,10 @@ template <class Work>
 bool run_team_unless_beyond(Long threads, Long phases, Work work) {
     std::atomic<bool> beyond{false};
     try {
-        run_team(threads, phases, [&](Long thread, Team::Member& member) {
+        run_team(threads, phases, [&](Team::Member& member) {
             const Tiles tiles;
             try {
-                work(thread, member);
+                work(member);
             } catch (const BeyondParts&) {
                 beyond.store(true);
                 throw;

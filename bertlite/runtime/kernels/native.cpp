@@ -117,7 +117,7 @@ __attribute__((visibility("default"))) Long bertlite_linear(Long dtype, Long rep
                 }
                 const auto* start = as_they_are ? static_cast<const Value*>(rows) : converted.data();
                 const auto run = [&](auto chosen) {
-                    return run_team_unless_beyond(threads, 1, [&](Long, Team::Member& member) {
+                    return run_team_unless_beyond(threads, 1, [&](Team::Member& member) {
                         run_linear<decltype(chosen)>(*linear, start, as_they_are ? inputs : padded, count,
                                                      static_cast<Stored*>(to), threads, member);
                     });

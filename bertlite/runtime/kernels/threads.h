@@ -17,11 +17,6 @@
 #include "profile.h"
 #include "vectors.h"
 
-#if defined(BERTLITE_STD_THREADS)
-#include <thread>
-#include <vector>
-#endif
-
 namespace bertlite {
 
 // The threads that work through a list of phases.  Each takes the phases in the same order, and pieces of a phase as
@@ -37,7 +32,9 @@ class Team {
     // The view of one thread.
     class Member {
        public:
-        Member(Team& team, Long thread) : team_(team), thread_(thread) {}
+        const Long thread;  // its number
+
+        Member(Team& team, Long thread) : thread(thread), team_(team) {}
 
         // Call work(piece) for pieces 0 up to `pieces` together with the other threads, and return when all are done.
         // Each thread has a range of them, which it takes first: what lies together is read by one.
@@ -47,7 +44,7 @@ class Team {
             std::atomic<Long>* taken = team_.counters_.get() + at_++ * team_.stride_;  // of each range
             std::atomic<Long>& done = taken[threads];
             for (Long i = 0; i < threads; i++) {
-                const Long range = (thread_ + i) % threads, first = pieces * range / threads;
+                const Long range = (thread + i) % threads, first = pieces * range / threads;
                 const Long count = pieces * (range + 1) / threads - first;
                 while (taken[range].load(std::memory_order_relaxed) < count) {
                     const Long piece = taken[range].fetch_add(1, std::memory_order_relaxed);
@@ -76,7 +73,6 @@ class Team {
         }
 
         Team& team_;
-        const Long thread_;
         Long at_ = 0;
     };
 
@@ -176,57 +172,39 @@ inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
 });
 #endif
 
-// Run work(thread, member) on at most `threads` threads, torch's own if it is loaded, through so many phases.
+// Run work(member) on at most `threads` threads, torch's own if it is loaded, through so many phases.
 // The first exception of any thread is thrown again here, as bad_alloc or else as runtime_error. std::exception_ptr
 // would need a newer libstdc++ than wheels may ask for.
 template <class Work>
-class TeamRun {
-   public:
-    TeamRun(Long threads, Long phases, Work work) : work_(work), team_(phases, std::max(threads, Long(1))) {
-#if defined(BERTLITE_STD_THREADS)  // sanitizers do not know OpenMP's
-        std::vector<std::thread> others;
-        for (Long thread = 1; thread < threads; thread++) others.emplace_back([this, thread] { run(thread); });
-        run(0);
-        for (auto& other : others) other.join();
-#else
-        const OpenMP* const openmp = OpenMP::find();
-        if (threads <= 1 || (openmp && is_forked.load())) {
-            run(0);
-        } else if (openmp) {
-            const auto one = [](void* self) { static_cast<TeamRun*>(self)->run(OpenMP::find()->thread()); };
-            openmp->parallel(one, this, unsigned(threads), 0);  // perhaps fewer threads than are asked for
-        } else {
-            pool.run([](void* self, Long thread) { static_cast<TeamRun*>(self)->run(thread); }, this, threads);
-        }
-#endif
-        if (out_of_memory_) throw std::bad_alloc();
-        if (failed_.load()) throw std::runtime_error(message_);
-    }
-
-   private:
-    void run(Long thread) {
-        try {
-            Team::Member member(team_, thread);
-            work_(thread, member);
-        } catch (const std::exception& error) {
-            if (!failed_.exchange(true)) {
-                out_of_memory_ = dynamic_cast<const std::bad_alloc*>(&error);
-                std::strncpy(message_, error.what(), sizeof message_ - 1);
-            }
-            team_.abort();
-        }
-    }
-
-    Work work_;
-    Team team_;
-    std::atomic<bool> failed_{false};
-    bool out_of_memory_ = false;
-    char message_[256] = {};
-};
-
-template <class Work>
 void run_team(Long threads, Long phases, Work work) {
-    TeamRun<Work>(threads, phases, work);
+    Team team(phases, std::max(threads, Long(1)));
+    std::atomic<bool> failed{false};
+    bool out_of_memory = false;
+    char message[256] = {};
+    auto run = [&](Long thread) {
+        try {
+            Team::Member member(team, thread);
+            work(member);
+        } catch (const std::exception& error) {
+            if (!failed.exchange(true)) {
+                out_of_memory = dynamic_cast<const std::bad_alloc*>(&error);
+                std::strncpy(message, error.what(), sizeof message - 1);
+            }
+            team.abort();
+        }
+    };
+    using Run = decltype(run);
+    const OpenMP* const openmp = OpenMP::find();
+    if (threads <= 1 || (openmp && is_forked.load())) {
+        run(0);
+    } else if (openmp) {
+        const auto one = [](void* data) { (*static_cast<Run*>(data))(OpenMP::find()->thread()); };
+        openmp->parallel(one, &run, unsigned(threads), 0);  // perhaps fewer threads than are asked for
+    } else {
+        pool.run([](void* data, Long thread) { (*static_cast<Run*>(data))(thread); }, &run, threads);
+    }
+    if (out_of_memory) throw std::bad_alloc();
+    if (failed.load()) throw std::runtime_error(message);
 }
 
 }  // namespace bertlite

@@ -47,7 +47,7 @@ template <class Kind>
 void pack(const float* weight, Long outputs, Long inputs, uint32_t* words, float* scales, float* sums, Long threads) {
     using Weight = typename Kind::Weight;
     const Long groups = divide_up(outputs, GROUP), per_group = divide_up(inputs, Kind::per_word) * GROUP;
-    run_team(threads, 1, [&](Long, Team::Member& member) {
+    run_team(threads, 1, [&](Team::Member& member) {
         std::vector<Weight> rounded(std::is_same_v<Kind, Float32> ? 0 : GROUP * inputs);
         member.parallel_for(groups, [&](Long group) {
             const Long first = group * GROUP, rows = std::min(GROUP, outputs - first);
