@@ -12,6 +12,8 @@
 #include <memory>
 #include <new>
 
+#include "threads.h"
+
 namespace bertlite {
 
 constexpr int PARTS = 3, PRODUCTS = 6;

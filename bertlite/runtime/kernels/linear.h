@@ -25,24 +25,18 @@ struct Linear {
 };
 }
 
-// As `run_team`; return false if weights are beyond the parts of float32.
+// As `run_team`, with the tiles of AMX; return false if weights are beyond the parts of float32.
 template <class Work>
 bool run_team_unless_beyond(Long threads, Long phases, Work work) {
-    std::atomic<bool> beyond{false};
     try {
         run_team(threads, phases, [&](Team::Member& member) {
             const Tiles tiles;
-            try {
-                work(member);
-            } catch (const BeyondParts&) {
-                beyond.store(true);
-                throw;
-            }
+            work(member);
         });
-    } catch (const std::exception&) {
-        if (!beyond.load()) throw;
+        return true;
+    } catch (const BeyondParts&) {
+        return false;
     }
-    return !beyond.load();
 }
 
 // to = activation(rows weight' + bias), (count, outputs), in pieces that the team shares.

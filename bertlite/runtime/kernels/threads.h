@@ -172,14 +172,17 @@ inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
 });
 #endif
 
+// Thrown by float32 on the tiles of AMX if weights are no sums of three bfloat16: float32's own products are needed.
+struct BeyondParts : std::exception {};
+
 // Run work(member) on at most `threads` threads, torch's own if it is loaded, through so many phases.
-// The first exception of any thread is thrown again here, as bad_alloc or else as runtime_error. std::exception_ptr
-// would need a newer libstdc++ than wheels may ask for.
+// The first exception of any thread is thrown again here, as BeyondParts, bad_alloc or else runtime_error.
+// std::exception_ptr would need a newer libstdc++ than wheels may ask for.
 template <class Work>
 void run_team(Long threads, Long phases, Work work) {
     Team team(phases, std::max(threads, Long(1)));
     std::atomic<bool> failed{false};
-    bool out_of_memory = false;
+    bool out_of_memory = false, beyond_parts = false;
     char message[256] = {};
     auto run = [&](Long thread) {
         try {
@@ -188,6 +191,7 @@ void run_team(Long threads, Long phases, Work work) {
         } catch (const std::exception& error) {
             if (!failed.exchange(true)) {
                 out_of_memory = dynamic_cast<const std::bad_alloc*>(&error);
+                beyond_parts = dynamic_cast<const BeyondParts*>(&error);
                 std::strncpy(message, error.what(), sizeof message - 1);
             }
             team.abort();
@@ -203,6 +207,7 @@ void run_team(Long threads, Long phases, Work work) {
     } else {
         pool.run([](void* data, Long thread) { (*static_cast<Run*>(data))(thread); }, &run, threads);
     }
+    if (beyond_parts) throw BeyondParts();
     if (out_of_memory) throw std::bad_alloc();
     if (failed.load()) throw std::runtime_error(message);
 }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <exception>
 #include <type_traits>
 
 #include "profile.h"
@@ -55,7 +54,6 @@ struct Float32 {
 struct Float32Parts : Float32 {};  // the same numbers, multiplied as sums of three bfloat16 on the tiles of AMX
 template <class Kind>
 constexpr bool IS_FLOAT32 = std::is_base_of_v<Float32, Kind>;
-struct BeyondParts : std::exception {};  // weights that are no such sums: float32's own products are needed
 
 template <class InRow>
 struct BFloat16Weights {
