@@ -140,8 +140,8 @@ class Ahead {
 // rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  AHEAD: whether it
 // prefetches `ahead`.  All loops over sums are unrolled, or GCC keeps them in memory.
 template <class Kind, bool AHEAD, int ROWS, int VECTORS>
-void multiply_tile(const char* rows, Long stride, const uint32_t* weight, Long words, const typename Kind::Sum* start,
-                   typename Kind::Sum* sums, Long sums_stride, bool adds, Ahead ahead) {
+void multiply_tile(Ahead ahead, const char* rows, Long stride, const uint32_t* weight, Long words,
+                   const typename Kind::Sum* start, typename Kind::Sum* sums, Long sums_stride, bool adds) {
     constexpr int parts = Kind::per_word * sizeof(typename Kind::Value) / 4;
     typename Kind::Sums sum[ROWS][VECTORS];
 #pragma GCC unroll 6
@@ -182,25 +182,17 @@ void multiply_tile(const char* rows, Long stride, const uint32_t* weight, Long w
     }
 }
 
-// Multiply `count` rows by so many vectors of columns.
-template <class Kind, bool AHEAD, int ROWS = TILE_ROWS, int VECTORS = VECTORS_AT_ONCE, class... Rest>
-void choose_tile(Long count, Long vectors, Rest... rest) {
+// Multiply `count` rows by so many vectors of columns, in the tile of this size.
+template <class Kind, int ROWS = TILE_ROWS, int VECTORS = VECTORS_AT_ONCE, class... Rest>
+void choose_tile(Long count, Long vectors, const Ahead& ahead, Rest... rest) {
     if constexpr (ROWS > 1)
-        if (count < ROWS) return choose_tile<Kind, AHEAD, ROWS - 1, VECTORS>(count, vectors, rest...);
+        if (count < ROWS) return choose_tile<Kind, ROWS - 1, VECTORS>(count, vectors, ahead, rest...);
     if constexpr (VECTORS > 1)
-        if (vectors < VECTORS) return choose_tile<Kind, AHEAD, ROWS, VECTORS - 1>(count, vectors, rest...);
-    multiply_tile<Kind, AHEAD, ROWS, VECTORS>(rest...);
-}
-
-template <class Kind>
-void matmul_tile(Long count, Long columns, const char* rows, Long stride, const uint32_t* weight, Long words,
-                 const typename Kind::Sum* start, typename Kind::Sum* sums, Long sums_stride, bool adds, Ahead ahead) {
+        if (vectors < VECTORS) return choose_tile<Kind, ROWS, VECTORS - 1>(count, vectors, ahead, rest...);
     if (ahead.has_any())
-        choose_tile<Kind, true>(count, columns / LANES, rows, stride, weight, words, start, sums, sums_stride, adds,
-                                ahead);
+        multiply_tile<Kind, true, ROWS, VECTORS>(ahead, rest...);
     else
-        choose_tile<Kind, false>(count, columns / LANES, rows, stride, weight, words, start, sums, sums_stride, adds,
-                                 ahead);
+        multiply_tile<Kind, false, ROWS, VECTORS>(ahead, rest...);
 }
 
 // A weight in blocks, or keys or values packed alike.
@@ -318,11 +310,11 @@ void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blo
                         else if (splits)
                             sums += (column % GROUP / BLOCK * ROWS_AT_ONCE + at - row) * BLOCK;
                         if (!stays && done) prefetch_tile(to, at, size, column, columns);
-                        matmul_tile<Kind>(
-                            size, columns, reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
-                            stride * sizeof(typename Kind::Value), weight.template at<Kind>(column, word), words,
-                            begin && !word ? begin : no_start, sums, sums_stride, word > 0,
-                            {next, words, tile, tiles});
+                        choose_tile<Kind>(size, columns / LANES, {next, words, tile, tiles},
+                                          reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
+                                          stride * sizeof(typename Kind::Value),
+                                          weight.template at<Kind>(column, word), words,
+                                          begin && !word ? begin : no_start, sums, sums_stride, word > 0);
                         if (done) {
                             BERTLITE_PHASE("finish");
                             finish(at, size, column, columns, sums);
