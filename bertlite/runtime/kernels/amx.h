@@ -12,11 +12,8 @@
 
 namespace bertlite {
 
-#if !defined(BERTLITE_PANEL)
-#define BERTLITE_PANEL 192
-#endif
 constexpr Long TILE_WORDS = 16, TILE_BYTES = 1024;
-constexpr Long PANEL = BERTLITE_PANEL;  // words whose weights stay in the first cache
+constexpr Long PANEL = 192;             // words whose weights stay in the first cache
 constexpr Long AMX_ROWS = 256;          // rows whose sums wait for the next panel
 constexpr Long AMX_COLUMNS = 32;        // outputs of a block of sums
 
@@ -232,7 +229,7 @@ void multiply_block(const Factors& factors, Long row_count, Long words, const ty
 
 // As `matmul` of tiles.h, but `finish` is called with a few rows at a time.
 template <class Kind, class To, class Finish>
-void matmul_by_amx(const typename Kind::Value* rows, Long stride, Long count, const Blocks& weight,
+void matmul_by_amx(Kind, const typename Kind::Value* rows, Long stride, Long count, const Blocks& weight,
                    const typename Kind::Sum* start, Long first, Long last, const To& to, const Finish& finish) {
     using Sum = typename Kind::Sum;
     constexpr bool stays = std::is_same_v<Finish, InPlace>;

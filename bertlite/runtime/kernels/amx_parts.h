@@ -237,14 +237,10 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
     before.finish_some(before.left, finish_panel);
 }
 
-template <class Kind, class To, class Finish>
-void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blocks& weight,
-            const typename Kind::Sum* start, Long first, Long last, const To& to, Finish finish);
-
 // As `matmul` of tiles.h.  A row that cannot be split has float32's own products, whatever the other rows are.
 template <class To, class Finish>
-void matmul_by_parts(const float* rows, Long stride, Long count, const Blocks& weight, const float* start, Long first,
-                     Long last, const To& to, const Finish& finish) {
+void matmul_by_amx(Float32Parts, const float* rows, Long stride, Long count, const Blocks& weight, const float* start,
+                   Long first, Long last, const To& to, const Finish& finish) {
     const Long part = round_up(even_part(count, PARTS_ROWS), 32);
     for (Long from = 0; from < count; from += part) {
         const float* const begin = rows + from * stride;

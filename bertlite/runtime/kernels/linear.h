@@ -30,7 +30,9 @@ template <class Work>
 bool run_team_unless_beyond(Long threads, Long phases, Work work) {
     try {
         run_team(threads, phases, [&](Team::Member& member) {
+#if defined(BERTLITE_AMX)
             const Tiles tiles;
+#endif
             work(member);
         });
         return true;

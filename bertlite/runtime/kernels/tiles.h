@@ -239,25 +239,6 @@ struct InPlace {
 };
 constexpr InPlace in_place;
 
-}  // namespace bertlite
-
-#if defined(BERTLITE_AMX)
-#include "amx.h"
-#include "amx_parts.h"
-#endif
-
-namespace bertlite {
-
-#if !defined(BERTLITE_AMX)
-struct Tiles {
-    Tiles() {}  // they need nothing
-};
-template <class Kind, class... Rest>
-void matmul_by_amx(const Rest&...) {}
-template <class... Rest>
-void matmul_by_parts(const Rest&...) {}
-#endif
-
 // So many words of a narrow block, a multiple of WORDS_SUMMED, stay in the first cache until all rows have been
 // multiplied by them.  A longer block is multiplied in parts, and the sums of so many rows wait meanwhile.
 constexpr Long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
@@ -269,10 +250,8 @@ constexpr Long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
 template <class Kind, class To, class Finish>
 void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blocks& weight,
             const typename Kind::Sum* start, Long first, Long last, const To& to, Finish finish) {
-    if constexpr (std::is_same_v<Kind, Float32Parts>) {
-        if (weight.inputs) return matmul_by_parts(rows, stride, count, weight, start, first, last, to, finish);
-    } else if constexpr (BY_AMX<Kind>)
-        if (weight.inputs) return matmul_by_amx<Kind>(rows, stride, count, weight, start, first, last, to, finish);
+    if constexpr (BY_AMX<Kind>)  // by amx.h or amx_parts.h
+        if (weight.inputs) return matmul_by_amx(Kind{}, rows, stride, count, weight, start, first, last, to, finish);
     alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
     constexpr Long word_bytes = Kind::per_word * sizeof(typename Kind::Value);
@@ -364,3 +343,8 @@ void pack_blocks(const typename Kind::Weight* weight, Long outputs, Long inputs,
 }
 
 }  // namespace bertlite
+
+#if defined(BERTLITE_AMX)
+#include "amx.h"
+#include "amx_parts.h"
+#endif
