@@ -516,7 +516,7 @@ class Encoder {
                     for (Long i = 0; i < rows; i++) {
                         Vector y = load(sums + i * BLOCK + j);
                         if constexpr (quantized) {
-                            if (LEAST) y = to_floats(load_integers(sums + i * BLOCK + j) + moved);
+                            if (LEAST) y = to_floats(load_as<Integers>(sums + i * BLOCK + j) + moved);
                             const Quantization of_row = quantization[row + i];
                             y = multiply_add(y, scale * broadcast(of_row.scale),
                                              multiply_add(weight_sum, broadcast(of_row.offset), constant));

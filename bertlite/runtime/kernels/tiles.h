@@ -47,7 +47,7 @@ struct Float32 {
     using Sums = Vector;
     using Sum = float;
     static constexpr Long per_word = 1;
-    static Words read(const uint32_t* b, int) { return load_words(b); }
+    static Words read(const uint32_t* from, int) { return load_as<Words>(from); }
     static Sums add(Sums sums, Words a, Words b) { return add_float32(sums, a, b); }
 };
 
@@ -64,7 +64,7 @@ struct BFloat16Weights {
     static constexpr Long per_word = 2;
     static constexpr bool widened = sizeof(Value) > sizeof(Weight);
     static Words read(const uint32_t* from, int odd) {
-        const Words b = load_words(from);
+        const Words b = load_as<Words>(from);
         return !widened ? b : (odd ? opaque(b >> 16) : b) << 16;
     }
     static Sums add(Sums sums, Words a, Words b) {
@@ -83,7 +83,7 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
     // If they are widened, the first two numbers of so many words lie together, and behind them the last two.
     static constexpr Long pairs = widened ? LANES : 1;
     static Words read(const uint32_t* from, int half) {
-        return widened ? (Words)load_signed_bytes(from + half * LANES / 2) : load_words(from);
+        return widened ? (Words)load_signed_bytes(from + half * LANES / 2) : load_as<Words>(from);
     }
     static Sums add(Sums sums, Words a, Words b) {
         return widened ? add_shorts(sums, (Shorts)a, (Shorts)b) : add_int8(sums, a, b);
@@ -149,7 +149,7 @@ void multiply_tile(Ahead ahead, const char* rows, Long stride, const uint32_t* w
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             sum[i][j] = typename Kind::Sums{};
-            if (!std::is_same_v<Kind, Int8>) std::memcpy(&sum[i][j], start + j * LANES, WIDTH);
+            if (!std::is_same_v<Kind, Int8>) sum[i][j] = load_as<typename Kind::Sums>(start + j * LANES);
         }
     for (Long first = 0, word = 0;; first = word, adds = true) {
         for (const Long last = std::min(words - first, WORDS_SUMMED<Kind>) + first; word < last; word++) {
@@ -161,7 +161,7 @@ void multiply_tile(Ahead ahead, const char* rows, Long stride, const uint32_t* w
                 for (int j = 0; j < VECTORS; j++) b[j] = Kind::read(weight + word * BLOCK_OF<Kind> + j * LANES, part);
 #pragma GCC unroll 6
                 for (int i = 0; i < ROWS; i++) {
-                    const Words a = broadcast_word(rows + i * stride + (word * parts + part) * 4);
+                    const Words a = Words{} + load_as<uint32_t>(rows + i * stride + (word * parts + part) * 4);
 #pragma GCC unroll 4
                     for (int j = 0; j < VECTORS; j++) sum[i][j] = Kind::add(sum[i][j], a, b[j]);
                 }
@@ -338,7 +338,7 @@ void pack_blocks(const typename Kind::Weight* weight, Long outputs, Long inputs,
                 }
                 if constexpr (std::is_same_v<Kind, Int8> && Int8::widened)
                     for (Long column = 0; column < columns; column++)
-                        store_apart(start + column * size, load_words(start + column * size));
+                        store_apart(start + column * size, load_as<Words>(start + column * size));
             }
 }
 

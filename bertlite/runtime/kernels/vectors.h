@@ -72,13 +72,18 @@ typedef uint16_t Halves __attribute__((vector_size(WIDTH / 2)));
 typedef int8_t SignedBytes __attribute__((vector_size(WIDTH / 2)));
 typedef uint8_t Bytes __attribute__((vector_size(WIDTH / 4)));
 
-inline float to_float(BFloat16 x) {
-    uint32_t bits = uint32_t(x) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
+// What lies at an address of any alignment.
+template <class T>
+inline T load_as(const void* from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
     return value;
 }
 
+inline float to_float(BFloat16 x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    return load_as<float>(&bits);
+}
 inline float to_float(float x) { return x; }
 
 inline Vector zeros() { return Vector{}; }
@@ -137,36 +142,16 @@ inline Words max_words(Words a, Words b) { return a > b ? a : b; }
 // a where x > 0, else b
 inline Vector where_positive(Vector x, Vector a, Vector b) { return x > zeros() ? a : b; }
 
-inline Vector load(const float* from) {
-    Vector v;
-    std::memcpy(&v, from, sizeof v);
-    return v;
-}
+inline Vector load(const float* from) { return load_as<Vector>(from); }
 inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
 
-inline Integers load_integers(const int32_t* from) {
-    Integers v;
-    std::memcpy(&v, from, sizeof v);
-    return v;
-}
 inline Vector to_floats(Integers v) { return __builtin_convertvector(v, Vector); }
-inline Vector load(const int32_t* from) { return to_floats(load_integers(from)); }
+inline Vector load(const int32_t* from) { return to_floats(load_as<Integers>(from)); }
 #if defined(__aarch64__)
 inline Integers to_integers(Vector v) { return vcvtnq_s32_f32(v); }  // to nearest
 #else
 inline Integers to_integers(Vector v) { return __builtin_convertvector(v, Integers); }
 #endif
-
-inline Words load_words(const void* from) {
-    Words words;
-    std::memcpy(&words, from, sizeof words);
-    return words;
-}
-inline Words broadcast_word(const void* from) {
-    uint32_t word;
-    std::memcpy(&word, from, 4);
-    return word + Words{};
-}
 
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }  // into the second cache
 inline void prefetch_near(const void* at) { __builtin_prefetch(at, 0, 3); }
@@ -183,9 +168,7 @@ inline Words load_halves(const BFloat16* from) {
 #if defined(__AVX512BW__)  // an intrinsic, because GCC 12 widens two halves and joins them
     return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #else
-    Halves halves;
-    std::memcpy(&halves, from, sizeof halves);
-    return __builtin_convertvector(halves, Words);
+    return __builtin_convertvector(load_as<Halves>(from), Words);
 #endif
 }
 inline Vector load(const BFloat16* from) { return (Vector)(load_halves(from) << 16); }
@@ -197,9 +180,7 @@ inline Shorts load_signed_bytes(const void* from) {
     const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(from));
     return (Shorts)_mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8);
 #else
-    SignedBytes bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    return __builtin_convertvector(bytes, Shorts);
+    return __builtin_convertvector(load_as<SignedBytes>(from), Shorts);
 #endif
 }
 
@@ -303,7 +284,7 @@ inline void transpose_words(const void* const (&from)[LANES], uint32_t* to, Long
     constexpr int half = LANES / 2;
     Words rows[LANES], zipped[LANES];
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) rows[i] = load_words(from[i]);
+    for (int i = 0; i < LANES; i++) rows[i] = load_as<Words>(from[i]);
 #pragma GCC unroll 4
     for (int left = LANES; left > 1; left /= 2) {  // the first bit of a row's number becomes the last of its lanes'
 #pragma GCC unroll 8

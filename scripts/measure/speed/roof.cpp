@@ -61,7 +61,7 @@ double read(long bytes) {
     const double taken = seconds([&] {
         for (long i = 0; i < bytes; i += 4 * WIDTH)
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) sums[j] += load_words(from.get() + i + j * WIDTH);
+            for (int j = 0; j < 4; j++) sums[j] += load_as<Words>(from.get() + i + j * WIDTH);
     });
     for (auto& each : sums) asm volatile("" ::"m"(each));
     return bytes / taken;
