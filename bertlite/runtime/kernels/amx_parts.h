@@ -56,12 +56,6 @@ inline bool can_split(Words largest_bits) {
         reduce((Vector)largest_bits, [](Vector a, Vector b) { return (Vector)max_words((Words)a, (Words)b); });
     return largest == 0 || (largest >= PARTS_LEAST && largest <= PARTS_MOST);
 }
-inline Vector load_some(const float* from, Long count) {
-    float some[LANES] = {};
-    if (count >= LANES) return load(from);
-    std::copy(from, from + std::max(Long(0), count), some);
-    return load(some);
-}
 
 inline bool can_split_row(const float* row, Long count) {
     Words largest{};

@@ -64,11 +64,7 @@ void run_linear(const Linear& linear, const typename Kind::Value* rows, Long str
                              for (Long i = 0; i < rows; i++)
                                  for (Long j = 0; j < columns; j += LANES) {
                                      const Vector y = activate(load(sums + i * BLOCK + j));
-                                     Value last_ones[LANES];
-                                     const Long left = matrix.outputs - column - j;
-                                     Value* at = target.at(row + i, column + j);
-                                     store(left < LANES ? last_ones : at, y);
-                                     if (left < LANES) std::copy(last_ones, last_ones + left, at);
+                                     store_some(target.at(row + i, column + j), matrix.outputs - column - j, y);
                                  }
                          });
                      });

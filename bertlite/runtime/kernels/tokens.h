@@ -135,12 +135,7 @@ void read_row(const T* from, Long width, float* to, bool add = false) {
 
 template <class T>
 void write_row(const float* from, Long width, T* to) {
-    Long i = 0;
-    for (; i + LANES <= width; i += LANES) store(to + i, load(from + i));
-    if (i == width) return;
-    T last[LANES];
-    store(last, load(from + i));
-    std::copy(last, last + (width - i), to + i);
+    for (Long i = 0; i < width; i += LANES) store_some(to + i, width - i, load(from + i));
 }
 
 // Compute the embedding of a token.  norm: weight and bias of the LayerNorm, each padded to whole vectors.

@@ -6,6 +6,7 @@
 // of a weight at a time.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -214,6 +215,21 @@ inline void store(T* to, Vector first, Vector second) {
 #endif
     store(to, first);
     store(to + LANES, second);
+}
+
+// Load or store the first `count` numbers of a vector, where it may have more lanes.  Zeros are loaded in the others.
+inline Vector load_some(const float* from, Long count) {
+    if (count >= LANES) return load(from);
+    float some[LANES] = {};
+    std::copy(from, from + std::max(Long(0), count), some);
+    return load(some);
+}
+template <class T>
+inline void store_some(T* to, Long count, Vector v) {
+    if (count >= LANES) return store(to, v);
+    T all[LANES];
+    store(all, v);
+    std::copy(all, all + count, to);
 }
 
 // Adding it to a float of magnitude below 2^22 leaves no bits after the point; the lowest bits are then the integer.

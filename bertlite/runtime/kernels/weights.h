@@ -31,13 +31,7 @@ void convert_row(const float* from, Long count, typename Kind::Weight* to, float
         *scale = step + nan_or_0;  // integers cannot be nan, so the scale is
         *row_sum = float(total) * *scale;
     } else if constexpr (std::is_same_v<Kind, BFloat16s>) {
-        Long i = 0;
-        for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
-        float last[LANES] = {};
-        BFloat16 rounded[LANES];
-        std::copy(from + i, from + count, last);
-        store(rounded, load(last));
-        std::copy(rounded, rounded + (count - i), to + i);
+        for (Long i = 0; i < count; i += LANES) store_some(to + i, count - i, load_some(from + i, count - i));
     }
 }
 
