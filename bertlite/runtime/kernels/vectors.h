@@ -24,39 +24,32 @@ namespace bertlite {
 using Long = int64_t;  // `long` has 32 bits on Windows
 
 #if defined(__AVX512BW__)
-constexpr int WIDTH = 64;  // bytes of a register
+constexpr int WIDTH = 64, REGISTERS = 32;  // bytes of a register, and how many there are
 #elif defined(__AVX2__)
-constexpr int WIDTH = 32;
+constexpr int WIDTH = 32, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int WIDTH = 16, REGISTERS = 32;
 #else
-constexpr int WIDTH = 16;
+constexpr int WIDTH = 16, REGISTERS = 16;
 #endif
 constexpr Long LANES = WIDTH / 4;  // floats in a vector
 constexpr Long SUMMED = 16;        // what is summed over a row has so many sums, whatever a vector's length
 constexpr Long PER_SUM = SUMMED / LANES;
-#if defined(__AVX512BW__) || defined(__aarch64__)
-constexpr int REGISTERS = 32;
-#else
-constexpr int REGISTERS = 16;
-#endif
 
 using BFloat16 = uint16_t;  // the upper half of a float
 
-// How rows of a matmul hold bfloat16 and 8-bit integers.  If a processor has no products of them, rows are wider, so
-// that only weights are widened as they are read. With AVX-512 rows are never wider.
-#if defined(__AVX512BW__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-using BFloat16InRow = BFloat16;
-#else
-using BFloat16InRow = float;
-#endif
-#if defined(__AVX512BW__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
-using ByteInRow = uint8_t;
-#else
-using ByteInRow = uint16_t;
-#endif
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr bool MULTIPLIES_BFLOAT16 = true;  // by one instruction
 #else
 constexpr bool MULTIPLIES_BFLOAT16 = false;
+#endif
+// How rows of a matmul hold bfloat16 and 8-bit integers.  If a processor has no products of them, rows are wider, so
+// that only weights are widened as they are read. With AVX-512 rows are never wider.
+using BFloat16InRow = std::conditional_t<MULTIPLIES_BFLOAT16 || WIDTH == 64, BFloat16, float>;
+#if defined(__AVX512BW__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+using ByteInRow = uint8_t;
+#else
+using ByteInRow = uint16_t;
 #endif
 // The stored value of the least 8-bit integer of a row: if both factors of a product are signed, -128 for 0.
 #if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
@@ -326,11 +319,7 @@ inline Words rounded_words(Vector v) {
     return (Words)(max(min(v, broadcast(255)), zeros()) + ROUNDS) & 0xff;
 }
 inline void store_rounded(uint8_t* to, Vector v) {
-#if defined(__AVX512BW__)
-    const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_max_epi32(_mm512_cvtps_epi32(v), __m512i{}));
-#else
     const Bytes bytes = __builtin_convertvector(rounded_words(v) + uint32_t(LEAST), Bytes);
-#endif
     std::memcpy(to, &bytes, sizeof bytes);
 }
 #if defined(__AVX512BW__)
