@@ -2,7 +2,7 @@
 #pragma once
 
 #include "functions.h"
-#include "tiles.h"
+#include "memory.h"
 
 namespace bertlite {
 
@@ -18,14 +18,13 @@ struct AttentionWorkspace {
     Value* weights;           // (QUERIES, keys), not yet divided by their sum
     Long key_capacity, relative_stride;
 
-    template <class Arena>
     AttentionWorkspace(Arena& arena, Long keys_, Long head_size, Long distances)
         : key_capacity(round_up(keys_, BLOCK)), relative_stride(round_up(distances, BLOCK) + 2 * BLOCK) {
-        keys = arena.template take<uint32_t>(key_capacity * head_size / Kind::per_word);
-        values = arena.template take<uint32_t>(key_capacity / Kind::per_word * round_up(head_size, BLOCK));
-        scores = arena.template take<float>(QUERIES * key_capacity);
-        relative = distances ? arena.template take<float>(QUERIES * relative_stride) : nullptr;
-        weights = arena.template take<Value>(QUERIES * key_capacity);
+        keys = arena.take<uint32_t>(key_capacity * head_size / Kind::per_word);
+        values = arena.take<uint32_t>(key_capacity / Kind::per_word * round_up(head_size, BLOCK));
+        scores = arena.take<float>(QUERIES * key_capacity);
+        relative = distances ? arena.take<float>(QUERIES * relative_stride) : nullptr;
+        weights = arena.take<Value>(QUERIES * key_capacity);
     }
 };
 
@@ -41,8 +40,7 @@ struct Head {
     Blocks distances, key_distances;  // vectors by which queries and keys are multiplied, or without words
     const int32_t* rows;              // for query i and key j their vectors are rows[j - i]; or null
     Long exact_distances;             // up to which rows follow each other
-    const float* distance_bias;       // (distances,): added to the scores, or null
-    Long zero_distance;               // which of them is distance 0
+    const float* distance_bias;       // added to the score of query i and key j: distance_bias[j - i]; or null
     const float* bias;                // added to the scores of query i at bias + i * bias_stride, or null
     Long bias_stride;
     const uint8_t* has_keys;  // 0 for a query that may attend to no key, or null; has_keys_stride apart
@@ -179,14 +177,11 @@ void attend(const Head<Kind>& head, Long first, Long last, const AttentionWorksp
         BERTLITE_PHASE("softmax and context");
         for (Long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * workspace.key_capacity;
-            if (head.distance_bias) {
-                const float* bias = head.distance_bias + head.zero_distance - query - i;
+            const auto add = [=](const float* bias) {
                 for (Long key = 0; key < keys; key++) scores[key] += bias[key];
-            }
-            if (head.bias) {
-                const float* bias = head.bias + (query + i) * head.bias_stride;
-                for (Long key = 0; key < keys; key++) scores[key] += bias[key];
-            }
+            };
+            if (head.distance_bias) add(head.distance_bias - query - i);
+            if (head.bias) add(head.bias + (query + i) * head.bias_stride);
             inverse[i] = softmax(scores, keys, padded, factor, workspace.weights + i * workspace.key_capacity,
                                  head.probabilities != nullptr);
             if (head.has_keys && !head.has_keys[(query + i) * head.has_keys_stride]) inverse[i] = 0;

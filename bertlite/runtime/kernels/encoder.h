@@ -616,8 +616,7 @@ class Encoder {
         const DistanceRows& rows = distance_rows_[index];
         head.rows = rows.rows.empty() ? nullptr : rows.rows.data() + longest_ - 1;
         head.exact_distances = rows.exact;
-        head.zero_distance = (distances - 1) / 2;
-        head.distance_bias = layer.distance_bias ? layer.distance_bias + n * distances : nullptr;
+        if (layer.distance_bias) head.distance_bias = layer.distance_bias + n * distances + (distances - 1) / 2;
         if (batch_.bias) {
             head.bias = batch_.bias + sequence * batch_.bias_strides[0] + n * batch_.bias_strides[1];
             head.bias_stride = batch_.bias_strides[2];
