@@ -85,14 +85,6 @@ struct PartsPanel {
     Long numbers = 0, blocks = 0, left = 0;  // numbers that are left to split: pairs of them, of each block
     Words largest{};                         // bits of their magnitudes
 
-    PartsPanel() = default;
-    PartsPanel(const uint32_t* weights, Long numbers, Long blocks, Parts& to)
-        : from(reinterpret_cast<const float*>(weights)),
-          to(&to),
-          numbers(numbers),
-          blocks(blocks),
-          left(round_up(numbers, STEP) / 2 * blocks) {}
-
     void split_some(Long count) {
         for (; count > 0 && left; count--) {
             left--;
@@ -197,8 +189,9 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
                 if (word >= end) word = from, column += 16 * blocks_at(column);
                 if (column >= group_end) return PartsPanel();
                 turn = 1 - turn;
-                return PartsPanel(weight.at<Float32>(column, word), std::min(size, end - word), blocks_at(column),
-                                  memory.weights[turn]);
+                const Long numbers = std::min(size, end - word), blocks = blocks_at(column);
+                return PartsPanel{reinterpret_cast<const float*>(weight.at<Float32>(column, word)),
+                                  &memory.weights[turn], numbers, blocks, round_up(numbers, STEP) / 2 * blocks};
             };
             PartsPanel panel = panel_at(group, from);
             panel.split_rest();
