@@ -9,8 +9,8 @@
 
 namespace bertlite {
 
-// Convert a row of a weight.  8-bit integers are of the rotated row, since they are multiplied by rotated rows.
-// They get a scale, by which the largest magnitude is 127, and the row's sum.
+// Convert a row of a weight to its dtype.  8-bit integers are of the rotated row, since they are multiplied by rotated
+// rows. They get a scale, by which the largest magnitude is 127, and the row's sum.
 template <class Kind>
 void convert_row(const float* from, Long count, typename Kind::Weight* to, float* scale, float* row_sum) {
     if constexpr (std::is_same_v<Kind, Int8>) {
@@ -30,7 +30,7 @@ void convert_row(const float* from, Long count, typename Kind::Weight* to, float
         }
         *scale = step + nan_or_0;  // integers cannot be nan, so the scale is
         *row_sum = float(total) * *scale;
-    } else if constexpr (std::is_same_v<Kind, BFloat16s>) {
+    } else {
         for (Long i = 0; i < count; i += LANES) store_some(to + i, count - i, load_some(from + i, count - i));
     }
 }
@@ -39,22 +39,16 @@ void convert_row(const float* from, Long count, typename Kind::Weight* to, float
 // integers.
 template <class Kind>
 void pack(const float* weight, Long outputs, Long inputs, uint32_t* words, float* scales, float* sums, Long threads) {
-    using Weight = typename Kind::Weight;
     const Long groups = divide_up(outputs, GROUP), per_group = divide_up(inputs, Kind::per_word) * GROUP;
     run_team(threads, 1, [&](Team::Member& member) {
-        std::vector<Weight> rounded(std::is_same_v<Kind, Float32> ? 0 : GROUP * inputs);
+        std::vector<typename Kind::Weight> converted(GROUP * inputs);
         member.parallel_for(groups, [&](Long group) {
             const Long first = group * GROUP, rows = std::min(GROUP, outputs - first);
-            uint32_t* to = words + group * per_group;
-            if constexpr (std::is_same_v<Kind, Float32>) {
-                pack_blocks<Kind>(weight + first * inputs, rows, inputs, to, GROUP);
-            } else {
-                for (Long row = 0; row < rows; row++)
-                    convert_row<Kind>(weight + (first + row) * inputs, inputs, rounded.data() + row * inputs,
-                                      scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
-                for (Long row = rows; scales && row < GROUP; row++) scales[first + row] = sums[first + row] = 0;
-                pack_blocks<Kind>(rounded.data(), rows, inputs, to, GROUP);
-            }
+            for (Long row = 0; row < rows; row++)
+                convert_row<Kind>(weight + (first + row) * inputs, inputs, converted.data() + row * inputs,
+                                  scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
+            for (Long row = rows; scales && row < GROUP; row++) scales[first + row] = sums[first + row] = 0;
+            pack_blocks<Kind>(converted.data(), rows, inputs, words + group * per_group, GROUP);
         });
     });
 }
