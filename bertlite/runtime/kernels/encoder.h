@@ -287,7 +287,6 @@ class Encoder {
         block.neurons = quantized ? arena.take<float>(count * neurons_stride_) : nullptr;
         block.intermediate = arena.take<Value>(count * neurons_stride_);
         block.intermediate_quantization = arena.take<Quantization>(count);
-        block.count = count;
         return block;
     }
 
@@ -485,13 +484,8 @@ class Encoder {
     // Apply LayerNorm to a token's x, (D,), and convert it for the next matmul if there is one.
     void normalise(const TokenBlock& block, Long token, float* x, const float* weight, const float* bias,
                    bool converts) const {
-        if constexpr (quantized) {
-            layer_norm(x, model_.hidden_size, weight, bias, float(model_.epsilon));
-            if (converts) convert_input(block, token, x, model_.hidden_size);
-        } else {
-            layer_norm<Kind>(x, model_.hidden_size, weight, bias, float(model_.epsilon),
-                             converts ? block.input + token * input_stride_ : nullptr);
-        }
+        layer_norm(x, model_.hidden_size, weight, bias, float(model_.epsilon));
+        if (converts) convert_input(block, token, x, model_.hidden_size);
     }
 
     // Multiply tokens by a weight.  `finish(each)` is called with each tile: each(write) then calls write(at, y) with

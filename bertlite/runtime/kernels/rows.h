@@ -122,11 +122,9 @@ inline float sum_of(Long width, Add add) {
     return reduce_sum(joined);
 }
 
-// Apply LayerNorm to (width,) in place, and convert it to the float dtype of a matmul unless `to` is null.  If the
-// variance overflows, the result is nan.  Behind x there are zeros, to a whole vector, and behind weight and bias.
-template <class Kind = Float32>
-inline void layer_norm(float* x, Long width, const float* weight, const float* bias, float epsilon,
-                       typename Kind::Value* to = nullptr) {
+// Apply LayerNorm to (width,) in place.  If the variance overflows, the result is nan.  Behind x there are zeros, to a
+// whole vector, and behind weight and bias.
+inline void layer_norm(float* x, Long width, const float* weight, const float* bias, float epsilon) {
     const float average = sum_of(width, [=](Vector sum, Long i) { return sum + load(x + i); }) / width;
     const Vector mean = broadcast(average);
     const Long whole = width / SUMMED * SUMMED;
@@ -137,11 +135,8 @@ inline void layer_norm(float* x, Long width, const float* weight, const float* b
     for (Long i = whole; i < width; i++) squares = multiply_add(x[i] - average, x[i] - average, squares);
     const float variance = squares / width;
     const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
-    for (Long i = 0; i < width; i += LANES) {
-        const Vector y = multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i));
-        store(x + i, y);
-        if (to) store(to + i, y);
-    }
+    for (Long i = 0; i < width; i += LANES)
+        store(x + i, multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i)));
 }
 
 }  // namespace bertlite
