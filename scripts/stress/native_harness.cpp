@@ -36,13 +36,11 @@ std::vector<float> normal(Random& random, long count, float mean, float deviatio
     return values;
 }
 
-float rounded(float x, bool to_bfloat16) {
-    if (!to_bfloat16) return x;
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
-    std::memcpy(&x, &bits, 4);
-    return x;
+uint32_t bits_of(float x) { return load_as<uint32_t>(&x); }
+
+BFloat16 to_bfloat16(float x) {
+    const uint32_t bits = bits_of(x);
+    return BFloat16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 // A weight as a user has it, and as the kernels do.  Each buffer is as long as the kernels may read, and no longer,
@@ -51,8 +49,7 @@ struct Weight {
     long outputs, inputs;
     std::vector<float> values, bias;
     std::vector<uint32_t> words;
-    std::vector<float> padded_bias, scales;
-    std::vector<float> sums;
+    std::vector<float> padded_bias, scales, sums;
 
     Weight(Random& random, long dtype, long outputs_, long inputs_, long threads)
         : outputs(outputs_), inputs(inputs_) {
@@ -246,15 +243,10 @@ struct Case {
         batch.is_bfloat16 = dtype == bfloat16 && draw(random, 0, 3);
         batch.first_only = draw(random, 0, 2) == 0;
         hidden = normal(random, T * D, 0, 1);
-        for (auto& x : hidden) x = rounded(x, batch.is_bfloat16);
         const long rows = batch.first_only ? B : T;
         const bool keep = draw(random, 0, 1);
         if (batch.is_bfloat16) {
-            for (float x : hidden) {
-                uint32_t bits;
-                std::memcpy(&bits, &x, 4);
-                hidden16.push_back(BFloat16(bits >> 16));
-            }
+            for (auto& x : hidden) x = to_float(hidden16.emplace_back(to_bfloat16(x)));
             output16.resize(rows * D, 0x7fc0);
             states16.resize(keep ? L * T * D : 0);
             batch.hidden = hidden16.data();
@@ -319,11 +311,7 @@ struct Case {
 
     // Add the bits of the outputs to a hash.
     void hash(uint64_t& of_all) const {
-        for (float each : output) {
-            uint32_t bits;
-            std::memcpy(&bits, &each, 4);
-            of_all = (of_all ^ bits) * 0x100000001b3;
-        }
+        for (float each : output) of_all = (of_all ^ bits_of(each)) * 0x100000001b3;
     }
 
     double found(long i) const { return batch.is_bfloat16 ? to_float(output16[i]) : output[i]; }
