@@ -1,13 +1,7 @@
 // The most that one thread of this processor can do: its multiply instructions as the kernels have them, and memory.
 #include <chrono>
-#include <cstdlib>
-#include <memory>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
-#include "tiles.h"
+#include "memory.h"
 
 using namespace bertlite;
 
@@ -36,15 +30,10 @@ static double multiply() {
     return 2.0 * times * sums * LANES * 4 / sizeof(typename Kind::Value) / taken;
 }
 
-// Memory on huge pages, as weights lie.
-static auto allocate(long bytes) {
-    constexpr long huge = 2 << 20;
-    std::unique_ptr<char, void (*)(void*)> memory(
-        static_cast<char*>(std::aligned_alloc(huge, round_up(bytes, huge))), std::free);
-#if defined(__linux__)
-    madvise(memory.get(), bytes, MADV_HUGEPAGE);
-#endif
-    std::memset(memory.get(), 1, bytes);
+// Memory on huge pages, as weights lie, that has been written once.
+static Memory allocate(long bytes) {
+    Memory memory(bytes);
+    std::memset(memory.start(), 1, bytes);
     return memory;
 }
 
@@ -61,7 +50,7 @@ double read(long bytes) {
     const double taken = seconds([&] {
         for (long i = 0; i < bytes; i += 4 * WIDTH)
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) sums[j] += load_as<Words>(from.get() + i + j * WIDTH);
+            for (int j = 0; j < 4; j++) sums[j] += load_as<Words>(from.start() + i + j * WIDTH);
     });
     for (auto& each : sums) asm volatile("" ::"m"(each));
     return bytes / taken;
@@ -70,8 +59,8 @@ double read(long bytes) {
 // Bytes a second that are read and written, of a copy that no cache holds.
 double copy(long bytes) {
     const auto from = allocate(bytes), to = allocate(bytes);
-    const double taken = seconds([&] { std::memcpy(to.get(), from.get(), bytes); });
-    asm volatile("" ::"r"(to.get()) : "memory");
+    const double taken = seconds([&] { std::memcpy(to.start(), from.start(), bytes); });
+    asm volatile("" ::"r"(to.start()) : "memory");
     return 2.0 * bytes / taken;
 }
 }
