@@ -55,7 +55,7 @@ BERTLITE_INLINE Vector gelu(Vector x) {
                               0.0046773445792496204f, 0.033928919583559036f, 0.3989422619342804f});
     Vector q = polynomial(z, {1.1796624903581687e-06f, 7.33439956093207e-05f, 0.0018854865338653326f,
                               0.028677497059106827f, 0.25171351432800293f, 1.0f});
-    const Vector beyond = where_positive(x, broadcast(1), zeros());  // a product, as of -infinity it is nan
+    const Vector beyond = x > zeros() ? broadcast(1) : zeros();  // a product, as of -infinity it is nan
     return x * (bounded == x ? multiply_add(bounded, p / q, broadcast(0.5f)) : beyond);
 }
 

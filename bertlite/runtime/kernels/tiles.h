@@ -282,7 +282,6 @@ void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blo
                         next = weight.template at<Kind>(end, 0);
                     for (Long tile = 0, at = row; tile < tiles; tile++) {
                         const Long size = divide_up(row_end - at, tiles - tile);  // as even as can be
-                        const auto* begin = start ? start + column : nullptr;
                         auto* sums = tile_sums;
                         if constexpr (stays)
                             sums = to.at(at, column);
@@ -293,7 +292,7 @@ void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blo
                                           reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
                                           stride * sizeof(typename Kind::Value),
                                           weight.template at<Kind>(column, word), words,
-                                          begin && !word ? begin : no_start, sums, sums_stride, word > 0);
+                                          start && !word ? start + column : no_start, sums, sums_stride, word > 0);
                         if (done) {
                             BERTLITE_PHASE("finish");
                             finish(at, size, column, columns, sums);

@@ -1,6 +1,8 @@
 // The places of the tokens of a batch, and their embeddings: word + segment + position, then LayerNorm.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "rows.h"
@@ -66,9 +68,8 @@ class TokenPlaces {
     }
 
     static void check(const int64_t* ids, Long count, Long limit, Long lowest = 0) {
-        bool fits = true;
-        for (Long i = 0; i < count; i++) fits &= uint64_t(ids[i] - lowest) < uint64_t(limit - lowest);
-        require(fits);
+        const auto fits = [=](int64_t id) { return uint64_t(id - lowest) < uint64_t(limit - lowest); };
+        require(std::all_of(ids, ids + count, fits));
     }
 
     bool fits_positions(Long length) const {
@@ -101,16 +102,12 @@ class TokenPlaces {
         require(fits_positions(length));
         starts.push_back(0);
         for (Long i = 0; i < ids_->rows; i++) {
-            const int64_t* mask = ids_->mask ? ids_->mask + i * length : nullptr;
             Long count = length;
-            if (mask) {
-                bool fits = mask[0] == 1;
-                count = 0;
-                for (Long j = 0; j < length; j++) {
-                    fits &= uint64_t(mask[j]) <= 1 && (!ids_->keeps_order || j == 0 || mask[j] <= mask[j - 1]);
-                    count += mask[j];
-                }
-                require(fits);
+            if (ids_->mask) {
+                const int64_t *mask = ids_->mask + i * length, *const end = mask + length;
+                require(mask[0] == 1 && std::all_of(mask, end, [](int64_t x) { return x == 0 || x == 1; }));
+                require(!ids_->keeps_order || std::is_sorted(mask, end, std::greater<>()));
+                count = std::count(mask, end, 1);
             }
             starts.push_back(tokens() + count);
         }

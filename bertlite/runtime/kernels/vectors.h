@@ -133,8 +133,6 @@ inline Vector min(Vector a, Vector b) { return a < b ? a : b; }
 #endif
 inline Integers max_integers(Integers a, Integers b) { return a > b ? a : b; }
 inline Words max_words(Words a, Words b) { return a > b ? a : b; }
-// a where x > 0, else b
-inline Vector where_positive(Vector x, Vector a, Vector b) { return x > zeros() ? a : b; }
 
 inline Vector load(const float* from) { return load_as<Vector>(from); }
 inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
@@ -148,7 +146,6 @@ inline Integers to_integers(Vector v) { return __builtin_convertvector(v, Intege
 #endif
 
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }  // into the second cache
-inline void prefetch_near(const void* at) { __builtin_prefetch(at, 0, 3); }
 
 // The same words, of which the compiler knows nothing: two shifts would become one `and`, whose mask takes a register.
 inline Words opaque(Words words) {
