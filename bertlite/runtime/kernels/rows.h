@@ -30,24 +30,6 @@ class Range {
     Words smallest_{};
 };
 
-// Convert (width,), of this range, to 8-bit integers.  They are asymmetric: 0 is the smallest number and 255 the
-// largest, the range being widened to include 0, which is exact.
-template <class Kind, class From>
-inline void quantize(const From* from, Long width, const Range& range, typename Kind::Value* to,
-                     Quantization* quantization) {
-    const float low = range.smallest(), step = (range.largest() - low) * (1.0f / 255);
-    const float scale = step >= 0x1p-126f ? step : 1, inverse = 1 / scale, nan_or_0 = range.nan_or_0();
-    const float zero_point = nan_or_0 == 0 ? std::nearbyint(-low * inverse) : 0;
-    const auto at = [=](Long i) { return multiply_add(load(from + i), broadcast(inverse), broadcast(zero_point)); };
-    Long i = 0;
-#if defined(__AVX512BW__)
-    for (; i + 4 * LANES <= width; i += 4 * LANES)
-        store_rounded(to + i, at(i), at(i + LANES), at(i + 2 * LANES), at(i + 3 * LANES));
-#endif
-    for (; i < width; i += LANES) store_rounded(to + i, at(i));
-    *quantization = {scale + nan_or_0, -zero_point * scale};  // integers cannot be nan, so the scale is
-}
-
 // In each pair of lanes so far apart, their sum and difference.
 template <int distance, int... lane>
 inline Vector sums_and_differences(Vector x, std::integer_sequence<int, lane...>) {
@@ -89,16 +71,29 @@ inline void rotate(const From* from, Long count, Long width, float* to) {
     for (; at < width; at++) to[at] = to_float(from[at]);
 }
 
-// Convert (width,) to the dtype of a matmul.
+// Convert (width,) to the dtype of a matmul.  8-bit integers are asymmetric: 0 is the smallest number and 255 the
+// largest, the range being widened to include 0, which is exact.
 template <class Kind, class From>
 inline void convert(const From* from, Long width, typename Kind::Value* to, Quantization* quantization) {
-    Range range;
-    for (Long i = 0; i < width; i += LANES)
-        if constexpr (std::is_same_v<Kind, Int8>)
-            range.add(load(from + i));
-        else
-            store(to + i, load(from + i));
-    if constexpr (std::is_same_v<Kind, Int8>) quantize<Kind>(from, width, range, to, quantization);
+    if constexpr (std::is_same_v<Kind, Int8>) {
+        Range range;
+        for (Long i = 0; i < width; i += LANES) range.add(load(from + i));
+        const float low = range.smallest(), step = (range.largest() - low) * (1.0f / 255);
+        const float scale = step >= 0x1p-126f ? step : 1, inverse = 1 / scale, nan_or_0 = range.nan_or_0();
+        const float zero_point = nan_or_0 == 0 ? std::nearbyint(-low * inverse) : 0;
+        const auto at = [=](Long i) {
+            return multiply_add(load(from + i), broadcast(inverse), broadcast(zero_point));
+        };
+        Long i = 0;
+#if defined(__AVX512BW__)
+        for (; i + 4 * LANES <= width; i += 4 * LANES)
+            store_rounded(to + i, at(i), at(i + LANES), at(i + 2 * LANES), at(i + 3 * LANES));
+#endif
+        for (; i < width; i += LANES) store_rounded(to + i, at(i));
+        *quantization = {scale + nan_or_0, -zero_point * scale};  // integers cannot be nan, so the scale is
+    } else {
+        for (Long i = 0; i < width; i += LANES) store(to + i, load(from + i));
+    }
 }
 
 // The sum over (width,) of what add(sum, i) adds for each vector, in four times SUMMED sums, which do not wait for
