@@ -64,7 +64,7 @@ typedef int32_t Integers __attribute__((vector_size(WIDTH)));
 typedef int16_t Shorts __attribute__((vector_size(WIDTH)));
 typedef uint16_t Halves __attribute__((vector_size(WIDTH / 2)));
 typedef int8_t SignedBytes __attribute__((vector_size(WIDTH / 2)));
-typedef uint8_t Bytes __attribute__((vector_size(WIDTH / 4)));
+typedef ByteInRow BytesInRow __attribute__((vector_size(LANES * sizeof(ByteInRow))));
 
 // What lies at an address of any alignment.
 template <class T>
@@ -311,12 +311,10 @@ inline void interleave(const BFloat16* even, const BFloat16* odd, uint32_t* to) 
     std::memcpy(to, &words, sizeof words);
 }
 
-// integers of 0 to 255, rounded to nearest: in the lowest byte of each word
-inline Words rounded_words(Vector v) {
-    return (Words)(max(min(v, broadcast(255)), zeros()) + ROUNDS) & 0xff;
-}
-inline void store_rounded(uint8_t* to, Vector v) {
-    const Bytes bytes = __builtin_convertvector(rounded_words(v) + uint32_t(LEAST), Bytes);
+// Store integers of 0 to 255, rounded to nearest, as rows of a matmul hold them.
+inline void store_rounded(ByteInRow* to, Vector v) {
+    const Words words = (Words)(max(min(v, broadcast(255)), zeros()) + ROUNDS) & 0xff;
+    const BytesInRow bytes = __builtin_convertvector(words + uint32_t(LEAST), BytesInRow);
     std::memcpy(to, &bytes, sizeof bytes);
 }
 #if defined(__AVX512BW__)
@@ -329,10 +327,6 @@ inline void store_rounded(uint8_t* to, Vector a, Vector b, Vector c, Vector d) {
     std::memcpy(to, &bytes, sizeof bytes);
 }
 #endif
-inline void store_rounded(uint16_t* to, Vector v) {
-    const Halves halves = __builtin_convertvector(rounded_words(v), Halves);
-    std::memcpy(to, &halves, sizeof halves);
-}
 
 // Products of words of rows, a, and of weights, b: sums + a * b.
 
