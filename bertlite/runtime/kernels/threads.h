@@ -56,21 +56,15 @@ class Team {
             BERTLITE_PHASE("waiting");
             for (Long spins = 0; done.load(std::memory_order_acquire) < pieces; spins++) {
                 if (team_.aborted_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread failed");
-                if (spins < SPINS)
-                    pause();
-                else
-                    sched_yield();  // there may be more threads than processors
+#if defined(__x86_64__)
+                __builtin_ia32_pause();
+#endif
+                if (spins >= SPINS) sched_yield();  // there may be more threads than processors
             }
         }
 
        private:
         static constexpr Long SPINS = 5000;  // about a tenth of a millisecond
-
-        static void pause() {
-#if defined(__x86_64__)
-            __builtin_ia32_pause();
-#endif
-        }
 
         Team& team_;
         Long at_ = 0;
