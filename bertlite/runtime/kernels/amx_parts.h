@@ -35,8 +35,7 @@ struct PartsMemory {
     alignas(64) uint32_t weights[2][PARTS][2][PARTS_PANEL / STEP][TILE_BYTES / 4];  // two panels of two blocks
 };
 inline PartsMemory& parts_memory() {
-    static thread_local std::unique_ptr<PartsMemory> memory;
-    if (!memory) memory.reset(new PartsMemory);
+    static thread_local const std::unique_ptr<PartsMemory> memory(new PartsMemory);
     return *memory;
 }
 
@@ -242,10 +241,5 @@ void matmul_by_amx(Float32Parts, const float* rows, Long stride, Long count, con
                                 [&](Long, auto... rest) { finish(from + i, rest...); });
     }
 }
-
-#undef TILE_LOAD
-#undef TILE_STREAM
-#undef TILE_STORE
-#undef TILE_ADD
 
 }  // namespace bertlite
