@@ -328,8 +328,8 @@ class Encoder {
         using PoolerValue = typename PoolerKind::Value;
         const Long D = width();
         auto* input = reinterpret_cast<PoolerValue*>(pooler_input_);
-        member.parallel_for(divide_up(batch_.sequences, TOKENS), [&](Long piece) {
-            for (Long i = piece * TOKENS; i < std::min(batch_.sequences, (piece + 1) * TOKENS); i++) {
+        WholeTeam{member}.parallel_for(batch_.sequences, TOKENS, [&](Long from, Long to) {
+            for (Long i = from; i < to; i++) {
                 const float* first = batch_.first_only ? firsts_ + i * D : hidden_ + batch_.starts[i] * D;
                 for (Long j = 0; j < D; j += LANES) {
                     typename PoolerKind::Weight rounded[LANES];  // as the hidden states are that a pooler is given
