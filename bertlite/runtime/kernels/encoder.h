@@ -488,8 +488,9 @@ class Encoder {
         if (converts) convert_input(block, token, x, model_.hidden_size);
     }
 
-    // Multiply tokens by a weight.  `finish(each)` is called with each tile: each(write) then calls write(at, y) with
-    // some outputs and their bias, and where in `to` they belong.
+    // Multiply tokens by a weight.  For each tile of sums `finish(each)` is called: it chooses a function `write` and
+    // calls each(write).  That calls write(at, y) for every vector y of outputs, which are dequantized and have their
+    // bias; `at` is where in `to` they belong.
     template <class Workers, class To, class Finish>
     void project(const Value* input, Long stride, const Quantization* quantization, Long count, const Part& matrix,
                  const To& to, const Workers& workers, Finish finish) {

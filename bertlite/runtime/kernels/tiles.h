@@ -182,7 +182,7 @@ void multiply_tile(Ahead ahead, const char* rows, Long stride, const uint32_t* w
     }
 }
 
-// Multiply `count` rows by so many vectors of columns, in the tile of this size.
+// Multiply `count` rows by so many vectors of columns: find the tile of just this size, from the largest one down.
 template <class Kind, int ROWS = TILE_ROWS, int VECTORS = VECTORS_AT_ONCE, class... Rest>
 void choose_tile(Long count, Long vectors, const Ahead& ahead, Rest... rest) {
     if constexpr (ROWS > 1)
