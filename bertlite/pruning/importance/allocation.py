@@ -6,12 +6,11 @@ nan where a unit is pruned already.  Units with the lowest scores are removed fi
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
-from bertlite.config import BertConfig, kept_heads, kept_neurons, normalise_units
+from bertlite.config import BertConfig, kept_heads, kept_neurons, normalise_units, parse_index
 
 Choice = dict[int, list[int]]
 BySize = tuple[Mapping[int, float], Mapping[int, float]]  # a layer's {heads kept: value} and {neurons kept: value}
@@ -104,12 +103,17 @@ def count_units(count: int | None, share: float | None, total: int, unit: str) -
     """Return the number of units that a count or a share stands for."""
     if (count is None) == (share is None):
         raise TypeError(f"give count=, a number of {unit}s, or share=, from 0 to 1; not {count!r} and {share!r}")
-    whole = isinstance(count, SupportsIndex) and not isinstance(count, bool)  # numpy's integers are
-    if count is not None and not (whole and 0 <= count <= total):
+    if share is not None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"share is {share!r}; it must be from 0 to 1 of the {total} {unit}s that are there")
+        return round(float(share) * total)
+    try:
+        found = parse_index(count)
+    except (TypeError, ValueError):
+        found = -1
+    if not 0 <= found <= total:
         raise ValueError(f"count is {count!r}; it must be a number of {unit}s, from 0 to the {total} that are there")
-    if share is not None and not 0 <= share <= 1:
-        raise ValueError(f"share is {share!r}; it must be from 0 to 1 of the {total} {unit}s that are there")
-    return int(count) if count is not None else round(float(share or 0) * total)
+    return found
 
 
 def ascending(scores: Tensor, protected: Mapping[int, Iterable[int]]) -> list[list[int]]:

@@ -99,6 +99,8 @@ def test_neurons_are_ranked_alike() -> None:
         ({"count": -1}, "count is -1"),
         ({"count": True}, "count is True"),
         ({"count": 0.5}, "count is 0.5"),
+        ({"count": torch.tensor(2.5)}, "count is tensor"),
+        ({"count": torch.tensor(True)}, "count is tensor"),
         ({"share": 1.5}, "share is 1.5; it must be from 0 to 1 of the 11 heads that are there"),
         ({"share": NAN}, "share is nan"),
         ({"count": 9, "at_least": 1}, "at_least 1 and the protected ones leave only 8 to remove"),
