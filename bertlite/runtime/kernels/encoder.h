@@ -152,9 +152,9 @@ class Encoder {
     static constexpr Long ALL = LONG_MAX / 128 * 64;
     static constexpr Long NEURONS = BFLOAT16_ON_TILES<Kind> ? BERTLITE_NEURONS : ALL;  // multiplied again at a time
     static_assert(NEURONS % GROUP == 0);
-    // The pooler of 8-bit integers is float32, as a linear layer on its own computes it.
+    // A pooler of float32 behind layers of another dtype is computed as a linear layer on its own is.
     static constexpr bool POOLS_IN_PARTS =
-        std::is_same_v<Kind, Float32Parts> || (HAS_AMX && quantized && !std::is_same_v<Attending, Float32>);
+        std::is_same_v<Kind, Float32Parts> || (HAS_AMX && !std::is_same_v<Attending, Float32>);
 
     // How a forward goes.
     enum class Way {

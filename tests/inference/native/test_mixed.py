@@ -56,6 +56,8 @@ def test_layers_in_one_call_give_the_bits_of_one_call_each(layer, batch, monkeyp
         given.output = found.data_ptr()
         quick.model.encoder.kernels.run(one, given, 1)
         assert torch.equal(found, wanted), f"layer {i}"
+    out = quick(batch["input_ids"])
+    assert torch.equal(out.pooler_output, quick.model.pooler(out.last_hidden_state))
 
 
 def test_errors_are_measured_on_the_texts_that_are_given(monkeypatch):
