@@ -153,7 +153,7 @@ def test_what_is_no_tensor_is_refused_with_the_way_out(cls: Any) -> None:
             model(ids, **labels)
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("decoder", [False, True])
 def test_a_traced_graph_has_no_operator_that_coremltools_lacks(decoder: bool, batch: dict[str, Tensor]) -> None:
     model = make(is_decoder=decoder, use_cache=False, return_dict=False)
