@@ -77,12 +77,13 @@ if triton is not None:
         inside = column < D
         word, segment = tl.load(ids + token).to(tl.int64), tl.load(types + token).to(tl.int64)
         known = (word >= 0) & (word < V) & (segment >= 0) & (segment < G)
-        found = tl.load(words + word * D + column, mask=inside & known, other=0.0).to(tl.float32)
-        found += tl.load(segments + segment * D + column, mask=inside & known, other=0.0).to(tl.float32)
+        readable = column < tl.where(known, D, 0)  # the interpreter of Triton 3.9 takes no mask `inside & known`
+        found = tl.load(words + word * D + column, mask=readable, other=0.0).to(tl.float32)
+        found += tl.load(segments + segment * D + column, mask=readable, other=0.0).to(tl.float32)
         if PLACED:
             place = tl.load(places + token).to(tl.int64)
             place = tl.where(place < 0, padding, place)
-            placed, known = inside & (place >= 0) & (place < P), known & (place < P)
+            placed, known = column < tl.where((place >= 0) & (place < P), D, 0), known & (place < P)
             found += tl.load(positions + place * D + column, mask=placed, other=0.0).to(tl.float32)
         found = tl.where(known, normalise(found, inside, weight, bias, column, eps, D), float("nan"))
         tl.store(out + token * D + column, found.to(out.dtype.element_ty), mask=inside)
@@ -169,7 +170,7 @@ if triton is not None:
     def unpack_kernel(x, slots, out, T, D: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         position, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         slot = tl.load(slots + position)
-        found = tl.load(x + slot * D + column, mask=(column < D) & (slot < T), other=0.0)
+        found = tl.load(x + slot * D + column, mask=column < tl.where(slot < T, D, 0), other=0.0)
         tl.store(out + position * D + column, found, mask=column < D)
 
 
