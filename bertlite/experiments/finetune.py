@@ -105,10 +105,7 @@ def finetune_(
             bar.advance()
             losses.append(loss.detach())
             if int((step + 1) / epoch) > int(step / epoch) or step + 1 == steps:
-                if describe is not None:
-                    mean = torch.stack(losses).mean()
-                    bar.print(f"epoch {(step + 1) / epoch:.3g}: loss {mean:.4f}, {describe()}")
-                losses.clear()
+                print_epoch(bar, (step + 1) / epoch, losses, describe)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.to(home).eval().zero_grad(set_to_none=True)
@@ -170,6 +167,13 @@ def training_step(
 def records_steps(accelerator: Any) -> bool:
     """Return whether steps are recorded as CUDA graphs."""
     return bool(accelerator.device.type == "cuda" and accelerator.num_processes == 1)
+
+
+def print_epoch(bar: Progress, epoch: float, losses: list[Tensor], describe: Callable[[], str] | None) -> None:
+    """Print the mean of the losses of an epoch with the text of `describe`, and clear them."""
+    if describe is not None:
+        bar.print(f"epoch {epoch:.3g}: loss {torch.stack(losses).mean():.4f}, {describe()}")
+    losses.clear()
 
 
 class Best:

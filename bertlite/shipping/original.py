@@ -16,7 +16,7 @@ from bertlite.models.heads import CLASSES
 from bertlite.shipping.carried import class_for
 from bertlite.support.extras import import_optional
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import SENTENCE_CONFIG, last_name, read_modules, read_values
+from bertlite.tokenizer.sentences import SENTENCE_CONFIG, last_name, read_modules, read_object
 
 Array = NDArray[Any]
 NEAREST = 10  # neighbours of each text that are counted
@@ -38,7 +38,7 @@ def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
     if (kind := cls.runtime_kind) is None:
         known = ", ".join(name for name, each in CLASSES.items() if each.runtime_kind)
         raise ValueError(f"{source.name} is a {cls.__name__}, not one of {known}")
-    whole, own = (read_values(locate(source), name) for name in (SENTENCE_CONFIG, "config.json"))
+    whole, own = (read_object(locate(source), name) for name in (SENTENCE_CONFIG, "config.json"))
     stated = own.get("sentence_transformers") or {}
     named = [whole.get("activation_fn"), stated.get("activation_fn"), own.get(ACTIVATION_BEFORE_4)]
     if kind == "classifier" and (config.num_labels == 1 or stated or named[2] or read_modules(locate(source))):

@@ -36,7 +36,7 @@ from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.files import to_json, write_json
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import SENTENCE_CONFIG, read_pooling, read_values
+from bertlite.tokenizer.sentences import SENTENCE_CONFIG, read_object, read_pooling
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
@@ -154,7 +154,7 @@ def describe_checkpoint(source: Source) -> tuple[dict[str, Any], State]:
     if kind == "encoder":
         head = read_head(fspath(source.name))
         steps, after = head_steps(head, fspath(source.name))
-        if size := read_values(place, SENTENCE_CONFIG).get("truncate_dim"):
+        if size := read_object(place, SENTENCE_CONFIG).get("truncate_dim"):
             steps.append({"type": "truncate", "size": size})
         pooling = {"modes": list(head.pooling), "include_prompt": read_pooling(place)[1]}
         return {**about, "pooling": pooling, "after": steps}, after

@@ -25,8 +25,8 @@ from bertlite.tokenizer.sentences import (
     is_encoder,
     last_name,
     read_modules,
+    read_object,
     read_pooling,
-    read_values,
 )
 
 LIBRARY = "sentence_transformers."  # its modules are in it; modules of other libraries may have the same names
@@ -83,9 +83,9 @@ def read_head(checkpoint: str) -> VectorHead:
     """
     place = locate(Source(checkpoint))
     kinds = [(module["type"], str(PurePosixPath(module["path"]))) for module in read_modules(place)]
-    values = read_values(place, SENTENCE_CONFIG)
+    values = read_object(place, SENTENCE_CONFIG)
     pooling, pools_prompt = read_pooling(place)
-    if (kinds and not pooling) or "HF_ColBERT" in (read_values(place, "config.json").get("architectures") or []):
+    if (kinds and not pooling) or "HF_ColBERT" in (read_object(place, "config.json").get("architectures") or []):
         raise ValueError(f"{checkpoint} makes no vector of a whole text, since it has no Pooling (is it a ColBERT?)")
     if not kinds:
         return MEAN

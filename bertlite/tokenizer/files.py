@@ -16,7 +16,7 @@ from bertlite.checkpoint.files import Folder, Repository
 from bertlite.checkpoint.folders import replacing
 from bertlite.config import read_json_object
 from bertlite.tokenizer.encoding import explained_errors
-from bertlite.tokenizer.sentences import read_values
+from bertlite.tokenizer.sentences import read_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -116,7 +116,7 @@ def read_model(place: Folder | Repository) -> tuple[dict[str, Any], "Family | No
     """Return the config.json of a checkpoint's model, and its family; None if that is unknown."""
     from bertlite.checkpoint.families import FAMILIES
 
-    values = read_values(place, "config.json")
+    values = read_object(place, "config.json")
     return values, FAMILIES.get(str(values.get("model_type", "bert")))
 
 
@@ -196,7 +196,7 @@ def word_pieces(vocab: Mapping[str, int]) -> dict[str, Any]:
 
 def read_vocabulary(path: Path, place: Folder | Repository, config: Mapping[str, Any]) -> dict[str, Any]:
     """Read a vocab.txt as a tokenizer.json, with the tokens that transformers 4 writes into added_tokens.json."""
-    added = {index(number): {"content": token} for token, number in read_values(place, "added_tokens.json").items()}
+    added = {index(number): {"content": token} for token, number in read_object(place, "added_tokens.json").items()}
     added |= {int(number): token for number, token in (config.get("added_tokens_decoder") or {}).items()}
     flags = {**dict.fromkeys(FLAGS, False), "normalized": True}
     tokens = [{"id": i, **flags, **token} for i, token in sorted(added.items())]

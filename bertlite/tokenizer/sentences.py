@@ -60,7 +60,7 @@ def read_sentences(place: Place, longest: int) -> SentenceSettings:
     if not modules:
         return SentenceSettings()
     inner = PurePosixPath(modules[0]["path"])
-    whole, own = read_values(place, SENTENCE_CONFIG), (read_values(place, str(inner / n)) for n in TRANSFORMER_CONFIGS)
+    whole, own = read_object(place, SENTENCE_CONFIG), (read_object(place, str(inner / n)) for n in TRANSFORMER_CONFIGS)
     stated = next(filter(None, own), {})
     return SentenceSettings(
         {name: text for name, text in (whole.get("prompts") or {}).items() if text is not None},
@@ -89,7 +89,7 @@ def read_modules(place: Place) -> list[dict[str, Any]]:
     return modules
 
 
-def read_values(place: Place, name: str) -> dict[str, Any]:
+def read_object(place: Place, name: str) -> dict[str, Any]:
     """Return the values of a JSON file of a checkpoint; none if it has no such file."""
     path = place.get(name)
     return {} if path is None else read_json_object(path)
@@ -103,7 +103,7 @@ def read_pooling(place: Place) -> tuple[list[str], bool]:
     folders = [module["path"] for module in read_modules(place) if last_name(module["type"]) == POOLING]
     if not folders:
         return [], True
-    values = read_values(place, str(PurePosixPath(folders[0]) / "config.json"))
+    values = read_object(place, str(PurePosixPath(folders[0]) / "config.json"))
     modes = values.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if values.get(key)] or "mean"
     return [modes] if isinstance(modes, str) else list(modes), bool(values.get("include_prompt", True))
 

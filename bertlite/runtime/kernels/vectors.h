@@ -66,7 +66,7 @@ typedef uint16_t Halves __attribute__((vector_size(WIDTH / 2)));
 typedef int8_t SignedBytes __attribute__((vector_size(WIDTH / 2)));
 typedef ByteInRow BytesInRow __attribute__((vector_size(LANES * sizeof(ByteInRow))));
 
-// What lies at an address of any alignment.
+// Load a value from an address of any alignment.
 template <class T>
 inline T load_as(const void* from) {
     T value;
@@ -207,7 +207,7 @@ inline void store(T* to, Vector first, Vector second) {
     store(to + LANES, second);
 }
 
-// Load or store the first `count` numbers of a vector, where it may have more lanes.  Zeros are loaded in the others.
+// Load or store the first `count` numbers of a vector, which may have more lanes.  Loading fills these with zeros.
 inline Vector load_some(const float* from, Long count) {
     if (count >= LANES) return load(from);
     float some[LANES] = {};
