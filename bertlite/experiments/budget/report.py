@@ -80,15 +80,17 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
     if report["alone"]:
         text = f"the same without pruning, in {report['settings']['dtype']} alone"
         figures.append(Figure(text, report["alone"]["speedup"]["median"], dense=1.0))
-        figures += [Figure(f"{x} of that, {held}", y, dense=1.0) for x, y in alike_of(report["alone"])]
+        figures += [Figure(f"{name} of that, {held}", x, dense=1.0) for name, x in alike_of(report["alone"])]
     if report["every_token"]:
         name = f"the same with every token in the last layer, as in transformers, at {timed_work(report)}"
         figures.append(Figure(name, report["every_token"]["speedup"]["median"], dense=1.0))
     if "cosine" not in report:
         name = f"divergence from the given model's predictions, in nats, {held}"
         figures.append(Figure(name, report["kl"], dense=0.0))
-    figures += [Figure(f"{x}, {held}", y, dense=1.0) for x, y in alike_of(report)]
-    figures += [Figure(f"{x}, {held}, without the map", y, dense=1.0) for x, y in alike_of(report["without_map"])]
+    figures += [Figure(f"{name}, {held}", x, dense=1.0) for name, x in alike_of(report)]
+    figures += [
+        Figure(f"{name}, {held}, without the map", x, dense=1.0) for name, x in alike_of(report["without_map"])
+    ]
     if "score" in report:
         ends = report["score_low"], report["score_high"]
         figures.append(Figure(report["metric"], report["score"], *ends, held, report["dense_score"]))
@@ -165,7 +167,7 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     if report["every_token"]:
         slower = with_spread(report["every_token"]["speedup"])
         print(f"the last layer computes only [CLS], as bertlite does; every token, as in transformers: {slower} x")
-    alike = [f"{x} {y:.3f}" for x, y in alike_of(report)]
+    alike = [f"{name} {x:.3f}" for name, x in alike_of(report)]
     nats = [] if "cosine" in report else [f"{report['kl']:.4f} nats from the given model"]
     print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}", end="")
     if "score" in report:
@@ -193,7 +195,7 @@ def describe_alone(report: dict[str, Any]) -> str:
     """Return what the dtype alone gains and costs, and what pruning adds."""
     alone, dtype = report["alone"], report["settings"]["dtype"]
     gain = report["speedup"]["median"] / alone["speedup"]["median"]
-    kept = ", ".join(f"{x} {y:.3f}" for x, y in alike_of(alone))
+    kept = ", ".join(f"{name} {x:.3f}" for name, x in alike_of(alone))
     return (
         f"{dtype} alone: {with_spread(alone['speedup'])} x on {report['environment']['cpu']}, {kept}; pruning:"
         f" {gain:.2f} x more"
@@ -203,7 +205,7 @@ def describe_alone(report: dict[str, Any]) -> str:
 def describe_map(report: dict[str, Any]) -> list[str]:
     """Return what the vectors of an encoder are without the map after its pooling, or that there is none."""
     if without := report["without_map"]:
-        found = ", ".join(f"{x} {y:.3f}" for x, y in alike_of(without))
+        found = ", ".join(f"{name} {x:.3f}" for name, x in alike_of(without))
         return [f"without the map after the pooling, fitted to {report['texts']['mapped']:,} other texts: {found}"]
     if "cosine" in report and report["settings"]["mapping"]:
         return [f"no map after the pooling: it needs {ENOUGH:,} texts that neither the search nor the judging uses"]
