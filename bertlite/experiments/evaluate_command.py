@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("give labelled examples with --dev DATA, or texts to time with --texts FILE --speed")
     shared = {"dtype": args.dtype, "backend": args.backend, "max_length": args.max_length, "device": args.device}
     if args.speed:
-        texts = read_examples(DataSource(args.texts, args.text, None, args.columns)).texts
+        texts = read_examples(DataSource(args.texts, args.text, None, args.columns)).inputs
         record = measure_speed(args.checkpoint, texts, **shared, progress=True)
         print(*describe_speed(record), sep="\n")
     else:

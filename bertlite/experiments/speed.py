@@ -127,9 +127,7 @@ def optimised(
 
 def split_texts(original: Original, texts: Sequence[Any]) -> tuple[list[Any], list[Any], float]:
     """Return texts to time and others to judge by, as many as there is time for, and the seconds of one."""
-    given: Any = [text if isinstance(text, str) else text[0] if len(text) == 1 else tuple(text) for text in texts]
-    if original.kind == "cross-encoder" and isinstance(given[0], str):
-        given = pairs(given)
+    given = pairs(texts) if original.kind == "cross-encoder" and isinstance(texts[0], str) else texts
     shuffled = Random(0).sample(given, len(given))
     run = partial(run_singly, original, shuffled[:8])
     run()  # warm
