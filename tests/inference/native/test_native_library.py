@@ -272,12 +272,16 @@ def test_where_the_best_set_has_no_kernels_the_next_is_taken_aloud(
 
 
 class Clock:
-    """A clock that only kernels move on."""
+    """A clock of a thread that only kernels move on, and one of a machine that is busy with something else."""
 
-    now = 0.0
+    now = busy = 0.0
+
+    def thread_time(self) -> float:
+        return self.now
 
     def perf_counter(self) -> float:
-        return self.now
+        self.busy += 0.01
+        return self.busy
 
 
 class Paced:
