@@ -1,5 +1,6 @@
 """Errors about checkpoints: all faults of a file at once, or damage to the file itself."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,4 +26,9 @@ def check_utf8(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{path} is not UTF-8, so that weights cannot be read or written there: rename it") from None
+        fault, way_out = "UTF-8", "rename it"
+        if (reads := sys.getfilesystemencoding()) != "utf-8":  # the locale's, unless Python is told to read UTF-8
+            fault, way_out = f"{reads}, as this Python reads it", "set PYTHONUTF8=1 or rename it"
+        raise ValueError(
+            f"{path} is not {fault}, so that weights cannot be read or written there: {way_out}"
+        ) from None

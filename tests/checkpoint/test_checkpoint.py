@@ -792,9 +792,12 @@ def test_a_folder_whose_model_is_in_a_subfolder_names_it(tmp_path):
     assert BertModel.from_pretrained(tmp_path).config.hidden_size == SIZES["hidden_size"]
 
 
-def test_a_path_that_is_not_utf8_is_not_called_damaged(tmp_path):
+def test_a_path_that_is_not_utf8_is_not_called_damaged(tmp_path, monkeypatch):
     make().save_pretrained(folder := tmp_path / os.fsdecode(b"caf\xe9"))
     with pytest.raises(ValueError, match=r"is not UTF-8, so that weights cannot be read or written there: rename it$"):
+        BertModel.from_pretrained(folder)
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")  # LC_ALL=C, without Python's UTF-8 mode
+    with pytest.raises(ValueError, match=r"is not ascii, as this Python reads it, .* set PYTHONUTF8=1 or rename it$"):
         BertModel.from_pretrained(folder)
 
 
