@@ -40,15 +40,23 @@ void convert_row(const float* from, Long count, typename Kind::Weight* to, float
 template <class Kind>
 void pack(const float* weight, Long outputs, Long inputs, uint32_t* words, float* scales, float* sums, Long threads) {
     const Long groups = divide_up(outputs, GROUP), per_group = divide_up(inputs, Kind::per_word) * GROUP;
+    using Weight = typename Kind::Weight;
+    constexpr bool converts = !std::is_same_v<Weight, float>;
     run_team(threads, 1, [&](Team::Member& member) {
-        std::vector<typename Kind::Weight> converted(GROUP * inputs);
+        std::vector<Weight> converted(converts ? GROUP * inputs : 0);
         member.parallel_for(groups, [&](Long group) {
             const Long first = group * GROUP, rows = std::min(GROUP, outputs - first);
-            for (Long row = 0; row < rows; row++)
-                convert_row<Kind>(weight + (first + row) * inputs, inputs, converted.data() + row * inputs,
-                                  scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
-            for (Long row = rows; scales && row < GROUP; row++) scales[first + row] = sums[first + row] = 0;
-            pack_blocks<Kind>(converted.data(), rows, inputs, words + group * per_group, GROUP);
+            const float* const from = weight + first * inputs;
+            uint32_t* const to = words + group * per_group;
+            if constexpr (converts) {
+                for (Long row = 0; row < rows; row++)
+                    convert_row<Kind>(from + row * inputs, inputs, converted.data() + row * inputs,
+                                      scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
+                for (Long row = rows; scales && row < GROUP; row++) scales[first + row] = sums[first + row] = 0;
+                pack_blocks<Kind>(converted.data(), rows, inputs, to, GROUP);
+            } else {
+                pack_blocks<Kind>(from, rows, inputs, to, GROUP);
+            }
         });
     });
 }
