@@ -210,19 +210,17 @@ class Layer(LayerOrEncoder, modules.BertLayer, WithoutStock, stock.BertLayer):
             inputs.keep_weights(weights)
         return x
 
-    @property
-    def _gradient_checkpointing_func(self) -> Any:
-        """The function that runs a checkpointed layer; transformers sets and calls it.
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; the function that runs a checkpointed layer, which transformers sets, is never re-entrant.
 
         torch's re-entrant checkpoints see only gradients of tensors among the arguments: with frozen embeddings they
-        lose all gradients.  The other kind, which gives the same gradients, runs instead.
+        lose all gradients.  The other kind, which gives the same gradients, runs instead.  As in transformers, the
+        attribute is no property: code outside patches, deletes and restores it.
         """
-        return self.recompute
-
-    @_gradient_checkpointing_func.setter
-    def _gradient_checkpointing_func(self, function: Any) -> None:
-        is_torchs = getattr(function, "func", function) is checkpoint
-        self.recompute = partial(function, use_reentrant=False) if is_torchs else function
+        if name == "_gradient_checkpointing_func" and getattr(value, "func", value) is checkpoint:
+            is_reentrant = getattr(value, "keywords", {}).get("use_reentrant") is not False
+            value = partial(value, use_reentrant=False) if is_reentrant else value
+        super().__setattr__(name, value)
 
     @property
     def recomputes(self) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from conftest import assert_same, count_runs, gradients
 from pairs import (
     CHECKPOINTING,
     CROSS,
+    DECODER,
+    EVERY,
     F64,
     MODELS,
     VERSION,
@@ -19,10 +22,11 @@ from pairs import (
     inputs_of,
     labels_of,
     ours_of,
+    pair,
     score_of,
     states_of,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 import bertlite
 from bertlite import hf
@@ -87,6 +91,23 @@ def test_nothing_is_computed_twice_outside_training() -> None:
     with torch.no_grad():
         model.train()(**inputs_of())
     assert [runs[i] for i in range(L)] == [2] * L
+
+
+@EVERY
+def test_what_transformers_keeps_in_a_module_can_be_patched_and_is_restored(name: str) -> None:
+    """Code outside takes its attributes for plain ones, that of checkpointed layers too."""
+    pairs = zip(*(enable(model).modules() for model in pair(name, **DECODER)), strict=True)
+    kept = [(ours, each) for theirs, ours in pairs for each in vars(theirs).keys() - vars(nn.Module()).keys()]
+    assert sum(each == "_gradient_checkpointing_func" for _, each in kept) > L
+    for module, each in [(module, each) for module, each in kept if hasattr(module, each)]:
+        before = getattr(module, each)
+        with mock.patch.object(module, each) as patched:
+            assert getattr(module, each) is patched
+        assert getattr(module, each) == before
+        setattr(module, each, before)
+        delattr(module, each)
+        setattr(module, each, before)
+        assert vars(module)[each] == before
 
 
 HEAD_GATES = torch.rand(L, 4, dtype=F64)
