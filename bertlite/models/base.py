@@ -67,7 +67,10 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     def _give_config(self, config: BertConfig) -> None:
         self.base_model._config = config
 
-    config = property(config_of, _give_config)
+    def _drop_config(self) -> None:  # `mock.patch.object` deletes and sets again
+        del self.base_model._config
+
+    config = property(config_of, _give_config, _drop_config)
 
     def build(self, *args: Any, **options: Any) -> None:
         """Attach the parts; implemented by bodies."""

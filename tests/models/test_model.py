@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -387,6 +388,15 @@ def test_a_copied_model_is_the_same_and_separate(
     assert other.is_gradient_checkpointing
     other.pooler.dense.weight.data.zero_()
     assert_same(full_outputs(model, batch), wanted, atol=0)
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
+def test_a_config_can_be_patched_and_is_restored(cls: type[Any]) -> None:
+    model = make(cls)
+    before = model.config
+    with mock.patch.object(model, "config", replace(before, output_attentions=True)) as patched:
+        assert model.base_model.config is patched
+    assert model.config is model.base_model.config is before
 
 
 def test_forward_leaves_the_config_and_its_inputs_alone(model: BertModel, batch: dict[str, Tensor]) -> None:
