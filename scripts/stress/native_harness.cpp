@@ -202,7 +202,7 @@ struct Case {
         H = pick(random, {16, 32, 48, 64, 80, 128});
         N = draw(random, 1, 3);
         D = N * H;
-        const long L = draw(random, 1, 3), reach = pick(random, {0, 0, 130, 133});
+        const long L = draw(random, 0, 3), reach = pick(random, {0, 0, 130, 133});
         model.size = sizeof(Model);
         batch.size = sizeof(Batch);
         model.activation = draw(random, 0, 7);

@@ -195,6 +195,19 @@ def test_a_reranker_gives_the_scores_of_a_cross_encoder(folders: Any, tmp_path: 
         packed.rank("a dog", TEXTS, top_k=-1)
 
 
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_model_without_layers_scores_the_first_token_of_its_embeddings(
+    labels: int, folders: Any, tmp_path: Path
+) -> None:
+    """Other tokens have no place in the output, which has a row a text."""
+    pytest.importorskip("sentence_transformers")
+    folder = folders("BertForSequenceClassification", num_labels=labels, num_hidden_layers=0)
+    texts = [text * 3 for text in TEXTS] * 8
+    assert pack(folder, tmp_path / "packed", texts=texts)["difference"] < 1e-5
+    packed = load(tmp_path / "packed", threads=2)
+    assert np.array_equal(packed.predict(texts), np.concatenate([packed.predict([text]) for text in texts]))
+
+
 @pytest.mark.parametrize("version", [3, 4, 6])
 def test_a_reranker_has_the_activation_that_any_version_of_its_library_saved(
     version: int, folders: Any, tmp_path: Path

@@ -150,6 +150,7 @@ class Encoder {
     static constexpr Long TOKENS = BERTLITE_TOKENS;  // that a thread takes through the second phase at a time
     static constexpr Long FEW_TOKENS = BERTLITE_FEW_TOKENS;  // with fewer for each thread, threads share the outputs
     static constexpr Long ALL = LONG_MAX / 128 * 64;
+    static constexpr Long EMBEDDINGS = -1;  // the layer before the first: without layers, the last one
     static constexpr Long NEURONS = BFLOAT16_ON_TILES<Kind> ? BERTLITE_NEURONS : ALL;  // multiplied again at a time
     static_assert(NEURONS % GROUP == 0);
     // A pooler of float32 behind layers of another dtype is computed as a linear layer on its own is.
@@ -303,7 +304,7 @@ class Encoder {
 
     void work(Team::Member& member) {
         BERTLITE_PHASE("layers");
-        run_tokens(batch_.tokens, member,
+        run_tokens(first_tokens_only(EMBEDDINGS) ? batch_.sequences : batch_.tokens, member,
                    [&](const TokenBlock& block, const auto& workers) { before_layers(block, workers); });
         for (Long layer = first_layer_; layer < end_; layer++) {
             if (way_ == Way::SEQUENCES) {
@@ -330,7 +331,8 @@ class Encoder {
         auto* input = reinterpret_cast<PoolerValue*>(pooler_input_);
         WholeTeam{member}.parallel_for(batch_.sequences, TOKENS, [&](Long from, Long to) {
             for (Long i = from; i < to; i++) {
-                const float* first = batch_.first_only ? firsts_ + i * D : hidden_ + batch_.starts[i] * D;
+                const bool apart = batch_.first_only && model_.layer_count;  // the last layer has moved them
+                const float* first = apart ? firsts_ + i * D : hidden_ + batch_.starts[i] * D;
                 for (Long j = 0; j < D; j += LANES) {
                     typename PoolerKind::Weight rounded[LANES];  // as the hidden states are that a pooler is given
                     store(rounded, load(first + j));
@@ -392,15 +394,18 @@ class Encoder {
     }
 
     // Read or compute embeddings, if no layers ran before, and compute the first layer's queries, keys and values.
+    // Without layers they are the output, of first tokens alone if only these are asked for.
     template <class Workers>
     void before_layers(const TokenBlock& block, const Workers& workers) {
         const Long D = width();
         for_each_token(block, workers, [&](Long token) {
-            float* hidden = hidden_ + (block.first + token) * D;
+            const Long index = block.first + token;
+            const Long at = first_tokens_only(EMBEDDINGS) ? batch_.starts[index] : index;
+            float* hidden = hidden_ + at * D;
             if (!first_layer_) {
-                read_token(block.first + token, hidden);
-                if (!model_.layer_count) return write_output(block.first + token, hidden);
-                write_state(0, block.first + token, hidden);
+                read_token(at, hidden);
+                if (!model_.layer_count) return write_output(index, hidden);
+                write_state(0, index, hidden);
             }
             convert_input(block, token, hidden, model_.hidden_size);
         });
