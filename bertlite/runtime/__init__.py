@@ -9,6 +9,8 @@ pooling    the states of tokens to a vector
 tagging    labelled spans from the scores of tokens
 encoder    the model: token ids in, states out
 packed     the file of packed weights
+contents   its description, and the tensors that must be in it
+fields     rules for the fields of a description
 shapes     the sizes of a stack, and where each weight lies
 structs    the C functions of the kernels, and their structs
 library    the kernels: found, or compiled once; self_test checks them

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .packed import ROW_SCALES, PackedFile, aligned, lay_in_blocks_
-from .shapes import BYTES, GROUP, LayerShape, Shape, round_up
-from .structs import ACTIVATIONS, Batch, Blocks, Ids, Kernels, Linear, Matrix, Model
+from .contents import CLASSES, ROW_SCALES
+from .packed import PackedFile, aligned, lay_in_blocks_
+from .shapes import BYTES, GROUP, round_up
+from .shapes import shape_from as shape_from
+from .structs import ACTIVATIONS, Batch, Ids, Kernels, Linear, Matrix, Model
 
 NO_LIMIT = 2**62  # positions, if there is no table of them
 Floats = NDArray[np.float32]
@@ -63,19 +65,20 @@ class Encoder:
 
     def __init__(self, file: PackedFile, kernels: Kernels) -> None:
         about, self.kernels = file.about, kernels
+        if about["embeddings"]["norm"] == "after":
+            raise ValueError(
+                f"{file.path} has embeddings that are projected before they are normalised: use bertlite itself, with"
+                " torch"
+            )
         self.numbers, self.embeddings = about["numbers"], about["embeddings"]
-        self.prefix = "" if about["class"] == "BertModel" else "bert."
+        self.prefix = "" if about["class"] == CLASSES[0] else "bert."
         self.tensors, self.layers, self.words = file.tensors, file.layers, file.words  # the structs point into them
-        written = shape_from(about["shape"], Blocks(*about["blocks"]))
-        shape = lay_in_blocks_(written, self.layers, kernels.blocks(self.numbers))
+        assert file.shape is not None  # a model has layers, if only none
+        shape = lay_in_blocks_(file.shape, self.layers, kernels.blocks(self.numbers))
         self.model = shape.describe(self.layers.ctypes.data)
         self.dtype = np.dtype(np.uint16 if self.numbers == "bfloat16" else np.float32)
         self.pooler = self.linear("pooler.dense", about["pooler"]) if "pooler" in about else None
         self.projection = self.linear("embeddings.projection") if self.embeddings["norm"] else None
-        if self.embeddings["norm"] == "after":
-            raise ValueError(
-                "embeddings that are projected before they are normalised need bertlite itself, with torch"
-            )
 
     def linear(self, name: str, activation: str = "linear") -> PackedLinear:
         """Return a linear layer of the file."""
@@ -174,13 +177,6 @@ class Encoder:
         if segments is not None and not 0 <= segments.min() <= segments.max() < kinds:
             return f"segments run from {segments.min()} to {segments.max()}; this model has {kinds}, from 0"
         return f"a sequence has {max(lengths)} tokens; this model has {self.embeddings['positions']} positions"
-
-
-def shape_from(values: dict[str, Any], blocks: Blocks) -> Shape:
-    """Return the shape that a file describes."""
-    layers = tuple(LayerShape(**each) for each in values["layers"])
-    several = {"layers": layers, "kinds": tuple(values["kinds"]), "kept": tuple(values["kept"])}
-    return Shape(**{**values, **several, "blocks": blocks})
 
 
 def to_bfloat16(x: Floats) -> NDArray[np.uint16]:

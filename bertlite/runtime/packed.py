@@ -10,35 +10,40 @@ import os
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .shapes import ALIGNMENT, FLOATS, GROUP, Shape, round_up
+from .contents import (
+    DTYPES,
+    ENTRIES,
+    FORMATS,
+    HEADER,
+    LAYERS,
+    MIXES,
+    ROTATES,
+    RUNTIME,
+    WAY_OUT,
+    WORDS,
+    Tensors,
+    check_rows,
+    expected_tensors,
+    with_rounded_words,
+)
+from .fields import SHORT, check_fields, one_of, parse_json
+from .shapes import ALIGNMENT, FLOATS, GROUP, Shape, round_up, shape_from
 from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
-FORMATS = (5, 6, 7, 8, 9)  # the formats that can be read: 5 has no checksum, and before 7 all embeddings are floats
-ROTATES, MIXES = 8, 9  # from these formats on 8-bit integers are of rotated rows, and layers differ in dtype
-WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends of names; scales of 8-bit integers
-LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
-DTYPES = {  # bfloat16 as its bits
-    "F64": np.float64,
-    "F32": np.float32,
-    "BF16": np.uint16,
-    "F16": np.float16,
-    "I64": np.int64,
-    "I8": np.int8,
-    "U8": np.uint8,
-}
 CHUNK = 1 << 16  # bytes that are read at once for the checksum alone
-WAY_OUT = "optimise the model again and save it"
 Bytes = NDArray[np.uint8]
 
 
@@ -77,22 +82,96 @@ class RowsInFile:
 class PackedFile(NamedTuple):
     """A file's description of its model, the weights of all layers, and all other tensors."""
 
+    path: Path
     about: dict[str, Any]
+    shape: Shape | None  # the shape of the stack of layers
     layers: Bytes
     tensors: dict[str, NDArray[Any]]
     dtypes: dict[str, str]  # the dtype of each tensor, as safetensors names it
     words: RowsInFile | None  # the rows of the word embeddings, if they are read later
 
 
-def read_packed(path: Path, *, words_later: bool = False) -> PackedFile:
-    """Read a file and compare it with its checksum.
+@dataclass(frozen=True)
+class OpenedFile:
+    """A file whose description obeys its rules, and whose tensors are still to be read."""
+
+    path: Path
+    file: BufferedReader
+    header: dict[str, Any]
+    about: dict[str, Any]
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The dtype, shape and bytes of each tensor, as the header states them."""
+        return {name: entry for name, entry in self.header.items() if name != "__metadata__"}
+
+    def read(self, wanted: Tensors, shape: Shape | None = None, *, words_later: bool = False) -> PackedFile:
+        """Read all tensors and compare them with the checksum.
+
+        Args:
+            wanted: the tensors that must be there besides the layers, and no others.
+            shape: the shape of the stack of layers, if there is one.
+            words_later: leave the word embeddings empty, to be filled by `words`.
+
+        Raises:
+            ValueError: the file has other tensors, or other bytes than were written.
+        """
+        stack: Tensors = {} if shape is None else {LAYERS: ("U8", (shape.size(),))}
+        wanted = {**stack, **with_rounded_words(wanted, self.about, self.entries)}
+        first = self.file.tell()
+        self.check_entries(wanted, self.path.stat().st_size - first)
+
+        # Only now is memory taken: no more than the file has.
+        tensors, words, parts = {}, None, []
+        for name, entry in self.entries.items():
+            later = words_later and hasattr(os, "pread") and name.endswith(WORDS)  # no pread on Windows
+            (dtype, size), (start, end) = wanted[name], entry["data_offsets"]
+            memory = (untouched if later else aligned)(end - start)
+            tensors[name] = memory.view(DTYPES[dtype]).reshape(size)
+            parts.append(read_bytes(self.file, first + start, tensors[name], keep=not later))
+            if later:
+                words = RowsInFile(os.dup(self.file.fileno()), first + start, tensors[name])
+        found = checksum(self.header, chain(*parts))
+        if self.about["format"] > FORMATS[0] and f"{found:08x}" != self.header["__metadata__"].get("crc32"):
+            raise ValueError(f"{self.path} is damaged: its bytes are not as written; {WAY_OUT}")
+
+        layers = tensors.pop(LAYERS, aligned(0))
+        if shape is not None:
+            check_rows(self.path, shape, layers)
+        dtypes = {name: dtype for name, (dtype, _) in wanted.items()}
+        return PackedFile(self.path, self.about, shape, layers, tensors, dtypes, words)
+
+    def check_entries(self, wanted: Tensors, left: int) -> None:
+        """Raise ValueError unless just the wanted tensors lie in the bytes that are left, one after another."""
+        end, faults = 0, [f"{name} is missing" for name in wanted if name not in self.header]
+        for name, entry in self.entries.items():
+            if name not in wanted:
+                faults.append(f"{SHORT.repr(name)} is unknown")
+                continue
+            dtype, size = wanted[name]
+            start, end = end, end + prod(size) * np.dtype(DTYPES[dtype]).itemsize
+            found = entry["dtype"], tuple(entry["shape"])
+            if found != (dtype, size):
+                faults.append(f"{name} is {found[0]} {SHORT.repr(found[1])}, not {dtype} {size}")
+            elif entry["data_offsets"] != [start, end]:
+                faults.append(f"{name} is at bytes {SHORT.repr(entry['data_offsets'])}, not {[start, end]}")
+        if not faults and end != left:
+            faults = [f"{left} bytes follow its header, not {end}"]
+        if faults:
+            raise ValueError(f"{self.path} cannot be used: {faults[0]}; {WAY_OUT}")
+
+
+@contextmanager
+def open_packed(path: Path, rules: Any = RUNTIME) -> Iterator[OpenedFile]:
+    """Open a file whose tensors can then be read.
 
     Args:
-        words_later: leave the word embeddings empty, to be filled by `words`.
+        rules: for its description.
 
     Raises:
         FileNotFoundError: it is not there.
-        ValueError: it has another format, is from a machine with another byte order, or is damaged.
+        ValueError: it has another format, is from a machine with another byte order, is damaged, or its description
+            breaks a rule.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -100,56 +179,44 @@ def read_packed(path: Path, *, words_later: bool = False) -> PackedFile:
         )
     with path.open("rb") as file:
         header = read_header(path, file)
-        first, metadata = file.tell(), header.get("__metadata__", {})
-        about, left = read_about(path, metadata), path.stat().st_size - first
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        tensors, words, parts = {}, None, []
-        for name, entry in entries.items():
-            later = words_later and hasattr(os, "pread") and name.endswith(WORDS)  # no pread on Windows
-            tensors[name] = allocate(path, entry, left, untouched if later else aligned)
-            start = first + entry["data_offsets"][0]
-            parts.append(read_bytes(file, start, tensors[name], keep=not later))
-            if later:
-                words = RowsInFile(os.dup(file.fileno()), start, tensors[name])
-        found = checksum(header, chain(*parts, iter(lambda: file.read(CHUNK), b"")))
-        if about["format"] > FORMATS[0] and f"{found:08x}" != metadata.get("crc32"):
-            raise ValueError(f"{path} is damaged: its bytes are not as written; {WAY_OUT}")
-    layers = tensors.pop(LAYERS, aligned(0)).view(np.uint8).ravel()
-    dtypes = {name: entry["dtype"] for name, entry in entries.items()}
-    return PackedFile(about, layers, tensors, dtypes, words)
+        about = read_about(path, header.get("__metadata__", {}))
+        check_fields(path, about, rules, WAY_OUT)
+        yield OpenedFile(path, file, header, about)
+
+
+def read_packed(path: Path, *, words_later: bool = False) -> PackedFile:
+    """Read a file for the runtime, which knows from its description which tensors must be there.
+
+    Args:
+        words_later: leave the word embeddings empty, to be filled by `words`.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it cannot be read; see `open_packed` and `OpenedFile.read`.
+    """
+    with open_packed(path) as opened:
+        shape = shape_from(opened.about["shape"], Blocks(*map(int, opened.about["blocks"])))
+        return opened.read(expected_tensors(opened.about), shape, words_later=words_later)
 
 
 def read_header(path: Path, file: BufferedReader) -> dict[str, Any]:
     """Return the header of a safetensors file; raise ValueError if it has none."""
     size = int.from_bytes(file.read(8), "little")
-    try:
-        if not 2 <= size <= path.stat().st_size:
-            raise ValueError(f"its header would have {size} bytes")
-        header = json.loads(file.read(size))
-        if not isinstance(header, dict):
-            raise ValueError("its header is no object")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}; {WAY_OUT}") from None
+    if not 2 <= size <= path.stat().st_size:
+        raise ValueError(f"{path} is damaged: its header would have {size} bytes; {WAY_OUT}")
+    header = parse_json(path, file.read(size), WAY_OUT)
+    check_fields(path, header, HEADER, WAY_OUT)
+    check_fields(path, {name: entry for name, entry in header.items() if name != "__metadata__"}, ENTRIES, WAY_OUT)
     return header
 
 
 def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     """Return a file's description of its model; raise ValueError for a format that cannot be read."""
-    try:
-        about = json.loads(metadata.get("native", "{}"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON, or cut short ({error}): {WAY_OUT}") from None
-    if not isinstance(about, dict):
-        raise ValueError(f"{path} holds a JSON {type(about).__name__}, not an object: {WAY_OUT}")
-    found = (about.get("format"), about.get("byteorder"))
-    if found[0] not in FORMATS or found[1] != sys.byteorder:
-        raise ValueError(
-            f"{path} has format {found[0]!r} from a {found[1]}-endian machine; this bertlite reads formats"
-            f" {', '.join(map(str, FORMATS))}, {sys.byteorder}-endian: {WAY_OUT}"
-        )
-    if found[0] < MIXES:
+    about = parse_json(path, metadata.get("native", "{}"), WAY_OUT)
+    check_fields(path, about, {"format": one_of(*FORMATS), "byteorder": one_of(sys.byteorder)}, WAY_OUT)
+    if about["format"] < MIXES:
         if isinstance(about.get("shape"), dict):
-            about["shape"] |= {"rotated": found[0] >= ROTATES, "kept": [], "floats": FLOATS[0]}
+            about["shape"] |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}
         if isinstance(about.get("blocks"), list):
             about["blocks"] = [*about["blocks"][:2], *about["blocks"][:1]]
     return about
@@ -162,21 +229,6 @@ def checksum(header: dict[str, Any], parts: Iterable[Any]) -> int:
     for part in parts:
         found = zlib.crc32(part, found)
     return found
-
-
-def allocate(path: Path, entry: dict[str, Any], left: int, memory: Callable[[int], Bytes]) -> NDArray[Any]:
-    """Return memory for a tensor of a file; raise ValueError if its entry in the header describes none.
-
-    Args:
-        left: the number of bytes after the header.
-    """
-    try:
-        (start, end), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(DTYPES[entry["dtype"]])
-        if not 0 <= start <= end <= left:
-            raise ValueError(f"{left} bytes follow the header")
-        return memory(end - start).view(dtype).reshape(shape)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {entry!r} is no tensor ({error!r}); {WAY_OUT}") from None
 
 
 def read_bytes(file: BufferedReader, start: int, x: NDArray[Any], *, keep: bool) -> Iterator[Any]:
@@ -218,8 +270,10 @@ def pack_matrix(
 def lay_in_blocks_(shape: Shape, data: Bytes, blocks: Blocks) -> Shape:
     """Lay packed weights in other blocks, in place; return their new shape."""
     old = shape.blocks
+    if blocks == old:
+        return shape
     for (i, name, part), (start, count) in shape.offsets.items():
-        if part == "words" and count and blocks != old:
+        if part == "words" and count:
             words = data[start : start + count].view(np.int32)
             inputs = len(words) // round_up(shape.matrix(shape.layers[i], name)[0], GROUP)
             (per_block, pairs), (new_block, new_pairs) = (shape.layout_of(i, name, each) for each in (old, blocks))

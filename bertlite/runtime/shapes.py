@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import starmap
+from typing import Any
 
+from .fields import COUNT, FLAG, POSITIVE, SIZE, Each, Whole, one_of
 from .structs import ACTIVATIONS, NUMBERS, Blocks, Layer, Matrix, Model
 
 ALIGNMENT = 64  # bytes: a cache line
@@ -114,7 +116,8 @@ class Shape:
 
     def size(self) -> int:
         """Return the number of bytes that everything takes."""
-        return sum(round_up(count, ALIGNMENT) for *_, count in self.pieces())
+        *_, (start, count) = [(0, 0), *self.offsets.values()]
+        return start + round_up(count, ALIGNMENT)
 
     @cached_property
     def offsets(self) -> dict[tuple[int, str, str], tuple[int, int]]:
@@ -142,6 +145,53 @@ class Shape:
             layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach, dtype=dtype)
         act, scale = ACTIVATIONS[self.activation], self.head_size**-0.5
         return Model(layers, len(layers), self.hidden_size, self.padded_head, act, self.epsilon, scale, self.rotated)
+
+
+# The description of a shape in a file
+
+
+def kept_fits(shape: dict[str, Any]) -> bool:
+    """Return whether the layers in floats are layers of an int8 stack, in their order."""
+    kept, count = shape["kept"], len(shape["layers"])
+    return not kept or (shape["numbers"] == "int8" and kept == sorted({*kept}) and kept[-1] < count)
+
+
+def distances_fit(shape: dict[str, Any]) -> bool:
+    known = (["c2p"], ["p2c"], ["c2p", "p2c"])
+    return shape["positions"] != "disentangled" or (shape["reach"] > 0 and shape["kinds"] in known)
+
+
+FIELDS = {
+    "numbers": one_of(*NUMBERS),
+    "hidden_size": SIZE,
+    "head_size": SIZE,
+    "activation": one_of(*ACTIVATIONS),
+    "epsilon": POSITIVE,
+    "layers": Each({"heads": COUNT, "neurons": COUNT}),
+    "positions": one_of("absolute", *RELATIVE, "bucketed", "disentangled"),
+    "max_positions": SIZE,
+    "kinds": Each(one_of("", *TABLES)),
+    "buckets": COUNT,
+    "reach": COUNT,
+    "rotated": FLAG,
+    "kept": Each(COUNT),
+    "floats": one_of(*FLOATS),
+}
+SHAPE = [
+    FIELDS,
+    Whole("shape.kept does not name layers of int8 in their order", kept_fits),
+    Whole("shape.kinds and shape.reach describe no distances", distances_fit),
+]
+
+
+def shape_from(values: dict[str, Any], blocks: Blocks) -> Shape:
+    """Return the shape that a file describes."""
+    layers = tuple(LayerShape(each["heads"], each["neurons"]) for each in values["layers"])
+    several = {"layers": layers, "kinds": tuple(values["kinds"]), "kept": tuple(values["kept"])}
+    return Shape(**{**{name: values[name] for name in FIELDS}, **several, "blocks": blocks})
+
+
+# Rounding
 
 
 def round_up(n: int, to: int) -> int:

@@ -9,6 +9,7 @@ import operator
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,29 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from .contents import CLASSES, STORED, Tensors, word_count
 from .encoder import Encoder, Floats, PackedLinear, States
+from .fields import (
+    A_LIST,
+    FLAG,
+    NAME,
+    SIZE,
+    TEXT,
+    Choice,
+    Each,
+    Maybe,
+    OrNull,
+    Value,
+    Whole,
+    check_fields,
+    one_of,
+    parse_json,
+    whole_number,
+)
 from .library import load_kernels
-from .packed import FILE, PackedFile, read_packed
-from .pooling import normalize, pool
+from .packed import FILE, OpenedFile, open_packed, read_packed
+from .pooling import POOLINGS, normalize, pool
+from .structs import ACTIVATIONS as LINEAR
 from .structs import Kernels
 from .tagging import spans_of
 from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches, check_text, check_texts, run_batches
@@ -29,7 +49,9 @@ ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
 AFTER = "after.safetensors"  # weights of the steps after pooling
 MOST_THREADS = 4096
 FORMAT = 1  # the version of runtime.json's format
+WAY_OUT = "pack the model again"
 CALLS = {"encoder": ("encode",), "cross-encoder": ("predict", "rank"), "classifier": ("predict",), "tagger": ("tag",)}
+KINDS = dict(zip(CALLS, (CLASSES[0], CLASSES[1], CLASSES[1], CLASSES[2]), strict=True))  # {kind: class of the model}
 Progress = Callable[[int, int], None]
 Spans = list[dict[str, Any]]
 
@@ -61,17 +83,22 @@ class PackedModel:
         self.labels: list[str] = about.get("labels", [])
         self.threads = check_count("threads", available_processors() if threads is None else threads, MOST_THREADS)
         self.batch_tokens = check_count("batch_tokens", batch_tokens)
-        settings = {**about["texts"], "prompts": tuple(map(tuple, about["texts"]["prompts"].items()))}
-        self.texts = Texts(self.folder / TOKENIZER, TextSettings(**settings))
+        stated = {each.name: about["texts"][each.name] for each in fields(TextSettings) if each.name in about["texts"]}
+        settings = TextSettings(**{**stated, "prompts": tuple(stated["prompts"].items())})
+        self.texts = Texts(self.folder / TOKENIZER, settings)
         self.about, file = about, read_packed(self.folder / FILE, words_later=True)
+        check_fields(self.folder / ABOUT, about, rules_beside(file.about, self.kind, self.texts), WAY_OUT)
+        self.texts.check_ids(word_count(file.about))
         self.dtype: str = "mixed" if file.about["shape"]["kept"] else file.about["numbers"]
         self.reproducible = file.about.get("reproducible") is True
         kernels = load_kernels(self.reproducible)
         self.encoder = Encoder(file, kernels)
         self.head = self.encoder.head if self.kind != "encoder" else None
-        self.after = after_pooling(self.folder, about.get("after", []), kernels)
-        one_token = np.zeros((1, self.encoder.model.hidden_size), dtype=np.float32)
-        self.dimension = len(self.vector(one_token)) if self.kind == "encoder" else 0  # D
+        hidden = self.encoder.model.hidden_size
+        self.after = after_pooling(self.folder, about, hidden, kernels) if self.kind == "encoder" else []
+        self.dimension = 0  # D
+        if self.kind == "encoder":
+            self.dimension = len(self.vector(np.zeros((1, hidden), dtype=np.float32)))
 
     def encode(
         self,
@@ -143,7 +170,7 @@ class PackedModel:
         """
         self.require("rank")
         if len(self.labels) != 1:
-            raise ValueError(f"ranking needs one score; this folder has labels {', '.join(self.labels)}")
+            raise ValueError(f"ranking needs one score; this folder has labels {', '.join(map(str, self.labels))}")
         check_text("query", query)
         if top_k is not None:
             top_k = check_count("top_k", top_k)
@@ -214,20 +241,27 @@ def split_rows(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
 
 
 def read_runtime_json(path: Path) -> dict[str, Any]:
-    """Return a folder's description of itself; raise ValueError if it has another format."""
+    """Return a folder's description of itself; raise ValueError if a field breaks its rule."""
     if not path.is_file():
         raise FileNotFoundError(
             f"{path.parent} is no packed folder: it has no {path.name}; write one with `bertlite pack`"
         )
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): pack the model again") from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT or values.get("kind") not in CALLS:
-        raise ValueError(f"{path} does not have format {FORMAT}, which this bertlite reads: pack the model again")
+    values = parse_json(path, path.read_bytes(), WAY_OUT)
+    check_fields(path, values, RULES, WAY_OUT)
     if values.pop("crc32", None) != checksum_of(values, path.with_name(TOKENIZER)):
-        raise ValueError(f"{path} or {TOKENIZER} is damaged: its bytes are not as written; pack the model again")
+        raise ValueError(f"{path} or {TOKENIZER} is damaged: its bytes are not as written; {WAY_OUT}")
     return values
+
+
+def rules_beside(native: dict[str, Any], kind: str, texts: Texts) -> dict[str, Any]:
+    """Return the rules that runtime.json must obey for the model, which its file describes, and the tokenizer."""
+    count = len(native["config"].get("id2label") or ())
+    specials = texts.tokenizer.num_special_tokens_to_add("predict" in CALLS[kind])
+    return {
+        "kind": one_of(*(each for each, name in KINDS.items() if name == native["class"])),
+        "texts": {"max_length": whole_number(max(1, specials), native["embeddings"]["positions"])},
+        "labels": Maybe(Value(f"a list of {count} names", lambda x: kind == "encoder" or len(x) == count)),
+    }
 
 
 def checksum_of(values: dict[str, Any], tokenizer: Path) -> str:
@@ -254,9 +288,19 @@ def apply_row(layer: PackedLinear, x: Floats) -> Floats:
     return found
 
 
-def after_pooling(folder: Path, steps: list[dict[str, Any]], kernels: Kernels) -> list[Callable[[Floats], Floats]]:
-    """Return the functions of the steps after pooling."""
-    file: PackedFile | None = read_packed(folder / AFTER) if any(each["type"] == "dense" for each in steps) else None
+def after_pooling(
+    folder: Path, about: dict[str, Any], hidden: int, kernels: Kernels
+) -> list[Callable[[Floats], Floats]]:
+    """Return the functions of the steps after pooling.
+
+    Args:
+        hidden: the width of the states that are pooled.
+    """
+    steps, tensors = about.get("after", []), dict[str, NDArray[Any]]()
+    if any(each["type"] == "dense" for each in steps):
+        with open_packed(folder / AFTER, {}) as opened:
+            tensors = opened.read(dense_tensors(opened, steps, hidden * len(about["pooling"]["modes"]))).tensors
+
     made: list[Callable[[Floats], Floats]] = []
     for each in steps:
         if each["type"] == "normalize":
@@ -264,12 +308,26 @@ def after_pooling(folder: Path, steps: list[dict[str, Any]], kernels: Kernels) -
         elif each["type"] == "truncate":
             made.append(operator.itemgetter(slice(each["size"])))
         else:
-            assert file is not None
-            weight, bias = (file.tensors.get(f"{each['name']}.{part}") for part in ("weight", "bias"))
-            assert weight is not None
-            layer = PackedLinear(kernels, weight, bias, each["activation"])
-            made.append(partial(apply_row, layer))
+            weight, bias = tensors[f"{each['name']}.weight"], tensors.get(f"{each['name']}.bias")
+            made.append(partial(apply_row, PackedLinear(kernels, weight, bias, each["activation"])))
     return made
+
+
+def dense_tensors(file: OpenedFile, steps: list[dict[str, Any]], width: int) -> Tensors:
+    """Return the tensors of the steps on vectors of a width; earlier folders state neither outputs nor bias."""
+    found: Tensors = {}
+    for each in steps:
+        if each["type"] == "truncate":
+            width = min(width, each["size"])
+        elif each["type"] == "dense":
+            weight, bias = (f"{each['name']}.{part}" for part in ("weight", "bias"))
+            stated = file.entries.get(weight, {}).get("shape") or [1]
+            outputs = each.get("outputs", max(1, stated[0]))
+            found[weight] = STORED["float32"], (outputs, width)
+            if each.get("bias", bias in file.entries):
+                found[bias] = STORED["float32"], (outputs,)
+            width = outputs
+    return found
 
 
 # Activations of scores, (B, L), in float64
@@ -286,3 +344,37 @@ ACTIVATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "softmax": softmax,
 }
+
+
+# Rules for runtime.json
+
+STEPS = {
+    "normalize": {},
+    "truncate": {"size": SIZE},
+    "dense": {"name": TEXT, "activation": one_of(*LINEAR), "outputs": Maybe(SIZE), "bias": Maybe(FLAG)},
+}
+VECTORS = {
+    "pooling": {
+        "modes": [A_LIST, Value("one pooling or more", bool), Each(one_of(*POOLINGS))],
+        "include_prompt": FLAG,
+    },
+    "after": Maybe(Each(Choice("type", STEPS))),
+}
+SCORES = {"labels": Each(NAME), "activation": one_of(*ACTIVATIONS)}
+TAGS = {"labels": Each(TEXT)}
+TEXTS = [
+    {
+        "max_length": SIZE,
+        "lower_case": Maybe(FLAG),
+        "segments": Maybe(FLAG),
+        "truncation_side": Maybe(one_of("right", "left")),
+        "prompts": Each(TEXT, named=True),
+        "default_prompt": Maybe(OrNull(TEXT)),
+    },
+    Whole("texts.default_prompt is none of texts.prompts", lambda x: x.get("default_prompt") in (None, *x["prompts"])),
+]
+RULES = [
+    {"format": one_of(FORMAT)},
+    Choice("kind", dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))),
+    {"texts": TEXTS},
+]

@@ -62,8 +62,9 @@ class Texts:
     """The tokenizer of a folder, with its settings."""
 
     def __init__(self, path: Path, settings: TextSettings) -> None:
+        self.path, self.settings, self.text = path, settings, path.read_bytes()
         try:
-            self.settings, self.tokenizer = settings, Tokenizer.from_file(str(path))
+            self.tokenizer = Tokenizer.from_buffer(self.text)
         except Exception as error:  # tokenizers raises no narrower class
             raise ValueError(f"{path} is damaged: {error}; pack the model again") from None
         if settings.lower_case:  # as sentence-transformers does: special tokens stay
@@ -71,6 +72,21 @@ class Texts:
             self.tokenizer.normalizer = Sequence([Lowercase(), *([] if before is None else [before])])
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(settings.max_length, direction=settings.truncation_side)
+
+    def check_ids(self, words: int) -> None:
+        """Raise ValueError if a token has an id beyond a vocabulary of so many words.
+
+        Reading the vocabulary takes half as long as loading the tokenizer, so a quick look at the file comes first.
+        """
+        if self.tokenizer.get_vocab_size() <= words and not has_number_from(self.text, words):
+            return
+        ids = self.tokenizer.get_vocab()
+        last = max(ids, key=lambda token: ids[token])
+        if ids[last] >= words:
+            raise ValueError(
+                f"{self.path} has token {last!r:.60} with id {ids[last]}, but the model has {words} words, from 0:"
+                " pack the tokenizer of this model"
+            )
 
     def encode(self, texts: Several[str | Pair], prompt: str = "") -> list[Encoding]:
         """Return the encodings of texts, or of pairs of texts, that `check_texts` returned."""
@@ -83,6 +99,18 @@ class Texts:
 
     def batch(self, encodings: Several[Encoding]) -> TokenBatch:
         return TokenBatch(encodings, self.settings.segments)
+
+
+def has_number_from(text: bytes, least: int) -> bool:
+    """Return whether digits in a text, other than fractions, are a number that is not below `least`."""
+    count, x = len(str(least)), np.frombuffer(b" " + text + b" " * 32, np.uint8) - ord("0")  # below 10: a digit
+    is_digit, size = x < 10, len(text) + 1
+    begins = is_digit[1:size] & ~is_digit[: size - 1] & (x[: size - 1] != (ord(".") - ord("0")) % 256)
+    for i in range(1, count):
+        begins &= is_digit[1 + i : size + i]
+    at = np.flatnonzero(begins) + 1
+    number = sum(x[at + i].astype(np.int64) * 10 ** (count - 1 - i) for i in range(count))
+    return bool((is_digit[at + count] | (number >= least)).any())
 
 
 def check_texts(texts: Any, *, pairs: bool = False) -> list[Any]:

@@ -175,8 +175,10 @@ def head_steps(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State
         if isinstance(module, Normalize):
             steps.append({"type": "normalize"})
         elif isinstance(module, Dense) and not hasattr(module, "residual") and (act := kernel_activation(module.act)):
-            steps.append({"type": "dense", "name": str(i), "activation": act})
-            tensors |= {f"{i}.{part}": x.detach() for part, x in module.linear.named_parameters()}
+            linear = module.linear
+            sizes = {"outputs": linear.out_features, "bias": linear.bias is not None}
+            steps.append({"type": "dense", "name": str(i), "activation": act, **sizes})
+            tensors |= {f"{i}.{part}": x.detach() for part, x in linear.named_parameters()}
         elif not isinstance(module, nn.Identity):
             raise ValueError(f"{name} has a {module!r} after its pooling, which the runtime lacks: use it with torch")
     return steps, tensors

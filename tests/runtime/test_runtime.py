@@ -401,7 +401,7 @@ def test_texts_are_lower_cased_but_for_special_tokens(sentences: Path, minilm_fo
 
 def test_a_changed_byte_beside_the_weights_is_found(sentences: Path, tmp_path: Path) -> None:
     pack(sentences, tmp_path / "packed", texts=TEXTS)
-    for name, old, new in (("runtime.json", b"mean", b"max "), ("tokenizer.json", b"##s", b"##t")):
+    for name, old, new in (("runtime.json", b"mean", b"max"), ("tokenizer.json", b"##s", b"##t")):
         whole = (tmp_path / "packed" / name).read_bytes()
         assert old in whole
         (tmp_path / "packed" / name).write_bytes(whole.replace(old, new, 1))
@@ -416,7 +416,7 @@ def test_files_of_another_format_are_refused(minilm_folder: Path, tmp_path: Path
         load(minilm_folder)
     for text in ("{", "[]", '{"format": 9, "kind": "encoder"}', '{"format": 1, "kind": "painter"}'):
         (tmp_path / "runtime.json").write_text(text)
-        with pytest.raises(ValueError, match=r"runtime\.json (is not|does not have)"):
+        with pytest.raises(ValueError, match=r"runtime\.json (is not JSON|cannot be used: (it|format|kind) is)"):
             load(tmp_path)
 
 

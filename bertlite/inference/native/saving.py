@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from bertlite.checkpoint.checks import NONFINITE, find_mismatches, nonfinite_tensors
+from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.files import WEIGHT_FILES
 from bertlite.checkpoint.folders import replacing
@@ -32,27 +32,33 @@ from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int
 from bertlite.inference.support import MIXED, ComputeDtype, missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
-from bertlite.runtime.library import load_kernels
-from bertlite.runtime.packed import (
-    FILE,
+from bertlite.runtime.contents import (
+    DESCRIPTION,
     FORMATS,
     LAYERS,
     ROTATES,
     ROW_SCALES,
+    STORED,
     WAY_OUT,
     WORDS,
-    PackedFile,
-    checksum,
-    read_packed,
+    Tensors,
 )
-from bertlite.runtime.shapes import BLOCKS, FLOATS, Shape
-from bertlite.runtime.structs import NUMBERS, Blocks
+from bertlite.runtime.fields import Maybe, one_of
+from bertlite.runtime.library import load_kernels
+from bertlite.runtime.packed import FILE, checksum, open_packed
+from bertlite.runtime.shapes import FLOATS
+from bertlite.runtime.structs import Blocks
 from bertlite.support.files import to_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 REPLACED = re.compile(rf"{SUPERSEDED.pattern}|config\.json")  # files that a save removes: a checkpoint goes whole
+RULES = {  # for the description of a file, which before format 6 lacks the arithmetic
+    "class": one_of(*CLASSES),
+    **DESCRIPTION,
+    **{name: Maybe(DESCRIPTION[name]) for name in ("shape", "embeddings")},
+}
 
 
 def save_native(model: BertPreTrainedModel, folder: Path) -> None:
@@ -149,11 +155,10 @@ def pack_rows_(state: State) -> None:
 
 
 def unpack_rows_(state: State) -> None:
-    """Turn word embeddings back into floats, where they are 8-bit integers with scales that fit them."""
+    """Turn word embeddings back into floats, where they are 8-bit integers with scales."""
     for name in [name for name in state if name.endswith(ROW_SCALES)]:
         words = name.replace(ROW_SCALES, WORDS)
-        if words in state and state[name].shape == state[words].shape[:1]:
-            state[words] = from_int8_rows(state[words], state.pop(name))
+        state[words] = from_int8_rows(state[words], state.pop(name))
 
 
 def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool | None]:
@@ -161,35 +166,35 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
 
     Raises:
         FileNotFoundError: the folder lacks the file.
-        ValueError: it has another format or byte order, a tensor does not belong to the model that the config
-            describes, or a tensor is not finite.
+        ValueError: it has another format or byte order, its description or a tensor does not belong to the model that
+            the config describes, or a tensor is not finite.
         NativeKernelsError: the kernels are not available on this machine.
     """
     path = folder / FILE
-    file = read_packed(path)
-    about = check_about(path, file.about)
-    numbers: str = about["numbers"]
-    config = BertConfig.from_values(path, about["config"])
-    without_layers = replace(config, num_hidden_layers=0, pruned_heads={}, pruned_neurons={})
-    if POSITIONS[config.position_embedding_type].in_embeddings:  # an encoder's table of distances is with the layers
-        without_layers = replace(without_layers, position_embedding_type="absolute")
-    try:
-        model = make_skeleton(CLASSES[about["class"]], without_layers, about["options"])
-    except TypeError as error:
-        raise ValueError(f"{path} has options {about['options']!r}: {error}") from None
+    with open_packed(path, RULES) as opened:
+        about, numbers = opened.about, opened.about["numbers"]
+        config = BertConfig.from_values(path, about["config"])
+        model = skeleton_without_layers(path, about, config)
+        shape = stack_shape(config, numbers, Blocks(*map(int, about["blocks"])))
+        described = about.get("shape", {})  # format 5 has none
+        kept, floats = tuple(described.get("kept", ())), described.get("floats", FLOATS[0])
+        shape = replace(shape, rotated=about["format"] >= ROTATES, kept=kept, floats=floats)
+        file = opened.read(tensors_outside(model, STORED[numbers]), shape)
+
+    # A file has no tied decoder, since it is the word embeddings.
     state = {name: as_tensor(x, file.dtypes[name]) for name, x in file.tensors.items()}
-    floats = torch.float32 if numbers == "int8" else getattr(torch, numbers)
     unpack_rows_(state)
-    check_rest_(state, path, model, floats)
+    if is_tied(model):
+        state[DECODER] = state[f"{model.base_model_prefix}.embeddings.{WORDS}"]
+    weights = NativeWeights(shape, torch.from_numpy(file.layers))
+    raise_faults(f"{path} {NONFINITE}", nonfinite_tensors({**state, **weights.tensors()}))
     assign_tensors_(model, state)
     set_config(model, config)
     unsupported = missing_for_native(model, getattr(torch, numbers))
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
-    shape = stack_shape(config, numbers, Blocks(*map(int, about["blocks"])))
-    kept, kind = layers_in_floats(about)
-    shape = replace(shape, rotated=about["format"] >= ROTATES, kept=kept, floats=kind)
-    kernels, weights = load_kernels(about.get("reproducible") is True), packed_weights(file, path, shape)
+
+    kernels = load_kernels(about.get("reproducible") is True)
     model = run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels)
     described = json.loads(to_json(describe(model))) if about["format"] > FORMATS[0] else {}
     wrong = [f"{name} is {about.get(name)!r}, not {x!r}" for name, x in described.items() if about.get(name) != x]
@@ -197,55 +202,27 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
     return model, MIXED if kept else getattr(torch, numbers), about.get("skip_padding")  # older files lack it
 
 
+def skeleton_without_layers(path: Path, about: dict[str, Any], config: BertConfig) -> BertPreTrainedModel:
+    """Return a model of a file's class without memory and layers; raise ValueError if it cannot be one."""
+    without = replace(config, num_hidden_layers=0, pruned_heads={}, pruned_neurons={})
+    if POSITIONS[config.position_embedding_type].in_embeddings:  # an encoder's table of distances is with the layers
+        without = replace(without, position_embedding_type="absolute")
+    try:
+        return make_skeleton(CLASSES[about["class"]], without, about["options"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} has options {about['options']!r}: {error}") from None
+
+
+def tensors_outside(model: BertPreTrainedModel, dtype: str) -> Tensors:
+    """Return the dtype and shape of the tensors that a file has outside the layers of a skeleton."""
+    tied = {DECODER} if is_tied(model) else set()
+    return {name: (dtype, tuple(x.shape)) for name, x in model.state_dict().items() if name not in tied}
+
+
+def is_tied(model: BertPreTrainedModel) -> bool:
+    return model.config.tie_word_embeddings and DECODER in model.state_dict()
+
+
 def as_tensor(array: "NDArray[Any]", dtype: str) -> Tensor:
     """Return an array of a file as a tensor with its dtype."""
     return torch.from_numpy(array).view(SAFETENSORS_DTYPES[dtype])
-
-
-def check_about(path: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's description of its model; raise ValueError unless it describes one of bertlite's."""
-    faults = [
-        f"{name} is {about.get(name)!r}; have: {', '.join(map(str, known))}"
-        for name, known in (("class", CLASSES), ("numbers", NUMBERS), ("blocks", [[*each] for each in BLOCKS]))
-        if about.get(name) not in [*known]
-    ]
-    faults += [f"{name} is {about.get(name)!r}" for name in ("options", "config") if type(about.get(name)) is not dict]
-    kept, kind = layers_in_floats(about)
-    if kind not in FLOATS or any(type(i) is not int for i in kept) or (kept and about.get("numbers") != "int8"):
-        faults.append(f"shape has layers {[*kept]} in {kind!r}, within {about.get('numbers')!r}")
-    raise_faults(f"{path} describes no model: {WAY_OUT}", faults)
-    return about
-
-
-def layers_in_floats(about: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-    """Return the layers of a mixed stack that are in floats, and their dtype, as a file has them."""
-    shape = about.get("shape")
-    known = shape if type(shape) is dict else {}  # format 5 has none
-    kept = known.get("kept", [])
-    return tuple(kept) if type(kept) is list else (kept,), known.get("floats", FLOATS[0])
-
-
-def check_rest_(state: State, path: Path, model: BertPreTrainedModel, floats: torch.dtype) -> None:
-    """Add a tied decoder to the tensors of a model without layers; raise ValueError unless they fit and are finite."""
-    wanted = model.state_dict()
-    if model.config.tie_word_embeddings and DECODER in wanted:
-        words = f"{model.base_model_prefix}.embeddings.word_embeddings.weight"
-        state |= {DECODER: state[words]} if words in state else {}
-    faults = find_mismatches(state, wanted, model.config, absent=set())
-    faults = faults or [f"{name} is unknown" for name in state.keys() - wanted.keys()]
-    faults += [f"{name} is {t.dtype}, not {floats}" for name, t in state.items() if t.dtype != floats]
-    raise_faults(f"{path} does not fit its config: {WAY_OUT}", faults)
-    raise_faults(f"{path} {NONFINITE}", nonfinite_tensors(state))
-
-
-def packed_weights(file: PackedFile, path: Path, shape: Shape) -> NativeWeights:
-    """Return packed weights; raise ValueError if they do not fit a stack of this shape, or are not finite."""
-    dtype, data = file.dtypes.get(LAYERS), torch.from_numpy(file.layers)
-    if dtype != "U8":
-        raise ValueError(f"{path} holds {dtype or 'nothing'} as layers, not their packed bytes: {WAY_OUT}")
-    try:
-        weights = NativeWeights(shape, data)
-    except ValueError as error:
-        raise ValueError(f"{path} does not fit its config: {error}") from None
-    raise_faults(f"{path} {NONFINITE}", nonfinite_tensors(weights.tensors()))
-    return weights

@@ -1,0 +1,152 @@
+"""The contents of a packed file: the fields of its description, and the tensors that must then be there.
+
+A new field is a new row of a table below.  A new weight of a layer is a new row of `Shape.pieces`.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .fields import COUNT, FLAG, POSITIVE, SIZE, TEXT, Each, Maybe, OrNull, Whole, one_of
+from .shapes import BLOCKS, SHAPE, Shape
+from .structs import ACTIVATIONS, NUMBERS
+
+FORMATS = (5, 6, 7, 8, 9)  # the formats that can be read: 5 has no checksum and describes no arithmetic
+ROUNDS_WORDS, ROTATES, MIXES = 7, 8, 9  # formats from which 8-bit integers are words, of rotated rows, and in mixes
+WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends of names; scales of 8-bit integers
+LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
+CLASSES = ("BertModel", "BertForSequenceClassification", "BertForTokenClassification")  # that run without torch
+WAY_OUT = "optimise the model again and save it"
+DTYPES = {  # bfloat16 as its bits
+    "F64": np.float64,
+    "F32": np.float32,
+    "BF16": np.uint16,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I8": np.int8,
+    "U8": np.uint8,
+}
+STORED = {"float32": "F32", "bfloat16": "BF16", "int8": "F32"}  # {numbers of the layers: dtype of other tensors}
+Tensors = dict[str, tuple[str, tuple[int, ...]]]  # {name: (dtype, shape)}
+
+
+# Fields
+
+HEADER = {"__metadata__": Maybe(Each(TEXT, named=True))}
+ENTRIES = Each({"dtype": one_of(*DTYPES), "shape": Each(COUNT), "data_offsets": Each(COUNT)}, named=True)
+EMBEDDINGS = {
+    "epsilon": POSITIVE,
+    "absolute": FLAG,
+    "positions": SIZE,
+    "padding_has_position": FLAG,
+    "skips_padding": FLAG,
+    "padding": OrNull(COUNT),
+    "norm": one_of(None, "before", "after"),
+}
+CONFIG = {
+    "vocab_size": SIZE,
+    "type_vocab_size": SIZE,
+    "embedding_size": Maybe(OrNull(SIZE)),
+    "position_biased_input": Maybe(FLAG),
+    "id2label": Maybe(OrNull({})),
+}
+DESCRIPTION = {
+    "numbers": one_of(*NUMBERS),
+    "blocks": one_of(*map(list, BLOCKS)),
+    "reproducible": Maybe(FLAG),
+    "skip_padding": Maybe(OrNull(FLAG)),
+    "options": {},
+    "config": CONFIG,
+    "shape": SHAPE,
+    "embeddings": EMBEDDINGS,
+    "pooler": Maybe(one_of(*ACTIVATIONS)),
+}
+RUNTIME = [  # for a reader that has only the description, and not the modules of its class
+    {"class": one_of(*CLASSES), **DESCRIPTION},
+    Whole("shape.numbers is not numbers", lambda x: x["shape"]["numbers"] == x["numbers"]),
+    Whole("embeddings.padding is beyond the words", lambda x: (x["embeddings"]["padding"] or 0) < word_count(x)),
+    Whole(
+        "embeddings.norm does not fit config.embedding_size",
+        lambda x: (x["embeddings"]["norm"] is None) == (width_of(x) == x["shape"]["hidden_size"]),
+    ),
+    Whole(
+        "embeddings.absolute needs config.position_biased_input",
+        lambda x: adds_positions(x) or not x["embeddings"]["absolute"],
+    ),
+    Whole("pooler is missing, on which the class is built", lambda x: "pooler" in x or x["class"] != CLASSES[1]),
+]
+
+
+def word_count(about: dict[str, Any]) -> int:
+    return int(about["config"]["vocab_size"])
+
+
+def width_of(about: dict[str, Any]) -> int:
+    """Return the width of the tables of embeddings."""
+    return int(about["config"].get("embedding_size") or about["shape"]["hidden_size"])
+
+
+def adds_positions(about: dict[str, Any]) -> bool:
+    """Return whether there is a table of positions, though positions may only be in the scores."""
+    return bool(about["config"].get("position_biased_input", True))
+
+
+# Tensors
+
+
+def expected_tensors(about: dict[str, Any]) -> Tensors:
+    """Return the tensors outside the layers, of a description that obeys RUNTIME."""
+    config, embeddings, hidden, width = about["config"], about["embeddings"], hidden_of(about), width_of(about)
+    normed = hidden if embeddings["norm"] == "after" else width
+    sizes: dict[str, tuple[int, ...]] = {
+        f"embeddings.{WORDS}": (word_count(about), width),
+        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], width),
+        "embeddings.LayerNorm.weight": (normed,),
+        "embeddings.LayerNorm.bias": (normed,),
+    }
+    if adds_positions(about):
+        rows = embeddings["positions"] + embeddings["padding_has_position"]
+        sizes["embeddings.position_embeddings.weight"] = rows, width
+    if embeddings["norm"]:
+        sizes["embeddings.projection.weight"] = hidden, width
+    if embeddings["norm"] == "before":
+        sizes["embeddings.projection.bias"] = (hidden,)
+    if "pooler" in about:
+        sizes |= {"pooler.dense.weight": (hidden, hidden), "pooler.dense.bias": (hidden,)}
+    if about["class"] != CLASSES[0]:
+        labels = len(config.get("id2label") or ())
+        sizes = {f"bert.{name}": size for name, size in sizes.items()}
+        sizes |= {"classifier.weight": (labels, hidden), "classifier.bias": (labels,)}
+    return {name: (STORED[about["numbers"]], size) for name, size in sizes.items()}
+
+
+def hidden_of(about: dict[str, Any]) -> int:
+    return int(about["shape"]["hidden_size"])
+
+
+def with_rounded_words(tensors: Tensors, about: dict[str, Any], there: Collection[str]) -> Tensors:
+    """Return tensors with words of 8-bit integers and their scales, if the file has scales.
+
+    An int8 file lacks them if its words are other floats, as before format 7.
+    """
+    rounded = about["format"] >= ROUNDS_WORDS and about["numbers"] == "int8"
+    for name, (_, size) in [*tensors.items()]:
+        scales = name.replace(WORDS, ROW_SCALES)
+        if rounded and name.endswith(WORDS) and scales in there:
+            tensors = {**tensors, name: ("I8", size), scales: ("F32", size[:1])}
+    return tensors
+
+
+def check_rows(path: Path, shape: Shape, layers: NDArray[np.uint8]) -> None:
+    """Raise ValueError unless the rows of distances, by which the kernels read, are rows of the table, in order."""
+    last = 2 * (shape.buckets or shape.reach) - 1
+    for (i, name, _), (start, size) in shape.offsets.items():
+        if name == "distance_rows":
+            rows = layers[start : start + size].view(np.float32)
+            whole, ordered = rows == np.floor(rows), rows[1:] >= rows[:-1]
+            if not (whole.all() and ordered.all() and rows[0] >= 0 and rows[-1] <= last):
+                fault = f"distance_rows of layer {i} are not integers from 0 to {last} in order"
+                raise ValueError(f"{path} cannot be used: {fault}; {WAY_OUT}")
