@@ -181,7 +181,7 @@ def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:
     In training the table is whole, so that dropout draws as in transformers.  It is also whole if a graph is made.
     """
     known = values_readable(x)
-    distances = torch.arange(1 - keys, keys, device="cpu" if known else x.device)
+    distances = torch.arange(1 - keys, max(keys, 1), device="cpu" if known else x.device)  # none without keys
     rows = table_rows(distances, encoder.position_buckets, encoder.max_relative_positions)
     table = encoder.rel_embeddings.weight
     if known and keys and not encoder.training:

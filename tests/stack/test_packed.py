@@ -4,6 +4,7 @@ Shapes:  B 5 sequences · S 11 positions · T tokens, of all sequences together
 """
 
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,11 +37,13 @@ from bertlite.stack import layouts as layouts_module
 from bertlite.stack.attention import BACKENDS, Backend, Requirements, grouped, missing_for_varlen, select, varlen
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.layouts import Packed, Slots, group_lengths
+from bertlite.stack.positions import DISTANCES
 from bertlite.support import torch_private
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LENGTHS = (11, 3, 7, 1, 10)
+OF_DISTANCES = r"distance|pos_|^rel_|^LayerNorm"  # parameters that no token without another reads
 PRUNED = {"pruned_heads": {0: [1, 3], 1: [0, 1, 2, 3]}, "pruned_neurons": {0: range(37), 2: [1, 5]}}
 
 
@@ -148,16 +151,20 @@ def test_tokens_that_come_packed(mask: str, model: BertModel) -> None:
     ids=["no rows", "no tokens"],
 )
 def test_nothing_gives_nothing(batch: dict[str, Tensor]) -> None:
-    for model in (make(), make(pruned_heads={1: [0, 1, 2, 3]}), make(position_embedding_type="relative_key")):
+    models = [make(position_embedding_type=kind) for kind in DISTANCES]
+    for model in (*models, make(pruned_heads={1: [0, 1, 2, 3]}), models[-1].train()):
         out = on(model, "packed")(**batch)
         rows = batch["input_ids"].shape[0]
         assert out.last_hidden_state.shape == (rows, S, D)
         assert out.pooler_output.shape == (rows, D)
         assert (out.last_hidden_state == 0).all()
+        assert model(**batch, first_token_only=True).last_hidden_state.shape == (rows, 1, D)
+        model.zero_grad()
         out.last_hidden_state.sum().backward()
-        assert all(p.grad is not None for n, p in model.encoder.named_parameters() if "distance" not in n)
-    out = model(torch.zeros(0).long(), cu_seqlens=torch.zeros(rows + 1).int())
-    assert (out.last_hidden_state.shape, out.pooler_output.shape) == ((0, D), (rows, D))
+        tokens = {n: p.grad for n, p in model.encoder.named_parameters() if not re.search(OF_DISTANCES, n)}
+        assert all(grad is not None and not grad.any() for grad in tokens.values())
+        out = model(torch.zeros(0).long(), cu_seqlens=torch.zeros(rows + 1).int())
+        assert (out.last_hidden_state.shape, out.pooler_output.shape) == ((0, D), (rows, D))
 
 
 GATES = {
