@@ -5,13 +5,15 @@ Shapes:  B sequences · S positions · T tokens
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bertlite.inference.graphs import BUCKETS, Bucket, count_tokens, current, record_run, run_aside
 from bertlite.models.losses import IGNORED, labels_padding
@@ -24,12 +26,15 @@ from bertlite.support import torch_private
 
 Batch = Mapping[str, Any]
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor, int]]
+CASTS = (torch.bfloat16, torch.float16, None)  # dtypes of torch.autocast
 OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "labels")  # if of shape (B, S)
 
 
 def own_loss(model: Any, batch: Batch) -> Tensor:
-    """Return the loss of a model with a head, for a batch with labels."""
-    loss: Tensor = model(**batch, return_dict=True).loss
+    """Return the loss of a model with a head, for a batch with labels; raise ValueError if it returns none."""
+    loss = getattr(model(**batch, return_dict=True), "loss", None)
+    if not isinstance(loss, Tensor):
+        raise ValueError(f"{type(model).__name__} returns no loss for {', '.join(batch)}: give labels, or a loss=")
     return loss
 
 
@@ -61,7 +66,7 @@ class TrainingStep:
         capture: records a function, as `graphs.record_run`; by default on a GPU that, on the CPU none.
 
     Raises:
-        ValueError: the optimizer cannot be recorded.
+        ValueError: an argument is none of these, or the optimizer cannot be recorded or has other parameters.
     """
 
     def __init__(
@@ -82,6 +87,8 @@ class TrainingStep:
         self.schedule, self.scaler, self.autocast, self.accumulate = schedule, scaler, autocast, accumulate
         self.device: torch.device = next(model.parameters()).device
         self.modules, self.parameters = list(model.modules()), list(model.parameters())
+        self.trained = trained_by(optimizer)
+        check_arguments(self, frozen)
         bodies: Any = [getattr(each, "base_model", None) for each in (model, *frozen)]
         self.bodies = bodies if all(isinstance(body, BertBody) for body in bodies) else []
         self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
@@ -99,6 +106,7 @@ class TrainingStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a batch; return its loss, a scalar on the model's device, for which nothing waits."""
+        self.clear_()
         self.steps += 1
         last = self.steps % self.accumulate == 0
         with current(self.device):
@@ -112,10 +120,8 @@ class TrainingStep:
             self.schedule.step()
         return loss
 
-    def run(self, batch: Batch, last: bool, bucket: Bucket | None, *, recorded: bool = False) -> Tensor:
+    def run(self, batch: Batch, last: bool, bucket: Bucket | None) -> Tensor:
         """Run forward and backward and, after the last of `accumulate` batches, the optimizer."""
-        if self.accumulate == 1 and not recorded:
-            self.optimizer.zero_grad(set_to_none=True)
         kind = self.device.type
         cast = torch.autocast(kind, self.autocast, self.autocast is not None, cache_enabled=False)
         with cast, packs_into(self.bodies, bucket, self.backend), without_cudnn() if kind == "cuda" else nullcontext():
@@ -138,7 +144,24 @@ class TrainingStep:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         if self.accumulate > 1:
-            self.optimizer.zero_grad(set_to_none=False)  # the next batches add to the same memory
+            self.optimizer.zero_grad(set_to_none=self.capture is None)  # graphs add to the same memory
+
+    def clear_(self) -> None:
+        """Clear the gradients of the last step where it has left them, and drop the graphs that write elsewhere now.
+
+        A frozen parameter must have none: by zeros the optimizer would move it.  A parameter that is frozen between
+        the batches of one step is moved by that step, as in a loop.
+        """
+        if self.steps % self.accumulate == 0:
+            left = [x for x in self.trained if x.grad is not None and (self.accumulate == 1 or not x.requires_grad)]
+            for x in left:
+                x.grad = None
+            if left and self.accumulate > 1:
+                self.made.clear()
+        trained = trained_by(self.optimizer)
+        if [*map(id, trained)] != [*map(id, self.trained)]:
+            self.made.clear()
+        self.trained = trained
 
     def fit(self, batch: Batch) -> tuple[Bucket, Batch] | None:
         """Return the bucket of a batch, and the batch with a mask; None if no bucket is for such inputs."""
@@ -192,7 +215,7 @@ class TrainingStep:
         """Run the step of a bucket: plainly for the first time, recorded for the second."""
         assert self.capture is not None
         shapes = {name: shape_in(bucket, name, x, batch) for name, x in batch.items() if isinstance(x, Tensor)}
-        flags = *(x.training for x in self.modules), *(x.requires_grad for x in self.parameters)
+        flags = *(x.training for x in self.modules), *(x.requires_grad for x in (*self.parameters, *self.trained))
         # a graph keeps dtypes, and numbers of Python, which a schedule of momentum changes
         kept = [x.dtype if isinstance(x, Tensor) else x for x in batch.values()]
         kept += [
@@ -211,10 +234,8 @@ class TrainingStep:
         if new:
             return run_aside(run) if self.device.type == "cuda" else run()
         if step.launch is None:
-            if self.accumulate == 1:  # a recorded backward then writes gradients, and adds to none
-                self.optimizer.zero_grad(set_to_none=True)
-            try:
-                step.launch, step.loss, _ = self.capture(partial(run, recorded=True))
+            try:  # if `accumulate` is 1, backward writes gradients, and adds to none
+                step.launch, step.loss, _ = self.capture(run)
             except torch.OutOfMemoryError:
                 self.made.clear()
                 text = "there was no memory for the CUDA graph of a step: this one runs plainly, earlier ones go"
@@ -223,6 +244,30 @@ class TrainingStep:
             return run()
         step.launch()
         return step.loss.clone()
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters that an optimizer has now."""
+    return [x for group in optimizer.param_groups for x in group["params"]]
+
+
+def check_arguments(step: TrainingStep, frozen: Any) -> None:
+    """Raise ValueError for an argument of `TrainingStep` with which it would train nothing, or otherwise."""
+    clip, count, schedule, groups = step.clip, step.accumulate, step.schedule, step.optimizer.param_groups
+    clips, others = clip is not None, {*step.parameters}.isdisjoint(step.trained)
+    theirs = getattr(getattr(schedule, "optimizer", None), "param_groups", groups)
+    faults = (
+        (not isinstance(count, int) or count < 1, f"accumulate is {count!r}; give a number of batches, from 1 on"),
+        (clips and not (isinstance(clip, Real) and clip > 0), f"clip is {clip!r}; give a norm above 0, or None"),
+        (step.autocast not in CASTS, f"autocast is {step.autocast!r}; give one of {', '.join(map(str, CASTS))}"),
+        (not isinstance(frozen, Iterable), "frozen is no list of models; give one, as in frozen=[teacher]"),
+        (others, "the optimizer has none of the model's parameters; make it from model.parameters()"),
+        (theirs is not groups, "the schedule is another optimizer's; make it from the optimizer that is given"),
+        (isinstance(schedule, ReduceLROnPlateau), "the schedule steps by a score; step it yourself, with the score"),
+    )
+    for holds, text in faults:
+        if holds:
+            raise ValueError(text)
 
 
 class RecordedStep:

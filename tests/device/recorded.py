@@ -62,7 +62,7 @@ def test_the_forward_of_a_step_reads_no_value_of_a_gpu(
             labels = {"start_positions": ids[:, 0], "end_positions": ids[:, 0]}
         step = TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1), capture=lambda run: run)
         bucket = Bucket(4, 32, 96 if packed else None, 32)
-        loss = step.run({"input_ids": ids, "attention_mask": ids, **labels}, False, bucket, recorded=True)
+        loss = step.run({"input_ids": ids, "attention_mask": ids, **labels}, False, bucket)
         assert (loss.shape, loss.device.type) == ((), "cuda")
         with pytest.raises(DataDependentOutputException):
             loss.item()

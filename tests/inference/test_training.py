@@ -52,9 +52,8 @@ def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: fl
 class Recorder:
     """Stands for `graphs.record_run`: nothing runs while it records."""
 
-    def __init__(self, accumulate: int = 1) -> None:
-        self.accumulate, self.recorded, self.replayed = accumulate, 0, 0
-        self.step: Any = None
+    def __init__(self) -> None:
+        self.recorded, self.replayed = 0, 0
 
     def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor, int]:
         out = torch.zeros((), dtype=F64)
@@ -62,8 +61,6 @@ class Recorder:
 
         def replay() -> None:
             self.replayed += 1
-            if self.accumulate == 1:  # a recorded backward writes gradients
-                self.step.optimizer.zero_grad(set_to_none=True)
             out.copy_(run())
 
         return replay, out, 0
@@ -79,7 +76,6 @@ def step_of(model: Any, recorder: Recorder | None, *args: Any, lr: float = 1e-3,
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     made = TrainingStep(model, optimizer, *args, clip=0.5, schedule=schedule, capture=recorder, **options)
     if recorder is not None:
-        recorder.step = made
         for group in optimizer.param_groups:  # as on a GPU
             group["lr"] = torch.tensor(lr, dtype=F64)
     return made
@@ -97,12 +93,19 @@ def batches_of(count: int, rows: int = 3, kind: str = "text") -> list[dict[str, 
     return found
 
 
-def eager(model: Any, batches: list[dict[str, Tensor]], accumulate: int = 1, loss: Any = own_loss) -> list[float]:
-    """Train as people write it."""
+def eager(
+    model: Any,
+    batches: list[dict[str, Tensor]],
+    accumulate: int = 1,
+    loss: Any = own_loss,
+    change: Callable[[int, Any, Any], None] = lambda *of: None,
+) -> list[float]:
+    """Train as people write it; `change` may change the model and the optimizer before each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     losses = []
     for i, batch in enumerate(batches):
+        change(i, model, optimizer)
         value = loss(model, batch)
         (value / accumulate).backward()
         losses.append(value.item())
@@ -121,7 +124,7 @@ def test_losses_and_weights_over_many_steps_are_those_of_an_eager_loop(cls: Any,
     kind = "text" if cls is BertForSequenceClassification else "tokens"
     count = 200 if kind == "text" and accumulate == 1 else 24
     model = make(cls, **NO_DROPOUT).train()
-    plain, batches, recorder = copy.deepcopy(model), batches_of(count, 2, kind), Recorder(accumulate)
+    plain, batches, recorder = copy.deepcopy(model), batches_of(count, 2, kind), Recorder()
     step, losses = step_of(model, recorder, accumulate=accumulate), []
     for i, batch in enumerate(batches):
         losses.append(step(batch).item())
@@ -145,6 +148,70 @@ def test_without_a_capture_a_step_is_the_eager_loop_bit_for_bit() -> None:
     torch.manual_seed(0)
     assert losses == eager(plain, batches)
     assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=0)
+
+
+def freeze(model: Any, optimizer: Any) -> None:
+    model.bert.embeddings.requires_grad_(False)
+
+
+def unfreeze(model: Any, optimizer: Any) -> None:
+    model.bert.embeddings.requires_grad_(True)
+
+
+def leave_out(model: Any, optimizer: Any) -> None:
+    kept = optimizer.param_groups[0]["params"]
+    kept[:] = [x for x in kept if x is not model.classifier.weight]
+
+
+def put_back(model: Any, optimizer: Any) -> None:
+    optimizer.param_groups[0]["params"].append(model.classifier.weight)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("at", [9, 10], ids=["between steps", "within a step"])
+@pytest.mark.parametrize(("change", "undo"), [(freeze, unfreeze), (leave_out, put_back)])
+def test_parameters_may_leave_and_come_back_at_any_batch(
+    change: Any, undo: Any, at: int, accumulate: int, recorded: bool
+) -> None:
+    """They move as in a loop: not at all by momentum or decay while they are away, though graphs keep gradients."""
+    model, many = make(BertForSequenceClassification, **NO_DROPOUT).train(), batches_of(3) * 14
+    plain, recorder = copy.deepcopy(model), Recorder() if recorded else None
+    step = step_of(model, recorder, accumulate=accumulate)
+    changes = {at: change, 2 * at: undo, 3 * at: change}
+
+    def changed(i: int, model: Any, optimizer: Any) -> None:
+        changes.get(i, lambda *of: None)(model, optimizer)
+
+    losses = []
+    for i, batch in enumerate(many):
+        changed(i, model, step.optimizer)
+        losses.append(step(batch).item())
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, many, accumulate, change=changed)), atol=1e-9)
+    assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=1e-8)
+    assert recorder is None or recorder.recorded > 3
+
+
+def test_an_argument_that_would_train_nothing_is_refused_by_its_value() -> None:
+    model, other = (make(BertForSequenceClassification, **SMALL) for _ in range(2))
+    optimizer, others = (torch.optim.AdamW(each.parameters()) for each in (model, other))
+    rates = torch.optim.lr_scheduler
+    for options, message in (
+        ({"accumulate": 0}, "accumulate is 0; give"),
+        ({"accumulate": -1}, "accumulate is -1; give"),
+        ({"accumulate": 1.5}, r"accumulate is 1.5; give"),
+        ({"clip": 0}, "clip is 0; give"),
+        ({"clip": "1"}, "clip is '1'; give"),
+        ({"autocast": "bfloat16"}, "autocast is 'bfloat16'; give one of torch.bfloat16"),
+        ({"frozen": other}, r"frozen=\[teacher\]"),
+        ({"optimizer": others}, "none of the model's parameters"),
+        ({"schedule": rates.LambdaLR(others, lambda step: 1)}, "another optimizer's"),
+        ({"schedule": rates.ReduceLROnPlateau(optimizer)}, "steps by a score"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TrainingStep(model, **{"optimizer": optimizer, **options})
+    with pytest.raises(ValueError, match="returns no loss for input_ids: give labels"):
+        TrainingStep(model, optimizer)({"input_ids": make_batch()["input_ids"]})
 
 
 def test_dropout_draws_anew_in_each_replay() -> None:
