@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -270,13 +270,43 @@ def checksum_of(values: dict[str, Any], tokenizer: Path) -> str:
 
 
 def available_processors() -> int:
-    """Return the number of processors that this process may use, within the limit of its container."""
+    """Return the number of processors that this process may use, within the limits of its container."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:  # cgroups 2: microseconds in each period, or "max"
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    return max(1, min([count, *map(math.ceil, processor_limits())]))
+
+
+def processor_limits() -> Iterator[float]:
+    """Yield the limits of processor time, in processors, of the control groups that hold this process."""
+    mounts = [line.split(" - ", 1) for line in read_or_empty(Path("/proc/self/mountinfo")).splitlines()]
+    for line in read_or_empty(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):  # the line of cgroups 2 has none
+            continue
+
+        # A container's mount has its own group at the root, whose path on the host may be in front of `group`.
+        kind = "cgroup" if controllers else "cgroup2"
+        found = [
+            where.split()[3:5]
+            for where, what in mounts
+            if what.split()[0] == kind and (not controllers or "cpu" in what.split()[-1].split(","))
+        ]
+        for root, mount in found or [("/", f"/sys/fs/cgroup/{controllers}")]:
+            inner = PurePosixPath(group)
+            inner = inner.relative_to(root if inner.is_relative_to(root) else "/")
+            groups = () if ".." in inner.parts else (inner, *inner.parents)  # a group above also limits those in it
+            for folder in {Path(mount, each) for each in (*groups, ".")}:
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+                stated = " ".join(read_or_empty(folder / name) for name in names).split()
+                if len(stated) == 2 and all(each.isdecimal() and int(each) for each in stated):  # else max, or -1
+                    yield int(stated[0]) / int(stated[1])
+
+
+def read_or_empty(path: Path) -> str:
+    """Return the text of a file of the system; "" if there is none."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
-        return count
-    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
+        return ""
 
 
 # The steps after pooling

@@ -19,7 +19,7 @@ from natively import WITH_MIXED, kernels_or_skip, native
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads
 from bertlite.embed import Embedder
 from bertlite.inference.support import MIXED, ComputeDtype, is_int8
-from bertlite.runtime import PackedModel, load
+from bertlite.runtime import PackedModel, load, tasks
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels
 from bertlite.runtime.packed import FILE, read_packed
@@ -448,3 +448,47 @@ def test_the_loop_runs_the_longest_texts_first_and_then_all_lengths_in_turn() ->
 
 def test_threads_are_at_most_the_processors_of_this_process() -> None:
     assert 1 <= available_processors() <= (os.cpu_count() or 1)
+
+
+SYS, V1, V2 = "/sys/fs/cgroup", "cgroup cgroup rw,cpu,cpuacct", "cgroup2 cgroup rw"
+
+
+def first_groups(folder: str, quota: int, period: int = 100_000) -> dict[str, str]:
+    return {f"{folder}/cpu.cfs_quota_us": f"{quota}\n", f"{folder}/cpu.cfs_period_us": f"{period}\n"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "groups", "mounts", "files"),
+    [
+        (64, "", "", {}),
+        (64, "0::/", f"/ {SYS} rw - {V2}", {f"{SYS}/cpu.max": "max 100000"}),
+        (2, "0::/", f"/ {SYS} rw - {V2}", {f"{SYS}/cpu.max": "150000 100000"}),
+        (1, "0::/", "", {f"{SYS}/cpu.max": "5000 100000"}),
+        (64, "0::/", "", {f"{SYS}/cpu.max": "9900000 100000"}),
+        # the group itself, one above it, and one next to it
+        (3, "0::/a/b", f"/ {SYS} rw - {V2}", {f"{SYS}/a/b/cpu.max": "300000 100000", f"{SYS}/a/cpu.max": "max 9"}),
+        (2, "0::/a/b", f"/ {SYS} rw - {V2}", {f"{SYS}/a/b/cpu.max": "3 1", f"{SYS}/a/cpu.max": "2 1"}),
+        (64, "0::/a/b", f"/ {SYS} rw - {V2}", {f"{SYS}/b/cpu.max": "3 1", f"{SYS}/a/c/cpu.max": "2 1"}),
+        # a mount that begins at the container's group, whose path is the host's
+        (2, "0::/docker/1/in", f"/docker/1 {SYS} rw - {V2}", {f"{SYS}/in/cpu.max": "2 1", f"{SYS}/cpu.max": "4 1"}),
+        (4, "0::/docker/1", f"/docker/1 {SYS} rw - {V2}", {f"{SYS}/cpu.max": "4 1"}),
+        (4, "0::/../2", f"/ {SYS} rw - {V2}", {f"{SYS}/cpu.max": "4 1", "/sys/fs/2/cpu.max": "1 1"}),
+        # version 1, alone and next to version 2
+        (2, "4:cpu,cpuacct:/", "", first_groups(f"{SYS}/cpu,cpuacct", 200_000)),
+        (2, "9:cpuacct,cpu:/", f"/ {SYS}/cpu rw - {V1}", first_groups(f"{SYS}/cpu", 150_000)),
+        (64, "4:cpu:/", "", first_groups(f"{SYS}/cpu", -1)),
+        (3, "4:cpu:/a/b", "", first_groups(f"{SYS}/cpu", -1) | first_groups(f"{SYS}/cpu/a", 300_000)),
+        (5, "4:cpu:/docker/1", f"/docker/1 {SYS}/cpu rw - {V1}", first_groups(f"{SYS}/cpu", 50_000, 10_000)),
+        (7, "4:cpu:/\n0::/", f"/ {SYS}/cpu rw - {V1}\n/ {SYS}/unified rw - {V2}", first_groups(f"{SYS}/cpu", 700_000)),
+        (64, "5:cpuset:/", "", first_groups(f"{SYS}/cpuset", 200_000)),
+        (64, "0::/", "", {f"{SYS}/cpu.max": "1 0"}),
+    ],
+)
+def test_threads_are_within_the_limits_of_control_groups(
+    wanted: int, groups: str, mounts: str, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "\n".join(f"31 23 0:28 {line}" for line in mounts.splitlines())
+    known = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": lines, **files}
+    monkeypatch.setattr(tasks, "read_or_empty", lambda path: known.get(path.as_posix(), "").strip())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(64)}, raising=False)
+    assert available_processors() == wanted
