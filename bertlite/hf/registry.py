@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -19,6 +20,9 @@ NAMES = [  # the model classes of transformers that bertlite.hf replaces
     if isinstance(each, type) and issubclass(each, stock.BertPreTrainedModel)
 ]
 MODULES = ("transformers", "transformers.models.bert", stock.__name__)  # modules that have them
+_lock = threading.Lock()  # for everything below
+_calls: list[bool] = []  # `everywhere` of each `register` that is not undone
+_blocks: list[bool] = []  # `everywhere` of each block of `registered` that runs
 _before: dict[Any, Any] = {}  # the previous entries of mappings for BertConfig, if any
 _names: dict[tuple[ModuleType, str], Any] = {}  # the previous class of a name in a module, if any
 
@@ -30,6 +34,43 @@ def register(*, everywhere: bool = False) -> None:
         everywhere: also replace transformers' model classes in its modules, for code that looks a class up there by
             its name.  A name that was imported before keeps transformers' class, and one imported after keeps ours.
     """
+    with _lock:
+        _calls.append(everywhere)
+        _update()
+
+
+def unregister() -> None:
+    """Undo `register`; blocks of `registered` that still run, in any thread, keep theirs."""
+    with _lock:
+        _calls.clear()
+        _update()
+
+
+@contextmanager
+def registered(*, everywhere: bool = False) -> Iterator[None]:
+    """Run `register` for a with-block, in the whole process; it ends with the last block of all threads.
+
+    Earlier registrations stay.
+    """
+    with _lock:
+        _blocks.append(everywhere)
+        _update()
+    try:
+        yield
+    finally:
+        with _lock:
+            _blocks.remove(everywhere)
+            _update()
+
+
+def _update() -> None:
+    """Register or restore classes, as calls and running blocks ask."""
+    asked = [*_calls, *_blocks]
+    if not any(asked):
+        _restore_names()
+    if not asked:
+        _restore_mappings()
+        return
     for auto in compat.auto_classes():
         mapping = auto._model_mapping
         if auto in _before or BertConfig not in mapping:
@@ -38,16 +79,15 @@ def register(*, everywhere: bool = False) -> None:
         if ours is not None:
             _before[auto] = mapping._extra_content.get(BertConfig)
             mapping._extra_content[BertConfig] = ours
-    if everywhere and not _names:
+    if any(asked) and not _names:
         for module in _modules():
             for name in NAMES:
                 _names[module, name] = vars(module).get(name)
                 setattr(module, name, getattr(modeling, name))
 
 
-def unregister() -> None:
-    """Undo `register`."""
-    _restore_names()
+def _restore_mappings() -> None:
+    """Give the Auto classes their previous entries."""
     for auto, before in _before.items():
         if before is None:
             auto._model_mapping._extra_content.pop(BertConfig, None)
@@ -70,17 +110,3 @@ def _modules() -> set[ModuleType]:
     """Return the modules that have BERT's classes; several have one name, since transformers loads itself again."""
     alive = (*gc.get_objects(), transformers, stock, *map(sys.modules.get, MODULES))
     return {each for each in alive if issubclass(type(each), ModuleType) and vars(each).get("__name__") in MODULES}
-
-
-@contextmanager
-def registered(*, everywhere: bool = False) -> Iterator[None]:
-    """Run `register` for a with-block; earlier registrations stay."""
-    already, names = bool(_before), bool(_names)
-    register(everywhere=everywhere)
-    try:
-        yield
-    finally:
-        if not already:
-            unregister()
-        elif not names:
-            _restore_names()

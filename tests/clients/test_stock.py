@@ -2,6 +2,9 @@
 
 import importlib
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +108,44 @@ def test_an_error_inside_the_block_undoes_the_registration() -> None:
     with pytest.raises(KeyError), bertlite.hf.registered():
         raise KeyError
     assert found_class("AutoModel", "BertModel") is transformers.BertModel
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("how", ["ends", "fails", "is undone"])
+def test_a_block_ends_no_registration_of_another_thread(how: str, everywhere: bool) -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with suppress(KeyError), bertlite.hf.registered(everywhere=True):
+            entered.set()
+            left.wait(9)
+            if how == "fails":
+                raise KeyError
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait(9)
+    with bertlite.hf.registered(everywhere=everywhere):
+        assert transformers.BertModel is bertlite.hf.BertModel
+        if how == "is undone":
+            bertlite.hf.register()
+            bertlite.hf.unregister()
+        left.set()
+        thread.join()
+        assert found_class("AutoModel", "BertModel") is bertlite.hf.BertModel
+        assert (transformers.BertModel is bertlite.hf.BertModel) == everywhere
+    assert found_class("AutoModel", "BertModel") is transformers.BertModel is modeling_bert.BertModel
+    assert modeling_bert.BertModel is not bertlite.hf.BertModel
+
+
+def test_blocks_of_many_threads_leave_nothing() -> None:
+    def enter(number: int) -> bool:
+        with bertlite.hf.registered(everywhere=number % 3 == 0):
+            return found_class("AutoModel", "BertModel") is bertlite.hf.BertModel
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(enter, range(60)))
+    assert found_class("AutoModel", "BertModel") is transformers.BertModel is modeling_bert.BertModel
 
 
 def test_a_class_that_was_registered_before_comes_back() -> None:
