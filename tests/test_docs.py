@@ -1,5 +1,7 @@
 """The documentation: its code runs, it names everything that is public, and Sphinx builds it without a warning."""
 
+import ast
+import asyncio
 import base64
 import json
 import re
@@ -8,14 +10,17 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import blocks
+import numpy as np
 import pytest
 
 from bertlite.cli import parser
@@ -63,9 +68,9 @@ def test_the_server_of_the_page_answers_requests_that_come_at_once(tmp_path: Pat
     make_reranker(Path(minilm), tmp_path / "model")
     pack(minilm, tmp_path / "packed", texts=["so good"])
     pack(tmp_path / "model", tmp_path / "reranker", texts=["so good", "poor"])
-    (code,) = re.findall(r"serves it -->\n(```python\n.*?```)", (DOCS / "serving.md").read_text("utf-8"), re.DOTALL)
-    (tmp_path / "page.md").write_text(code)
-    names = blocks.run(tmp_path / "page.md", tmp_path)
+    names: dict[str, Any] = {}
+    with chdir(tmp_path):
+        exec(compile(server_of_the_page(), "serving.md", "exec"), names)
     server = uvicorn.Server(uvicorn.Config(names["app"], port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -75,25 +80,129 @@ def test_the_server_of_the_page_answers_requests_that_come_at_once(tmp_path: Pat
 
     def ask(path: str, **given: Any) -> Any:
         body, kind = json.dumps(given).encode(), {"Content-Type": "application/json"}
-        return json.load(urllib.request.urlopen(urllib.request.Request(url + path, body, kind), timeout=60))
+        try:
+            return json.load(urllib.request.urlopen(urllib.request.Request(url + path, body, kind), timeout=60))
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)["error"]["message"]
 
-    requests: list[Any] = [["so good", "poor"], [], "says anne", *([f"number {i}"] for i in range(9))]
+    half = "half \ud83d"
+    requests: list[Any] = [
+        ["so good", "poor"],
+        [],
+        half,
+        "says anne",
+        *([f"number {i}"] for i in range(9)),
+        ["", half],
+    ]
     with ThreadPoolExecutor(len(requests)) as pool:
         answers = list(pool.map(lambda texts: ask("/v1/embeddings", input=texts), requests))
-    coded = ask("/v1/embeddings", input="so good", encoding_format="base64", model="mine")
+    coded, cut = (ask("/v1/embeddings", input="so good", encoding_format="base64", dimensions=x) for x in (None, 7))
     texts = ["poor", "so good", "says anne"]
     ranked = ask("/rerank", query="good", texts=texts), ask("/v1/rerank", query="good", documents=texts, top_n=2)
+    shown = ask("/rerank", query="good", texts=texts, return_text=True, model="reranker")
+    shown += ask("/v1/rerank", query="good", documents=texts, return_documents=True)["results"]
+    refused: dict[str, Any] = {  # by the word that the message must hold
+        "dimensions": ask("/v1/embeddings", input="x", dimensions=385),
+        "model": ask("/v1/embeddings", input="x", model="text-embedding-3-small"),
+        "surrogates": ask("/v1/embeddings", input="x", user=half),
+        "at most 2048": ask("/v1/embeddings", input=["x"] * 2049),
+        "unicode string": ask("/v1/embeddings", input="x", **{half: half}),
+        "raw_scores": ask("/rerank", query="x", texts=["y"], raw_scores=True),
+        "texts or documents": ask("/rerank", query="x"),
+        "query": ask("/rerank", query=half, texts=["y"]),
+        "max_chunks": ask("/rerank", query="x", texts=["y"], max_chunks=3),
+    }
     server.should_exit = True
     thread.join()
     encode = names["encoder"].encode
     for given, answer in zip(requests, answers, strict=True):
-        wanted = [encode(text).tolist() for text in ([given] if isinstance(given, str) else given)]
-        assert [each["embedding"] for each in answer["data"]] == wanted
-    assert base64.b64decode(coded["data"][0]["embedding"]) == encode("so good").tobytes()
-    assert (coded["model"], coded["usage"]["total_tokens"]) == ("mine", 4)
+        if half in given:
+            assert answer[0] == 422
+            assert "surrogates" in answer[1]
+        else:
+            wanted = [encode(text).tolist() for text in ([given] if isinstance(given, str) else given)]
+            assert [each["embedding"] for each in answer["data"]] == wanted
+    decode = base64.b64decode
+    assert decode(coded["data"][0]["embedding"]) == encode("so good").tobytes()
+    first = encode("so good")[:7]
+    assert decode(cut["data"][0]["embedding"]) == (first / np.linalg.norm(first)).tobytes()
+    assert (coded["model"], coded["usage"]["total_tokens"]) == ("packed", 4)
     best = [(each["corpus_id"], each["score"]) for each in names["reranker"].rank("good", texts)]
     assert [(each["index"], each["score"]) for each in ranked[0]] == best
     assert [(each["index"], each["relevance_score"]) for each in ranked[1]["results"]] == best[:2]
+    assert [each["text"] if "text" in each else each["document"]["text"] for each in shown] == [
+        texts[i] for i, _ in best * 2
+    ]
+    assert max(len(message) for _, message in refused.values()) < 300
+    assert [word for word, found in refused.items() if found[0] != 422 or word not in found[1]] == []
+
+
+def server_of_the_page() -> str:
+    (code,) = re.findall(r"serves it -->\n```python\n(.*?)```", (DOCS / "serving.md").read_text("utf-8"), re.DOTALL)
+    return str(code)
+
+
+@pytest.fixture
+def together() -> Any:
+    """The class of the page's server that computes requests together, which needs no web framework."""
+    names: dict[str, Any] = {"asyncio": asyncio, "Any": Any}
+    [found] = [each for each in ast.parse(server_of_the_page()).body if getattr(each, "name", "") == "Together"]
+    exec(compile(ast.Module([found], []), "serving.md", "exec"), names)
+    return names["Together"]
+
+
+def call_of_the_page(rows: list[str]) -> list[str]:
+    time.sleep(0.02)
+    if "bad" in rows:
+        raise ValueError("a bad row")
+    return [row.upper() for row in rows]
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_a_bad_request_fails_alone(together: Any, bad: int) -> None:
+    requests = [["one"], [], ["two", "three"], ["four"]]
+    requests[bad] = [*requests[bad], "bad"]
+
+    async def ask() -> list[Any]:
+        call = together(call_of_the_page)
+        return await asyncio.gather(*map(call, requests), call(["late"]), return_exceptions=True)
+
+    *found, late = asyncio.run(ask())
+    assert late == ["LATE"]
+    assert str(found.pop(bad)) == "a bad row"
+    del requests[bad]
+    assert found == [[row.upper() for row in rows] for rows in requests]
+
+
+@pytest.mark.parametrize("gone", range(4))
+@pytest.mark.parametrize("after", [0.0, 0.01, 0.03])
+def test_a_caller_that_goes_away_leaves_others_their_results(together: Any, gone: int, after: float) -> None:
+    async def ask() -> list[Any]:
+        call = together(call_of_the_page)
+        tasks = [asyncio.create_task(call([f"text {i}"])) for i in range(4)]
+        await asyncio.sleep(after)
+        tasks[gone].cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        return [*found, *await call(["text 4"])]
+
+    *found, last = asyncio.run(ask())
+    assert last == "TEXT 4"
+    assert [each for i, each in enumerate(found) if i != gone] == [[f"TEXT {i}"] for i in range(4) if i != gone]
+
+
+def test_the_dockerfile_of_the_page_installs_the_imports_of_the_wheel_script() -> None:
+    (stage,) = re.findall(r"```dockerfile\n(.*?)\n\n", (DOCS / "serving.md").read_text("utf-8"), re.DOTALL)
+    installed = {*" ".join(re.findall(r"RUN pip install (.*)", stage)).split()}
+    make = ROOT / "scripts" / "make"
+    read = [*map(ast.parse, (path.read_text("utf-8") for path in (make / "wheel.py", make / "wheel_hook.py")))]
+    read += [ast.parse(path.read_text("utf-8")) for path in (ROOT / "bertlite" / "runtime").glob("*.py")]
+    nodes = [node for tree in read for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    needed = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, "bertlite", "scripts"}
+    assert needed <= installed, f"the build would end with ModuleNotFoundError: {needed - installed}"
+    assert {"numpy", "tokenizers", "hatchling", "lief"} <= needed
+    assert "build" in installed  # which the script runs as a module
 
 
 def make_reranker(minilm: Path, folder: Path) -> None:
