@@ -11,9 +11,11 @@ from bertlite.attention_view.pages import page
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.models.base import BertModel
 from bertlite.support.files import write_bytes
+from bertlite.support.process import process_kept
 from bertlite.tokenizer import BertTokenizer
 
 
+@process_kept()
 def attention(
     checkpoint: str | PathLike[str],
     text: str,

@@ -11,6 +11,7 @@ from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import Job, Manifest, Rows, run
 from bertlite.embed.settings import EmbedSettings, VectorSettings
 from bertlite.support.files import write_json
+from bertlite.support.process import process_kept
 from bertlite.support.progress import count_of
 
 USUAL = EmbedSettings()
@@ -45,6 +46,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+@process_kept()
 def embed(
     model: str | PathLike[str],
     files: str | PathLike[str] | Sequence[str | PathLike[str]],

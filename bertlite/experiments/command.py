@@ -34,6 +34,7 @@ from bertlite.experiments.finetune import STATE, finetune_, is_main_process, kee
 from bertlite.experiments.settings import Recipe, from_options
 from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.support.files import lock_folder, write_json
+from bertlite.support.process import process_kept
 from bertlite.support.runs import METRICS, Record, Run, read_runs
 
 RECIPE = Recipe()
@@ -68,6 +69,7 @@ def main_finetune(args: argparse.Namespace) -> int:
     return 0
 
 
+@process_kept()
 def finetune(
     checkpoint: str | PathLike[str],
     train: DataSource | str | PathLike[str],

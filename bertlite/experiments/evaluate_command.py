@@ -30,6 +30,7 @@ from bertlite.shipping.carried import class_for
 from bertlite.shipping.original import same_labels, what_is_kept
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
+from bertlite.support.process import process_kept
 from bertlite.tokenizer import BertTokenizer
 
 MASKED_SHARE = 0.15  # share of tokens, as in BERT's training (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
@@ -86,6 +87,7 @@ def main(args: argparse.Namespace) -> int:
     return int(is_worse(record))
 
 
+@process_kept()
 def evaluate(
     checkpoint: str | PathLike[str],
     data: DataSource | str | PathLike[str],

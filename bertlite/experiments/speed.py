@@ -21,6 +21,7 @@ from bertlite.inference.support import parse_device
 from bertlite.runtime.texts import check_texts
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept
 from bertlite.support.environment import environment, version_of
+from bertlite.support.process import process_kept
 from bertlite.support.progress import Progress, count_of
 from bertlite.support.timing import FEWEST, alternate, quartiles, ratios, time_calls, with_spread
 from bertlite.tokenizer import BertTokenizer
@@ -34,6 +35,7 @@ IN_ALL = 3.0  # the time of the library and three dtypes, over the library's own
 JUDGED = (50, 1000)  # texts to judge by, the fewest that have neighbours and the most
 
 
+@process_kept()
 def measure_speed(
     checkpoint: str | PathLike[str],
     texts: Sequence[Any],

@@ -42,6 +42,7 @@ from bertlite.parity.compare import (
     trace,
 )
 from bertlite.parity.inputs import CaseInputs, case_inputs
+from bertlite.support.process import process_kept
 
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
@@ -55,6 +56,7 @@ SDPA_KERNELS = {
 NO_KERNEL = re.compile("No (available kernel|viable backend)")  # an error of torch
 
 
+@process_kept()
 def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: Tamper | None = None) -> Report:
     """Run one case on both sides and compare everything they return.
 

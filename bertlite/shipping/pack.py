@@ -34,6 +34,7 @@ from bertlite.shipping.carried import carry_tokenizer, class_for
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.files import to_json, write_json
+from bertlite.support.process import process_kept
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import SENTENCE_CONFIG, read_object, read_pooling
@@ -42,6 +43,7 @@ ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vecto
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
 
 
+@process_kept()
 def pack(
     checkpoint: str | PathLike[str],
     folder: str | PathLike[str],

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,7 @@ PLAIN = (".txt", ".text")
 SUFFIXES = (*PLAIN, ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 OTHERS = {"txt": "text", "ndjson": "jsonl"}  # the format of a suffix that does not name it
 LONGEST = 2**27  # characters of a csv cell: a longer one means a quotation mark that is not closed
+LIMIT = Lock()  # held while csv's own limit is LONGEST
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a quoted csv cell with quotation marks inside
 MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 PACKED = {b"\x1f\x8b": "gzip", b"PK\3\4": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
@@ -210,16 +212,15 @@ def read_text(table: Table) -> Iterator[Fields]:
 
 
 def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterator[Fields]:
-    csv.field_size_limit(max(LONGEST, csv.field_size_limit()))  # by default 131,072
     options: Any = {"delimiter": delimiter, "quoting": csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE}
     rows = csv.reader(read_lines(table, newline=""), strict=True, **options)
     table.row, start, warned = 0, 1, quotes
     try:
-        names = table.header or next(filter(None, rows), [])
+        names = table.header or next(filter(None, long_cells(rows)), [])
         if names:  # else the file is empty
             table.check_names(names)
         table.row, start, known = 1, rows.line_num + 1, {*map(bare, names)}
-        for cells in rows:
+        for cells in long_cells(rows):
             table.line, start = start, rows.line_num + 1
             if cells and known.issuperset(map(bare, cells)):
                 raise ValueError(
@@ -241,6 +242,20 @@ def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterato
     except csv.Error as error:
         table.line = start
         raise ValueError(f"{error}; close the quotation mark that begins a cell, and double those within") from None
+
+
+def long_cells(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield the rows of a csv reader, whose limit on cells is the whole process's and so is raised for each row."""
+    cells: list[str] | None = []
+    while cells is not None:
+        with LIMIT:
+            usual = csv.field_size_limit(LONGEST)  # by default 131,072
+            try:
+                cells = next(rows, None)
+            finally:
+                csv.field_size_limit(usual)
+        if cells is not None:
+            yield cells
 
 
 def bare(name: str) -> str:

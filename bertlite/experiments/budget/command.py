@@ -55,6 +55,7 @@ from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
 from bertlite.support.environment import environment
 from bertlite.support.files import lock_folder, write_json
 from bertlite.support.memory import map_large_blocks, peak_memory
+from bertlite.support.process import process_kept
 from bertlite.support.progress import Progress
 from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
@@ -82,6 +83,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if all(report["met"] and not report["lost"]["too_much"] for report in reports) else 1
 
 
+@process_kept()
 def prune_to(
     checkpoint: str | PathLike[str] | BertPreTrainedModel,
     target: str | Sequence[str],

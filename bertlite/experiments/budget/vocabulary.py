@@ -18,12 +18,14 @@ from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.support.environment import environment
+from bertlite.support.process import process_kept
 from bertlite.tokenizer import BertTokenizer
 
 HELD_OUT, BATCH = 1024, 32  # the most texts without --dev; texts in a forward
 Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
 
 
+@process_kept()
 def prune_vocabulary_of(
     checkpoint: str | PathLike[str],
     texts: Texts,
