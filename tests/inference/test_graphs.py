@@ -4,6 +4,7 @@ import copy
 import re
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -286,6 +287,52 @@ def test_threads_wait_for_each_other(recorded: list[Bucket]) -> None:
     for i, batch in enumerate(batches):
         real = batch["attention_mask"].bool()
         assert_same(found[i][real], model(**batch).last_hidden_state[real])
+    assert len(recorded) == 1
+
+
+@torch.no_grad()
+def test_nobody_waits_to_record_while_holding_a_models_lock(
+    recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that records takes them in the other order when it runs a teacher: both would wait for ever."""
+    quick, record, order = graphed(make()), graphs.record_forward, list[str]()
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            order.append(self.name)
+
+        def __exit__(self, *of: Any) -> None:
+            order.append(f"end of {self.name}")
+
+    def waits(run: Any, pool: Any) -> Any:  # as `record_run` does
+        with graphs.RECORDING:
+            return record(run, pool)
+
+    monkeypatch.setattr(graphs, "RECORDING", Named("recording"))
+    monkeypatch.setattr(graphs, "record_forward", waits)
+    monkeypatch.setattr(quick.graphs, "lock", Named("lock"))
+    quick(**make_batch())
+    assert order[:2] == ["recording", "lock"]
+    order.clear()
+    quick(**make_batch())
+    assert order == ["lock", "end of lock"]
+
+
+@torch.no_grad()
+def test_a_graph_that_another_thread_drops_meanwhile_is_not_recorded_under_the_lock(recorded: list[Bucket]) -> None:
+    model, batch = make(), make_batch()
+    quick = graphed(model, packs=False)
+    quick(**batch)
+
+    class Dropping(OrderedDict[Bucket, Any]):
+        def get(self, *of: Any) -> None:
+            return None
+
+    quick.graphs.made = Dropping(quick.graphs.made)
+    assert_same(dict(quick(**batch)), dict(model(**batch)))
     assert len(recorded) == 1
 
 
