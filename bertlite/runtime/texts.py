@@ -1,5 +1,6 @@
 """Turn texts into token ids, as the library of the folder would, with only tokenizers."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def check_text(name: str, text: Any, alternative: str = "") -> None:
         ) from None
 
 
-def batches(lengths: Several[int], tokens: int, padded: bool = False) -> Iterator[list[int]]:
+def batches(lengths: Several[int], tokens: int, padded: bool = False, most: float = math.inf) -> Iterator[list[int]]:
     """Yield the indices of texts in batches of at most `tokens` tokens, the longest text first.
 
     So memory runs out in the first batch or never.  Texts of equal length keep their order.  One with more tokens is a
@@ -156,12 +157,13 @@ def batches(lengths: Several[int], tokens: int, padded: bool = False) -> Iterato
 
     Args:
         padded: each text of a batch takes as many tokens as its longest.
+        most: the number of texts that a batch may have.
     """
     batch: list[int] = []
     used = 0
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):  # stable
         needed = lengths[batch[0]] if batch and padded else lengths[i]
-        if batch and used + needed > tokens:
+        if batch and (used + needed > tokens or len(batch) >= most):
             yield batch
             batch, used, needed = [], 0, lengths[i]
         batch.append(i)

@@ -159,7 +159,7 @@ def describe_checkpoint(source: Source) -> tuple[dict[str, Any], State]:
         if size := read_object(place, SENTENCE_CONFIG).get("truncate_dim"):
             steps.append({"type": "truncate", "size": size})
         pooling = {"modes": list(head.pooling), "include_prompt": read_pooling(place)[1]}
-        return {**about, "pooling": pooling, "after": steps}, after
+        return {**about, "pooling": pooling, "after": steps, "similarity": head.similarity}, after
     labels = [config.id2label[i] for i in range(config.num_labels)]
     if activation not in SCORES:
         raise ValueError(f"{source.name} has the activation {activation}; the runtime has {', '.join(SCORES)}")

@@ -155,6 +155,9 @@ def build_runtime(out: Path, sets: Sequence[str], note: str = "") -> None:
         ignored = shutil.ignore_patterns("__pycache__", PREBUILT.name)
         shutil.copytree(ROOT / "bertlite" / "runtime", project / "bertlite_runtime", ignore=ignored)
         (project / "bertlite_runtime" / "py.typed").touch()
+        first = project / "bertlite_runtime" / "__init__.py"  # its example gets the name of the wheel
+        text = re.sub("from bertlite import runtime  #.*: ", "", first.read_text(encoding="utf-8"))
+        first.write_text(f'{text}__version__ = "{__version__}"\n', encoding="utf-8")
         shutil.copy(Path(__file__).with_name("wheel_hook.py"), project)
         shutil.copy(ROOT / "LICENSE", project)
         (project / "pyproject.toml").write_text(PROJECT.format(version=__version__, note=note), encoding="utf-8")

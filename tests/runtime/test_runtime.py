@@ -1,5 +1,6 @@
 """bertlite/runtime: packed folders give what the original gives, and the bits of the torch path."""
 
+import inspect
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from bertlite.runtime import PackedModel, load, tasks
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels
 from bertlite.runtime.packed import FILE, read_packed
-from bertlite.runtime.pooling import POOLINGS
+from bertlite.runtime.pooling import POOLINGS, SIMILARITIES
 from bertlite.runtime.tasks import available_processors
 from bertlite.runtime.texts import batches, run_batches
 from bertlite.shipping.pack import pack, texts_to_compare
@@ -189,6 +190,10 @@ def test_a_reranker_gives_the_scores_of_a_cross_encoder(folders: Any, tmp_path: 
     assert [each["corpus_id"] for each in ranked] == np.argsort(-scores).tolist()
     assert packed.rank("a dog", TEXTS, top_k=1) == ranked[:1]
     assert packed.rank("a dog", []) == []
+    texts = [each["text"] for each in packed.rank("a dog", TEXTS, return_documents=True, batch_size=1)]
+    assert texts == [TEXTS[each["corpus_id"]] for each in ranked]
+    with pytest.raises(TypeError, match=r"predict\(\) has no apply_softmax=True: the folder has the activation"):
+        packed.rank("a dog", TEXTS, apply_softmax=True)
     with pytest.raises(TypeError, match="texts is 'abc'; give a list of texts"):
         packed.rank("a dog", "abc")
     with pytest.raises(ValueError, match="top_k is -1; it must be an integer, 1 or more"):
@@ -285,6 +290,12 @@ def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Pa
     assert np.allclose(packed.encode(texts, prompt_name="plain"), whole.encode(texts, prompt_name="plain"), atol=1e-5)
     assert np.array_equal(packed.encode(texts[3]), vectors[3])
     assert np.array_equal(load(tmp_path / "packed", batch_tokens=20).encode(texts[::-1])[::-1], vectors)
+    scaled = packed.encode(texts, normalize_embeddings=True, batch_size=2, convert_to_numpy=True)
+    assert np.allclose(scaled, whole.encode(texts, normalize_embeddings=True), atol=1e-5)
+    packed.max_seq_length = whole.max_seq_length = packed.max_seq_length - 6
+    assert np.allclose(packed.encode(texts), whole.encode(texts), atol=1e-5)
+    with pytest.raises(ValueError, match="max_seq_length is 1; it must be an integer, 2 to 512"):
+        packed.max_seq_length = 1
     with pytest.raises(ValueError, match="there is no prompt 'querry'; have: 'document', 'plain', 'query'"):
         packed.encode(texts, prompt_name="querry")
 
@@ -303,6 +314,10 @@ def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Pa
         ("\ud800", {}, r"text 0 is '\\ud800': character 0 is half of a surrogate pair; decode"),
         (["a"], {"prompt": 3}, "prompt is 3; give a string"),
         (["a"], {"prompt_name": ["query"]}, r"there is no prompt \['query'\]"),
+        (["a"], {"batch_size": 0}, "batch_size is 0; it must be an integer, 1 or more"),
+        (["a"], {"batchsize": 1}, r"encode\(\) has no argument 'batchsize'"),
+        ("a", {"convert_to_tensor": True}, r"encode\(\) has no convert_to_tensor=True: .* torch.from_numpy"),
+        ([], {"precision": "int8"}, r"encode\(\) has no precision='int8': .*quantize_embeddings"),
     ],
 )
 def test_what_is_no_text_is_named(texts: Any, options: Any, message: str, encoder: PackedModel) -> None:
@@ -318,11 +333,43 @@ def test_what_is_no_text_is_named(texts: Any, options: Any, message: str, encode
         ({"threads": True}, "threads is True; it must be an integer, 1 to 4096"),
         ({"threads": 10**30}, r"threads is 10+; it must be an integer, 1 to 4096"),
         ({"batch_tokens": "8"}, "batch_tokens is '8'; it must be an integer, 1 or more"),
+        ({"folder": "nosuch/one"}, "there is no folder nosuch/one; `bertlite pack CHECKPOINT"),
+        ({"device": "cuda"}, r"load\(\) has no device='cuda': the runtime computes on the CPU"),
+        ({"dtype": "int8"}, r"load\(\) has no dtype='int8': the folder keeps the dtype"),
     ],
 )
 def test_options_that_cannot_be_are_named(options: dict[str, Any], message: str, encoder: PackedModel) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
         load(**{"folder": encoder.folder, **options})
+
+
+def test_arguments_of_sentence_transformers_that_change_nothing_are_taken(
+    encoder: PackedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its `encode` takes is done, or answered without Python's own words."""
+    library = pytest.importorskip("sentence_transformers")
+    wanted, calls = encoder.encode(TEXTS), (library.SentenceTransformer.encode, library.CrossEncoder.predict)
+    for call in calls:
+        for name, each in inspect.signature(call).parameters.items():
+            if each.default is not each.empty:
+                assert np.array_equal(encoder.encode(TEXTS, **{name: each.default}), wanted)
+    counts: list[tuple[int, int]] = []
+    encoder.encode(TEXTS, batch_size=2, show_progress_bar=True, progress=lambda *done: counts.append(done))
+    assert [total for _, total in counts] == [3, 3]
+    assert capsys.readouterr().err.endswith("\r3 of 3 texts\n")
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_similarities_are_those_of_sentence_transformers(name: str, sentences: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    path = sentences / "config_sentence_transformers.json"
+    stated = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**stated, "similarity_fn_name": name}))
+    pack(sentences, tmp_path / "packed")
+    packed, whole = load(tmp_path / "packed"), library.SentenceTransformer(str(sentences), device="cpu")
+    vectors = packed.encode(TEXTS)
+    assert np.allclose(packed.similarity(vectors, vectors[:2]), whole.similarity(vectors, vectors[:2]), atol=1e-4)
+    assert packed.similarity(vectors[0], vectors[1]).shape == (1, 1)
 
 
 def test_vectors_of_no_texts_have_a_dimension(encoder: PackedModel) -> None:

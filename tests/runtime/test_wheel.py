@@ -35,8 +35,12 @@ PROCESSORS = {  # by platform: its names in Python, the flags that Python finds 
 }
 RUN = """
 import sys
-from bertlite_runtime import load
-print(load(sys.argv[1]).encode("Time flies.").tobytes().hex())
+import bertlite_runtime
+print(bertlite_runtime.load("packed").encode("Time flies.").tobytes().hex())
+example = [line.strip() for line in bertlite_runtime.__doc__.splitlines() if line.startswith("    ")]
+exec("\\n".join(example))
+assert vectors.shape == (1, model.dimension) and "bertlite.runtime" not in bertlite_runtime.__doc__
+assert bertlite_runtime.__version__ == sys.argv[1]
 assert not {"torch", "bertlite", "transformers"} & sys.modules.keys()
 """
 
@@ -58,7 +62,7 @@ def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(
         if home.is_dir():
             (tmp_path / "site" / name).symlink_to(home)
     done = subprocess.run(
-        [sys.executable, "-S", "-c", RUN, tmp_path / "packed"],
+        [sys.executable, "-S", "-c", RUN, __version__],
         env={"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "HOME": str(tmp_path / "home")},
         cwd=tmp_path,
         capture_output=True,
