@@ -17,6 +17,7 @@ from bertlite.inference.readers import reader_of, warn_of
 from bertlite.inference.support import MIXED, ComputeDtype, check_unaltered, is_int8, refuse_optimised
 from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.support.habits import refuse_others
 
 Thing = TypeVar("Thing")
 PLAIN = "plain"  # the backend that copies the model
@@ -49,6 +50,7 @@ def optimize_for_inference(
     reproducible: bool = False,
     skip_padding: bool | None = None,
     sample: Sample | None = None,
+    **habits: Any,
 ) -> Any:
     """Return a copy of a model that runs faster, and only runs.
 
@@ -97,6 +99,7 @@ def optimize_for_inference(
             reproduce: linear layers that are not plain nn.Linear, layers of other classes, hooks within the encoder,
             or values and buffers that differ from its config's.
     """
+    refuse_others("optimize_for_inference", habits)
     dtype = parse_compute_dtype(dtype)
     check_backend(backend)
     if not isinstance(model, BertPreTrainedModel):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bertlite.checkpoint.files import Source, first_existing, locate
 from bertlite.checkpoint.hub import push_folder
+from bertlite.support.habits import check_habits, habit_hint
 from bertlite.tokenizer import encoding, files
 from bertlite.tokenizer.encoding import BatchEncoding, Ids, Text, look_up, to_lists
 from bertlite.tokenizer.files import NO_LIMIT, NORMALIZER, ROLES, SIDES
@@ -117,6 +118,7 @@ class BertTokenizer:
         place = locate(Source(source, revision, subfolder, None, cache_dir, token, local_files_only))
         named = [Path(source).name] if Path(source).expanduser().is_file() else ["tokenizer.json", "vocab.txt"]
         found = first_existing(place, named)
+        check_habits(settings)
         inspect.signature(cls).bind_partial(**settings)  # raises TypeError for an unknown one
         with files.errors_with_path(found):
             content, stated, config = files.read_files(place, found)
@@ -140,13 +142,18 @@ class BertTokenizer:
         """Return the token of a role, or its id."""
         role = name.removesuffix("_id")
         if role not in ROLES:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            raise AttributeError(f"{type(self).__name__} has no {name!r}{habit_hint(name)}")
         token = self.special_tokens_map.get(role)
         return token if role == name or token is None else self.backend_tokenizer.token_to_id(token)
 
     def __len__(self) -> int:
         """Return the number of tokens, added ones included."""
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens without added ones."""
+        return self.backend_tokenizer.get_vocab_size(with_added_tokens=False)
 
     def get_vocab(self) -> dict[str, int]:
         """Return {token: id}, added tokens included."""

@@ -6,7 +6,6 @@ import weakref
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -166,23 +165,6 @@ def test_a_traced_graph_has_no_operator_that_coremltools_lacks(decoder: bool, ba
     assert "aten::__or__" not in graph
     assert "aten::__ior__" not in graph
     assert_same(traced(batch["input_ids"], mask), model(batch["input_ids"], mask))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"torch_dtype": torch.float16},
-            r"torch_dtype=torch\.float16 is an argument of transformers; here it is dtype=",
-        ),
-        ({"device_map": "auto"}, "device_map='auto' is an argument of transformers; here it is device="),
-        ({"use_auth_token": True}, "use_auth_token=True is an argument of transformers; here it is token="),
-    ],
-)
-def test_an_argument_of_transformers_is_refused_with_ours(given: dict[str, Any], message: str, tmp_path: Path) -> None:
-    make().save_pretrained(tmp_path)
-    with pytest.raises(TypeError, match=message):
-        BertModel.from_pretrained(tmp_path, **given)
 
 
 def ids(*shape: int, fill: int = 1) -> Tensor:

@@ -290,7 +290,7 @@ def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Pa
     assert np.allclose(packed.encode(texts, prompt_name="plain"), whole.encode(texts, prompt_name="plain"), atol=1e-5)
     assert np.array_equal(packed.encode(texts[3]), vectors[3])
     assert np.array_equal(load(tmp_path / "packed", batch_tokens=20).encode(texts[::-1])[::-1], vectors)
-    scaled = packed.encode(texts, normalize_embeddings=True, batch_size=2, convert_to_numpy=True)
+    scaled = packed.encode(texts, normalize_embeddings=True, batch_size=2)
     assert np.allclose(scaled, whole.encode(texts, normalize_embeddings=True), atol=1e-5)
     packed.max_seq_length = whole.max_seq_length = packed.max_seq_length - 6
     assert np.allclose(packed.encode(texts), whole.encode(texts), atol=1e-5)
