@@ -41,7 +41,7 @@ from bertlite.parity.compare import (
     relatively,
     trace,
 )
-from bertlite.parity.inputs import CaseInputs, case_inputs
+from bertlite.parity.inputs import CaseInputs, case_inputs, encoded_sentences
 from bertlite.support.process import process_kept
 
 Tamper = Callable[[nn.Module], object]
@@ -91,6 +91,7 @@ def check_all(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Ite
             yield check(case, device, checkpoint)
     finally:
         models_for.cache_clear()
+        encoded_sentences.cache_clear()
 
 
 def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | None) -> Report:
