@@ -11,7 +11,7 @@ import blocks
 import pytest
 
 from scripts.make import tables
-from scripts.make.tables import proof, read
+from scripts.make.tables import origin, proof, pruning, read
 from scripts.make.tables.read import RESULTS, Record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -224,3 +224,53 @@ def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with
 def test_quartiles_stand_in_a_table_where_they_are_more_than_a_tenth_away() -> None:
     assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.09}) == "1.00"
     assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.12}) == "1.00 (0.95–1.12)"
+
+
+def test_a_table_names_the_commits_of_its_records_and_why_a_version_is_older() -> None:
+    def made(commit: str, version: str) -> Record:
+        return {"environment": {"versions": {"transformers": version}, "git": {"commit": commit, "dirty": False}}}
+
+    one, other = made("1" * 40, "5.24.0"), made("2" * 40, "5.6.0")
+    page = "Commit 1111111, 2026-11-26."  # where the day stands, if git lacks the commit
+    assert origin.commits({"speed": one}, page) == page
+    found = origin.commits({"speed": one, "pruning/sst2": other}, page)
+    assert found == "Commits: 1111111, 2026-11-26 (speed); 2222222 (sst2)."
+    newest = origin.newest_version([{"speed": one}, {"speed-under": other}])
+    assert origin.older({"speed": one}, newest) == ""
+    assert origin.older({"soak": other}, newest) == "Not measured again since transformers 5.6.0."
+    assert "optimum-onnx" in origin.older({"speed-under": other}, newest)
+    assert [*origin.stale({"speed": one})] == [
+        "stale: speed, of 1111111: git lacks it, in bertlite/runtime, bertlite/inference"
+    ]
+
+
+def test_records_that_are_older_than_their_code_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tables.main(["--stale"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.startswith(("stale: ", "no record")) for line in lines)
+    assert {path for paths in origin.MEASURES.values() for path in paths if not (ROOT / path).exists()} == set()
+    assert {*tables.headlines()} >= {"speed", "parity-4.57.6", "native_accuracy", "pruning/budgets"}
+
+
+def test_an_interval_that_is_cut_off_shows_both_ends() -> None:
+    whole, cut = {"accuracy": 0.5, "low": 0.4, "high": 0.6}, {"accuracy": 0.752, "low": 0.446, "high": 1.0}
+    assert [pruning.within(row, "accuracy") for row in (whole, cut)] == ["50.0 ±10.0", "75.2 [44.6, 100.0]"]
+
+
+def test_no_loss_has_a_minus_sign() -> None:
+    """The heading says points lost, or the words loses and gains."""
+    row = {"tasks": 12, "lost": -1.7, "lost_within": 2.1}
+    assert [pruning.give(row | {"lost": x}, "lost") for x in (-1.7, -0.04, 3.0)] == [
+        "gains 1.7 ±2.1",
+        "0.0 ±2.1",
+        "3.0 ±2.1",
+    ]
+    assert pruning.lose(-0.018, -0.036, -0.001) == "1.8 [0.1, 3.6]"
+    assert pruning.lose(0.002, -0.004, 0.008) == "gains 0.2 [-0.4, 0.8]"
+    assert pruning.lose(0.0, 0.0, 0.0) == "0.0 [0.0, 0.0]"
+    shown = re.findall(r"^- \*\*(?:int8|pruning)\*\*.*$", README, re.MULTILINE)
+    assert len(shown) == 2
+    assert not [line for line in shown if re.search(r"(?<!\[)[-−]\d(?!,)", line) or "cost" in line]
