@@ -76,7 +76,7 @@ OWN_FIELDS = (  # only bertlite has them
 class BertConfig:
     """The sizes and settings of one BERT, by their names in config.json.
 
-    In bertlite.hf transformers' BertConfig stands in its place, which lacks the fields of OWN: `own_field` reads them.
+    In bertlite.hf transformers' BertConfig stands in its place; `own_field` reads from it the fields that it lacks.
 
     Args:
         position_embedding_type: "absolute", "relative_key", "relative_key_query", "bucketed" or "disentangled" (as in

@@ -18,14 +18,12 @@ from pathlib import Path
 from scripts.make.tables import first, library, origin, proof, pruning, read, speed
 from scripts.make.tables.read import ROOT
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").rglob("*.md")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "pages", nargs="*", type=Path, default=PAGES, help="default: README.md and notebooks/docs/*.md"
-    )
+    parser.add_argument("pages", nargs="*", type=Path, default=PAGES, help="default: README.md and the pages")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would change")
     parser.add_argument("--stale", action="store_true", help="list README.md's records that are older than their code")
     args = parser.parse_args(argv)
@@ -56,7 +54,7 @@ def filled(text: str) -> str:
         if name not in WITHOUT_ORIGIN:
             why = "" if name in SEVERAL_VERSIONS else origin.older(each, newest)
             note = " ".join(filter(None, (why, origin.commits(each, text))))
-            made[name] += ("\n\n" if made[name].endswith(("|", "`")) else " ") * bool(note) + note
+            made[name] += ("\n\n" if made[name].endswith(("|", "`", ")")) else " ") * bool(note) + note
     return MARKED.sub(lambda hit: f"<!-- {hit[1]} -->\n\n{made[hit[1]]}\n\n<!-- /{hit[1]} -->", text)
 
 
@@ -75,15 +73,14 @@ def headlines() -> dict[str, read.Record]:
 MARKED = re.compile(r"<!-- ([a-z]+) -->\n(.*?)<!-- /\1 -->", re.DOTALL)
 # of figures that stand again in other tables, under which their records are named
 WITHOUT_ORIGIN = ("firstfigures", "ways")
-SEVERAL_VERSIONS = ("parity", "proofbrief", "clients", "families", "gpuparity")  # which compare or name them
+SEVERAL_VERSIONS = ("parity", "clients", "families", "gpuparity")  # which compare or name them
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "speedpicture": first.picture,
     "firstfigures": first.figures,
     "ways": first.ways,
     "prunetorun": first.session,
-    "proofbrief": proof.brief,
-    "speedbrief": speed.brief,
     "pruningbrief": pruning.budgets_brief,
     "budgets": partial(pruning.budgets, "pruned"),
     "budgetsdistilled": partial(pruning.budgets, "distilled", "timed"),
@@ -121,6 +118,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "nativeaccuracy": speed.native_accuracy,
     "neighbours": speed.neighbours,
     "criteria": library.criteria,
+    "configfields": library.config_fields,
     "commands": library.commands,
     "oneshot": partial(pruning.pruning, "sst2"),
     "subnetworks": pruning.subnetworks,

@@ -27,6 +27,18 @@ def figures() -> str:
     return "\n".join(f"- **{what}**: {figure}" for what, figure in found().items())
 
 
+def picture() -> str:
+    """Return the picture of speed, with its bars in words for those who cannot see it."""
+    found = record("speed")
+    texts = next(each for each in forward_sections(found).values() if each["padding"] == "longest")
+    dtypes, speeds = ("float32", "bfloat16", "int8"), []
+    for engine in ("bertlite native", "OpenVINO"):
+        medians = (texts["ratios"][f"{BASE} / {engine} {dtype}"]["median"] for dtype in dtypes)
+        speeds.append(f"{engine.split()[0]} {', '.join(f'{x:.1f}' for x in medians)}")
+    text = f"bert-base on a CPU, times faster than transformers in {', '.join(dtypes)}: {'; '.join(speeds)}"
+    return f"![{text}](scripts/results/speed.png)"
+
+
 def ways() -> str:
     """Table of the ways into the documentation, each with a figure and the next step."""
     in_words = found()

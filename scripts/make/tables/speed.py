@@ -21,7 +21,6 @@ from scripts.make.tables.read import (
 )
 
 DTYPES = ("float32", "bfloat16", "int8")
-ENGINES = ("OpenVINO", "bertlite native")  # of the short table
 HEADLINES = ("1 x 16", "8 x 128", "1 x 2048")  # and the texts of a data set: the batches of the short tables
 BASE = "transformers sdpa float32"
 WHOLE = "whole"
@@ -99,14 +98,6 @@ def padding_note(forward: Sections) -> str:
 def note(what: str, forward: Sections, *found: Record, spread: str = SPREAD) -> str:
     """Say below a table what its figures are, and where they were measured."""
     return " ".join(filter(None, (what, padding_note(forward), spread, f"{measured_on(*found)}.")))
-
-
-def brief() -> str:
-    """Table of the speed of the optimised models and of their peers, on short batches, full ones and texts."""
-    found = record("speed")
-    every = headlines(forward_sections(found))
-    forward = {batch: section for batch, section in every.items() if "WikiText-2" not in batch}
-    return over_base(found, forward, [f"{engine} {dtype}" for dtype in DTYPES for engine in ENGINES])
 
 
 def every_engine() -> str:
