@@ -106,7 +106,9 @@ def a_record(name: str) -> Record:
 @pytest.mark.parametrize("name", ["parity", "gpuparity"])
 def test_a_proof_of_some_cases_is_not_shown_as_the_whole(part: Record, name: str, with_records) -> None:
     with pytest.raises(SystemExit, match="is of some cases, not of `bertlite parity --all`"):
-        with_records(name, **dict.fromkeys(("parity_5.24.0", "parity_cuda"), {**a_record("parity-5.24.0"), **part}))
+        with_records(
+            name, **{file: {**a_record("parity-5.24.0"), **part} for file in ("parity_5.24.0", "parity_cuda")}
+        )
 
 
 def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
@@ -216,14 +218,14 @@ def speed_record() -> Record:
 
 
 def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with_records) -> None:
-    record = {**speed_record()}
+    record = speed_record()
     record["environment"]["versions"] |= {"torchao": "9.1", "llama-cpp-python": "9.2"}
     lines = with_records("everyengine", speed_peers=record).splitlines()
     of = "8 x 128", "32 x 49 SST-2 (48%)", "32 x 128 SST-2 (18%), fixed"
     assert lines[0] == f"|  | {' | '.join(f'{model}, {each}' for model in ('bert-base', 'MiniLM') for each in of)} |"
     assert lines[2] == f"| bertlite native int8 {'| ≈ 5.00 ' * 6}|"
     assert "the rest is padding to the longest of the batch; if fixed, to the named length" in lines[-1]
-    lines = with_records("peers", speed_small={**speed_record(), "sections": {}}).splitlines()
+    lines = with_records("peers", speed=speed_record(), speed_small={**speed_record(), "sections": {}}).splitlines()
     for model in ("bert-base", "MiniLM"):
         shown = [line.split(" | ")[1] for line in lines if line.startswith(f"| {model} |")]
         assert shown == ["8 x 128", "32 x 49 SST-2 (48%)"], "texts of a fixed length are in the record"

@@ -39,7 +39,7 @@ def commits(records: Mapping[str, Record], page: str = "") -> str:
     """Write the commits and dates of records.
 
     Args:
-        page: where the dates stand already; they are read from there if git lacks the commit.
+        page: a page that has the dates already; they are read from it if git lacks the commit.
     """
     names: dict[str, list[str]] = {}
     for name, record in records.items():
