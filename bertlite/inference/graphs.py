@@ -165,7 +165,11 @@ def record_run(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[]
         torch.cuda.empty_cache()  # `torch.cuda.graph` does it too, and would reduce the reserved bytes
         reserved, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
         stream = side_stream(torch.cuda.current_device())
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        # The outer block restores the stream also if the end of the capture raises: torch's own then does not.
+        with (
+            torch.cuda.stream(stream),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             out = run()
         return graph.replay, out, torch.cuda.memory_reserved() - reserved
 

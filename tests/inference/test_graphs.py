@@ -236,7 +236,7 @@ def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch: pytes
 
 def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a stand-in for torch.cuda, whose cache `torch.cuda.graph` empties when a recording begins."""
-    held, streams = {"cached": 100, "graph": 0}, []
+    held, streams, now = {"cached": 100, "graph": 0}, [], ["the caller's"]
 
     class Graph:
         replay = None
@@ -246,7 +246,20 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch:
         assert capture_error_mode == "thread_local", "other threads may allocate"
         streams.append(stream)
         held["cached"] = 0
+        now.append(stream)
         yield
+        if len(streams) > 2:
+            raise RuntimeError("the end of the recording fails")  # before torch has the caller's stream back
+        now.pop()
+
+    @contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        before = [*now]
+        now.append(stream)
+        try:
+            yield
+        finally:
+            now[:] = before
 
     def run() -> Tensor:
         held["graph"] += 30
@@ -258,6 +271,7 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch:
         "memory_reserved": lambda: sum(held.values()),
         "current_device": lambda: 3,
         "Stream": lambda device: [device],
+        "stream": on,
         "CUDAGraph": Graph,
         "graph": recording,
     }.items():
@@ -266,6 +280,9 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch:
     assert [graphs.record_run(run)[2] for _ in range(2)] == [30, 30]
     assert streams[0] is streams[1]
     assert streams == [[3], [3]], "a stream of the current device"
+    with pytest.raises(RuntimeError, match="the end of the recording fails"):
+        graphs.record_run(run)
+    assert now == ["the caller's"]
     graphs.side_stream.cache_clear()
 
 
