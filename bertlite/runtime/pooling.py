@@ -56,7 +56,7 @@ def scaled_to_1(x: Array) -> Array:
 
 SIMILARITIES: dict[
     str, Callable[[Array, Array], Array]
-] = {  # by sentence-transformers' names: (B, D), (C, D) -> (B, C)
+] = {  # named as in sentence-transformers: (B, D), (C, D) -> (B, C)
     "cosine": lambda one, other: scaled_to_1(one) @ scaled_to_1(other).T,
     "dot": lambda one, other: one @ other.T,
     "euclidean": lambda one, other: -np.linalg.norm(one[:, None] - other, axis=-1),
