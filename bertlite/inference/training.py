@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
-from numbers import Real
 from typing import Any
 
 import torch
@@ -266,14 +265,17 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [x for group in optimizer.param_groups for x in group["params"]]
 
 
-def check_arguments(step: TrainingStep, frozen: Any) -> None:
-    """Raise ValueError for an argument of `TrainingStep` with which it would train nothing, or otherwise."""
+def check_arguments(step: Any, frozen: Any) -> None:
+    """Raise ValueError for arguments with which a `TrainingStep` would train nothing, or otherwise than it says."""
     clip, count, schedule, groups = step.clip, step.accumulate, step.schedule, step.optimizer.param_groups
     clips, others = clip is not None, {*step.parameters}.isdisjoint(step.trained)
     theirs = getattr(getattr(schedule, "optimizer", None), "param_groups", groups)
     faults = (
         (not isinstance(count, int) or count < 1, f"accumulate is {count!r}; give a number of batches, from 1 on"),
-        (clips and not (isinstance(clip, Real) and clip > 0), f"clip is {clip!r}; give a norm above 0, or None"),
+        (
+            clips and not (isinstance(clip, int | float) and clip > 0),
+            f"clip is {clip!r}; give a norm above 0, or None",
+        ),
         (step.autocast not in CASTS, f"autocast is {step.autocast!r}; give one of {', '.join(map(str, CASTS))}"),
         (not isinstance(frozen, Iterable), "frozen is no list of models; give one, as in frozen=[teacher]"),
         (others, "the optimizer has none of the model's parameters; make it from model.parameters()"),
