@@ -7,6 +7,7 @@ from torch import nn
 
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.encoder import NativeEncoder
+from bertlite.inference.native.exact import exact_table
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.mixed import Sample, mix
 from bertlite.inference.native.model import take_forward_
@@ -14,7 +15,6 @@ from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int
 from bertlite.inference.support import MIXED, ComputeDtype, is_int8
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.structs import Kernels
-from bertlite.stack.positions import normalised
 
 
 @torch.no_grad()
@@ -27,11 +27,10 @@ def native_copy(
         sample: as for `optimize_for_inference`.
     """
     copied = copy_sharing_matrices(model)
-    encoder = copied.base_model.encoder
-    vectors = None if encoder.rel_embeddings is None else normalised(encoder, encoder.rel_embeddings.weight)
+    table = exact_table(copied.base_model.encoder)
 
     def packed(numbers: str) -> NativeWeights:
-        return NativeWeights.of(list(copied._layers()), copied.config, numbers, kernels, vectors)
+        return NativeWeights.of(list(copied._layers()), copied.config, numbers, kernels, table)
 
     weights = packed("int8" if is_int8(dtype) else dtype_name(dtype))
     if dtype == MIXED:

@@ -10,13 +10,14 @@ import mmap
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertlite.config import BertConfig, kept_heads, pruned_neurons
+from bertlite.inference.native.exact import Array, exact_linear
 from bertlite.runtime.packed import aligned, lay_in_blocks_, pack_matrix
 from bertlite.runtime.shapes import ALIGNMENT, MATRICES, TABLES, VECTORS, LayerShape, Shape, round_up
 from bertlite.runtime.structs import Blocks, Kernels
@@ -64,12 +65,12 @@ class NativeWeights:
         config: BertConfig,
         numbers: str,
         kernels: Kernels,
-        vectors: Tensor | None = None,
+        table: Array | None = None,
     ) -> "NativeWeights":
         """Pack the weights of a stack; `missing_for_native` must have found no fault in its modules.
 
         Args:
-            vectors: the encoder's table of distances, normalised, if it has one.
+            table: the encoder's table of distances, normalised, if it has one.
         """
         left = (
             LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
@@ -82,7 +83,7 @@ class NativeWeights:
         for start, count in weights.at.values():
             data[start + count : start + round_up(count, ALIGNMENT)] = 0  # equal weights give equal files
         for i, layer in enumerate(layers):
-            weights.pack_layer(i, layer, vectors, kernels)
+            weights.pack_layer(i, layer, table, kernels)
         return weights
 
     def in_blocks(self, blocks: Blocks) -> "NativeWeights":
@@ -94,7 +95,7 @@ class NativeWeights:
         data[:] = self.data.numpy()
         return NativeWeights(lay_in_blocks_(self.shape, data, blocks), torch.from_numpy(data))
 
-    def pack_layer(self, i: int, layer: BertLayer, table: Tensor | None, kernels: Kernels) -> None:
+    def pack_layer(self, i: int, layer: BertLayer, table: Array | None, kernels: Kernels) -> None:
         own = layer.attention.self
         heads = [self.pad_heads(x) for part in (own.query, own.key, own.value) for x in (part.weight, bias_of(part))]
         self.pack_matrix(i, "qkv", torch.cat(heads[::2]), torch.cat(heads[1::2]), kernels)
@@ -106,7 +107,8 @@ class NativeWeights:
         vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
         for name, vector in zip(VECTORS, vectors, strict=True):
             self.part(i, name).copy_(vector)
-        for name, x in DISTANCES[self.shape.positions].packed(own, self.shape, table).items():
+        distances = DISTANCES[self.shape.positions]
+        for name, x in distances.packed(own, self.shape, partial(exact_linear, table)).items():
             if x.dim() == 2:
                 self.pack_matrix(i, TABLES.get(name, name), x, x.new_zeros(len(x)), kernels)
             else:
