@@ -27,6 +27,7 @@ from bertlite.checkpoint.names import LoadableModel, optional_part
 from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import save_model
 from bertlite.checkpoint.skeleton import Model, assign_tensors_, init_missing, make_skeleton, place_tensors
+from bertlite.support.contexts import own_context
 from bertlite.support.habits import check_habits, refuse_others
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class Pretrained:
         return push_folder(partial(save_model, self), repo_id, commit_message=commit_message, **options)
 
 
+@own_context()
 def load_model(
     cls: type[Model],
     source: Source,

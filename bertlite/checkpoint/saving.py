@@ -16,6 +16,7 @@ from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, LoadableModel, fill_shared_names_
 from bertlite.checkpoint.reading import ALIGNMENT, SAFETENSORS_DTYPES, State, is_plain_tensor
 from bertlite.checkpoint.skeleton import make_skeleton
+from bertlite.support.contexts import own_context
 from bertlite.support.files import naming, to_json
 
 SUPERSEDED = re.compile(  # files of an earlier save, of a model or of an optimised one, that a save removes
@@ -23,6 +24,7 @@ SUPERSEDED = re.compile(  # files of an earlier save, of a model or of an optimi
 )
 
 
+@own_context()
 def save_model(model: LoadableModel, folder: str | os.PathLike[str]) -> None:
     """Save a model; see `BertPreTrainedModel.save_pretrained`.
 

@@ -213,7 +213,7 @@ def fuse_(model: BertModel) -> bool:
     """
     missing = missing_for_triton(model.device.type, model.dtype)
     if missing is not None:
-        warnings.warn(f"torch's operators run what surrounds matmuls: {missing}", stacklevel=4)
+        warnings.warn(f"torch's operators run what surrounds matmuls: {missing}", stacklevel=5)
         return False
     reasons = {}
     for name, part in model.named_modules():
@@ -231,7 +231,7 @@ def fuse_(model: BertModel) -> bool:
             part.join_()
     if reasons:
         found = "; ".join(f"{name} {fault}" for fault, name in reasons.items())
-        warnings.warn(f"torch's operators run some parts of this model: {found}", stacklevel=4)
+        warnings.warn(f"torch's operators run some parts of this model: {found}", stacklevel=5)
     return True
 
 

@@ -344,4 +344,4 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
     packs = body.encoder.leaves_padding_out = body.backend_for(1) is not None
     if missing is not None:
         longer = f" if a text has more than {LONGEST} tokens" if packs else ""
-        warnings.warn(f"CUDA graphs compute padding here{longer}: {missing}", stacklevel=3)
+        warnings.warn(f"CUDA graphs compute padding here{longer}: {missing}", stacklevel=4)

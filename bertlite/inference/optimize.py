@@ -17,6 +17,7 @@ from bertlite.inference.readers import reader_of, warn_of
 from bertlite.inference.support import MIXED, ComputeDtype, check_unaltered, is_int8, refuse_optimised
 from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.support.contexts import own_context
 from bertlite.support.habits import refuse_others
 
 Thing = TypeVar("Thing")
@@ -41,6 +42,7 @@ class Options(TypedDict, total=False):
 def optimize_for_inference(model: BertPreTrainedModel, **options: Unpack[Options]) -> InferenceModel: ...
 @overload
 def optimize_for_inference(model: Thing, **options: Unpack[Options]) -> Thing: ...
+@own_context()
 def optimize_for_inference(
     model: Any,
     *,

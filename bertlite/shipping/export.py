@@ -23,6 +23,7 @@ from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import distance, largest, rms_distance
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for, load_trained
 from bertlite.shipping.onnx import FILE, PACKAGES, Graph, load_onnx, write_onnx
+from bertlite.support.contexts import own_context
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of, write_json
 from bertlite.support.process import process_kept
@@ -34,6 +35,7 @@ SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model
 
 
 @process_kept()
+@own_context()
 def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, progress: bool = False) -> dict[str, Any]:
     """Write a checkpoint as ONNX, for batches and lengths of any size, in float32.
 
@@ -131,7 +133,6 @@ def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> No
     carry_modules(source, folder, type(model))
 
 
-@torch.inference_mode()
 def graph_differences(graph: Graph, path: Path) -> Iterator[dict[str, Any]]:
     """Run a written graph and the model on batches of several shapes, and yield the differences of each."""
     run, truth = load_onnx(path), copy.deepcopy(graph).double()

@@ -33,6 +33,7 @@ from bertlite.runtime.texts import check_texts
 from bertlite.shipping.carried import carry_tokenizer, class_for
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
+from bertlite.support.contexts import own_context
 from bertlite.support.files import to_json, write_json
 from bertlite.support.process import process_kept
 from bertlite.support.rows import TEXT, Table, read_rows
@@ -44,6 +45,7 @@ SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  #
 
 
 @process_kept()
+@own_context()
 def pack(
     checkpoint: str | PathLike[str],
     folder: str | PathLike[str],

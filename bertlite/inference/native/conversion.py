@@ -15,9 +15,10 @@ from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int
 from bertlite.inference.support import MIXED, ComputeDtype, is_int8
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.structs import Kernels
+from bertlite.support.contexts import own_context
 
 
-@torch.no_grad()
+@own_context()
 def native_copy(
     model: BertPreTrainedModel, dtype: ComputeDtype, kernels: Kernels, sample: Sample | None = None
 ) -> BertPreTrainedModel:
