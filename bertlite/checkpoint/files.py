@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bertlite.checkpoint.faults import MOST_SHOWN, damaged_file
+from bertlite.checkpoint.folders import allowed_root
 
 log = logging.getLogger("bertlite")
 CONFIG_FILES = ("config.json", "bert_config.json")  # the second is the name of 2018
@@ -236,11 +237,3 @@ def read_index(index: Path, place: Folder | Repository) -> dict[Path, set[str]]:
             raise ValueError(f"{path} is a link out of its folder, to {path.resolve()}: put the file itself there")
         files[path] = tensors
     return files
-
-
-def allowed_root(folder: Path) -> Path:
-    """Return the folder that links must not leave: the folder itself or, as its files are links, the hub's cache."""
-    for parent in folder.resolve().parents:
-        if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
-            return parent.parent.parent
-    return folder.resolve()

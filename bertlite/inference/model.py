@@ -94,7 +94,7 @@ class InferenceModel(nn.Module):
 
         Raises:
             RuntimeError: the backend is not "native": there are no packed weights.
-            ValueError: the folder holds a checkpoint of another format, or the config describes other layers.
+            ValueError: the folder holds a checkpoint, or the config describes other layers.
             OSError: the folder cannot be written.
         """
         if self.backend != "native":

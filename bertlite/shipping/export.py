@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
-from bertlite.checkpoint.folders import carry, replacing
+from bertlite.checkpoint.folders import carry, check_output, replacing
 from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import read_json_object
 from bertlite.models.base import BertPreTrainedModel
@@ -30,6 +30,8 @@ from bertlite.support.process import process_kept
 from bertlite.support.progress import Progress
 
 RECORD = "export.json"
+WHAT = "bertlite export"  # begins the record
+GRAPH = re.compile(re.escape(FILE.stem) + r"\..*")  # files of a graph
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers
 SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model has so many positions
 
@@ -55,7 +57,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         ModuleNotFoundError: a package of the extra `onnx` is not installed.
         FileExistsError: the folder holds neither this checkpoint nor an export of it.
         ValueError: the graph computes other outputs than the model, and then nothing is written; or the
-            checkpoint cannot be read.
+            checkpoint cannot be read, or another program wrote the folder's graph.
     """
     for package in PACKAGES:
         import_optional(package, "the export", "onnx")
@@ -80,7 +82,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         shapes = list(graph_differences(graph, target))
         check_differences(shapes)
         record = {
-            "what": "bertlite export",
+            "what": WHAT,
             "sha256": hashes,
             "class": model_class.__name__,
             "inputs": [*graph.sample(1, 1)],
@@ -94,7 +96,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         if not in_place:
             write_beside(source, new, model)
         if (out / target.parent.name).is_dir():  # such as quantised graphs
-            carry(out / target.parent.name, target.parent, re.compile(re.escape(target.stem) + r"\..*"))
+            carry(out / target.parent.name, target.parent, GRAPH)
     return record
 
 
@@ -113,13 +115,18 @@ def check_target(source: Source, folder: Path, sha256: str) -> bool:
 
     Raises:
         FileExistsError: it is neither empty, nor the checkpoint's, nor an export of the checkpoint.
+        ValueError: another program wrote its graph, or the checkpoint is next to the graph.
     """
     place = locate(source)
+    record = folder / RECORD
+    own = record.is_file() and read_json_object(record).get("what") == WHAT
+    check_output(folder, re.compile(re.escape(RECORD)), own=own)
+    check_output(folder / FILE.parent, GRAPH, source.name, own=own)
     if isinstance(place, Folder) and folder.exists() and folder.samefile(place.path):
         return True
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
-    if (folder / RECORD).is_file() and read_json_object(folder / RECORD).get("sha256") == sha256:
+    if own and read_json_object(record).get("sha256") == sha256:
         return False
     raise FileExistsError(f"{folder} does not hold an export of this checkpoint: name another folder")
 

@@ -5,6 +5,7 @@ CrossEncoder or a pipeline of transformers.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -17,13 +18,13 @@ from torch import nn
 
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source, locate
-from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.checkpoint.reading import State
-from bertlite.checkpoint.saving import dtype_name
+from bertlite.checkpoint.saving import OPTIMISED, dtype_name
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.native.linear import kernel_activation
 from bertlite.inference.native.mixed import TEXTS, sample_from
-from bertlite.inference.native.saving import REPLACED, write_packed
+from bertlite.inference.native.saving import CHECKPOINT, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel
@@ -38,9 +39,11 @@ from bertlite.support.files import to_json, write_json
 from bertlite.support.process import process_kept
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
+from bertlite.tokenizer.files import SUPERSEDED
 from bertlite.tokenizer.sentences import SENTENCE_CONFIG, read_object, read_pooling
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
+PACKED = re.compile(rf"{OPTIMISED.pattern}|tokenizer(_config)?\.json|{SUPERSEDED.pattern}")  # files of a packed folder
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
 
 
@@ -74,7 +77,9 @@ def pack(
         ValueError: the runtime cannot compute this checkpoint, there are no texts, or results differ: nothing is
             written then.
     """
-    source, numbers = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32
+    source, numbers, out = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32, Path(folder).expanduser()
+    check_output(out, CHECKPOINT, checkpoint, own=False)
+    check_output(out, PACKED, checkpoint, texts, own=(out / ABOUT).exists())
     about, after = describe_checkpoint(source)
     texts, kind = texts_to_compare(texts), about["kind"]
     original = Original.load(fspath(checkpoint), kind, about["texts"]["max_length"], about.get("labels", ()))
@@ -88,8 +93,7 @@ def pack(
             f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original.library}, more"
             f" than {ALLOWED:g}: nothing was written"
         )
-    out = Path(folder).expanduser()
-    with replacing(out, superseded=REPLACED) as new:
+    with replacing(out, superseded=PACKED) as new:
         write(source, new, about, after, numbers, reproducible)
         kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
         size = sum(path.stat().st_size for path in new.iterdir())

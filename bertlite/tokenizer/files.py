@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertlite.checkpoint.files import Folder, Repository
-from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.config import read_json_object
 from bertlite.tokenizer.encoding import explained_errors
 from bertlite.tokenizer.sentences import read_object
@@ -241,9 +241,14 @@ def make_backend(content: Mapping[str, Any], given: Mapping[str, Any]) -> "Token
 
 
 def write_files(folder: Path, backend: "Tokenizer", config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Write a tokenizer's files into a folder, in one step, and return their paths; other files are kept."""
+    """Write a tokenizer's files into a folder, in one step, and return their paths; other files are kept.
+
+    Raises:
+        ValueError: it is a packed folder, whose tokenizer belongs to its weights.
+    """
     from tokenizers.models import WordPiece
 
+    check_output(folder, re.compile(r"runtime\.json"), own=False)
     ids = sorted(backend.get_vocab(with_added_tokens=False).values())
     with replacing(folder, superseded=SUPERSEDED) as new:
         backend.save(str(new / "tokenizer.json"))
