@@ -20,9 +20,13 @@ def pool(tokens: Array, modes: Sequence[str], skip: int = 0) -> Array:
 
     Args:
         modes: names of POOLINGS.
-        skip: leave out so many tokens at the beginning, such as a prompt's, unless a text has no more.
+        skip: leave out so many tokens at the beginning, such as a prompt's.
+
+    Raises:
+        ValueError: there are no others.
     """
-    skip = skip if len(tokens) > skip else 0
+    if len(tokens) <= skip:
+        raise ValueError(f"a text has no tokens{' after its prompt' * (skip > 0)}, so it has no vector: leave it out")
     return np.concatenate([POOLINGS[mode](tokens, skip) for mode in modes])
 
 

@@ -203,7 +203,7 @@ class Job:
         )
         self.distillation = None
         if settings.distil is not None:
-            data, score = encode(rest, self.tokenizer, longest), Quality(self.model, self.judged)
+            data, score = encode(rest, self.tokenizer, longest), Quality(self.model, self.judged, self.head)
             options = settings.distil, score, settings.seed, settings.device
             self.distillation = Distillation(self.model, data, bool(rest.labels), *options)
         self.inputs = {
