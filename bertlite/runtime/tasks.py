@@ -43,7 +43,7 @@ from .packed import FILE, OpenedFile, open_packed, read_packed
 from .pooling import POOLINGS, SIMILARITIES, normalize, pool
 from .structs import ACTIVATIONS as LINEAR
 from .structs import Kernels
-from .tagging import spans_of
+from .tagging import spans_of, words_of
 from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches, check_text, check_texts, run_batches
 
 ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
@@ -65,7 +65,8 @@ class PackedModel:
     """A packed folder: a sentence encoder, a cross-encoder, a classifier, or a tagger of words.
 
     Several threads may call one object.  Its calls depend on its kind: an encoder has `encode`, a cross-encoder
-    `predict` and `rank`, a classifier `predict`, a tagger `tag`.  All take the options of `RunOptions`.
+    `predict` and `rank`, a classifier `predict`, a tagger `tag`.  All take the options of `RunOptions`.  A copy, also one
+    that another process unpickles, loads the folder again.
 
     Args:
         folder: a folder that `bertlite pack` wrote.
@@ -85,7 +86,7 @@ class PackedModel:
         check_options("load", habits)
         if not isinstance(folder, str | os.PathLike):
             raise TypeError(f"folder is {folder!r:.80}; give a path")
-        self.folder = Path(folder).expanduser()
+        self.folder, self.made_with = Path(folder).expanduser().absolute(), (threads, batch_tokens)
         about = read_runtime_json(self.folder / ABOUT)
         self.kind: str = about["kind"]
         self.labels: list[str] = about.get("labels", [])
@@ -108,6 +109,9 @@ class PackedModel:
         if self.kind == "encoder":
             self.dimension = len(self.vector(np.zeros((1, hidden), dtype=np.float32)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder, *self.made_with)
+
     def encode(
         self,
         texts: str | Sequence[str],
@@ -127,7 +131,7 @@ class PackedModel:
 
         Raises:
             TypeError: this folder is no encoder, a text or the prompt is not a string, or there is no such option.
-            ValueError: there is no such prompt, or a text holds half of a surrogate pair.
+            ValueError: there is no such prompt, or a text holds half of a surrogate pair or has no tokens.
         """
         self.require("encode")
         one = isinstance(texts, str)
@@ -135,7 +139,7 @@ class PackedModel:
         before = self.prompt_of(prompt, prompt_name)
         skipped = 0 if self.about["pooling"]["include_prompt"] or not before else self.texts.prompt_length(before)
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        for rows, batch, states in self.run("encode", texts, before, first_only=False, **options):
+        for rows, batch, states in self.run("encode", texts, before, first_only=False, skip=skipped, **options):
             for row, tokens in zip(rows, split_rows(states.tokens, batch.lengths), strict=True):
                 vector = self.vector(tokens, skipped)
                 vectors[row] = normalize(vector) if normalize_embeddings else vector
@@ -195,7 +199,7 @@ class PackedModel:
 
         Raises:
             TypeError: this folder gives no scores, a text is neither a string nor a pair, or there is no such option.
-            ValueError: there is no such prompt, or a text holds half of a surrogate pair.
+            ValueError: there is no such prompt, or a text holds half of a surrogate pair or has no tokens.
         """
         self.require("predict")
         texts, before = check_texts(texts, pairs=True), self.prompt_of(prompt, prompt_name)
@@ -249,17 +253,18 @@ class PackedModel:
 
         Raises:
             TypeError: this folder tags no words, or a text is not a string.
-            ValueError: a text holds half of a surrogate pair.
+            ValueError: a text holds half of a surrogate pair or has no tokens.
         """
         self.require("tag")
-        texts = check_texts(texts)
+        texts, unknown = check_texts(texts), self.about.get("unknown")
         found: list[Spans] = [[] for _ in texts]
         for rows, batch, states in self.run("tag", texts, "", first_only=False, **options):
             assert self.head is not None
             logits = self.encoder.apply(self.head, states.tokens, self.threads).astype(np.float64)
             parts = zip(rows, batch.encodings, split_rows(logits, batch.lengths), strict=True)
             for row, encoding, each in parts:
-                found[row] = spans_of(texts[row], encoding, softmax(each), self.labels, self.texts.tokenizer)
+                words = words_of(texts[row], encoding, softmax(each), self.labels, self.texts.tokenizer, unknown)
+                found[row] = spans_of(texts[row], words)
         return found
 
     def run(
@@ -269,12 +274,17 @@ class PackedModel:
         prompt: str,
         *,
         first_only: bool,
+        skip: int = 0,
         batch_size: int | None = None,
         show_progress_bar: bool | None = False,
         progress: Progress | None = None,
         **habits: Any,
     ) -> Iterator[tuple[list[int], TokenBatch, States]]:
-        """Yield the rows of each batch, its tokens, and the encoder's output for them."""
+        """Yield the rows of each batch, its tokens, and the encoder's output for them.
+
+        Raises:
+            ValueError: a text has no tokens, or only `skip` of them, its prompt's.
+        """
         check_options(call, habits)
         most = math.inf if batch_size is None else check_count("batch_size", batch_size)
         watchers = [*([print_progress] if show_progress_bar else []), *([] if progress is None else [progress])]
@@ -286,7 +296,12 @@ class PackedModel:
         done = 0
         for start in range(0, len(texts), CHUNK):
             encodings = self.texts.encode(texts[start : start + CHUNK], prompt)
-            groups = batches([len(each) for each in encodings], self.batch_tokens, most=most)
+            lengths = [len(each) for each in encodings]
+            if (least := min(lengths)) <= skip:
+                i = start + lengths.index(least)
+                which = f"no tokens{' after its prompt' * (skip > 0)}"
+                raise ValueError(f"text {i} is {texts[i]!r:.80}, which has {which} and so no result: leave it out")
+            groups = batches(lengths, self.batch_tokens, most=most)
             for rows, (batch, states) in run_batches(encodings, groups, partial(map, compute)):
                 yield [start + row for row in rows], batch, states
                 done += len(rows)
@@ -469,7 +484,7 @@ VECTORS = {
     "similarity": Maybe(one_of(*SIMILARITIES)),
 }
 SCORES = {"labels": Each(NAME), "activation": one_of(*ACTIVATIONS)}
-TAGS = {"labels": Each(TEXT)}
+TAGS = {"labels": Each(TEXT), "unknown": Maybe(OrNull(TEXT))}
 TEXTS = [
     {
         "max_length": SIZE,

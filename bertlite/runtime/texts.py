@@ -96,7 +96,8 @@ class Texts:
 
     def prompt_length(self, prompt: str) -> int:
         """Return the number of tokens that a prompt takes before a text, special ones before it included."""
-        return len(self.tokenizer.encode(prompt)) - 1
+        ids, added = self.tokenizer.encode(prompt).ids, self.tokenizer.get_added_tokens_decoder()
+        return len(ids) - (len(ids) > 0 and ids[-1] in added and added[ids[-1]].special)
 
     def batch(self, encodings: Several[Encoding]) -> TokenBatch:
         return TokenBatch(encodings, self.settings.segments)

@@ -182,7 +182,7 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": ids(B, S, fill=97)}, "input_ids holds 97; this model has 0 to 96 \\(vocab_size 97\\)"),
     ({"input_ids": ids(B, S, fill=-1)}, "input_ids holds -1"),
     ({"input_ids": ids(B, 41)}, "41 tokens long; this model takes 1 to 40 \\(max_position_embeddings\\): truncate"),
-    ({"input_ids": ids(B, 0)}, "0 tokens long"),
+    ({"input_ids": ids(B, 0)}, "0 tokens long; .*: leave texts without tokens out"),
     ({"inputs_embeds": torch.zeros(B, S)}, "inputs_embeds has shape \\(2, 11\\); expected \\(batch, length, 48\\)"),
     ({"inputs_embeds": torch.zeros(B, S, D - 1)}, "inputs_embeds has shape \\(2, 11, 47\\)"),
     ({"inputs_embeds": torch.zeros(B, 41, D)}, "41 tokens long"),
