@@ -65,8 +65,8 @@ class PackedModel:
     """A packed folder: a sentence encoder, a cross-encoder, a classifier, or a tagger of words.
 
     Several threads may call one object.  Its calls depend on its kind: an encoder has `encode`, a cross-encoder
-    `predict` and `rank`, a classifier `predict`, a tagger `tag`.  All take the options of `RunOptions`.  A copy, also one
-    that another process unpickles, loads the folder again.
+    `predict` and `rank`, a classifier `predict`, a tagger `tag`.  All take the options of `RunOptions`.  A copy loads
+    the folder again, also one that another process unpickles.
 
     Args:
         folder: a folder that `bertlite pack` wrote.
