@@ -128,7 +128,8 @@ def prune_to(
     folder = Path(folder).expanduser()
     settings = replace(settings, backend=timing_backend(settings))
     targets = read_targets([target] if isinstance(target, str) else target, settings.size, folder)
-    place = folder.with_name(f".{folder.name}.unfinished") if keep is None else Path(keep).expanduser()
+    whole = folder.resolve()  # "." has no name
+    place = whole.with_name(f".{whole.name}.unfinished") if keep is None else Path(keep).expanduser()
     if keep is None:
         check_output(place, EVERYTHING, checkpoint, texts, dev, own=True)  # removed at the end
     with lock_folder(folder), as_folder(checkpoint, tokenizer) as source:
