@@ -97,12 +97,15 @@ class Repository:
 
     def __init__(self, source: Source) -> None:
         self.source, self.id = source, str(source.name)
-        self.revision, self.unreached = source.revision, False
+        self.revision, self.unreached = source.revision, source.local_files_only
+        self.asked = source.local_files_only  # whether it is known if the hub can be reached
 
     def get(self, name: str) -> Path | None:
         from huggingface_hub import errors, hf_hub_download
 
         source = self.source
+        if not self.asked and not self.is_cached(name):
+            self.asked, self.unreached = True, not hub_answers()
         try:
             path = hf_hub_download(
                 self.id,
@@ -111,7 +114,7 @@ class Repository:
                 revision=self.revision,
                 cache_dir=None if source.cache_dir is None else Path(source.cache_dir),
                 token=source.token,
-                local_files_only=source.local_files_only,
+                local_files_only=self.unreached,
             )
         except errors.HFValidationError:
             raise FileNotFoundError(
@@ -142,6 +145,13 @@ class Repository:
         self.revision = snapshot.name  # the commit: a push between two files must not mix them
         return Path(path)
 
+    def is_cached(self, name: str) -> bool:
+        """Return whether the cache holds a file; if so, hf_hub_download asks the hub once, and does not insist."""
+        from huggingface_hub import try_to_load_from_cache
+
+        name, source = str(PurePosixPath(self.source.subfolder or "", name)), self.source
+        return isinstance(try_to_load_from_cache(self.id, name, source.cache_dir, self.revision), str)
+
     def not_found(self, wanted: str) -> FileNotFoundError:
         where = self.id + (f"/{self.source.subfolder}" if self.source.subfolder else "")
         if not self.unreached:
@@ -150,6 +160,18 @@ class Repository:
             f"there is no folder {where}, the hub's cache has no {wanted} of it, and the hub was not reached. Go"
             " online once, without local_files_only and HF_HUB_OFFLINE, or name the right cache_dir or folder"
         )
+
+
+def hub_answers() -> bool:
+    """Return whether the hub can be reached; hf_hub_download takes half a minute to find out, for each file."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception:  # several HTTP libraries are possible
+        return False
+    return True
 
 
 def other_format(name: str) -> str | None:
