@@ -62,9 +62,10 @@ def main_finetune(args: argparse.Namespace) -> int:
     [facts] = record["runs"]
     print(*(f"{name} {value:.4f}" for name, value in facts["results"].items() if name != "sha256"), sep="   ")
     if note := note_on_predictions([outputs(Record(args.folder, facts))]):
-        print(f"note: {note}")
+        print(f"note: {note}: train it longer, or with another --lr")
     print(f"model: {args.folder / MODEL}")
-    print(f"next: bertlite prune to 2x {args.folder / MODEL} --texts FILE --out FOLDER")
+    if not note:
+        print(f"next: bertlite prune to 2x {args.folder / MODEL} --texts FILE --out FOLDER")
     if args.record:
         write_json(args.record, record)
     return 0

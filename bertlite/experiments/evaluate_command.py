@@ -126,6 +126,9 @@ def evaluate(
     kind.metric(metric)  # before any work
     parse_device(device)
     source = data if isinstance(data, DataSource) else DataSource(fspath(data))
+    if kind.apart and len(source.text) != 2:
+        train = f"or train a classifier on {name} with `bertlite prune finetune`"
+        raise ValueError(f"{kind.name} compares two texts; name two text columns, not one, {train}")
     where: dict[str, Any] = {"max_length": max_length, "device": device}
     dev, ours, optimised = predict_examples(name, kind, source, dtype=dtype, backend=backend, **where)
     metric = kind.metric(metric, ours.outputs.shape[-1])

@@ -285,6 +285,7 @@ def test_a_packed_folder_is_embedded_by_the_runtime(
         ({"backend": "plain"}, "backend is plain; .* has native"),
         ({"device": "meta"}, "device is meta; .* has cpu"),
         ({"device": "gpu"}, "device is 'gpu'; give cpu, cuda or cuda:1"),
+        ({"device": "xpu"}, "device is 'xpu'; give cpu, cuda or cuda:1"),
         ({"options": {"revision": "v1"}}, r"options is {'revision': 'v1'}; .* has {}"),
         ({"prompt_name": "qery"}, "there is no prompt 'qery'; have: .*'query'"),
         ({"max_length": 97}, "max_length is 97; this model takes 3 to 96 tokens"),
