@@ -85,11 +85,24 @@ class Folder:
         """Return where the model is instead: in a subfolder, or in a file of another format."""
         if any(map(self.get, WEIGHT_FILES)):
             return ""
+        if "runtime.json" in names:
+            return (
+                ".  It is a packed folder, which bertlite.runtime.load runs and `bertlite inspect` describes: name the"
+                f" checkpoint that it was made from{self.packed_from()}"
+            )
         inner = [self.path / name for name in names if any(map(Folder(self.path / name).get, WEIGHT_FILES))]
         if inner:
             return f".  Its model is in a subfolder: name {' or '.join(map(str, inner[:MOST_SHOWN]))}"
         below = sorted(str(each.relative_to(self.path)) for each in self.path.glob("*/*"))  # as onnx/model.onnx
         return next((f".  {name} is {what}" for name in (*names, *below) if (what := other_format(name))), "")
+
+    def packed_from(self) -> str:
+        """Return the checkpoint that a packed folder was made from, after a comma; empty if the folder names none."""
+        try:
+            made = json.loads((self.path / "runtime.json").read_text(encoding="utf-8"))["made"]
+            return f", {made['checkpoint']}"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return ""
 
 
 class Repository:
@@ -104,9 +117,9 @@ class Repository:
         from huggingface_hub import errors, hf_hub_download
 
         source = self.source
-        if not self.asked and not self.is_cached(name):
-            self.asked, self.unreached = True, not hub_answers()
         try:
+            if not self.asked and not self.is_cached(name):
+                self.asked, self.unreached = True, not hub_answers()
             path = hf_hub_download(
                 self.id,
                 name,
@@ -149,8 +162,9 @@ class Repository:
         """Return whether the cache holds a file; if so, hf_hub_download asks the hub once, and does not insist."""
         from huggingface_hub import try_to_load_from_cache
 
-        name, source = str(PurePosixPath(self.source.subfolder or "", name)), self.source
-        return isinstance(try_to_load_from_cache(self.id, name, source.cache_dir, self.revision), str)
+        inner = PurePosixPath(self.source.subfolder or "", name)
+        cache = None if self.source.cache_dir is None else Path(self.source.cache_dir)
+        return isinstance(try_to_load_from_cache(self.id, str(inner), cache, self.revision), str)
 
     def not_found(self, wanted: str) -> FileNotFoundError:
         where = self.id + (f"/{self.source.subfolder}" if self.source.subfolder else "")
@@ -164,8 +178,7 @@ class Repository:
 
 def hub_answers() -> bool:
     """Return whether the hub can be reached; hf_hub_download takes half a minute to find out, for each file."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)

@@ -940,7 +940,7 @@ def test_without_a_network_a_name_that_is_nowhere_is_asked_for_once(tmp_path, mo
             raise OSError("no network")
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.utils.get_session", Offline)
+    monkeypatch.setattr("huggingface_hub.get_session", Offline)
     monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", raising(AssertionError("asked again")))
     with pytest.raises(FileNotFoundError, match=r"^there is no folder org/nosuch, .* and the hub was not reached"):
         BertModel.from_pretrained("org/nosuch", cache_dir=tmp_path)
