@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike, fspath
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.support import parse_device
 from bertlite.models.heads import BertForMaskedLM
+from bertlite.runtime.tasks import ABOUT, PackedModel, is_packed, read_runtime_json
 from bertlite.shipping.carried import class_for
 from bertlite.shipping.original import same_labels, what_is_kept
 from bertlite.support.environment import environment
@@ -103,7 +106,7 @@ def evaluate(
     """Return the metrics of a checkpoint on labelled examples, alone or compared with another checkpoint.
 
     Args:
-        checkpoint: a folder or a hub id, with its tokenizer.
+        checkpoint: a folder or a hub id, with its tokenizer; or a packed folder, which truncates to its own length.
         data: a file with the columns "text" and "label", or a `bertlite.experiments.data.DataSource`, which can
             name other columns, classes, or a hub data set.  Masked words need no labels.
         task: "classification", "tokens", "regression", "similarity" or "masked"; by default its class tells.
@@ -164,6 +167,8 @@ def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
     Raises:
         ValueError: there is no task for it.
     """
+    if is_packed(checkpoint):
+        return packed_task(checkpoint, named)
     config = read_config(Source(checkpoint))
     cls, known = class_for(Source(checkpoint)), {**TASKS, MASKED.name: MASKED}
     if named is None and cls is TASKS["regression"].model_class:
@@ -192,6 +197,10 @@ def predict_examples(
 
     With a dtype or a backend, also return how it ran, and the agreement with its own results.
     """
+    if is_packed(checkpoint):
+        if dtype is not None or backend is not None or device != "cpu":
+            raise ValueError(f"{checkpoint} is a packed folder, for CPUs: leave out dtype, backend and device")
+        return *predict_packed(checkpoint, task, source, max_length), {}
     model = task.load(checkpoint).to(device)
     tokenizer = task.read_tokenizer(checkpoint, max_length)
     if task is MASKED:
@@ -214,6 +223,48 @@ def predict_examples(
     elif optimised and task is not MASKED:
         optimised["kept"] = kept_outputs(outputs, predict(model, data, task), data.targets(), task)
     return dev, Predictions(checkpoint, dev.classes if task is not MASKED else (), outputs, data.targets()), optimised
+
+
+def packed_task(folder: str, named: str | None) -> Task:
+    """Return the task of a packed folder: of its kind.
+
+    Raises:
+        ValueError: there is no task for it, or another one is named.
+    """
+    about = read_runtime_json(Path(folder).expanduser() / ABOUT)
+    found = {"encoder": "similarity", "classifier": "classification", "cross-encoder": "regression"}.get(about["kind"])
+    if found == "regression" and len(about["labels"]) > 1:
+        found = "classification"
+    if found is None or named not in (None, found):
+        why = f"has the task {found}" if found else "gives spans, for which there is no metric here"
+        raise ValueError(
+            f"{folder} is a packed {about['kind']}, which {why}: evaluate the checkpoint it was made from"
+        )
+    return TASKS[found]
+
+
+def predict_packed(
+    folder: str, task: Task, source: DataSource, max_length: int | None
+) -> tuple[Examples, Predictions]:
+    """Return the examples, with labels in the order of a packed folder's classes, and its predictions."""
+    packed = PackedModel(folder, torch.get_num_threads())
+    if max_length is not None:
+        packed.max_seq_length = max_length
+    several = packed.about.get("activation") == "sigmoid" and len(packed.labels) > 1
+    config = SimpleNamespace(
+        id2label=dict(enumerate(packed.labels)),
+        num_labels=len(packed.labels),
+        problem_type="multi_label_classification" if several else None,
+    )
+    dev = read_examples(source, classes=class_names(config) if task.labels is torch.long else ())
+    task.check(dev, config)
+    if task.apart:
+        sides = (packed.encode(texts) for texts in zip(*dev.texts, strict=True))
+        outputs = np.concatenate([packed.similarity(*each) for each in zip(*sides, strict=True)])
+    else:
+        packed.about = {**packed.about, "activation": "identity"}  # logits
+        outputs = packed.predict(dev.inputs).reshape(len(dev), -1)
+    return dev, Predictions(folder, dev.classes, outputs, np.array(dev.labels))
 
 
 def kept_vectors(quick: Any, model: Any, data: EncodedExamples, task: Task) -> dict[str, float]:

@@ -90,6 +90,12 @@ class PackedFile(NamedTuple):
     dtypes: dict[str, str]  # the dtype of each tensor, as safetensors names it
     words: RowsInFile | None  # the rows of the word embeddings, if they are read later
 
+    @property
+    def dtype(self) -> str:
+        """The dtype of the matrices; "mixed" if layers differ."""
+        found: str = self.about["numbers"]
+        return "mixed" if self.about["shape"]["kept"] else found
+
 
 @dataclass(frozen=True)
 class OpenedFile:

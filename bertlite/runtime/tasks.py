@@ -98,7 +98,7 @@ class PackedModel:
         self.about, file = about, read_packed(self.folder / FILE, words_later=True)
         check_fields(self.folder / ABOUT, about, rules_beside(file.about, self.kind, self.texts), WAY_OUT)
         self.texts.check_ids(word_count(file.about))
-        self.dtype: str = "mixed" if file.about["shape"]["kept"] else file.about["numbers"]
+        self.dtype = file.dtype
         self.reproducible = file.about.get("reproducible") is True
         kernels = load_kernels(self.reproducible)
         self.encoder = Encoder(file, kernels)
@@ -328,6 +328,11 @@ def split_rows(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
     return np.split(x, np.cumsum(lengths)[:-1])
 
 
+def is_packed(folder: str | os.PathLike[str]) -> bool:
+    """Return whether `bertlite pack` wrote a folder."""
+    return (Path(folder).expanduser() / ABOUT).is_file()
+
+
 def read_runtime_json(path: Path) -> dict[str, Any]:
     """Return a folder's description of itself; raise ValueError if a field breaks its rule."""
     if not path.parent.exists():
@@ -500,4 +505,5 @@ RULES = [
     {"format": one_of(FORMAT)},
     Choice("kind", dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))),
     {"texts": TEXTS},
+    {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": Each(OrNull(NAME), named=True)})},
 ]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bertlite import __version__
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source, locate
 from bertlite.checkpoint.folders import check_output, replacing
@@ -98,6 +99,8 @@ def pack(
     with replacing(out, superseded=PACKED) as new:
         write(source, new, about, after, numbers, reproducible)
         kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
+        made = {"checkpoint": fspath(checkpoint), "bertlite": __version__, "kept": kept}
+        write_about(new, {**about, "made": made})
         size = sum(path.stat().st_size for path in new.iterdir())
     return {
         "what": "bertlite pack",
@@ -149,6 +152,11 @@ def write(
     carry_tokenizer(source, folder, model.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
+    write_about(folder, about)
+
+
+def write_about(folder: Path, about: dict[str, Any]) -> None:
+    """Write runtime.json, with a checksum that also covers the tokenizer."""
     known = json.loads(to_json(about))
     write_json(folder / ABOUT, {**known, "crc32": checksum_of(known, folder / TOKENIZER)})
 
