@@ -12,7 +12,7 @@ import weakref
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BufferedReader
 from itertools import chain
 from math import prod
@@ -43,7 +43,7 @@ from .shapes import ALIGNMENT, FLOATS, GROUP, Shape, round_up, shape_from
 from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
-CHUNK = 1 << 16  # bytes that are read at once for the checksum alone
+CHUNK = 1 << 18  # bytes that are read at once for the checksum alone
 Bytes = NDArray[np.uint8]
 
 
@@ -97,14 +97,11 @@ class PackedFile(NamedTuple):
         return "mixed" if self.about["shape"]["kept"] else found
 
 
-@dataclass(frozen=True)
 class OpenedFile:
     """A file whose description obeys its rules, and whose tensors are still to be read."""
 
-    path: Path
-    file: BufferedReader
-    header: dict[str, Any]
-    about: dict[str, Any]
+    def __init__(self, path: Path, file: BufferedReader, header: dict[str, Any], about: dict[str, Any]) -> None:
+        self.path, self.file, self.header, self.about = path, file, header, about
 
     @property
     def entries(self) -> dict[str, Any]:

@@ -26,15 +26,15 @@ from .fields import (
     NAME,
     SIZE,
     TEXT,
-    Choice,
-    Each,
     Maybe,
-    OrNull,
-    Value,
-    Whole,
     check_fields,
+    choice,
+    every,
+    must_be,
     one_of,
+    or_null,
     parse_json,
+    whole,
     whole_number,
 )
 from .library import load_kernels
@@ -357,7 +357,7 @@ def rules_beside(native: dict[str, Any], kind: str, texts: Texts) -> dict[str, A
     return {
         "kind": one_of(*(each for each, name in KINDS.items() if name == native["class"])),
         "texts": {"max_length": whole_number(max(1, specials), native["embeddings"]["positions"])},
-        "labels": Maybe(Value(f"a list of {count} names", lambda x: kind == "encoder" or len(x) == count)),
+        "labels": Maybe(must_be(f"a list of {count} names", lambda x: kind == "encoder" or len(x) == count)),
     }
 
 
@@ -482,28 +482,28 @@ STEPS = {
 }
 VECTORS = {
     "pooling": {
-        "modes": [A_LIST, Value("one pooling or more", bool), Each(one_of(*POOLINGS))],
+        "modes": [A_LIST, must_be("one pooling or more", bool), every(one_of(*POOLINGS))],
         "include_prompt": FLAG,
     },
-    "after": Maybe(Each(Choice("type", STEPS))),
+    "after": Maybe(every(choice("type", STEPS))),
     "similarity": Maybe(one_of(*SIMILARITIES)),
 }
-SCORES = {"labels": Each(NAME), "activation": one_of(*ACTIVATIONS)}
-TAGS = {"labels": Each(TEXT), "unknown": Maybe(OrNull(TEXT))}
+SCORES = {"labels": every(NAME), "activation": one_of(*ACTIVATIONS)}
+TAGS = {"labels": every(TEXT), "unknown": Maybe(or_null(TEXT))}
 TEXTS = [
     {
         "max_length": SIZE,
         "lower_case": Maybe(FLAG),
         "segments": Maybe(FLAG),
         "truncation_side": Maybe(one_of("right", "left")),
-        "prompts": Each(TEXT, named=True),
-        "default_prompt": Maybe(OrNull(TEXT)),
+        "prompts": every(TEXT, named=True),
+        "default_prompt": Maybe(or_null(TEXT)),
     },
-    Whole("texts.default_prompt is none of texts.prompts", lambda x: x.get("default_prompt") in (None, *x["prompts"])),
+    whole("texts.default_prompt is none of texts.prompts", lambda x: x.get("default_prompt") in (None, *x["prompts"])),
 ]
 RULES = [
     {"format": one_of(FORMAT)},
-    Choice("kind", dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))),
+    choice("kind", dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))),
     {"texts": TEXTS},
     {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": Each(OrNull(NAME), named=True)})},
 ]

@@ -140,7 +140,7 @@ class Folder:
         self.touched = False  # whether tensors were changed
 
     def write(self, folder: Path, *, honest: bool = False) -> None:
-        """Write all files, with checksums that fit them, or those of the honest files."""
+        """Write all files, with checksums made anew, or else with the old ones."""
         for name, (header, data, about) in self.files.items():
             metadata = header.get("__metadata__")
             if isinstance(metadata, dict):
@@ -438,8 +438,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except FaultError as fault:
             print(fault, file=sys.stderr)
             return 1
-    for fault in faults:
-        print(fault, file=sys.stderr)
+    for each in faults:
+        print(each, file=sys.stderr)
     record = {
         "what": "scripts/stress/folders.py",
         "tries": args.tries,

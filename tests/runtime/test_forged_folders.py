@@ -184,8 +184,10 @@ def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_refused(packed: dict[str,
         load(folder)
 
 
-def test_numbers_in_a_text_are_found() -> None:
-    draw = random.Random(0)
+@pytest.mark.parametrize("size", [3, 8, 1 << 16])
+def test_numbers_in_a_text_are_found(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertlite.runtime.texts.SLICE", size)
+    draw = random.Random(size)
     for _ in range(300):
         text = "".join(draw.choice('0123456789999. ":,e-') for _ in range(draw.randrange(30)))
         least = draw.choice((1, 7, 10, 99, 100, 305))
