@@ -30,6 +30,7 @@ from typing import Any
 
 from bertlite.runtime import library, tasks
 from bertlite.runtime.packed import FILE, checksum
+from bertlite.runtime.shapes import BLOCKS, shape_from
 from bertlite.runtime.structs import Kernels
 from scripts.stress.native import SANITIZERS, FaultError, run_program
 
@@ -253,12 +254,15 @@ def change_sizes(folder: Folder, draw: random.Random) -> None:
 
 
 def change_tensors(folder: Folder, draw: random.Random) -> None:
-    """Write some other numbers into tensors."""
+    """Write some other numbers into tensors, half of them into a part of a layer."""
     name = draw.choice([*folder.files])
     header, data, about = folder.files[name]
+    spans = [*places(header)]
+    if name == FILE and draw.random() < 0.5:
+        spans = [(first, first + count) for first, count in shape_from(about["shape"], BLOCKS[0]).offsets.values()]
     whole, words = bytearray(data), (b"\xff\xff\xff\x7f", b"\0\0\x80\x7f", b"\0\0\x80\xff", b"\xff" * 4, b"\0" * 4)
     for _ in range(draw.choice((1, 4, 64))):
-        start, end = draw.choice([*places(header)])
+        start, end = draw.choice(spans)
         at = draw.randrange(start, max(start + 1, end)) // 4 * 4
         whole[at : at + 4] = draw.choice((*words, draw.randbytes(4)))
     folder.files[name], folder.touched = (header, bytes(whole[: len(data)]), about), True
