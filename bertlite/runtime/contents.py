@@ -99,7 +99,8 @@ def adds_positions(about: dict[str, Any]) -> bool:
 
 def expected_tensors(about: dict[str, Any]) -> Tensors:
     """Return the tensors outside the layers, of a description that obeys RUNTIME."""
-    config, embeddings, hidden, width = about["config"], about["embeddings"], hidden_of(about), width_of(about)
+    config, embeddings, width = about["config"], about["embeddings"], width_of(about)
+    hidden: int = about["shape"]["hidden_size"]
     normed = hidden if embeddings["norm"] == "after" else width
     sizes: dict[str, tuple[int, ...]] = {
         f"embeddings.{WORDS}": (word_count(about), width),
@@ -121,10 +122,6 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
         sizes = {f"bert.{name}": size for name, size in sizes.items()}
         sizes |= {"classifier.weight": (labels, hidden), "classifier.bias": (labels,)}
     return {name: (STORED[about["numbers"]], size) for name, size in sizes.items()}
-
-
-def hidden_of(about: dict[str, Any]) -> int:
-    return int(about["shape"]["hidden_size"])
 
 
 def with_rounded_words(tensors: Tensors, about: dict[str, Any], there: Collection[str]) -> Tensors:

@@ -9,7 +9,7 @@ import operator
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Unpack
@@ -92,7 +92,7 @@ class PackedModel:
         self.labels: list[str] = about.get("labels", [])
         self.threads = check_count("threads", available_processors() if threads is None else threads, MOST_THREADS)
         self.batch_tokens = check_count("batch_tokens", batch_tokens)
-        stated = {each.name: about["texts"][each.name] for each in fields(TextSettings) if each.name in about["texts"]}
+        stated = {name: about["texts"][name] for name in TEXTS[0] if name in about["texts"]}
         settings = TextSettings(**{**stated, "prompts": tuple(stated["prompts"].items())})
         self.texts = Texts(self.folder / TOKENIZER, settings)
         self.about, file = about, read_packed(self.folder / FILE, words_later=True)

@@ -374,7 +374,7 @@ def sanitized_kernels() -> tuple[Path, dict[str, str]]:
             run_program([*compiler, *flags, str(library.SOURCES / library.MAIN), "-o", f"{folder}/kernels.so"])
             os.replace(f"{folder}/kernels.so", path)
     runtime = run_program([*compiler, "-print-file-name=libasan.so"]).strip()
-    options = "detect_leaks=0:redzone=2048:max_redzone=2048:max_allocation_size_mb=256:allocator_may_return_null=1"
+    options = "detect_leaks=0:max_allocation_size_mb=256:allocator_may_return_null=1"
     return path, {"LD_PRELOAD": runtime, "ASAN_OPTIONS": options, "PYTHONMALLOC": "malloc"}
 
 
