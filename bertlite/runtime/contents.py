@@ -67,6 +67,10 @@ DESCRIPTION = {
 RUNTIME = [  # for a reader that has only the description, and not the modules of its class
     {"class": one_of(*CLASSES), **DESCRIPTION},
     whole("shape.numbers is not numbers", lambda x: x["shape"]["numbers"] == x["numbers"]),
+    whole(
+        "embeddings.positions is not shape.max_positions",
+        lambda x: x["embeddings"]["positions"] == x["shape"]["max_positions"],
+    ),
     whole("embeddings.padding is beyond the words", lambda x: (x["embeddings"]["padding"] or 0) < word_count(x)),
     whole(
         "embeddings.norm does not fit config.embedding_size",

@@ -157,8 +157,11 @@ def kept_fits(shape: dict[str, Any]) -> bool:
 
 
 def distances_fit(shape: dict[str, Any]) -> bool:
+    """Return whether there are kinds of disentangled scores, and fewer buckets than distances."""
     known = (["c2p"], ["p2c"], ["c2p", "p2c"])
-    return shape["positions"] != "disentangled" or (shape["reach"] > 0 and shape["kinds"] in known)
+    return shape["positions"] != "disentangled" or (
+        shape["kinds"] in known and shape["reach"] > 0 and shape["buckets"] <= 2 * shape["reach"]
+    )
 
 
 FIELDS = {
@@ -180,7 +183,8 @@ FIELDS = {
 SHAPE = [
     FIELDS,
     whole("shape.kept does not name layers of int8 in their order", kept_fits),
-    whole("shape.kinds and shape.reach describe no distances", distances_fit),
+    whole("shape.kinds, shape.buckets and shape.reach describe no distances", distances_fit),
+    whole("shape.head_size is beyond shape.hidden_size", lambda x: x["head_size"] <= x["hidden_size"]),
 ]
 
 
