@@ -218,7 +218,7 @@ def test_an_argument_that_would_train_nothing_is_refused_by_its_value() -> None:
 def test_autocast_around_a_step_is_refused_as_the_step_has_its_own() -> None:
     model = make(BertForSequenceClassification, **SMALL).train()
     step = step_of(model, None)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="autocast=torch.bfloat16"):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"autocast=torch\.bfloat16"):
         step(batches_of(1)[0])
     assert not step.steps
 
