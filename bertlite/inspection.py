@@ -37,6 +37,7 @@ from bertlite.runtime.packed import FILE, read_packed
 from bertlite.runtime.tasks import ABOUT, is_packed, read_runtime_json
 from bertlite.support.activations import ONLY_HERE
 from bertlite.support.files import write_json
+from bertlite.support.kinds import checked
 from bertlite.support.progress import count_of
 from bertlite.support.screen import printable
 
@@ -58,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
     return int(found["bertlite"]["outcome"] != SAME)
 
 
+@checked
 def inspect(checkpoint: str | Path) -> dict[str, Any]:
     """Return the contents of a checkpoint and the outcomes of loading it, JSON-ready.
 

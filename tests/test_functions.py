@@ -1,4 +1,4 @@
-"""The functions behind the commands: they leave the caller's process and files as they found them."""
+"""The functions behind the commands: they leave the process and files as found, and refuse wrong values by name."""
 
 import contextlib
 import io
@@ -7,13 +7,14 @@ import random
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import make
 from left_as_found import process_left_as_found
 from natively import kernels_or_skip
 
@@ -34,7 +35,7 @@ from bertlite.parity.command import ParitySettings, parity
 from bertlite.shipping import export
 from tests.shipping.worlds import LETTERS, add_pooling, in_hub_cache, save
 
-SMALL = {"max_length": 12, "at": (2, 8)}
+SETTINGS = PruneSettings(max_length=12, at=(2, 8))
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,9 @@ FUNCTIONS: dict[str, Callable[[World], Any]] = {
     "parity": lambda w: parity(w.classifier, ParitySettings(only=("float64-sdpa-padded", "dropout"))),
     "parity, families": lambda w: parity(None, ParitySettings(families=True, only=("electra",))),
     "prune_run, prune_compare": prune_and_compare,
-    "prune_to": lambda w: bertlite.prune_to(w.encoder, "60%", w.texts, w.out, settings=PruneSettings(**SMALL)),
+    "prune_to": lambda w: bertlite.prune_to(w.encoder, "60%", w.texts, w.out, settings=SETTINGS),
     "prune_to, trained": lambda w: bertlite.prune_to(
-        w.classifier, "60%", w.texts, w.out, settings=PruneSettings(**SMALL, distil="5steps")
+        w.classifier, "60%", w.texts, w.out, settings=replace(SETTINGS, distil="5steps")
     ),
     "prune_vocabulary_of": lambda w: bertlite.prune_vocabulary_of(w.classifier, w.texts, w.out),
 }
@@ -162,7 +163,7 @@ WRITERS: dict[str, Callable[[Path, Path, Path], Any]] = {  # of a checkpoint, a 
         "evaluate", model, "--dev", texts.with_name("rows.csv"), "--out", out
     ),
     "pack": lambda model, texts, out: bertlite.pack(model, out, texts=texts),
-    "prune_to": lambda model, texts, out: bertlite.prune_to(model, "60%", texts, out, settings=PruneSettings(**SMALL)),
+    "prune_to": lambda model, texts, out: bertlite.prune_to(model, "60%", texts, out, settings=SETTINGS),
     "prune_vocabulary_of": lambda model, texts, out: bertlite.prune_vocabulary_of(model, texts, out),
     "save": lambda model, texts, out: bertlite.optimize_for_inference(
         BertForSequenceClassification.from_pretrained(model), backend="native", dtype="float32"
@@ -297,7 +298,7 @@ def test_a_search_does_not_delete_its_texts_with_its_own_files(home: Path) -> No
     texts.parent.mkdir()
     shutil.move(home / "texts.txt", texts)
     with pytest.raises(ValueError, match=r"texts\.txt would be replaced, and .* is read: name another output"):
-        bertlite.prune_to(home / "model", "60%", texts, home / "out", settings=PruneSettings(**SMALL))
+        bertlite.prune_to(home / "model", "60%", texts, home / "out", settings=SETTINGS)
     assert texts.exists()
 
 
@@ -310,3 +311,109 @@ def test_embeddings_remove_no_hidden_files_of_others(home: Path) -> None:
         path.write_text("x")
     assert embed(home / "other", home / "texts.txt", out)["complete"]
     assert [path.exists() for path in (*others, *left)] == [True] * 4 + [False] * 2
+
+
+# Values of another kind: an error names the argument and what to give, before any work.
+
+DOORS: dict[str, tuple[Callable[..., Any], dict[str, Callable[[World], Any]]]] = {
+    "attention": (bertlite.attention, {"checkpoint": lambda w: w.classifier, "text": lambda w: "a b"}),
+    "convert": (bertlite.convert, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
+    "embed": (embed, {"model": lambda w: w.encoder, "files": lambda w: w.texts, "folder": lambda w: w.out}),
+    "evaluate": (bertlite.evaluate, {"checkpoint": lambda w: w.classifier, "data": lambda w: w.rows}),
+    "export": (bertlite.export, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
+    "finetune": (
+        bertlite.finetune,
+        {
+            "checkpoint": lambda w: w.classifier,
+            "train": lambda w: w.rows,
+            "dev": lambda w: w.rows,
+            "folder": lambda w: w.out,
+        },
+    ),
+    "inspect": (bertlite.inspect, {"checkpoint": lambda w: w.classifier}),
+    "load": (bertlite.runtime.load, {"folder": lambda w: w.out}),
+    "from_pretrained": (BertForSequenceClassification.from_pretrained, {"source": lambda w: w.classifier}),
+    "measure_speed": (bertlite.measure_speed, {"checkpoint": lambda w: w.classifier, "texts": lambda w: ["a"]}),
+    "pack": (bertlite.pack, {"checkpoint": lambda w: w.encoder, "folder": lambda w: w.out}),
+    "prune_to": (
+        bertlite.prune_to,
+        {
+            "checkpoint": lambda w: w.classifier,
+            "target": lambda w: "60%",
+            "texts": lambda w: w.texts,
+            "folder": lambda w: w.out,
+        },
+    ),
+    "prune_vocabulary_of": (
+        bertlite.prune_vocabulary_of,
+        {"checkpoint": lambda w: w.classifier, "texts": lambda w: w.texts, "folder": lambda w: w.out},
+    ),
+    "save_pretrained": (lambda folder: make().save_pretrained(folder), {"folder": lambda w: w.out}),
+    "tokenizer": (bertlite.BertTokenizer.from_pretrained, {"source": lambda w: w.classifier}),
+}
+MODEL = {("prune_to", "checkpoint")}  # arguments that take a loaded model
+WRONG: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "number": lambda: np.float64("nan"),
+    "bytes": lambda: b"x",
+    "rows": lambda: [{"text": "a", "label": 0}] * 40,
+    "missing texts": lambda: [*some_texts(40), None],
+    "frame": lambda: pytest.importorskip("pandas").DataFrame({"text": some_texts(40), "label": 0}),
+    "model": make,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("door", "name"), [(door, name) for door, (_, named) in DOORS.items() for name in named])
+def test_values_of_another_kind_are_named(door: str, name: str, wrong: str, world: World) -> None:
+    if wrong == "model" and (door, name) in MODEL:
+        pytest.skip("it takes a loaded model, if its tokenizer comes along")
+    function, named = DOORS[door]
+    given = {each: value(world) for each, value in named.items()}
+    with pytest.raises(TypeError) as caught:
+        function(**{**given, name: WRONG[wrong]()})
+    names = rf"({name}|text \d+)" if name == "texts" else name
+    assert re.match(rf"(?s){names}\b.* is .*; give ", str(caught.value)), str(caught.value)
+    assert not world.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda w: bertlite.prune_to(w.classifier, [], w.texts, w.out), "there is no target: give one such as 2x"),
+        (
+            lambda w: bertlite.prune_to(w.encoder, "60%", [], w.out, settings=SETTINGS),
+            "there are 0 texts; a search needs 10 or more",
+        ),
+        (lambda w: bertlite.measure_speed(w.classifier, some_texts(30), max_length=0), "max_length is 0; it must be"),
+        (lambda w: bertlite.evaluate(w.classifier, w.rows, max_length=0), "max_length is 0; it must be an integer, 1"),
+        (lambda w: bertlite.evaluate(w.classifier, w.rows, task="tagging"), "task 'tagging' is unknown; have: class"),
+        (lambda w: bertlite.finetune(w.classifier, w.rows, w.rows, w.out, device="gpu"), "device is 'gpu'; give cpu"),
+        (
+            lambda w: bertlite.measure_speed(
+                save(w.out, bertlite.BertForTokenClassification), [*zip(some_texts(30), some_texts(30), strict=True)]
+            ),
+            "texts holds pairs, and a tagger reads single texts: give a list of strings",
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_named(call: Callable[[World], Any], message: str, world: World) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(world)
+
+
+def test_a_packed_folder_is_known(world: World, tmp_path: Path) -> None:
+    kernels_or_skip()
+    packed = tmp_path / "packed"
+    bertlite.pack(world.encoder, packed)
+    message = r"packed for bertlite\.runtime\.load\(FOLDER\): name the checkpoint that it was made from"
+    for door, (function, named) in DOORS.items():
+        for name in {"checkpoint", "source"} & {*named} if door != "tokenizer" else ():  # a packed folder has one
+            given = {each: value(world) for each, value in named.items()}
+            if door == "measure_speed":
+                given["texts"] = some_texts(30)
+            with pytest.raises(FileNotFoundError, match=message):
+                function(**{**given, name: packed})
+    bertlite.optimize_for_inference(make().float(), backend="native").save(tmp_path / "optimised")
+    with pytest.raises(FileNotFoundError, match=r"packed for bertlite\.inference\.InferenceModel\.load\(FOLDER\)"):
+        bertlite.inspect(tmp_path / "optimised")

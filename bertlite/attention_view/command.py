@@ -12,11 +12,11 @@ from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.folders import check_file_output
 from bertlite.models.base import BertModel
 from bertlite.support.files import write_bytes
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.tokenizer import BertTokenizer
 
 
-@process_kept()
+@door
 def attention(
     checkpoint: str | PathLike[str],
     text: str,

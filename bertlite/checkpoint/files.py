@@ -25,6 +25,10 @@ WEIGHT_FILES = (  # the first that is there is read
 )
 ADAPTER = "adapter_config.json"
 SAVE_AGAIN = "load it in transformers 4 with {}=True, and name the folder that save_pretrained writes"
+PACKED = {  # {a file of a folder that is no checkpoint: the function that loads the folder}
+    "runtime.json": "bertlite.runtime.load",
+    "native.safetensors": "bertlite.inference.InferenceModel.load",
+}
 OTHERS = {  # {ends of names: the format of such a file, and the way out}
     (".gguf",): "GGUF, of llama.cpp, which cannot be loaded: name the checkpoint that it was made from",
     (".onnx",): "ONNX, for onnxruntime and OpenVINO: name the checkpoint that it was exported from",
@@ -82,7 +86,10 @@ class Folder:
         return FileNotFoundError(f"{self.path} has no {wanted}; it holds {held}{self.way_out(names)}")
 
     def way_out(self, names: Sequence[str]) -> str:
-        """Return where the model is instead: in a subfolder, or in a file of another format."""
+        """Return where the model is instead: in a subfolder, or in a file of another format; or what loads these."""
+        for name, load in PACKED.items():
+            if name in names:
+                return f".  It was packed for {load}(FOLDER): name the checkpoint that it was made from"
         if any(map(self.get, WEIGHT_FILES)):
             return ""
         if "runtime.json" in names:

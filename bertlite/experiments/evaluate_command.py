@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import dtype_name
+from bertlite.config import check_known
 from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import comparison, notes_on, show_interval
 from bertlite.experiments.data import NO_LABEL, DataSource, EncodedExamples, Examples, read_examples, rows_of
@@ -33,7 +34,7 @@ from bertlite.shipping.carried import class_for
 from bertlite.shipping.original import same_labels, what_is_kept
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.tokenizer import BertTokenizer
 
 MASKED_SHARE = 0.15  # share of tokens, as in BERT's training (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
@@ -90,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
     return int(is_worse(record))
 
 
-@process_kept()
+@door
 def evaluate(
     checkpoint: str | PathLike[str],
     data: DataSource | str | PathLike[str],
@@ -180,6 +181,7 @@ def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
         raise ValueError(
             f"{checkpoint} is a {cls.__name__}, which has no task here; have: {classes}; or name the --task"
         )
+    check_known("task", named, known)
     return known[named].of_checkpoint(checkpoint)
 
 

