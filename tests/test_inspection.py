@@ -253,7 +253,9 @@ def test_a_packed_folder_says_what_it_was_made_from_and_other_commands_name_that
         assert main(words.split()) == 2
         error = capsys.readouterr().err.strip()
         assert "packed has no config.json" in error
-        assert re.search(r"It is a packed folder, .*: name the checkpoint that it was made from, minilm$", error)
+        assert re.search(
+            r"It was packed for bertlite.runtime.load.*: name the checkpoint that it was made from, minilm$", error
+        )
 
     # A folder of before says nothing about its checkpoint.
     about = json.loads(Path("packed/runtime.json").read_text())

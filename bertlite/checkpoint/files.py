@@ -89,14 +89,10 @@ class Folder:
         """Return where the model is instead: in a subfolder, or in a file of another format; or what loads these."""
         for name, load in PACKED.items():
             if name in names:
-                return f".  It was packed for {load}(FOLDER): name the checkpoint that it was made from"
+                made_from = f"name the checkpoint that it was made from{self.packed_from()}"
+                return f".  It was packed for {load}(FOLDER): {made_from}"
         if any(map(self.get, WEIGHT_FILES)):
             return ""
-        if "runtime.json" in names:
-            return (
-                ".  It is a packed folder, which bertlite.runtime.load runs and `bertlite inspect` describes: name the"
-                f" checkpoint that it was made from{self.packed_from()}"
-            )
         inner = [self.path / name for name in names if any(map(Folder(self.path / name).get, WEIGHT_FILES))]
         if inner:
             return f".  Its model is in a subfolder: name {' or '.join(map(str, inner[:MOST_SHOWN]))}"
@@ -104,7 +100,7 @@ class Folder:
         return next((f".  {name} is {what}" for name in (*names, *below) if (what := other_format(name))), "")
 
     def packed_from(self) -> str:
-        """Return the checkpoint that a packed folder was made from, after a comma; empty if the folder names none."""
+        """Return ", " and the checkpoint that a packed folder was made from; empty if the folder names none."""
         try:
             made = json.loads((self.path / "runtime.json").read_text(encoding="utf-8"))["made"]
             return f", {made['checkpoint']}"
