@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bertlite.runtime.tasks import check_count
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
-from bertlite.support.kinds import check_fields
+from bertlite.support.kinds import check_settings
 from bertlite.support.rows import LABEL, LABELS, PLAIN, SUFFIXES, TEXT, WORDS, Table, read_rows
 from bertlite.tokenizer import BatchEncoding, BertTokenizer
 from bertlite.tokenizer.sentences import SentenceSettings
@@ -63,7 +63,7 @@ class DataSource:
 
     def __post_init__(self) -> None:
         """Raise ValueError if a column is to be read twice, such as the label as a text; TypeError for other kinds."""
-        check_fields(self)
+        check_settings(self)
         names = [*self.text, *([] if self.label is None else [self.label])]
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise ValueError(f"column {twice[0]!r} is named twice, as {' and '.join(names)}: name each once")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any, TypeVar
 
-from bertlite.support.kinds import check_fields
+from bertlite.support.kinds import check_settings
 
 Settings = TypeVar("Settings")
 LABELS_FOR = ("all", "judging")
@@ -69,7 +69,7 @@ class PruneSettings:
     lose_at_most: float | None = field(default=None, metadata={DETERMINES: NOTHING})
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_settings(self)
         if self.labels_for not in LABELS_FOR:
             raise ValueError(f"labels_for is {self.labels_for!r}; give one of {', '.join(LABELS_FOR)}")
         for name in ("max_length", "calibration", "batch_size"):
@@ -119,7 +119,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a setting that is negative or not finite, a rate of 0, or a share above 1."""
-        check_fields(self)
+        check_settings(self)
         highest = {"warmup": 1, "distil": 1}
         for name, value in asdict(self).items():
             most = highest.get(name, math.inf)

@@ -66,7 +66,7 @@ class Texts:
     def __init__(self, path: Path, settings: TextSettings) -> None:
         self.path, self.settings = path, settings
         try:
-            self.tokenizer = Tokenizer.from_file(str(path))
+            self.tokenizer = Tokenizer.from_buffer(path.read_bytes())  # the name need not be UTF-8
         except Exception as error:  # tokenizers raises no narrower class
             raise ValueError(f"{path} is damaged: {error}; pack the model again") from None
         if settings.lower_case:  # as sentence-transformers does: special tokens stay

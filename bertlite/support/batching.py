@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from bertlite.runtime.texts import batches
-from bertlite.support.kinds import checked
 
 T = TypeVar("T")
 
@@ -48,7 +47,6 @@ class Batches(tuple[tuple[int, ...], ...]):
         return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
 
 
-@checked
 def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: bool = False) -> Batches:
     """Group sequences into batches of at most `max_tokens` tokens.
 

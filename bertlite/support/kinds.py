@@ -24,7 +24,7 @@ NAMES: dict[Any, str] = {
 }
 NAMES |= {NoneType: "None", os.PathLike: "a path"}
 NUMBERS: dict[Any, type] = {int: Integral, float: Real}
-WAYS = dict.fromkeys(("checkpoint", "source", "against", "model"), "the path of a folder, or a hub id")  # of paths
+WAYS = dict.fromkeys(("checkpoint", "source", "against", "model"), "the path of a folder, or a hub id")  # for paths
 SHOWN = (str, bytes, bool, int, float, list, tuple, dict, NoneType, Path)  # values whose repr is short
 
 
@@ -45,7 +45,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def check_fields(settings: Any) -> None:
+def check_settings(settings: Any) -> None:
     """Raise TypeError, which names the field, for a value of a dataclass that its annotation excludes."""
     check_kinds(vars(settings), {each.name: each.type for each in fields(settings)})
 
@@ -54,22 +54,22 @@ def check_kinds(values: Mapping[str, object], kinds: Mapping[str, Any]) -> None:
     """Raise TypeError for the first value that is not of its kind."""
     for name, value in values.items():
         kind = kinds.get(name, Any)
-        if not fits(value, kind):
+        if not is_of_kind(value, kind):
             shown = reprlib.repr(value) if type(value) in SHOWN else f"of type {type(value).__name__}"
             way = "; save_pretrained(FOLDER) writes a model there" if name in WAYS and hasattr(value, "config") else ""
-            raise TypeError(f"{name} is {shown}; give {' or '.join(names_of(kind, name))}{way}")
+            raise TypeError(f"{name} is {shown}; give {' or '.join(kind_names(kind, name))}{way}")
         inner = element_kind(kind)
         if inner is not Any and isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
             named = {f"{name}[{i}]": each for i, each in enumerate(value)}
             check_kinds(named, dict.fromkeys(named, inner))
 
 
-def fits(value: object, kind: Any) -> bool:
+def is_of_kind(value: object, kind: Any) -> bool:
     """Return whether a value is of the kind that an annotation names, whatever the elements of a list are."""
     if get_origin(kind) in (Union, UnionType):
         is_path = any(get_origin(each) is os.PathLike for each in get_args(kind))
         is_empty = isinstance(value, str) and not value  # which would be the working directory
-        return not (is_path and is_empty) and any(fits(value, each) for each in get_args(kind))
+        return not (is_path and is_empty) and any(is_of_kind(value, each) for each in get_args(kind))
     if kind is None:
         return value is None
     kind = get_origin(kind) or kind
@@ -91,12 +91,12 @@ def element_kind(kind: Any) -> Any:
     return next((get_args(each)[0] for each in members if get_origin(each) in LISTS), Any)
 
 
-def names_of(kind: Any, name: str) -> list[str]:
+def kind_names(kind: Any, name: str) -> list[str]:
     """Return the kinds that an annotation names, in words; a path may be a string."""
     if get_origin(kind) in (Union, UnionType):
         inner = [get_origin(each) or each for each in get_args(kind)]
         every = [each for each in get_args(kind) if each is not str or os.PathLike not in inner]
-        return list(dict.fromkeys(words for each in every for words in names_of(each, name)))
+        return list(dict.fromkeys(words for each in every for words in kind_names(each, name)))
     kind = get_origin(kind) or kind
     if kind is os.PathLike and name in WAYS:
         return [WAYS[name]]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertlite.support.kinds import check_fields, checked
+from bertlite.support.kinds import check_settings, checked
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -21,7 +21,7 @@ class Settings:
     length: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_settings(self)
 
 
 @checked
