@@ -407,11 +407,12 @@ def test_a_packed_folder_is_known(world: World, tmp_path: Path) -> None:
     packed = tmp_path / "packed"
     bertlite.pack(world.encoder, packed)
     message = r"packed for bertlite\.runtime\.load\(FOLDER\): name the checkpoint that it was made from"
+    knowing = ("evaluate", "measure_speed", "inspect")  # which read a packed folder themselves
     for door, (function, named) in DOORS.items():
+        if door in knowing:
+            continue
         for name in {"checkpoint", "source"} & {*named} if door != "tokenizer" else ():  # a packed folder has one
             given = {each: value(world) for each, value in named.items()}
-            if door == "measure_speed":
-                given["texts"] = some_texts(30)
             with pytest.raises(FileNotFoundError, match=message):
                 function(**{**given, name: packed})
     bertlite.optimize_for_inference(make().float(), backend="native").save(tmp_path / "optimised")
