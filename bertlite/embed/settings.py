@@ -36,7 +36,7 @@ class VectorSettings:
         numbers = {each.name: getattr(self, each.name) for each in fields(self) if each.type in (int, int | None)}
         for name, value in numbers.items():
             if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; give 1 or more")
+                raise ValueError(f"{name} is {value}; it must be an integer, 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -344,7 +344,7 @@ def test_a_folder_without_a_layer_is_refused_where_transformers_makes_one_up(tmp
     [
         ({"pooling": "sum"}, "pooling mode: 'sum'"),
         ({"max_length": 41}, "max_length is 41; this model takes 3 to 40 tokens"),
-        ({"max_tokens": 0}, "max_tokens is 0; give 1 or more"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be an integer, 1 or more"),
         ({"max_tokens": "8"}, "max_tokens is '8'; give an integer"),
         ({"truncate_dim": True}, "truncate_dim is True; give an integer or None"),
         ({"dtype": "int4"}, "int4"),

@@ -70,7 +70,7 @@ def test_a_packed_folder_is_timed_against_the_checkpoint_that_it_was_made_from(s
 
 
 def test_a_path_is_no_list_of_texts_and_a_device_is_torchs() -> None:
-    with pytest.raises(TypeError, match="texts is 'a file of texts'; give a list of texts"):
+    with pytest.raises(TypeError, match="texts is 'a file of texts'; give a list"):
         measure_speed("model", "a file of texts")
     with pytest.raises(ValueError, match="device is 'gpu'; give cpu, cuda or cuda:1"):
         measure_speed("model", texts(), device="gpu")
