@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bertlite import prune_heads, prune_neurons
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
+from bertlite.inference.native.rounding import Sample
 from bertlite.inference.support import MIXED, ComputeDtype, is_int8
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import as_well, largest
@@ -80,10 +81,14 @@ def make_native(cls: Any = None, **changes: Any) -> Any:
 
 
 def natively(
-    model: BertPreTrainedModel, dtype: ComputeDtype, name: str | None = None, reproducible: bool = False
+    model: BertPreTrainedModel,
+    dtype: ComputeDtype,
+    name: str | None = None,
+    reproducible: bool = False,
+    sample: Sample | None = None,
 ) -> InferenceModel:
     """Return the model as the kernels of a set of instructions run it."""
-    return InferenceModel(native_copy(model, dtype, kernels_or_skip(name, reproducible)), "native", dtype)
+    return InferenceModel(native_copy(model, dtype, kernels_or_skip(name, reproducible), sample), "native", dtype)
 
 
 def pruned(model: BertPreTrainedModel) -> BertPreTrainedModel:

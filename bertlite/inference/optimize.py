@@ -12,7 +12,8 @@ from bertlite.inference.graphs import use_graphs_
 from bertlite.inference.model import InferenceModel
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
-from bertlite.inference.native.mixed import Sample, sample_from
+from bertlite.inference.native.mixed import sample_from
+from bertlite.inference.native.rounding import Sample
 from bertlite.inference.readers import reader_of, warn_of
 from bertlite.inference.support import MIXED, ComputeDtype, check_unaltered, is_int8, refuse_optimised
 from bertlite.inference.verification import verify_model
@@ -63,10 +64,10 @@ def optimize_for_inference(
         model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU; or an object of torch that holds
             such encoders, in eval mode.
         dtype: the dtype to compute in, of torch or its name: float32 or bfloat16, on a GPU also float16, on the CPU
-            also int8 and mixed; by default the model's own.  With int8 the matrices of the layers are 8-bit integers.
-            Their inputs are quantised at every call, by the smallest and largest number of each token, after a
-            rotation that spreads outliers.  Word embeddings are rounded to 8 bits, attention is bfloat16, and
-            everything else is float32.  mixed is int8 in most layers.  One in four, rounded up, is bfloat16 (float32
+            also int8 and mixed; by default the model's own.  With int8 the matrices of the layers are 8-bit integers:
+            the nearest ones, or with `sample` those that err least on it.  Their inputs are quantised at every call,
+            by the smallest and largest number of each token, after a rotation that spreads outliers.  Word embeddings
+            are rounded to 8 bits, attention is bfloat16, and everything else is float32.  mixed is int8 in most layers.  One in four, rounded up, is bfloat16 (float32
             if `reproducible`): those whose rounding changes the outputs for `sample` most.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "graphs" launches all
             kernels of a GPU at once, from CUDA graphs that are recorded for sizes of batches as these come.  "auto" on
@@ -85,12 +86,15 @@ def optimize_for_inference(
             read first tokens or score tokens.  The softmax of question answering reads it, and so does a label of
             padding.  It is also computed, with one warning, for classes, heads and objects that `inference.readers`
             does not know.  attn_implementation "eager" always computes it, and "packed" leaves it out.
-        sample: token ids of texts on which mixed measures the rounding of each layer.  By default they are a few
-            sentences if `model` has a tokenizer, as a SentenceTransformer or a pipeline does, and else random.
+        sample: token ids of a hundred texts or more, or what a tokenizer returns for them, to which int8's weights
+            are fitted.  The copy is then nearer to the model and as fast, but the fit takes 5 to 60 seconds: save the
+            copy, or use `bertlite pack`, which does this by default.  At most 16,384 tokens are used.  Which integers
+            are chosen may depend on the machine; a saved copy has the same ones everywhere.  mixed measures the
+            rounding of each layer on the texts, by default on a few sentences if `model` has a tokenizer.
 
     Raises:
         ValueError: the backend does not exist, or not for this model, device and dtype; or it is not reproducible; or
-            the model's outputs are not finite.
+            the model's outputs are not finite; or the dtype takes no sample, or it has too few texts.
         RuntimeError: "native", int8 or mixed was requested and the kernels cannot be compiled; or the copy was
             verified and differs.
         TypeError: `model` is no such model and holds none, was optimised already, or has modules that a copy would not
@@ -108,6 +112,8 @@ def optimize_for_inference(
     dtype = dtype or model.dtype
     for part in model.modules():
         refuse_optimised(type(model).__name__, part)
+    if sample is not None and not is_int8(dtype):
+        raise ValueError(f"sample is for int8, and the dtype is {dtype}: leave it out")
     if reproducible and (backend in (GRAPHS, PLAIN) or not (dtype == torch.float32 or is_int8(dtype))):
         raise ValueError(
             f"{dtype} of backend {backend!r} is not reproducible: use float32, int8 or mixed with 'native'"

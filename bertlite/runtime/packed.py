@@ -31,6 +31,7 @@ from .contents import (
     MIXES,
     ROTATES,
     RUNTIME,
+    SCALES,
     WAY_OUT,
     WORDS,
     Tensors,
@@ -214,9 +215,11 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     """Return a file's description of its model; raise ValueError for a format that cannot be read."""
     about = parse_json(path, metadata.get("native", "{}"), WAY_OUT)
     check_fields(path, about, {"format": one_of(*FORMATS), "byteorder": one_of(sys.byteorder)}, WAY_OUT)
+    if isinstance(shape := about.get("shape"), dict) and about["format"] < SCALES:
+        shape["scaled"] = False
     if about["format"] < MIXES:
-        if isinstance(about.get("shape"), dict):
-            about["shape"] |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}
+        if isinstance(shape, dict):
+            shape |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}
         if isinstance(about.get("blocks"), list):
             about["blocks"] = [*about["blocks"][:2], *about["blocks"][:1]]
     return about
@@ -266,9 +269,8 @@ def pack_matrix(
     padded[: len(bias)] = bias
     if (*place, "factors") in at:
         start, count = at[*place, "factors"]
-        padded = np.ones(count // 4)
-        padded[: weight.shape[1]] = 1 if factors is None else factors
-        data[start : start + count].view(np.float32)[:] = in_rotation(padded)
+        of_inputs = np.ones(weight.shape[1]) if factors is None else factors
+        data[start : start + count].view(np.float32)[:] = in_rotation(of_inputs)
     words, scales, sums = (
         data.ctypes.data + at[*place, part][0] if (*place, part) in at else 0 for part in ("words", "scales", "sums")
     )
@@ -279,7 +281,7 @@ def pack_matrix(
 def in_rotation(factors: NDArray[Any]) -> NDArray[Any]:
     """Return factors of inputs, (inputs,), as the kernels rotate with them: by 1 and -1, not by 1/8 and -1/8."""
     whole = len(factors) // ROTATED * ROTATED
-    return np.concatenate([factors[:whole] / 8, factors[whole:]])
+    return np.concatenate([factors[:whole] / 8, factors[whole:], np.ones(-len(factors) % LANES)])
 
 
 def lay_in_blocks_(shape: Shape, data: Bytes, blocks: Blocks) -> Shape:

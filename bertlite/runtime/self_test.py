@@ -14,7 +14,9 @@ from .shapes import MATRICES, VECTORS, LayerShape, Shape
 from .structs import Batch, Kernels
 
 TOKENS, EPSILON = 7, 1e-12  # tokens of one sequence: more than the rows of a tile
-ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03}  # errors over the largest number: several times rounding
+SCALED = "scaled "  # before numbers whose inputs are multiplied by factors
+# errors over the largest number: several times rounding
+ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03, f"{SCALED}int8": 0.03}
 FEWEST, MOST = 3, 30  # rounds of a measurement, after one that warms up
 LIMIT = 0.1  # seconds after which no further round begins
 Floats = NDArray[np.float64]
@@ -34,8 +36,8 @@ def find_fault(kernels: Kernels) -> str | None:
     layer = layer_of_waves(Shape("float32", blocks, 128, 64, "gelu", EPSILON, (LayerShape(2, 192),)))
     x = waves(TOKENS, layer.shape.hidden_size) * 8
     truth = by_numpy(layer, x)
-    for numbers, scaled in ((numbers, scaled) for numbers in ALLOWED for scaled in {False, numbers == "int8"}):
-        name, allowed = f"scaled {numbers}" if scaled else numbers, ALLOWED[numbers]
+    for name, allowed in ALLOWED.items():
+        numbers, scaled = name.removeprefix(SCALED), name.startswith(SCALED)
         try:
             found = run(kernels, layer, numbers, x, scaled)
         except RuntimeError as raised:

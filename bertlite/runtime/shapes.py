@@ -180,6 +180,7 @@ FIELDS = {
     "rotated": FLAG,
     "kept": Each(COUNT),
     "floats": one_of(*FLOATS),
+    "scaled": FLAG,
 }
 SHAPE = [
     FIELDS,

@@ -23,9 +23,10 @@ from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.native.linear import kernel_activation
 from bertlite.inference.native.mixed import TEXTS, sample_from
+from bertlite.inference.native.rounding import Sample
 from bertlite.inference.native.saving import REPLACED, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
-from bertlite.inference.support import ComputeDtype
+from bertlite.inference.support import MIXED, ComputeDtype
 from bertlite.models.base import BertModel
 from bertlite.runtime import PackedModel
 from bertlite.runtime.tasks import ABOUT, AFTER, CALLS, FORMAT, TOKENIZER, checksum_of
@@ -35,11 +36,14 @@ from bertlite.shipping.original import Original, checkpoint_kind, longest_text, 
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.files import to_json, write_json
 from bertlite.support.process import process_kept
+from bertlite.support.progress import Progress
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import SENTENCE_CONFIG, read_object, read_pooling
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
+SENTENCES = Path(__file__).with_name("sentences.txt")  # to fit int8 to: of many kinds and languages, one a line
+MANY, MOST_FITTED = 128, 256  # texts: from so many on, some are fitted to, and no more than these
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
 
 
@@ -51,20 +55,26 @@ def pack(
     dtype: torch.dtype | str = "float32",
     texts: str | PathLike[str] | Iterable[str] | None = None,
     reproducible: bool = False,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Write a checkpoint as a folder for `bertlite.runtime`, which is replaced in one step.
+
+    int8's weights are fitted to texts.  This takes some ten seconds for a MiniLM and a minute for a bert-base.
 
     Args:
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
         dtype: "float32", "bfloat16", "int8" or "mixed".
         texts: texts to compare results on, or the path of a file of them; by default a few built-in ones, from empty
-            texts to the longest.
+            texts to the longest.  From 128 texts on, every second one, 256 at most, is not compared: int8 is fitted to
+            it.  Otherwise int8 is fitted to built-in sentences of many kinds and languages.
         reproducible: give the same bits on every processor, in float32, int8 or mixed; as `optimize_for_inference`.
+        progress: show the current step.
 
     Returns:
         The record: the kind, the bytes written, the difference of float32 results from the original library's,
         relative to the largest, and the agreement in the dtype.  For vectors that is the smallest and mean cosine, and
         from 50 texts on the share of the ten nearest neighbours; or the share of labels, or scores' rank correlation.
+        For int8 also how its weights were rounded, and to how many texts they were fitted.
 
     Raises:
         ModuleNotFoundError: the library of the original is not installed.
@@ -74,23 +84,30 @@ def pack(
     """
     source, numbers = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32
     about, after = describe_checkpoint(source)
-    texts, kind = texts_to_compare(texts), about["kind"]
+    given, kind, sample = texts_to_compare(texts), about["kind"], None
+    texts, fitted = split_texts(given) if numbers == torch.int8 else (given, [])
     original = Original.load(fspath(checkpoint), kind, about["texts"]["max_length"], about.get("labels", ()))
-    wanted = original.results(pairs(texts) if kind == "cross-encoder" else texts)
-    with TemporaryDirectory(prefix="bertlite-pack-") as exact:
-        write(source, Path(exact), about, after, torch.float32, reproducible)
-        found = results(PackedModel(exact), texts)
-        error = largest_difference(found, wanted)
-    if not error <= ALLOWED:  # nan too
-        raise ValueError(
-            f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original.library}, more"
-            f" than {ALLOWED:g}: nothing was written"
-        )
-    out = Path(folder).expanduser()
-    with replacing(out, superseded=REPLACED) as new:
-        write(source, new, about, after, numbers, reproducible)
-        kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
-        size = sum(path.stat().st_size for path in new.iterdir())
+    with Progress(None, "", what="pack", shown=progress) as bar:
+        bar.stage(f"comparing results in float32 with {original.library}")
+        wanted = original.results(as_taken(kind, texts))
+        with TemporaryDirectory(prefix="bertlite-pack-") as exact:
+            write(source, Path(exact), about, after, torch.float32, reproducible)
+            packed = PackedModel(exact)
+            error = largest_difference(results(packed, texts), wanted)
+            if fitted:
+                sample = token_ids(packed, fitted)
+        if not error <= ALLOWED:  # nan too
+            raise ValueError(
+                f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original.library},"
+                f" more than {ALLOWED:g}: nothing was written"
+            )
+        out = Path(folder).expanduser()
+        with replacing(out, superseded=REPLACED) as new:
+            bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
+            rounding = write(source, new, about, after, numbers, reproducible, sample)
+            bar.stage(f"comparing results in {dtype_name(numbers)}")
+            kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
+            size = sum(path.stat().st_size for path in new.iterdir())
     return {
         "what": "bertlite pack",
         "kind": kind,
@@ -100,6 +117,7 @@ def pack(
         "texts": len(texts),
         "difference": error,
         "kept": kept,
+        **({"rounding": rounding, "fitted": {"texts": len(fitted), "given": fitted[0] in given}} if fitted else {}),
     }
 
 
@@ -114,27 +132,55 @@ def texts_to_compare(given: str | PathLike[str] | Iterable[str] | None) -> list[
     return texts
 
 
+def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
+    """Return the texts to compare results on, and those to fit int8 to: given ones if there are many, or built in."""
+    if len(texts) < MANY:
+        return texts, SENTENCES.read_text(encoding="utf-8").splitlines()
+    fitted = texts[1::2][:MOST_FITTED]
+    return [text for text in texts if text not in {*fitted}], fitted
+
+
+def token_ids(packed: PackedModel, texts: Sequence[str]) -> dict[str, list[list[int]]]:
+    """Return the token ids of texts as a folder's model meets them: with its prompt, truncated, in pairs."""
+    settings = packed.texts.settings
+    found = packed.texts.encode(as_taken(packed.kind, texts), settings.prompt())
+    segments = {"token_type_ids": [each.type_ids for each in found]} if settings.segments else {}
+    return {"input_ids": [each.ids for each in found], **segments}
+
+
 def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
     """Yield the folder and the agreement with the original, in words."""
     yield f"{out['FOLDER']}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB"
     yield f"  from {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
     yield from (f"  {name}: {value:.4f}" for name, value in record["kept"].items())
+    if fitted := record.get("fitted"):
+        source = "given" if fitted["given"] else "built-in"
+        yield f"  weights: {record['rounding']}, to {fitted['texts']} {source} texts"
 
 
 def write(
-    source: Source, folder: Path, about: dict[str, Any], after: State, dtype: ComputeDtype, reproducible: bool
-) -> None:
-    """Write the files of a packed folder."""
+    source: Source,
+    folder: Path,
+    about: dict[str, Any],
+    after: State,
+    dtype: ComputeDtype,
+    reproducible: bool,
+    sample: Sample | None = None,
+) -> str | None:
+    """Write the files of a packed folder; return how its weights were rounded to 8 bits."""
     cls = class_for(source)
     options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel else {}
     model = cls.from_pretrained(source.name, dtype=torch.float32, **options).eval()
-    sample = sample_from(BertTokenizer.from_pretrained(source.name))
-    optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible, sample=sample).save(folder)
+    if dtype == MIXED:
+        sample = sample_from(BertTokenizer.from_pretrained(source.name))
+    quick = optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible, sample=sample)
+    quick.save(folder)
     carry_tokenizer(source, folder, model.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
     known = json.loads(to_json(about))
     write_json(folder / ABOUT, {**known, "crc32": checksum_of(known, folder / TOKENIZER)})
+    return quick.rounding
 
 
 # The description of a checkpoint
@@ -189,10 +235,14 @@ def head_steps(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State
 # Results
 
 
+def as_taken(kind: str, texts: Sequence[str]) -> Sequence[Any]:
+    """Return texts as this kind of model takes them: a cross-encoder each with the next one."""
+    return pairs(texts) if kind == "cross-encoder" else texts
+
+
 def results(packed: PackedModel, texts: Sequence[str]) -> Any:
-    """Return a packed folder's results for texts; a cross-encoder's for each text with the next one."""
-    call = getattr(packed, CALLS[packed.kind][0])
-    return call(pairs(texts) if packed.kind == "cross-encoder" else texts)
+    """Return a packed folder's results for texts."""
+    return getattr(packed, CALLS[packed.kind][0])(as_taken(packed.kind, texts))
 
 
 def largest_difference(found: Any, wanted: Any) -> float:
