@@ -67,8 +67,9 @@ def optimize_for_inference(
             also int8 and mixed; by default the model's own.  With int8 the matrices of the layers are 8-bit integers:
             the nearest ones, or with `sample` those that err least on it.  Their inputs are quantised at every call,
             by the smallest and largest number of each token, after a rotation that spreads outliers.  Word embeddings
-            are rounded to 8 bits, attention is bfloat16, and everything else is float32.  mixed is int8 in most layers.  One in four, rounded up, is bfloat16 (float32
-            if `reproducible`): those whose rounding changes the outputs for `sample` most.
+            are rounded to 8 bits, attention is bfloat16, and everything else is float32.  mixed is int8 in most
+            layers.  One in four, rounded up, is bfloat16 (float32 if `reproducible`): those whose rounding changes the
+            outputs for `sample` most.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "graphs" launches all
             kernels of a GPU at once, from CUDA graphs that are recorded for sizes of batches as these come.  "auto" on
             the CPU is "native", if the kernels can run the model and are faster.  On a processor without a record the
