@@ -185,9 +185,9 @@ killed, give the same command again to write the missing files.  Under torchrun 
     action.add_argument("--prompt", metavar="TEXT", help=text)
     text = "put the checkpoint's prompt of this name before each text (default: its default prompt)"
     action.add_argument("--prompt-name", metavar="NAME", help=text)
-    text = "give the same bits on every processor, in float32, int8 or mixed"
+    text = "give the same bits on every processor, in float32 or int8"
     action.add_argument("--reproducible", action="store_true", help=text)
-    text = "float32, bfloat16, float16 or, on the CPU, int8 or mixed (default: float32; a packed folder keeps its own)"
+    text = "float32, bfloat16, float16 or, on the CPU, int8 (default: float32; a packed folder keeps its own)"
     action.add_argument("--dtype", help=text)
     text = "a backend of optimize_for_inference; auto takes the native kernels if possible"
     action.add_argument("--backend", help=text)
@@ -243,10 +243,10 @@ nothing is written if they differ.""",
         needs=(FOLDER,),
     )
     add_checkpoint(action)
-    action.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16, int8 or mixed")
+    action.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16 or int8")
     text = "texts to compare results on, one a line (default: some that are built in)"
     action.add_argument("--texts", type=Path, metavar="FILE", help=text)
-    text = "give the same bits on every processor, in float32, int8 or mixed"
+    text = "give the same bits on every processor, in float32 or int8"
     action.add_argument("--reproducible", action="store_true", help=text)
 
 

@@ -199,9 +199,9 @@ def add_work(action: Parser) -> None:
     work.add_argument("--lengths", metavar="FILE", help=text)
     work.add_argument("--batch-size", type=count, metavar="N", help="number of sequences of --lengths")
     text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference"
-    work.add_argument("--backend", help=f"{text} (default: plain; graphs on a GPU; auto for int8 and mixed)")
+    work.add_argument("--backend", help=f"{text} (default: plain; graphs on a GPU; auto for int8)")
     text = (
-        "dtype that the pruned model will run in: float32, bfloat16, float16, int8 or mixed; its gain counts towards a"
+        "dtype that the pruned model will run in: float32, bfloat16, float16 or int8; its gain counts towards a"
         " speed (default: the checkpoint's)"
     )
     work.add_argument("--dtype", help=text)

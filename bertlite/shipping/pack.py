@@ -22,11 +22,10 @@ from bertlite.checkpoint.reading import State
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.native.linear import kernel_activation
-from bertlite.inference.native.mixed import TEXTS, sample_from
 from bertlite.inference.native.rounding import Sample
 from bertlite.inference.native.saving import REPLACED, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
-from bertlite.inference.support import MIXED, ComputeDtype
+from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel
 from bertlite.runtime import PackedModel
 from bertlite.runtime.tasks import ABOUT, AFTER, CALLS, FORMAT, TOKENIZER, checksum_of
@@ -42,6 +41,11 @@ from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import SENTENCE_CONFIG, read_object, read_pooling
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
+WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that no one has read since."
+TEXTS = (  # to compare results on: from an empty text to the longest
+    *("", " ", "a", "Time flies like an arrow.", "[SEP] İstanbul [MASK] ΑΣ"),
+    *(" Où est la gare ? 駅はどこですか。\n", WORDS, f"{WORDS} " * 4, f"{WORDS} " * 60),
+)
 SENTENCES = Path(__file__).with_name("sentences.txt")  # to fit int8 to: of many kinds and languages, one a line
 MANY, MOST_FITTED = 128, 256  # texts: from so many on, some are fitted to, and no more than these
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
@@ -63,11 +67,11 @@ def pack(
 
     Args:
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
-        dtype: "float32", "bfloat16", "int8" or "mixed".
+        dtype: "float32", "bfloat16" or "int8".
         texts: texts to compare results on, or the path of a file of them; by default a few built-in ones, from empty
             texts to the longest.  From 128 texts on, every second one, 256 at most, is not compared: int8 is fitted to
             it.  Otherwise int8 is fitted to built-in sentences of many kinds and languages.
-        reproducible: give the same bits on every processor, in float32, int8 or mixed; as `optimize_for_inference`.
+        reproducible: give the same bits on every processor, in float32 or int8; as `optimize_for_inference`.
         progress: show the current step.
 
     Returns:
@@ -171,8 +175,6 @@ def write(
     cls = class_for(source)
     options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel else {}
     model = cls.from_pretrained(source.name, dtype=torch.float32, **options).eval()
-    if dtype == MIXED:
-        sample = sample_from(BertTokenizer.from_pretrained(source.name))
     quick = optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible, sample=sample)
     quick.save(folder)
     carry_tokenizer(source, folder, model.config)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import WITH_MIXED, kernels_or_skip, native
+from natively import WITH_MIXED, kernels_or_skip, native, natively
 
 from bertlite import BertConfig, BertModel, BertTokenizer, optimize_for_inference, prune_heads
 from bertlite.embed import Embedder
 from bertlite.inference import InferenceModel
-from bertlite.inference.support import MIXED, ComputeDtype, is_int8
+from bertlite.inference.support import MIXED, ComputeDtype
 from bertlite.runtime import PackedModel, load, tasks
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels
@@ -76,7 +76,7 @@ def made(kind: str) -> BertModel:
 def test_states_are_those_of_the_torch_path_bit_for_bit(
     kind: str, dtype: ComputeDtype, sample: Any, tmp_path: Path
 ) -> None:
-    quick = optimize_for_inference(made(kind), dtype=dtype, backend="native", sample=sample)
+    quick = natively(made(kind), dtype, sample=sample)
     quick.save(tmp_path / "quick")
     file = read_packed(tmp_path / "quick" / FILE, words_later=True)
     encoder = Encoder(file, load_kernels())
@@ -115,9 +115,9 @@ def test_what_kernels_with_other_blocks_packed_gives_the_same_bits(
     name: str, dtype: ComputeDtype, sample: Any, tmp_path: Path
 ) -> None:
     other = kernels_or_skip(name, reproducible=True)
-    optimize_for_inference(made("relative"), dtype=dtype, reproducible=True, sample=sample).save(tmp_path / "quick")
+    natively(made("relative"), dtype, reproducible=True, sample=sample).save(tmp_path / "quick")
     ids, kernels = np.arange(2, 60) % 61, load_kernels(reproducible=True)
-    numbers = "int8" if is_int8(dtype) else "float32"
+    numbers = "float32" if dtype == torch.float32 else "int8"
     if kernels.blocks(numbers) == other.blocks(numbers):
         pytest.skip("both sets of instructions have such blocks")
     ours, theirs = (Encoder(read_packed(tmp_path / "quick" / FILE), each) for each in (kernels, other))

@@ -8,11 +8,10 @@ from torch import nn
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
-from bertlite.inference.native.mixed import mix
 from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.rounding import Sample, fit_
 from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows
-from bertlite.inference.support import MIXED, ComputeDtype, is_int8
+from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.structs import Kernels
 from bertlite.stack.positions import normalised
@@ -31,17 +30,11 @@ def native_copy(
     encoder = copied.base_model.encoder
     vectors = None if encoder.rel_embeddings is None else normalised(encoder, encoder.rel_embeddings.weight)
 
-    def packed(numbers: str, scaled: bool = False) -> NativeWeights:
-        return NativeWeights.of(list(copied._layers()), copied.config, numbers, kernels, vectors, scaled)
-
-    fits = dtype == torch.int8 and sample is not None
-    weights = packed("int8" if is_int8(dtype) else dtype_name(dtype), fits)
-    if fits:
+    layers, numbers, fits = list(copied._layers()), dtype_name(dtype), sample is not None
+    weights = NativeWeights.of(layers, copied.config, numbers, kernels, vectors, scaled=fits)
+    if sample is not None:
         fit_(weights, copied.float().eval().base_model, sample)
-    if dtype == MIXED:
-        floats = packed("float32" if kernels.reproducible else "bfloat16")
-        weights = mix(copied.base_model, weights, floats, kernels, sample)
-    if is_int8(dtype):
+    if numbers == "int8":
         words = copied.base_model.embeddings.word_embeddings.weight
         words.copy_(from_int8_rows(*int8_rows(words)))
     return run_natively_(copied, weights, kernels)

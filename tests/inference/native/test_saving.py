@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import DTYPES, WITH_MIXED, kernels_or_skip, rotated
+from natively import DTYPES, WITH_MIXED, kernels_or_skip, natively, rotated
 
 from bertlite import (
     BertConfig,
@@ -25,7 +25,6 @@ from bertlite import (
 from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.saving import load_native, write_packed
 from bertlite.inference.native.weights import NativeWeights
 from bertlite.parity.compare import rms_distance
@@ -70,7 +69,7 @@ def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, sample, tmp_path
     model = pruned(cls, options, **changes)
     if kind == "an untied decoder":
         model.cls.predictions.decoder.weight.data.normal_()
-    quick = optimize_for_inference(model, dtype=dtype, backend="native", sample=sample)
+    quick = natively(model, dtype, sample=sample)
     quick.save(tmp_path / "quick")
     again = InferenceModel.load(tmp_path / "quick")
     with (tmp_path / "quick" / FILE).open("rb+") as file:  # what is loaded does not change with the file
@@ -102,13 +101,13 @@ def test_every_set_of_instructions_packs_the_same_bytes_but_for_their_blocks(nam
 @pytest.mark.parametrize("dtype", WITH_MIXED, ids=str)
 def test_what_kernels_with_other_blocks_saved_or_pickled_is_packed_anew(dtype, monkeypatch, tmp_path):
     other, model = kernels_or_skip("baseline"), pruned(BertForMaskedLM)
-    quick = optimize_for_inference(model, dtype=dtype, backend="native")
+    quick = natively(model, dtype)
     shape = quick.model.bert.encoder.weights.shape
     if shape.blocks == other.blocks(shape.numbers):
         pytest.skip("both sets of instructions have such blocks")
     quick.save(tmp_path / "quick")
     pickled = pickle.dumps(quick)
-    wanted = InferenceModel(native_copy(model, dtype, other), "native", dtype)(IDS)
+    wanted = natively(model, dtype, "baseline")(IDS)
     for module in ("inference.native.saving", "runtime.library"):
         monkeypatch.setattr(f"bertlite.{module}.load_kernels", lambda reproducible: other)
     for again in (InferenceModel.load(tmp_path / "quick"), pickle.loads(pickled)):
