@@ -244,7 +244,10 @@ nothing is written if they differ.""",
     )
     add_checkpoint(action)
     action.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16 or int8")
-    text = "texts to compare results on, one a line (default: some that are built in)"
+    text = (
+        "texts, one a line, to compare results on (default: some that are built in); of 128 or more, int8 is fitted to"
+        " every second one instead, up to 256"
+    )
     action.add_argument("--texts", type=Path, metavar="FILE", help=text)
     text = "give the same bits on every processor, in float32 or int8"
     action.add_argument("--reproducible", action="store_true", help=text)

@@ -89,7 +89,7 @@ def pack(
     source, numbers = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32
     about, after = describe_checkpoint(source)
     given, kind, sample = texts_to_compare(texts), about["kind"], None
-    texts, fitted = split_texts(given) if numbers == torch.int8 else (given, [])
+    texts, fitted = texts_to_fit(given) if numbers == torch.int8 else (given, [])
     original = Original.load(fspath(checkpoint), kind, about["texts"]["max_length"], about.get("labels", ()))
     with Progress(None, "", what="pack", shown=progress) as bar:
         bar.stage(f"comparing results in float32 with {original.library}")
@@ -99,7 +99,7 @@ def pack(
             packed = PackedModel(exact)
             error = largest_difference(results(packed, texts), wanted)
             if fitted:
-                sample = token_ids(packed, fitted)
+                sample = sample_of(packed, fitted)
         if not error <= ALLOWED:  # nan too
             raise ValueError(
                 f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original.library},"
@@ -136,7 +136,7 @@ def texts_to_compare(given: str | PathLike[str] | Iterable[str] | None) -> list[
     return texts
 
 
-def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
+def texts_to_fit(texts: list[str]) -> tuple[list[str], list[str]]:
     """Return the texts to compare results on, and those to fit int8 to: given ones if there are many, or built in."""
     if len(texts) < MANY:
         return texts, SENTENCES.read_text(encoding="utf-8").splitlines()
@@ -144,7 +144,7 @@ def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
     return [text for text in texts if text not in {*fitted}], fitted
 
 
-def token_ids(packed: PackedModel, texts: Sequence[str]) -> dict[str, list[list[int]]]:
+def sample_of(packed: PackedModel, texts: Sequence[str]) -> dict[str, list[list[int]]]:
     """Return the token ids of texts as a folder's model meets them: with its prompt, truncated, in pairs."""
     settings = packed.texts.settings
     found = packed.texts.encode(as_taken(packed.kind, texts), settings.prompt())

@@ -31,10 +31,10 @@ from bertlite.shipping.pack import (
     MOST_FITTED,
     SENTENCES,
     pack,
-    split_texts,
+    sample_of,
     summary_lines,
     texts_to_compare,
-    token_ids,
+    texts_to_fit,
 )
 from tests.clients.checks.common import minilm
 
@@ -275,7 +275,7 @@ def test_int8_is_fitted_to_texts_that_are_not_compared(sentences: Path, tmp_path
     assert [*summary_lines(many, {"FOLDER": tmp_path})][-1].endswith(" matrices, to 135 given texts")
     assert "fitted" not in pack(sentences, tmp_path / "floats", texts=given)
     assert InferenceModel.load(tmp_path / "many").rounding == many["rounding"]
-    compared, fitted = split_texts([*given, *given])
+    compared, fitted = texts_to_fit([*given, *given])
     assert len(fitted) == MOST_FITTED
     assert not {*compared} & {*fitted}
 
@@ -284,7 +284,7 @@ def test_int8_is_fitted_to_tokens_as_the_model_meets_them(folders: Any, tmp_path
     folder = folders("BertForSequenceClassification", num_labels=1)
     pack(folder, tmp_path / "packed", texts=TEXTS)
     tokenizer = BertTokenizer.from_pretrained(folder)
-    found = token_ids(load(tmp_path / "packed"), [*TEXTS, "a " * 99])
+    found = sample_of(load(tmp_path / "packed"), [*TEXTS, "a " * 99])
     wanted = tokenizer([*TEXTS, "a " * 99], [*TEXTS[1:], "a " * 99, TEXTS[0]], truncation=True, max_length=40)
     assert found == {name: wanted[name] for name in ("input_ids", "token_type_ids")}
 

@@ -14,7 +14,7 @@ Shapes:  T tokens of all texts · I inputs · O outputs
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import index
@@ -34,7 +34,7 @@ from bertlite.stack.modules import BertLayer
 log = logging.getLogger("bertlite")
 Rows: TypeAlias = Sequence[Sequence[int]]
 Sample: TypeAlias = Rows | Mapping[str, Rows]
-MOST_TOKENS = 16_384  # of a sample
+MOST_TOKENS = 16_384  # in a sample
 HELD_OUT = 5  # one text in so many is held out
 DAMPING = 0.3  # added to the diagonal of a Gram matrix, as a share of its mean
 LEAST = 0.01  # the size of an input or a column that counts as zero, relative to the root mean square of all
@@ -75,9 +75,9 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
     Raises:
         ValueError: the sample has too few texts, or something else than token ids.
     """
-    texts = read_texts(sample, model.config)
-    lengths = torch.tensor([len(text) for text in texts])
-    held_out = (torch.arange(len(texts)) % HELD_OUT == HELD_OUT - 1).repeat_interleave(lengths)
+    texts = read_sample(sample, model.config)
+    lengths = as_indices([len(text) for text in texts])
+    held_out = (as_indices(range(len(texts))) % HELD_OUT == HELD_OUT - 1).repeat_interleave(lengths)
 
     def run_layer(layer: BertLayer, x: Tensor, inputs: LayerContext) -> Tensor:
         context, _ = layer.attention.self(x, inputs=inputs)
@@ -90,17 +90,15 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
         out: Tensor = layer.output(neurons, attended)
         return out
 
-    ids, segments = (torch.tensor([token[i] for text in texts for token in text]) for i in range(2))
+    ids, segments = (as_indices([token[i] for text in texts for token in text]) for i in range(2))
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    replaced = {"attention_name": lambda: "packed"}, {"run_layer": run_layer}
-    for part, own in zip((model, model.encoder), replaced, strict=True):
-        vars(part).update(own)
+    vars(model)["attention_name"], vars(model.encoder)["run_layer"] = lambda: "packed", run_layer
     model(ids.clamp(max=model.config.vocab_size - 1), token_type_ids=segments, cu_seqlens=ends)
     del model.attention_name, model.encoder.run_layer
     log.info("int8: %s, to %s tokens of %s texts", weights.rounding, len(ids), len(texts))
 
 
-def read_texts(sample: Sample, config: BertConfig) -> list[list[tuple[int, int]]]:
+def read_sample(sample: Sample, config: BertConfig) -> list[list[tuple[int, int]]]:
     """Return the tokens of each text, (id, segment), without padding; as many texts as `MOST_TOKENS` permits.
 
     Raises:
@@ -132,6 +130,10 @@ def read_texts(sample: Sample, config: BertConfig) -> list[list[tuple[int, int]]
     return texts
 
 
+def as_indices(values: Iterable[int]) -> Tensor:
+    return torch.tensor([*values], dtype=torch.long, device="cpu")
+
+
 def as_lists(rows: Any) -> Any:
     return rows.tolist() if hasattr(rows, "tolist") else rows
 
@@ -146,8 +148,7 @@ def fit(weight: Tensor, x: Tensor, held_out: Tensor) -> Rounded | None:
     gram = gram_matrix(rotated(seen * factors))
     if not gram.isfinite().all():
         return None  # verification then names the fault
-    integers = round_for(target, gram)
-    found = Rounded(integers, scaled.scales, factors)
+    found = Rounded(round_for(target, gram), scaled.scales, factors)
     truth = unseen @ weight.T
     errors = [float((each.outputs(unseen) - truth).square().sum()) for each in (found, plain)]
     return found if errors[0] < errors[1] else None
@@ -201,9 +202,8 @@ def round_for(target: Tensor, gram: Tensor) -> Tensor:
             part[k].round_().clamp_(-127, 127)
             error = torch.sub(exact[k], part[k], out=errors[start + k])
             part[:k].addr_(lower[start + k, start : start + k], error)
-    integers = torch.empty_like(left)
-    integers[order] = left
-    return integers.T.char()
+    errors[order] = left  # which no longer needs its memory
+    return errors.T.char()
 
 
 def rotated(x: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def rotated(x: Tensor) -> Tensor:
 
 @cache
 def hadamard(dtype: torch.dtype) -> Tensor:
-    signs = torch.ones(1, 1, dtype=dtype)
+    signs = torch.ones(1, 1, dtype=dtype, device="cpu")
     while len(signs) < ROTATED:
         signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
     return signs / 8

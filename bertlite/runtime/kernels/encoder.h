@@ -435,7 +435,8 @@ class Encoder {
             add_projection(context, context_stride_, block.quantization, layer.output, hidden, block, workers);
         }
         for_each_token(block, workers, [&](Long token) {
-            normalise(block, token, hidden.at(token, 0), layer.attention_norm_weight, layer.attention_norm_bias, &layer.up);
+            normalise(block, token, hidden.at(token, 0), layer.attention_norm_weight, layer.attention_norm_bias,
+                      &layer.up);
         });
         const Long neurons = layer.up.outputs, at_once = round_up(even_part(neurons, NEURONS), GROUP);
         Long first = 0;

@@ -9,7 +9,7 @@ from bertlite.experiments.budget.report import print_report
 from scripts.make.tables.proof import claims_of, parity_records, verdict
 from scripts.make.tables.pruning import by_encoder, give, than
 from scripts.make.tables.read import cell, cpus, record, records, table
-from scripts.make.tables.speed import BASE, forward_sections
+from scripts.make.tables.speed import BASE, FITTED, forward_sections
 from scripts.measure.budgets.encoders import JUDGED, MEAN
 from scripts.measure.budgets.methods import OURS
 
@@ -61,9 +61,11 @@ def int8_cost() -> str:
     results = record("native_accuracy")["results"].values()
     most = max(abs(each["native"]["int8"]["difference"]) for each in results)
     alike = min(each["native"]["int8"]["same"] for each in results if each["metric"] != "spearman")
+    encoders = record("neighbours")["results"].values()
+    kept = min(each["kept"][FITTED]["ten nearest neighbours"] for each in encoders)
     return (
-        f"its metrics differ by {most:.2f} points at most on {len(results)} tasks of fine-tuned MiniLMs, and"
-        f" at least {floor(1000 * alike) / 10} % of the labels stay"
+        f"metrics of {len(results)} fine-tuned MiniLMs differ by {most:.2f} points at most,"
+        f" {floor(1000 * alike) / 10} % of labels stay; packed, {floor(1000 * kept) / 10} % of neighbours"
     )
 
 

@@ -19,7 +19,7 @@ from bertlite import (
 from bertlite.inference import InferenceModel
 from bertlite.inference.native import rounding
 from bertlite.inference.native.conversion import native_copy
-from bertlite.inference.native.rounding import DAMPING, Rounded, fit, gram_matrix, read_texts, rotated, round_for
+from bertlite.inference.native.rounding import DAMPING, Rounded, fit, gram_matrix, read_sample, rotated, round_for
 from bertlite.parity.compare import rms_distance
 from bertlite.runtime.shapes import BLOCKS
 
@@ -172,13 +172,13 @@ def test_a_tokenizers_output_is_a_sample_without_its_padding() -> None:
         "token_type_ids": [[0, 1, 0]] * 6,
         "attention_mask": torch.tensor([[1, 1, 0]] * 6),
     }
-    assert read_texts(given, config) == [[(5, 0), (6, 1)]] * 6
-    assert read_texts([[7, 8], *[[5] * 99] * 5, []], config) == [[(7, 0), (8, 0)], *[[(5, 0)] * 40] * 5]
+    assert read_sample(given, config) == [[(5, 0), (6, 1)]] * 6
+    assert read_sample([[7, 8], *[[5] * 99] * 5, []], config) == [[(7, 0), (8, 0)], *[[(5, 0)] * 40] * 5]
 
 
 def test_no_more_tokens_are_taken_than_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounding, "MOST_TOKENS", 11 + 12 + 13 + 14 + 15 + 16)
-    assert len(read_texts(SAMPLE, make_native().config)) == 6
+    assert len(read_sample(SAMPLE, make_native().config)) == 6
 
 
 @pytest.mark.parametrize(
