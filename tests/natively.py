@@ -7,7 +7,7 @@ import contextlib
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bertlite import prune_heads, prune_neurons
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
+from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.rounding import Sample
 from bertlite.inference.native.weights import NativeWeights, aligned_tensor
 from bertlite.inference.support import MIXED, ComputeDtype
@@ -94,8 +95,8 @@ def natively(
     copied = native_copy(model, numbers, kernels, sample)
     if dtype == MIXED:
         floats = native_copy(model, torch.float32 if reproducible else torch.bfloat16, kernels)
-        encoders = [each.base_model.encoder for each in (copied, floats)]
-        encoders[0].weights = mix(*(each.weights for each in encoders), kept=(model.config.num_hidden_layers // 2,))
+        ours, theirs = (cast(NativeEncoder, each.base_model.encoder) for each in (copied, floats))
+        ours.weights = mix(ours.weights, theirs.weights, kept=(model.config.num_hidden_layers // 2,))
     return InferenceModel(copied, "native", dtype)
 
 

@@ -28,7 +28,6 @@ from bertlite.inference.native.weights import NativeWeights
 from bertlite.models.base import BertModel
 from bertlite.runtime.shapes import ROTATED
 from bertlite.stack.attention import LayerContext
-from bertlite.stack.inputs import first_position
 from bertlite.stack.modules import BertLayer
 
 log = logging.getLogger("bertlite")
@@ -105,7 +104,7 @@ def read_sample(sample: Sample, config: BertConfig) -> list[list[tuple[int, int]
         ValueError: the sample has too few texts, or something else than ids and segments from 0 on.
     """
     given = sample if isinstance(sample, Mapping) else {"input_ids": sample}
-    longest, texts, used = config.max_position_embeddings - first_position(config), [], 0
+    longest, texts, used = config.max_position_embeddings, [], 0
     try:
         rows = [[[index(x) for x in row] for row in as_lists(given["input_ids"])]]
         for name, value in (("token_type_ids", 0), ("attention_mask", 1)):
