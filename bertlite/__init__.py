@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from bertlite.workshop import *  # noqa: F403
 
     __all__: list[str]
+    embed: Any  # packages that can be called
+    parity: Any
 else:  # type checkers would take the function to mean that every name exists
 
     def __getattr__(name: str) -> Any:

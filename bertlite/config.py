@@ -17,6 +17,7 @@ from torch import nn
 
 from bertlite.support.activations import ACTIVATIONS, ONLY_HERE
 from bertlite.support.files import to_json, write_text
+from bertlite.support.habits import habit_hint
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ OWN_FIELDS = (  # only bertlite has them
 class BertConfig:
     """The sizes and settings of one BERT, by their names in config.json.
 
-    In bertlite.hf transformers' BertConfig stands in its place, which lacks the fields of OWN: `own_field` reads them.
+    In bertlite.hf transformers' BertConfig stands in its place; `own_field` reads from it the fields that it lacks.
 
     Args:
         position_embedding_type: "absolute", "relative_key", "relative_key_query", "bucketed" or "disentangled" (as in
@@ -223,7 +224,7 @@ class BertConfig:
         known = {each.name for each in fields(cls)} - {"extra"}
         unknown = sorted(set(overrides) - known)
         if unknown:
-            raise TypeError(f"BertConfig has no field {', '.join(unknown)}")
+            raise TypeError(f"BertConfig has no field {', '.join(unknown)}{habit_hint(*unknown)}")
         if "num_labels" in overrides and "id2label" not in overrides:  # names for another count do not apply
             if overrides["num_labels"] != len(values.get("id2label") or ()):
                 values = {k: v for k, v in values.items() if k not in ("id2label", "label2id")}
@@ -439,16 +440,15 @@ def normalise_units(
     Raises:
         ValueError: a layer or unit that a model of `layers` x `built_with` units does not have.
     """
+    wanted = f"{unit}s are given as {{layer: [{unit}s]}}, all integers (of a mask, mask[layer].nonzero().flatten())"
     if not isinstance(units, Mapping):
-        raise ValueError(f"{unit}s are given as {{layer: [{unit}s]}}, not as {units!r}")
+        raise ValueError(f"{wanted}; not as {units!r:.80}")
     merged: dict[int, set[int]] = {}
     for key, named in units.items():
         try:
             layer, chosen = parse_index(key), parse_indices(named)
         except (TypeError, ValueError):
-            raise ValueError(
-                f"{unit}s are given as {{layer: [{unit}s]}}, all integers; not as {{{key!r}: {named!r}}}"
-            ) from None
+            raise ValueError(f"{wanted}; not as {{{key!r}: {named!r:.80}}}") from None
         if not -layers <= layer < layers:
             raise ValueError(f"there is no layer {layer}: the model has {layers} layers, 0 to {layers - 1}")
         layer %= layers  # -1 is the last, as in transformers 4

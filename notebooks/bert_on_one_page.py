@@ -131,22 +131,26 @@ def prune_head(layer: Layer, head: int) -> None:
 def load(folder: Path) -> Bert:
     """Build BERT as config.json describes it, and fill it; a tensor that is missing or does not fit is an error.
 
-    If the checkpoint has a head for masked words, it is `cls.predictions`.
+    If the checkpoint has a head for masked words, it is `cls.predictions`; heads of other tasks are left out.
     """
     config = SimpleNamespace(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    if config.hidden_act != "gelu":
-        raise ValueError(f"hidden_act is {config.hidden_act!r}; this page knows gelu alone, bertlite.BertModel others")
+    known = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+    for field, value in {**known, "pruned_heads": {}, "pruned_neurons": {}}.items():
+        if (given := getattr(config, field, value)) != value:
+            raise ValueError(f"{field} is {given!r}; this page knows {value!r} alone, bertlite.BertModel others")
     bert, tensors = Bert(config), {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         name = name.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight")  # as of 2018
         name = name.replace("LayerNorm.beta", "LayerNorm.bias")
         name = name.replace("cls.predictions.bias", "cls.predictions.decoder.bias")
-        if not name.startswith("cls.seq_") and name != "embeddings.position_ids":  # another head; 0, 1, 2, …
-            tensors[name] = tensor
+        if name.startswith(("embeddings.", "encoder.", "pooler.", "cls.predictions.")) and "position_ids" not in name:
+            tensors[name] = tensor  # not a head of another task, and not 0, 1, 2, …
     if "cls.predictions.decoder.bias" in tensors:
         bert.cls = nn.Module()
         bert.cls.predictions = MaskedWords(config)
         tensors.setdefault("cls.predictions.decoder.weight", tensors["embeddings.word_embeddings.weight"])
+    if missing := sorted({*bert.state_dict()} - {*tensors}):
+        raise ValueError(f"it lacks {missing[0]} and {len(missing) - 1} more tensors of this page's BERT")
     bert.load_state_dict(tensors)
     return bert.eval()
 
@@ -156,7 +160,10 @@ if __name__ == "__main__":
         sys.exit("usage: python notebooks/bert_on_one_page.py FOLDER")
     folder = Path(sys.argv[1])
     ids = torch.tensor([[101, 1996, 3007, 1997, 2605, 2003, 103, 1012, 102]])  # "the capital of france is [MASK]."
-    bert, batch = load(folder), (ids, torch.ones_like(ids), torch.zeros_like(ids))
+    try:
+        bert, batch = load(folder), (ids, torch.ones_like(ids), torch.zeros_like(ids))
+    except (OSError, ValueError) as error:
+        sys.exit(f"{folder} cannot be read: {error}")
     with torch.no_grad():
         states, pooled = bert(*batch)
         print(f"[CLS] {states[0, 0, :4].tolist()} …\npooled {pooled[0, :4].tolist()} …")

@@ -20,7 +20,7 @@ from bertlite import BertConfig, BertForMaskedLM, BertForSequenceClassification,
 from bertlite.shipping.folder import write_model
 
 BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
-HUB_ID, COMMIT = "google-bert/bert-base-uncased", "0" * 40
+HUB_IDS, COMMIT = ("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2"), "0" * 40
 LIBRARIES = {  # what a block needs that may be missing
     "bertlite.hf": "transformers",
     "bertlite.embed": "sentence_transformers",
@@ -104,17 +104,18 @@ def write_colbert(folder: str) -> None:
 
 
 def hub_cache(checkpoint: Path, folder: Path) -> Path:
-    """Make a cache of the hub that has the checkpoint as google-bert/bert-base-uncased; return its path."""
-    repository = folder / "hub" / f"models--{HUB_ID.replace('/', '--')}"
-    shutil.copytree(checkpoint, repository / "snapshots" / COMMIT, dirs_exist_ok=True)
-    (repository / "refs").mkdir(exist_ok=True)
-    (repository / "refs" / "main").write_text(COMMIT)
+    """Make a cache of the hub that has the checkpoint under each id of HUB_IDS; return its path."""
+    for name in HUB_IDS:
+        repository = folder / "hub" / f"models--{name.replace('/', '--')}"
+        shutil.copytree(checkpoint, repository / "snapshots" / COMMIT, dirs_exist_ok=True)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / "main").write_text(COMMIT)
     return folder / "hub"
 
 
 @contextmanager
 def hub(checkpoint: Path, folder: Path) -> Iterator[None]:
-    """Let huggingface_hub find google-bert/bert-base-uncased in a cache that has the checkpoint under this name."""
+    """Let huggingface_hub find HUB_IDS in a cache that has the checkpoint under these names."""
     from huggingface_hub import constants
 
     with pytest.MonkeyPatch.context() as patch:

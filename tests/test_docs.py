@@ -50,7 +50,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) 
 
 
 def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
-    assert {"quickstart.md", "pruning.md", "performance.md", "embed.md"} <= {page.name for page in WITH_CODE}
+    assert {"quickstart.md", "pruning.md", "padding.md", "embed.md"} <= {page.name for page in WITH_CODE}
     page = tmp_path / "page.md"
     page.write_text("<!-- not run: it is wrong -->\n```python\n1 / 0\n```\n\n```python\nx = checkpoint.name\n```\n")
     assert blocks.run(page, tmp_path)["x"] == "checkpoint"
@@ -218,7 +218,10 @@ def make_reranker(minilm: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["bertlite", "bertlite.causal", "bertlite.embed", "bertlite.hf", "bertlite.pruning.importance", "bertlite.parity"],
+    [
+        *("bertlite", "bertlite.runtime", "bertlite.causal", "bertlite.embed", "bertlite.hf"),
+        *("bertlite.pruning.importance", "bertlite.parity"),
+    ],
 )
 def test_every_public_name_is_in_the_reference(module: str) -> None:
     if module == "bertlite.hf":
@@ -254,6 +257,8 @@ def test_every_link_has_a_text_and_every_page_of_the_reference_a_sentence() -> N
 def test_a_search_finds_the_words_that_people_type() -> None:
     found = "\n".join(page.read_text(encoding="utf-8") for page in PAGES).lower()
     words = ("quantization", "latency", "throughput", "modernbert", "cite", "reranker", "prompt guard", "gliner")
+    words += ("hf_hub_offline", "no compiler", "container", "threads", "apple", "graviton", "windows", "colab")
+    words += ("which class", "install", "head pruning")
     assert [word for word in words if word not in found] == []
 
 

@@ -161,6 +161,7 @@ def test_a_tokenizer_needs_no_model() -> None:
     }
     allowed = {
         "bertlite.support.files",
+        "bertlite.support.habits",
         "bertlite.support.screen",
         *files,
         *families,

@@ -10,7 +10,13 @@ import torch
 from conftest import EXACT, F64, assert_same, make, make_batch
 from safetensors.torch import load_file, save_file
 
-from bertlite import BertForPreTraining, BertModel, prune_heads
+from bertlite import (
+    BertForPreTraining,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    prune_heads,
+)
 from bertlite.parity.command import demo_checkpoint
 
 PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "bert_on_one_page.py"
@@ -81,9 +87,39 @@ def test_refuses_what_it_does_not_compute(tmp_path: Path) -> None:
         on_one_page(tmp_path, make_batch())
 
 
+@pytest.mark.parametrize(
+    ("make_folder", "message"),
+    [
+        (lambda folder: None, "No such file"),
+        (lambda folder: prune_heads(make(BertModel), {0: [1]}).save_pretrained(folder), "pruned_heads is {'0': "),
+        (lambda folder: make(BertForTokenClassification).save_pretrained(folder), "it lacks pooler.dense.bias and 1"),
+        (
+            lambda folder: make(BertModel, position_embedding_type="relative_key").save_pretrained(folder),
+            "relative_key",
+        ),
+    ],
+    ids=["no folder", "pruned", "without a pooler", "other positions"],
+)
+def test_a_folder_that_it_cannot_read_gets_a_line(
+    make_folder: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "folder")
+    monkeypatch.setattr("sys.argv", [str(PAGE), str(tmp_path / "folder")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(PAGE), run_name="__main__")
+    assert message in str(ended.value)
+    assert "\n" not in str(ended.value)
+
+
+def test_a_head_of_another_task_is_left_out(tmp_path: Path) -> None:
+    make(BertForSequenceClassification).save_pretrained(tmp_path)
+    batch = make_batch(3, lengths=(11, 4, 1))
+    assert_same(on_one_page(tmp_path, batch), in_the_stack(tmp_path, batch), EXACT)
+
+
 def test_prints_a_vector_and_is_one_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     source = PAGE.read_text(encoding="utf-8")
-    assert source.count("\n") <= 172
+    assert source.count("\n") <= 180
     assert "import bertlite" not in source
     assert "from bertlite" not in source
     folder = demo_checkpoint()

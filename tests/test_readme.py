@@ -11,7 +11,7 @@ import blocks
 import pytest
 
 from scripts.make import tables
-from scripts.make.tables import proof, read
+from scripts.make.tables import origin, proof, pruning, read
 from scripts.make.tables.read import RESULTS, Record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,6 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {page: page.read_text(encoding="utf-8") for page in tables.PAGES}
 SECTIONS = [
     "Install",
+    "Models",
     "Use",
     "What transformers 5 lost",
     "Proof",
@@ -35,15 +36,23 @@ def test_the_readme_is_short_and_in_order() -> None:
     assert len(README.encode()) <= 12_000
     assert re.findall("^## (.*)$", README, re.MULTILINE) == SECTIONS
     (introduction,) = re.findall(r"^# bertlite\n\n(.*?)\n\n", README, re.DOTALL)
-    assert len(re.findall(r"\.(?=\s|$)", introduction)) == 3, "three sentences: what it is, what it keeps, for whom"
+    assert len(re.findall(r"\.(?=\s|$)", introduction)) == 3, "three sentences: what it is, what you keep, for whom"
     first_screen = README.partition("\n## ")[0]
-    assert first_screen.count("\n") <= 26
+    assert first_screen.count("\n") <= 45
     for word in (
+        "CPUs",
+        "rerankers",
+        "scripts/results/speed.png",
         "SentenceTransformer(",
+        ".similarity(",
+        "**make mine faster**",
+        "**prune**",
+        "**read BERT**",
+        "notebooks/bert_on_one_page.py",
         "from bertlite.hf import",
         "bertlite evaluate FOLDER --texts FILE --speed",
         "notebooks/docs/runtime.md",
-        "notebooks/docs/quickstart.md",
+        "notebooks/docs/troubleshooting.md",
         "on PyPI",
         "ModernBERT",
         "AMD EPYC",
@@ -71,7 +80,7 @@ def test_every_table_is_on_one_page() -> None:
 
 def test_a_figure_that_was_changed_by_hand_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forged = tmp_path / "README.md"
-    forged.write_text(README.replace("<!-- proofbrief -->\n", "<!-- proofbrief -->\n9.99\n"))
+    forged.write_text(README.replace("<!-- pruningbrief -->\n", "<!-- pruningbrief -->\n9.99\n"))
     assert tables.main(["--check", str(forged)]) == 1
     assert "README.md differs from the records" in capsys.readouterr().err
 
@@ -94,10 +103,12 @@ def a_record(name: str) -> Record:
 
 
 @pytest.mark.parametrize("part", [{"choice": "quick"}, {"only": ["float64"]}], ids=["quick", "only"])
-@pytest.mark.parametrize("name", ["parity", "proofbrief"])
+@pytest.mark.parametrize("name", ["parity", "gpuparity"])
 def test_a_proof_of_some_cases_is_not_shown_as_the_whole(part: Record, name: str, with_records) -> None:
     with pytest.raises(SystemExit, match="is of some cases, not of `bertlite parity --all`"):
-        with_records(name, **{"parity_5.24.0": {**a_record("parity-5.24.0"), **part}})
+        with_records(
+            name, **{file: {**a_record("parity-5.24.0"), **part} for file in ("parity_5.24.0", "parity_cuda")}
+        )
 
 
 def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
@@ -113,16 +124,14 @@ def test_the_first_lines_are_ten_at_most_and_those_of_the_documentation() -> Non
 
 
 def test_the_first_lines_run_as_they_are_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into an interactive Python, with bert-base-uncased in the hub's cache and no network."""
+    """Into an interactive Python, with its model in the hub's cache and no network."""
     console = InteractiveConsole()
     with blocks.hub(blocks.given(tmp_path)["checkpoint"], tmp_path), contextlib.chdir(tmp_path):
         for line in [*blocks.blocks(ROOT / "README.md")[0].splitlines(), ""]:
             console.push(line)
     said = capsys.readouterr()
     assert "Error" not in said.err
-    assert "torch.Size([1, " in said.out
-    assert "\n{0: (1, 5), 3: (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)}\n" in said.out
-    assert (tmp_path / "pruned" / "config.json").exists()
+    assert re.search(r"tensor\(\[\[(?:1\.0000|0\.9999)", said.out)
 
 
 def test_the_files_it_names_and_links_to_exist() -> None:
@@ -209,11 +218,14 @@ def speed_record() -> Record:
 
 
 def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with_records) -> None:
-    lines = with_records("speedbrief", speed=speed_record()).splitlines()
-    assert lines[0] == "|  | 8 x 128 | 32 x 49 SST-2 (48%) | 32 x 128 SST-2 (18%), fixed |"
-    assert lines[2] == "| bertlite native int8 | ≈ 5.00 | ≈ 5.00 | ≈ 5.00 |"
+    record = speed_record()
+    record["environment"]["versions"] |= {"torchao": "9.1", "llama-cpp-python": "9.2"}
+    lines = with_records("everyengine", speed_peers=record).splitlines()
+    of = "8 x 128", "32 x 49 SST-2 (48%)", "32 x 128 SST-2 (18%), fixed"
+    assert lines[0] == f"|  | {' | '.join(f'{model}, {each}' for model in ('bert-base', 'MiniLM') for each in of)} |"
+    assert lines[2] == f"| bertlite native int8 {'| ≈ 5.00 ' * 6}|"
     assert "the rest is padding to the longest of the batch; if fixed, to the named length" in lines[-1]
-    lines = with_records("peers", speed_small={**speed_record(), "sections": {}}).splitlines()
+    lines = with_records("peers", speed=speed_record(), speed_small={**speed_record(), "sections": {}}).splitlines()
     for model in ("bert-base", "MiniLM"):
         shown = [line.split(" | ")[1] for line in lines if line.startswith(f"| {model} |")]
         assert shown == ["8 x 128", "32 x 49 SST-2 (48%)"], "texts of a fixed length are in the record"
@@ -224,3 +236,53 @@ def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with
 def test_quartiles_stand_in_a_table_where_they_are_more_than_a_tenth_away() -> None:
     assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.09}) == "1.00"
     assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.12}) == "1.00 (0.95–1.12)"
+
+
+def test_a_table_names_the_commits_of_its_records_and_why_a_version_is_older() -> None:
+    def made(commit: str, version: str) -> Record:
+        return {"environment": {"versions": {"transformers": version}, "git": {"commit": commit, "dirty": False}}}
+
+    one, other = made("1" * 40, "5.24.0"), made("2" * 40, "5.6.0")
+    page = "Commit 1111111, 2026-11-26."  # where the day stands, if git lacks the commit
+    assert origin.commits({"speed": one}, page) == page
+    found = origin.commits({"speed": one, "pruning/sst2": other}, page)
+    assert found == "Commits: 1111111, 2026-11-26 (speed); 2222222 (sst2)."
+    newest = origin.newest_version([{"speed": one}, {"speed-under": other}])
+    assert origin.older({"speed": one}, newest) == ""
+    assert origin.older({"soak": other}, newest) == "Not measured again since transformers 5.6.0."
+    assert "optimum-onnx" in origin.older({"speed-under": other}, newest)
+    assert [*origin.stale({"speed": one})] == [
+        "stale: speed, of 1111111: git lacks it, in bertlite/runtime, bertlite/inference"
+    ]
+
+
+def test_records_that_are_older_than_their_code_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tables.main(["--stale"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.startswith(("stale: ", "no record")) for line in lines)
+    assert {path for paths in origin.MEASURES.values() for path in paths if not (ROOT / path).exists()} == set()
+    assert {*tables.headlines()} >= {"speed", "parity-4.57.6", "native_accuracy", "pruning/budgets"}
+
+
+def test_an_interval_that_is_cut_off_shows_both_ends() -> None:
+    whole, cut = {"accuracy": 0.5, "low": 0.4, "high": 0.6}, {"accuracy": 0.752, "low": 0.446, "high": 1.0}
+    assert [pruning.within(row, "accuracy") for row in (whole, cut)] == ["50.0 ±10.0", "75.2 [44.6, 100.0]"]
+
+
+def test_no_loss_has_a_minus_sign() -> None:
+    """The heading says points lost, or the words loses and gains."""
+    row = {"tasks": 12, "lost": -1.7, "lost_within": 2.1}
+    assert [pruning.give(row | {"lost": x}, "lost") for x in (-1.7, -0.04, 3.0)] == [
+        "gains 1.7 ±2.1",
+        "0.0 ±2.1",
+        "3.0 ±2.1",
+    ]
+    assert pruning.lose(-0.018, -0.036, -0.001) == "1.8 [0.1, 3.6]"
+    assert pruning.lose(0.002, -0.004, 0.008) == "gains 0.2 [-0.4, 0.8]"
+    assert pruning.lose(0.0, 0.0, 0.0) == "0.0 [0.0, 0.0]"
+    shown = re.findall(r"^- \*\*(?:int8|pruning)\*\*.*$", README, re.MULTILINE)
+    assert len(shown) == 2
+    assert not [line for line in shown if re.search(r"(?<!\[)[-−]\d(?!,)", line) or "cost" in line]

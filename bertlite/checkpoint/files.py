@@ -8,10 +8,12 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bertlite.checkpoint.faults import MOST_SHOWN, damaged_file
+from bertlite.checkpoint.folders import allowed_root
 
 log = logging.getLogger("bertlite")
 CONFIG_FILES = ("config.json", "bert_config.json")  # the second is the name of 2018
@@ -59,12 +61,14 @@ class CheckpointFiles:
 
 
 class Folder:
-    """The files of a folder; a model of sentence-transformers may be in its subfolder 0_Transformer or 0_BERT."""
+    """The files of a folder; a model of sentence-transformers may be in a subfolder that its modules.json names."""
 
     def __init__(self, path: Path) -> None:
-        is_old = (path / "modules.json").exists() and not (path / CONFIG_FILES[0]).exists()
-        inner = path.glob("0_*/" + CONFIG_FILES[0]) if is_old else ()
-        self.path, self.paths = path, (path, *(each.parent for each in inner))
+        self.path, self.paths = path, [path]
+        if os.path.isfile(path / "modules.json") and not os.path.isfile(path / CONFIG_FILES[0]):
+            with suppress(ValueError, TypeError, LookupError):  # `read_modules` names a damaged file
+                inner = PurePosixPath(json.loads((path / "modules.json").read_text(encoding="utf-8"))[0]["path"])
+                self.paths += [] if inner.is_absolute() or ".." in inner.parts else [path / inner]
 
     def get(self, name: str) -> Path | None:
         found = (path / name for path in self.paths if os.path.isfile(path / name))  # accepts invalid names
@@ -236,11 +240,3 @@ def read_index(index: Path, place: Folder | Repository) -> dict[Path, set[str]]:
             raise ValueError(f"{path} is a link out of its folder, to {path.resolve()}: put the file itself there")
         files[path] = tensors
     return files
-
-
-def allowed_root(folder: Path) -> Path:
-    """Return the folder that links must not leave: the folder itself or, as its files are links, the hub's cache."""
-    for parent in folder.resolve().parents:
-        if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
-            return parent.parent.parent
-    return folder.resolve()

@@ -1,4 +1,7 @@
-"""Replace a folder in one step, so that a reader finds the old one or the new one, never a mixture."""
+"""Replace a folder in one step, so that a reader finds the old one or the new one, never a mixture.
+
+Before its work each writer asks `check_output`, so that it replaces neither its inputs nor files of another kind.
+"""
 
 import ctypes
 import errno
@@ -6,13 +9,68 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from bertlite.support.files import check_is_folder, naming
 
+EVERYTHING = re.compile(r"(?s:.*)")  # for a writer that empties the folder
 LAST = "config.json"  # written last: a folder without it is not a checkpoint
+
+
+def check_output(folder: str | os.PathLike[str], written: re.Pattern[str], *inputs: object, own: bool) -> None:
+    """Check that a writer may replace and remove files of a folder.
+
+    Args:
+        written: the names of the entries that the writer replaces or removes.
+        inputs: what it reads; hub ids and data in memory do not count.
+        own: whether an earlier call of the same writer wrote such entries; else there must be none.
+
+    Raises:
+        ValueError: an entry was written for another purpose, or an input is the folder or in such an entry.
+    """
+    folder = Path(folder).expanduser().resolve()
+    there = [path for path in sorted(folder.iterdir()) if written.fullmatch(path.name)] if folder.is_dir() else []
+    if folder.exists() and any(map(folder.samefile, existing(inputs))):
+        there = [folder]
+    elif there and not own:
+        raise ValueError(f"{folder} holds {there[0].name}, which is of another kind: name another folder to write")
+    check_kept(there, *inputs, own=own)
+
+
+def check_kept(replaced: Iterable[Path], *inputs: object, own: bool = False) -> None:
+    """Check that no path to replace is an input, holds one or, unless it is the writer's own, lies in one.
+
+    Raises:
+        ValueError: one does, or it lies in the hub's cache, whose files belong to all programs.
+    """
+    for path in filter(Path.exists, replaced):
+        if allowed_root(path.parent) != path.parent.resolve():
+            raise ValueError(f"{path} lies in the hub's cache and would be replaced: name another output")
+        for given in existing(inputs):  # compared as files, not by their names
+            if lies_in(given, path) or (not own and lies_in(path, given)):
+                raise ValueError(f"{path} would be replaced, and {given} is read: name another output")
+
+
+def existing(inputs: Iterable[object]) -> list[Path]:
+    """Return the inputs that are paths which exist."""
+    paths = [Path(os.path.expanduser(each)) for each in inputs if isinstance(each, str | os.PathLike)]
+    return [path for path in paths if os.path.exists(path)]  # unlike Path.exists, False for any odd name
+
+
+def lies_in(path: Path, folder: Path) -> bool:
+    """Return whether an existing path is another one or lies in it."""
+    path = path.resolve()
+    return any(map(folder.samefile, (path, *path.parents)))
+
+
+def allowed_root(folder: Path) -> Path:
+    """Return the folder that links must not leave: the folder itself or, as its files are links, the hub's cache."""
+    for parent in folder.resolve().parents:
+        if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
+            return parent.parent.parent
+    return folder.resolve()
 
 
 @contextmanager

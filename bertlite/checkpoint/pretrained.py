@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Never, Self, cast
 
 import torch
 
@@ -27,16 +27,13 @@ from bertlite.checkpoint.names import LoadableModel, optional_part
 from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import save_model
 from bertlite.checkpoint.skeleton import Model, assign_tensors_, init_missing, make_skeleton, place_tensors
+from bertlite.support.contexts import own_context
+from bertlite.support.habits import check_habits, refuse_others
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
 
 log = logging.getLogger("bertlite")
-RENAMED = {  # argument of transformers: ours
-    "torch_dtype": "dtype=, such as dtype=torch.float16",
-    "device_map": 'device=, such as device="cuda"',
-    "use_auth_token": "token=",
-}
 
 
 class Pretrained:
@@ -75,24 +72,23 @@ class Pretrained:
         Raises:
             FileNotFoundError: there is no such checkpoint, or a file of it is missing.
             ValueError: config.json or the tensors do not fit this model; every fault is listed, with the file's name.
-            TypeError: an override that is not a field of BertConfig.
+            TypeError: an override that is not a field of BertConfig; the way to an argument of transformers is named.
         """
-        for theirs, ours in RENAMED.items():
-            if theirs in overrides:
-                raise TypeError(f"{theirs}={overrides[theirs]!r} is an argument of transformers; here it is {ours}")
+        check_habits(overrides)
         options = {} if add_pooling_layer is None else {"add_pooling_layer": add_pooling_layer}
         place = Source(source, revision, subfolder, variant, cache_dir, token, local_files_only)
         overrides = {"attn_implementation": attn_implementation, **overrides}
         model: Self = load_model(cast(Any, cls), place, options, overrides, dtype, device)
         return model
 
-    def save_pretrained(self: LoadableModel, folder: str | PathLike[str]) -> None:
+    def save_pretrained(self: LoadableModel, folder: str | PathLike[str], **habits: Never) -> None:
         """Write config.json and safetensors that bertlite and transformers load.
 
         The folder is replaced in one step: a crash leaves the old one or the new one.  Other files in it are kept.
         If it is the working directory, its files are replaced one after another, and a crash leaves a folder that
         does not load.
         """
+        refuse_others("save_pretrained", habits)
         save_model(self, folder)
 
     def push_to_hub(
@@ -118,6 +114,7 @@ class Pretrained:
         return push_folder(partial(save_model, self), repo_id, commit_message=commit_message, **options)
 
 
+@own_context()
 def load_model(
     cls: type[Model],
     source: Source,

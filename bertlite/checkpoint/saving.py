@@ -12,25 +12,29 @@ from torch import Tensor
 
 from bertlite.checkpoint.checks import find_mismatches
 from bertlite.checkpoint.faults import raise_faults
-from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, LoadableModel, fill_shared_names_
 from bertlite.checkpoint.reading import ALIGNMENT, SAFETENSORS_DTYPES, State, is_plain_tensor
 from bertlite.checkpoint.skeleton import make_skeleton
+from bertlite.support.contexts import own_context
 from bertlite.support.files import naming, to_json
 
-SUPERSEDED = re.compile(  # files of an earlier save, of a model or of an optimised one, that a save removes
-    r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?|native\.json|(native|layers|rest)\.safetensors"
+SUPERSEDED = re.compile(  # files of an earlier save, which a save removes
+    r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?"
 )
+OPTIMISED = re.compile(r"runtime\.json|native\.json|(native|layers|rest|after)\.safetensors")  # of optimised models
 
 
+@own_context()
 def save_model(model: LoadableModel, folder: str | os.PathLike[str]) -> None:
     """Save a model; see `BertPreTrainedModel.save_pretrained`.
 
     Raises:
         ValueError: the model could not be loaded again: its tensors are not plain, have no values, or do not fit its
-            config.
+            config; or the folder holds an optimised or packed model.
         OSError: the folder cannot be written.
     """
+    check_output(folder, OPTIMISED, own=False)
     state = tensors_to_save(model)
     config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": dtype_name(model.dtype)}
     config.pop("torch_dtype", None)  # its name in transformers before 4.56

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from bertlite import __version__
 from bertlite.checkpoint.faults import check_utf8
+from bertlite.checkpoint.folders import check_kept
 from bertlite.cli import commands, prune
-from bertlite.cli.parts import FOLDER, RECORD, Parser, add_completion, check_writable
+from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser, add_completion, check_writable
 from bertlite.support.extras import install_hint
 from bertlite.support.screen import screens
 
@@ -107,8 +108,12 @@ def run_command(args: argparse.Namespace) -> int:
     args.out = dict(args.out)
     args.folder, args.html = args.out.get(FOLDER), args.out.get(".html")
     args.record = args.out.get(RECORD) if args.record_in_out else None
+    read = [getattr(args, action.dest) for action in args.parser._actions if action.metavar in PATHS]
+    inputs = [path for each in read for path in (each if isinstance(each, list) else [each])]
     for kind, path in args.out.items():
         check_writable(kind, path)
+        if kind != FOLDER:  # the command itself checks its folder
+            check_kept([path], *inputs)
     if args.folder:
         check_utf8(args.folder)
     if args.needs and not set(args.needs) & set(args.out) and not (args.json and RECORD in args.needs):

@@ -19,7 +19,7 @@ Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has
 
 FOLDER = "FOLDER"  # a kind of output: a path with any other suffix
 RECORD = ".json"
-PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]")  # metavars that a shell completes by files
+PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]")  # metavars of paths
 FOOT = """\
 Exit status: 0 for success; 1 if something differs, is worse, or cannot be loaded; 2 if the command could not run, with
 the reason on standard error; 130 if interrupted; 141 if its output was closed."""
@@ -181,7 +181,7 @@ def command(
     )
     text = "print only errors on standard error: no progress and no warnings"
     added.add_argument("-q", "--quiet", action="store_true", help=text)
-    added.set_defaults(run=run, needs=tuple(needs), record_in_out=RECORD not in (out or {}))
+    added.set_defaults(run=run, parser=added, needs=tuple(needs), record_in_out=RECORD not in (out or {}))
     return added
 
 

@@ -1,9 +1,16 @@
-"""Turn texts into vectors: `Embedder`, and `embed`, which embeds files of any size as `bertlite embed` does."""
+"""Turn texts into vectors: `Embedder`, and `embed`, which embeds files of any size as `bertlite embed` does.
 
+`bertlite.embed(…)` calls the function.
+"""
+
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bertlite.embed.settings import EmbedSettings
+from bertlite.support.extras import CallableModule
+
+sys.modules[__name__].__class__ = CallableModule
 
 if TYPE_CHECKING:
     from bertlite.embed.command import embed

@@ -7,8 +7,9 @@ from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 
+from bertlite.checkpoint.folders import check_output
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.job import Job, Manifest, Rows, run
+from bertlite.embed.job import OWN, Job, Manifest, Rows, run
 from bertlite.embed.settings import EmbedSettings, VectorSettings
 from bertlite.support.files import write_json
 from bertlite.support.process import process_kept
@@ -86,6 +87,7 @@ def embed(
     """
     named = {each.name: getattr(settings, each.name) for each in fields(VectorSettings)}
     paths = [files] if isinstance(files, str | PathLike) else files
+    check_output(folder, OWN, *paths, own=True)
     job = Job(
         Embedder(model, **named),
         Rows(tuple(map(Path, paths)), format, column, id, tuple(columns)),

@@ -34,10 +34,11 @@ from bertlite.runtime.encoder import Floats
 from bertlite.runtime.packed import FILE
 from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER, PackedModel
 from bertlite.runtime.texts import Texts, batches, check_texts, run_batches
+from bertlite.shipping.original import check_modules
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
 from bertlite.support.progress import count_of
-from bertlite.tokenizer.sentences import LEGACY_ENCODERS, MODULES, TRANSFORMER_CONFIGS, last_name, read_modules
+from bertlite.tokenizer.sentences import MODULES, TRANSFORMER_CONFIGS, read_modules
 
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 NO_PRIMITIVE = "could not create a primitive"  # oneDNN's message if memory runs out, or a matmul is unsupported
@@ -376,16 +377,6 @@ def hashes_of(place: Folder | Repository) -> dict[str, str]:
     names = [f"{folder}/{name}".lstrip("/") for folder in folders for name in SETTINGS]
     found = {name: path for name in names if (path := place.get(name)) is not None}
     return {name: sha256_of(json.dumps(json.loads(path.read_bytes()), sort_keys=True)) for name, path in found.items()}
-
-
-def check_modules(place: Folder | Repository) -> None:
-    """Raise ValueError for an encoder's module that sentence-transformers has not supported since 2020."""
-    for module in read_modules(place):
-        if last_name(module["type"]) in LEGACY_ENCODERS:
-            raise ValueError(
-                f"{place.get(MODULES)} is of sentence-transformers 0.x: change the type of {module['path']} in it to"
-                " sentence_transformers.models.Transformer, which reads that folder"
-            )
 
 
 def check_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 MANIFEST = ".manifest.json"  # only while work is left: polars takes each file for a shard; every shard has it too
+OWN = re.compile(r"part-\d+-of-\d+\.parquet|\.manifest\.json")  # files that a job writes
+LEFT = re.compile(rf"\.{{0,2}}({OWN.pattern})\.[0-9a-f]{{32}}\.tmp.*")  # left by killed processes
 KEY, IN_SHARD = b"bertlite", b"bertlite manifest"  # in a shard's metadata
 SHARD_ROWS, SHARD_CHARACTERS = 10_000, 1_000_000  # defaults: minutes on a small processor, at 4 characters a token
 ID_TYPES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}  # {type of Arrow: range}; others are "string"
@@ -187,7 +190,7 @@ def run(job: Job, progress: bool = False) -> Manifest:
                 write_shard(job, paths[shard], list(rows), found.id_type, metadata, bar)
     rate = characters / max(time.monotonic() - began, 1e-9)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
-        for leftover in job.out.glob(".*.tmp*"):  # left by killed processes
+        for leftover in filter(lambda path: LEFT.fullmatch(path.name), job.out.iterdir()):
             leftover.unlink(missing_ok=True)
         manifest["shards"] = {path.name: rows for path, rows in zip(paths, found.counts, strict=True)}
         manifest["complete"] = True

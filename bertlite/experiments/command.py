@@ -14,6 +14,7 @@ import torch
 
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.config import LARGEST
 from bertlite.experiments.compare import (
     dense_result,
@@ -107,6 +108,7 @@ def finetune(
         ValueError: the task has no head to train, examples do not fit it, or the unfinished run has other settings.
     """
     kind, checkpoint, folder = task_named(task), fspath(checkpoint), Path(folder).expanduser()
+    check_output(folder, EVERYTHING, checkpoint, *(getattr(each, "path", each) for each in (train, dev)), own=True)
     model, examples, held_out = read_training(checkpoint, train, dev, kind, recipe.seed)
     tokenizer = kind.read_tokenizer(checkpoint, max_length)
     examples = examples.sample(train_examples, recipe.seed)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bertlite import prune_heads
+from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.config import check_known
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples
 from bertlite.experiments.evaluate import TASKS, Task, predict
@@ -345,8 +346,11 @@ def prune_run(
         DivergedError: all cells diverged.
     """
     root = Path(folder).expanduser()
+    setting = experiment.setting
     for cell in cells:
         experiment.check(cell)
+        inputs = setting.model, setting.train.path, setting.dev.path
+        check_output(experiment.folder(cell, root), EVERYTHING, *inputs, own=True)
     before = sum(run_is_finished(experiment.folder(cell, root)) for cell in cells)
     with lock_folder(root), Progress(len(cells), "cells", what="run", done=before, shown=progress) as bar:
         runs: list[Record] = []

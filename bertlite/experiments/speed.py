@@ -78,8 +78,7 @@ def measure_speed(
     config, tokenizer = read_config(source), BertTokenizer.from_pretrained(source.name)
     kind, _ = checkpoint_kind(source, config)
     longest = min(filter(None, (max_length, longest_text(tokenizer, config))))
-    labels = [str(config.id2label[i]) for i in sorted(config.id2label)]
-    original = Original.load(fspath(checkpoint), kind, longest, labels, device)
+    original = Original.load(fspath(checkpoint), kind, longest, device)
     models, left_out = optimised(original, dtype, backend, where)
     timed, others, one = split_texts(original, texts)
     with Progress(None, "", what="evaluate", shown=progress) as bar:
@@ -114,16 +113,16 @@ def optimised(
     Raises:
         RuntimeError, TypeError, ValueError: the named dtype, or none, can run.
     """
-    models, left_out = {original.library: original}, dict[str, str]()
+    models, left_out, first = {original.library: original}, dict[str, str](), None
     names = DTYPES[device.type] if dtype is None else (str(dtype).removeprefix("torch."),)
     for name in names:
         try:
             quick = optimize_for_inference(original.model, dtype=name, backend=backend or "auto")
             models[name] = replace(original, model=quick)
         except (RuntimeError, TypeError, ValueError) as error:
-            left_out[name] = str(error)
-            if len(left_out) == len(names):
-                raise
+            left_out[name], first = str(error), first or error
+    if first is not None and len(left_out) == len(names):
+        raise first  # the reason of the plainest dtype
     return models, left_out
 
 

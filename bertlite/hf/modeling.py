@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from os import PathLike, fspath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import transformers
@@ -67,7 +67,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
             self.post_init()
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Self:
         """Load as transformers does; raise for damage that it would ignore, and for weights that are nan or infinite.
 
         Raises:

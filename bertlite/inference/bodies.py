@@ -245,7 +245,6 @@ def mismatch(part: nn.Module, made: nn.Module | None) -> str | None:
     return f"a buffer {unknown[0]!r}, where its config makes none" if unknown else None
 
 
-@torch.no_grad()
 def as_bert(name: str, body: Any) -> BertModel:
     """Return a bertlite model with a body's own tensors, in eval mode; its layers are the body's."""
     if isinstance(body, BertModel):
@@ -291,9 +290,8 @@ class OptimizedBody(nn.Module):
         parameters = inspect.signature(body.forward).parameters
         self.passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         self.arguments = tuple(name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD)
-        with torch.no_grad():
-            ids = torch.zeros(1, chunk_of(body) or 1, dtype=torch.long, device=body.device)
-            self.output_type, as_tuple = type(body(ids, return_dict=True)), body(ids, return_dict=False)
+        ids = torch.zeros(1, chunk_of(body) or 1, dtype=torch.long, device=body.device)
+        self.output_type, as_tuple = type(body(ids, return_dict=True)), body(ids, return_dict=False)
         self.gap = sum(x is None for x in as_tuple)  # transformers 4 leaves room for a pooler's output
         super().train(False)
 

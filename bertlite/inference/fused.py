@@ -198,7 +198,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
         start.record()
         run()
         end.record()
-    torch.cuda.synchronize(device)
+    events[-1][1].synchronize()  # to wait for the device would fail while another thread records
     return min(start.elapsed_time(end) for start, end in events) / 1e3
 
 
@@ -213,7 +213,7 @@ def fuse_(model: BertModel) -> bool:
     """
     missing = missing_for_triton(model.device.type, model.dtype)
     if missing is not None:
-        warnings.warn(f"torch's operators run what surrounds matmuls: {missing}", stacklevel=4)
+        warnings.warn(f"torch's operators run what surrounds matmuls: {missing}", stacklevel=5)
         return False
     reasons = {}
     for name, part in model.named_modules():
@@ -231,7 +231,7 @@ def fuse_(model: BertModel) -> bool:
             part.join_()
     if reasons:
         found = "; ".join(f"{name} {fault}" for fault, name in reasons.items())
-        warnings.warn(f"torch's operators run some parts of this model: {found}", stacklevel=4)
+        warnings.warn(f"torch's operators run some parts of this model: {found}", stacklevel=5)
     return True
 
 

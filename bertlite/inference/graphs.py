@@ -165,7 +165,11 @@ def record_run(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[]
         torch.cuda.empty_cache()  # `torch.cuda.graph` does it too, and would reduce the reserved bytes
         reserved, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
         stream = side_stream(torch.cuda.current_device())
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        # The outer block restores the stream also if the end of the capture raises: torch's own then does not.
+        with (
+            torch.cuda.stream(stream),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             out = run()
         return graph.replay, out, torch.cuda.memory_reserved() - reserved
 
@@ -190,15 +194,21 @@ class Graphs:
     def run(
         self, model: "GraphedBertModel", bucket: Bucket, ids: Tensor, mask: Tensor | None, segments: Tensor | None
     ) -> Tensor | None:
-        """Return the last hidden states, (B, S, D); None, with a warning, if there is no memory for the graph."""
-        on_gpu = model.device.type == "cuda"
-        with self.lock, torch.inference_mode(False), torch.no_grad():
+        """Return the last hidden states, (B, S, D); None, with a warning, if there is no memory for the graph.
+
+        Also None if another thread has just dropped it: a model's lock is taken after RECORDING and never before, as a
+        training step that records and runs this model does, or both could wait for each other.
+        """
+        on_gpu, is_new = model.device.type == "cuda", bucket not in self.made
+        with RECORDING if is_new else nullcontext(), self.lock, torch.inference_mode(False), torch.no_grad():
             stream = torch.cuda.current_stream() if on_gpu else None
             if stream is not None and self.done is not None:
                 stream.wait_event(self.done)
             if not self.made:
                 self.pool, self.bytes = torch.cuda.graph_pool_handle() if on_gpu else None, 0
             graph = self.made.get(bucket)
+            if graph is None and not is_new:
+                return None
             try:
                 if graph is None:
                     graph = self.made[bucket] = BucketGraph(model, bucket)
@@ -334,4 +344,4 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
     packs = body.encoder.leaves_padding_out = body.backend_for(1) is not None
     if missing is not None:
         longer = f" if a text has more than {LONGEST} tokens" if packs else ""
-        warnings.warn(f"CUDA graphs compute padding here{longer}: {missing}", stacklevel=3)
+        warnings.warn(f"CUDA graphs compute padding here{longer}: {missing}", stacklevel=4)

@@ -13,6 +13,7 @@ from bertlite.inference.native.saving import load_native, save_native
 from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.stack.outputs import ModelOutput
+from bertlite.support.contexts import own_context
 
 Output: TypeAlias = ModelOutput | tuple[object, ...]
 
@@ -93,12 +94,13 @@ class InferenceModel(nn.Module):
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__({**state, "forks": Forks.count})  # type: ignore[no-untyped-call]
 
+    @own_context()
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model with its packed weights to a folder, for `load`; the folder is replaced in one step.
 
         Raises:
             RuntimeError: the backend is not "native": there are no packed weights.
-            ValueError: the folder holds a checkpoint of another format, or the config describes other layers.
+            ValueError: the folder holds a checkpoint, or the config describes other layers.
             OSError: the folder cannot be written.
         """
         if self.backend != "native":
@@ -108,6 +110,7 @@ class InferenceModel(nn.Module):
         save_native(self.model, Path(folder).expanduser())
 
     @classmethod
+    @own_context()
     def load(cls, folder: str | os.PathLike[str]) -> "InferenceModel":
         """Return a model that `save` wrote; its packed weights are read and compared with their checksum.
 

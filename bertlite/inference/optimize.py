@@ -17,6 +17,8 @@ from bertlite.inference.readers import reader_of, warn_of
 from bertlite.inference.support import ComputeDtype, check_unaltered, refuse_optimised
 from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.support.contexts import own_context
+from bertlite.support.habits import refuse_others
 
 Thing = TypeVar("Thing")
 PLAIN = "plain"  # the backend that copies the model
@@ -40,6 +42,7 @@ class Options(TypedDict, total=False):
 def optimize_for_inference(model: BertPreTrainedModel, **options: Unpack[Options]) -> InferenceModel: ...
 @overload
 def optimize_for_inference(model: Thing, **options: Unpack[Options]) -> Thing: ...
+@own_context()
 def optimize_for_inference(
     model: Any,
     *,
@@ -49,6 +52,7 @@ def optimize_for_inference(
     reproducible: bool = False,
     skip_padding: bool | None = None,
     sample: Sample | None = None,
+    **habits: Any,
 ) -> Any:
     """Return a copy of a model that runs faster, and only runs.
 
@@ -97,6 +101,7 @@ def optimize_for_inference(
             reproduce: linear layers that are not plain nn.Linear, layers of other classes, hooks within the encoder,
             or values and buffers that differ from its config's.
     """
+    refuse_others("optimize_for_inference", habits)
     dtype = parse_compute_dtype(dtype)
     check_backend(backend)
     if not isinstance(model, BertPreTrainedModel):

@@ -15,6 +15,8 @@ from bertlite.inference.native.linear import NativeLinear, kernel_activation
 from bertlite.inference.readers import role_of
 from bertlite.runtime.pooling import POOLINGS, Array, normalize, pool
 
+VECTOR = "sentence_embedding"  # sentence-transformers' name of a text's vector
+
 
 def pool_states(states: Tensor, mask: Tensor, pooling: Sequence[str], skip: int = 0) -> Tensor:
     """Return a vector for each text, float32 or float64: (B, S, D) states, (B, S) mask -> (B, k·D).
@@ -43,7 +45,8 @@ def compute_in_order_(part: Any, reproducible: bool) -> None:
     names = (modes,) if isinstance(modes, str) else tuple(modes)
     if kind == "Pooling" and {*names} <= {*POOLINGS} and role_of(part, set()) == "pools":
         part.forward = partial(pool_features, part, names)
-    if kind == "Normalize" and reproducible and role_of(part, set()) == "each":
+    names_read = {vars(part).get(f"module_{end}_name", VECTOR) for end in ("input", "output")}
+    if kind == "Normalize" and names_read == {VECTOR} and reproducible and role_of(part, set()) == "each":
         part.forward = normalize_features
     if reproducible and is_native_dense(part) and (act := kernel_activation(part.activation_function)) is not None:
         part.linear.activate(act)
@@ -63,20 +66,24 @@ def is_native_dense(part: Any) -> bool:
 
 def normalize_features(features: dict[str, Any]) -> dict[str, Any]:
     """Return the features of a batch with vectors of length 1."""
-    x = features["sentence_embedding"]
-    return {**features, "sentence_embedding": torch.from_numpy(normalize_rows(x.float().numpy())).to(x.dtype)}
+    x = features[VECTOR]
+    return {**features, VECTOR: torch.from_numpy(normalize_rows(x.float().numpy())).to(x.dtype)}
 
 
 def pool_features(part: Any, names: tuple[str, ...], features: dict[str, Any]) -> dict[str, Any]:
-    """Return the features of a batch with vectors; on a GPU and for weighted tokens, sentence-transformers' own."""
+    """Return the features of a batch with vectors.
+
+    They are sentence-transformers' own on a GPU, for weighted tokens, and where a text has no tokens.
+    """
     states, mask = features["token_embeddings"], features.get("attention_mask")
+    skip = 0 if part.include_prompt else int(features.get("prompt_length", 0))
     if (
         not states.is_cpu
         or mask is None
         or mask.shape != states.shape[:2]
         or not features.keys().isdisjoint(("cls_token_embeddings", "token_weights_sum"))
+        or (mask.sum(1) <= skip).any()
     ):
         found: dict[str, Any] = type(part).forward(part, features)
         return found
-    skip = 0 if part.include_prompt else int(features.get("prompt_length", 0))
-    return {**features, "sentence_embedding": pool_states(states, mask, names, skip).to(states.dtype)}
+    return {**features, VECTOR: pool_states(states, mask, names, skip).to(states.dtype)}

@@ -89,7 +89,7 @@ def warn_of(name: str, reader: str, stacklevel: int) -> None:
         f"{name} computes padding, since a {reader} may read it: batches of texts of different lengths take longer. If"
         " it reads none, optimize_for_inference(…, skip_padding=True) leaves padding out",
         RuntimeWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=stacklevel + 2,  # `own_context` is a level too
     )
 
 

@@ -3,12 +3,12 @@
 Shapes:  B sequences · S positions · T tokens
 """
 
+import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
-from numbers import Real
 from typing import Any
 
 import torch
@@ -48,7 +48,8 @@ class TrainingStep:
     In 16 bits, as under `autocast`, padding is left out if `attn_implementation` is "auto", "packed" or "varlen".
     States at padding are then zeros.  A batch with another mask, another number of axes or lists runs without a graph.
 
-    After a change of the model's modules, or of the dtype or device of its weights, make a new one.  Do not read
+    Numbers of Python that the loss reads may change, but each value is recorded anew; a tensor that is filled is not.
+    After a change of the model's modules or config, or of its weights' dtype or device, make a new one.  Do not read
     or clear gradients between steps: the last batch's are not there.  Evaluation between steps changes nothing.
 
     Args:
@@ -93,6 +94,7 @@ class TrainingStep:
         self.bodies = bodies if all(isinstance(body, BertBody) for body in bodies) else []
         self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
         self.capture = capture
+        self.frozen = [part for each in frozen for part in each.modules()]
         if capture is None and self.device.type == "cuda":
             self.capture = partial(record_run, pool=torch.cuda.graph_pool_handle())
             make_recordable_(optimizer, self.device, scaled=scaler is not None)
@@ -105,7 +107,12 @@ class TrainingStep:
             make_recordable_(optimizer, self.device, scaled=self.scaler is not None)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Train on a batch; return its loss, a scalar on the model's device, for which nothing waits."""
+        """Train on a batch; return its loss, a scalar on the model's device, for which nothing waits.
+
+        Raises:
+            ValueError: a module has a parameter that it did not have when the step was made.
+        """
+        check_parameters(self.modules, self.parameters)
         self.clear_()
         self.steps += 1
         last = self.steps % self.accumulate == 0
@@ -211,6 +218,13 @@ class TrainingStep:
                 return None
         return BACKENDS["varlen"] if self.bodies else None
 
+    def settings(self) -> list[Any]:
+        """Return what a graph keeps as it was when it was recorded, so that a change of it must be recorded anew."""
+        weights = [x for part in (*self.modules, *self.frozen) for x in part._parameters.values() if x is not None]
+        places = [x.data_ptr() for x in weights]  # a weight whose `data` is set lies elsewhere
+        own = [self.clip, self.scaler, self.autocast, self.accumulate, self.loss, *numbers_in(self.loss)]
+        return [*own, *(part.training for part in self.frozen), *places]
+
     def replay(self, bucket: Bucket, batch: Batch, last: bool) -> Tensor:
         """Run the step of a bucket: plainly for the first time, recorded for the second."""
         assert self.capture is not None
@@ -221,7 +235,7 @@ class TrainingStep:
         kept += [
             x for group in self.optimizer.param_groups for x in group.values() if not isinstance(x, Tensor | list)
         ]
-        key = bucket, last, tuple(shapes.items()), flags, *kept
+        key = bucket, last, tuple(shapes.items()), flags, *kept, *self.settings()
         step = self.made.get(key)
         new = step is None
         if step is None:
@@ -251,14 +265,17 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [x for group in optimizer.param_groups for x in group["params"]]
 
 
-def check_arguments(step: TrainingStep, frozen: Any) -> None:
-    """Raise ValueError for an argument of `TrainingStep` with which it would train nothing, or otherwise."""
+def check_arguments(step: Any, frozen: Any) -> None:
+    """Raise ValueError for arguments with which a `TrainingStep` would train nothing, or otherwise than it says."""
     clip, count, schedule, groups = step.clip, step.accumulate, step.schedule, step.optimizer.param_groups
     clips, others = clip is not None, {*step.parameters}.isdisjoint(step.trained)
     theirs = getattr(getattr(schedule, "optimizer", None), "param_groups", groups)
     faults = (
         (not isinstance(count, int) or count < 1, f"accumulate is {count!r}; give a number of batches, from 1 on"),
-        (clips and not (isinstance(clip, Real) and clip > 0), f"clip is {clip!r}; give a norm above 0, or None"),
+        (
+            clips and not (isinstance(clip, int | float) and clip > 0),
+            f"clip is {clip!r}; give a norm above 0, or None",
+        ),
         (step.autocast not in CASTS, f"autocast is {step.autocast!r}; give one of {', '.join(map(str, CASTS))}"),
         (not isinstance(frozen, Iterable), "frozen is no list of models; give one, as in frozen=[teacher]"),
         (others, "the optimizer has none of the model's parameters; make it from model.parameters()"),
@@ -299,6 +316,37 @@ def shape_in(bucket: Bucket, name: str, x: Tensor, batch: Batch) -> tuple[int, .
     return tuple(x.shape)
 
 
+def check_parameters(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> None:
+    """Raise ValueError if a module has a parameter that is none of these."""
+    known = {id(None), *map(id, parameters)}
+    named = ((part, name, x) for part in modules for name, x in part._parameters.items())
+    new = next((f"{type(part).__name__}.{name}" for part, name, x in named if id(x) not in known), None)
+    if new is not None:
+        text = "is a new parameter, as after load_state_dict(assign=True), and the optimizer trains the old one"
+        raise ValueError(f"{new} {text}: make an optimizer and a TrainingStep anew")
+
+
+def numbers_in(loss: Any) -> list[Any]:
+    """Return the numbers that a loss reads outside its arguments, and the places of tensors.
+
+    Its closure and the arguments of `functools.partial` are searched, and, for the names in its code, its globals, its
+    object, and objects and dicts that it reads.  Functions that it calls are not searched.
+    """
+    held: list[Any] = []
+    while isinstance(loss, partial):
+        held += [*loss.args, *loss.keywords.values()]
+        loss = loss.func
+    function = getattr(loss, "__func__", loss if inspect.isfunction(loss) else type(loss).__call__)
+    if inspect.isfunction(function):
+        read, code = inspect.getclosurevars(function), function.__code__
+        held += [*read.nonlocals.values(), *read.globals.values()]
+        names = {*code.co_names, *(x for x in code.co_consts if isinstance(x, str))}
+        for owner in (getattr(loss, "__self__", loss), *held):
+            fields = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
+            held += [fields[name] for name in sorted(names & fields.keys())]
+    return [x.data_ptr() if isinstance(x, Tensor) else x for x in held if isinstance(x, int | float | str | Tensor)]
+
+
 @contextmanager
 def packs_into(bodies: Sequence[Any], bucket: Bucket | None, backend: Backend | None) -> Iterator[None]:
     """Let bodies put tokens into the slots of a bucket, unless padding is read."""
@@ -337,6 +385,7 @@ def make_recordable_(optimizer: torch.optim.Optimizer, device: torch.device, sca
         name = f"{type(optimizer).__name__}{' with a GradScaler' if scaled else ''}"
         raise ValueError(f"{name} cannot be recorded in a CUDA graph: use torch.optim.AdamW(…, fused=True)")
     torch_private.expect_plain_steps_(optimizer)
+    optimizer.defaults["capturable"] = True  # a group that is added later has it too
     for group in optimizer.param_groups:
         group["capturable"] = True
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)

@@ -25,6 +25,7 @@ from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.stack.inputs import values_readable
 from bertlite.stack.outputs import EncoderOutput
+from bertlite.support.contexts import own_context
 
 LENGTHS = (72, 11)  # the sequences' lengths: one is padded, and one longer than most windows of local attention
 # Outputs may differ by the noise times this.  For floats the noise is a whole step of the dtype, four times the mean
@@ -46,7 +47,7 @@ def verify_model(model: BertPreTrainedModel, quick: InferenceModel) -> None:
     verify(shared, quick, [(shared.base_model, quick.base_model)], [quick])
 
 
-@torch.no_grad()
+@own_context()
 def verify(
     original: nn.Module, converted: nn.Module, encoders: Sequence[tuple[Any, Any]], models: Sequence[InferenceModel]
 ) -> None:
@@ -120,8 +121,7 @@ def run_watched(call: Call, module: nn.Module, encoders: Sequence[nn.Module]) ->
     for name, part in zip(names, encoders, strict=True):  # sentence-transformers calls no hooks
         vars(part)["forward"] = partial(keep_vectors, found, name, part.forward)
     try:
-        with torch.autocast(device_of(encoders).type, enabled=False):
-            out = call(module)
+        out = call(module)
     finally:
         for part, own in zip(encoders, before, strict=True):
             vars(part).pop("forward") if own is None else vars(part).update(forward=own)

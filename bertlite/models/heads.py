@@ -4,7 +4,7 @@ Shapes:  B sequences · S positions · D hidden.  Label -100 means "no label her
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from bertlite.models.losses import (
 from bertlite.models.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 from bertlite.stack.inputs import check_tensor
 from bertlite.stack.outputs import EncoderOutput
+from bertlite.support.habits import habit_hint
 
 __all__ = [
     "BertForMaskedLM",
@@ -302,6 +303,10 @@ class BertLMHeadModel(CausalLMBody[CausalLMOutput], BertPreTrainedModel):
                 "BertLMHeadModel predicts left to right and needs is_decoder=True; or use BertForMaskedLM"
             )
         super().__init__(config)
+
+    def generate(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise NotImplementedError: bertlite.hf's class generates text."""
+        raise NotImplementedError(f"bertlite has no 'generate'{habit_hint('generate')}")
 
 
 class BertForPreTraining(PreTrainingBody[PreTrainingOutput], BertPreTrainedModel):

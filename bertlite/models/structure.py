@@ -7,6 +7,7 @@ its attention is then the bias of its output projection.  It may lose every neur
 """
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,8 @@ from bertlite.config import (
 from bertlite.stack.body import BertBody
 from bertlite.stack.modules import BertAttention, BertLayer
 from bertlite.stack.positions import DISTANCES
+
+log = logging.getLogger("bertlite")
 
 
 class BertLike(Protocol):
@@ -116,6 +119,8 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
 
     Parameters that shrink are replaced, each with the dtype, device and requires_grad of the one it replaces.  Modules
     stay, with hooks and training mode.  Make the optimizer afterwards: an older one holds the old parameters.
+
+    With logging.basicConfig(level=logging.INFO), the numbers of parameters before and after are shown.
 
     Args:
         heads: {layer: heads}; heads that were removed before may be named again.
@@ -296,10 +301,13 @@ def resize_layers_(model: Model, after: Any) -> Model:
         if neurons != rest:
             check_linear_parts(feed_forward_parts(layer, block))
             changes.append(partial(resize_feed_forward_, block, move_units(neurons, rest)))
+    parameters = sum(each.numel() for each in model.parameters())
     for change in changes:
         change()
     if changes:
         set_config(model, after)
+        fewer = sum(each.numel() for each in model.parameters())
+        log.info("%s parameters before, %s after", f"{parameters:,}", f"{fewer:,}")
     return model
 
 

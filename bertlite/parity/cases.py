@@ -211,5 +211,4 @@ def choose(cases: Sequence[Case], unsupported: Callable[[Case], object], pairs: 
 def seconds_of(case: Case) -> float:
     """Estimate the time of a case on one core, for MiniLM."""
     forwards = 1.0 if case.feature in GRADIENTS else 0.5 if case.feature in COPIES else 0.2
-    large = case.feature in GRADIENTS or case.batch == "long"
-    return forwards * (15.0 if case.batch == "long" else 1.0) * (SLOWER[case.dtype] if large else 1.0)
+    return forwards * (15.0 if case.batch == "long" else 1.0) * SLOWER[case.dtype]

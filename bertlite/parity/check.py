@@ -41,7 +41,8 @@ from bertlite.parity.compare import (
     relatively,
     trace,
 )
-from bertlite.parity.inputs import CaseInputs, case_inputs
+from bertlite.parity.inputs import CaseInputs, case_inputs, encoded_sentences
+from bertlite.support.contexts import own_context
 from bertlite.support.process import process_kept
 
 Tamper = Callable[[nn.Module], object]
@@ -57,6 +58,7 @@ NO_KERNEL = re.compile("No (available kernel|viable backend)")  # an error of to
 
 
 @process_kept()
+@own_context(gradients=True)
 def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: Tamper | None = None) -> Report:
     """Run one case on both sides and compare everything they return.
 
@@ -91,6 +93,7 @@ def check_all(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Ite
             yield check(case, device, checkpoint)
     finally:
         models_for.cache_clear()
+        encoded_sentences.cache_clear()
 
 
 def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | None) -> Report:

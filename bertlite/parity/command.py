@@ -285,14 +285,20 @@ def claim_of(dtype: str, row: Row) -> str:
 
 
 def claims_table(found: Mapping[str, Any]) -> str:
-    """Write the claims of each checkpoint as a table."""
+    """Write the claims of each checkpoint as a table, and the claims of several models of other families together."""
     lines = [f"{'dtype':<9} {'claim':<54} {'cases':>5} {'tensors':>7} {'failed':>6} {'max error':>9} {'ratio':>6}"]
-    for name, model in {**found["checkpoints"], **found["families"]}.items():
+    others = found["families"]
+    groups = {name: model["claims"] for name, model in found["checkpoints"].items()}
+    together = next(iter(others), "") if len(others) == 1 else f"{len(others)} models of other families (random)"
+    every = [claim for model in others.values() for claim in model["claims"]]
+    for name, group in (groups | ({together: every} if every else {})).items():
         lines.append(name)
-        for c in model["claims"]:
-            ratio = "" if c["max_ratio"] is None else f"{c['max_ratio']:.3f}"
-            counts = f"{c['cases']:>5} {c['tensors']:>7} {c['failed']:>6}"
-            lines.append(f"{c['dtype']:<9} {c['claim']:<54} {counts} {c['max_error']:>9.2e} {ratio:>6}")
+        for dtype, claim in dict.fromkeys((c["dtype"], c["claim"]) for c in group):
+            own = [c for c in group if (c["dtype"], c["claim"]) == (dtype, claim)]
+            ratio = max((c["max_ratio"] for c in own if c["max_ratio"] is not None), default=None)
+            cases, tensors, failed = (sum(c[key] for c in own) for key in ("cases", "tensors", "failed"))
+            counts = f"{cases:>5} {tensors:>7} {failed:>6} {max(c['max_error'] for c in own):>9.2e}"
+            lines.append(f"{dtype:<9} {claim:<54} {counts} {'' if ratio is None else f'{ratio:.3f}':>6}")
     return "\n".join(lines)
 
 

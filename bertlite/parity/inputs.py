@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -111,7 +112,8 @@ def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tens
     The tokens come from real sentences if the checkpoint has a tokenizer.
     """
     longest = config.max_position_embeddings if case.batch == "long" else min(LENGTH, config.max_position_embeddings)
-    sequences = encoded_sentences(checkpoint, config) or random_tokens(config, longest)
+    encoded = encoded_sentences(str(checkpoint), config.vocab_size, config.type_vocab_size)
+    sequences = encoded or random_tokens(config, longest)
     shortest = min(len(ids) for ids, _ in sequences)
     lengths = [min(len(ids), longest) for ids, _ in sequences]
     if case.batch == "full":
@@ -126,10 +128,11 @@ def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tens
     return ids, types, mask
 
 
-def encoded_sentences(checkpoint: str | Path, config: BertConfig) -> list[tuple[list[int], list[int]]]:
+@lru_cache(maxsize=1)
+def encoded_sentences(checkpoint: str, vocab_size: int, segments: int) -> list[tuple[list[int], list[int]]]:
     """Return token ids and types of SENTENCES; an empty list if no tokenizer for this vocabulary can be loaded.
 
-    Types are 0 if the tokenizer makes none, and at most the model's last.
+    Types are 0 if the tokenizer makes none, and at most the last of the model's segments.
     """
     if locate(Source(checkpoint)).get(TOKENIZER) is None:
         return []
@@ -137,9 +140,9 @@ def encoded_sentences(checkpoint: str | Path, config: BertConfig) -> list[tuple[
         tokenizer = BertTokenizer.from_pretrained(checkpoint)
     except ValueError:  # the tokenizer needs Python code
         return []
-    if len(tokenizer) > config.vocab_size:
+    if len(tokenizer) > vocab_size:
         return []
-    encoded, last = tokenizer.encode_texts(SENTENCES), config.type_vocab_size - 1
+    encoded, last = tokenizer.encode_texts(SENTENCES), segments - 1
     types = encoded.get("token_type_ids") or [[0] * len(ids) for ids in encoded["input_ids"]]
     return [(ids, [min(each, last) for each in row]) for ids, row in zip(encoded["input_ids"], types, strict=True)]
 

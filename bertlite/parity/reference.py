@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ NEEDS = {  # {feature or batch: the features that the reference must support for
 }
 
 
+@cache
 def stock() -> Any:
     """Return the module transformers.
 

@@ -1,9 +1,11 @@
 """Run packed models without torch: numpy, tokenizers and the compiled kernels.  It imports no other room of bertlite.
 
-    model = bertlite.runtime.load("packed")  # a folder that `bertlite pack` wrote
+    from bertlite import runtime  # with the wheel of the runtime alone: import bertlite_runtime as runtime
+    model = runtime.load("packed")  # a folder that `bertlite pack` wrote
     vectors = model.encode(["Time flies like an arrow."])
 
 tasks      the calls of a folder: encode, predict, rank, tag
+options    their options, and answers to arguments of other libraries
 texts      texts to token ids
 pooling    the states of tokens to a vector
 tagging    labelled spans from the scores of tokens

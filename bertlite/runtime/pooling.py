@@ -2,7 +2,7 @@
 
 Numbers are added token by token, in the same order on every processor and in every batch.
 
-Shapes:  T tokens of one text · D numbers
+Shapes:  T tokens of one text · D numbers · B, C vectors
 """
 
 import math
@@ -20,9 +20,13 @@ def pool(tokens: Array, modes: Sequence[str], skip: int = 0) -> Array:
 
     Args:
         modes: names of POOLINGS.
-        skip: leave out so many tokens at the beginning, such as a prompt's, unless a text has no more.
+        skip: leave out so many tokens at the beginning, such as a prompt's.
+
+    Raises:
+        ValueError: there are no others.
     """
-    skip = skip if len(tokens) > skip else 0
+    if len(tokens) <= skip:
+        raise ValueError(f"a text has no tokens{' after its prompt' * (skip > 0)}, so it has no vector: leave it out")
     return np.concatenate([POOLINGS[mode](tokens, skip) for mode in modes])
 
 
@@ -47,3 +51,18 @@ def normalize(x: Array) -> Array:
     """Return a vector of length 1; squares are added in float64, one after another."""
     length = math.sqrt(float(np.cumsum(x.astype(np.float64) ** 2)[-1]))
     return x / np.float32(max(length, 1e-12))
+
+
+def scaled_to_1(x: Array) -> Array:
+    found: Array = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    return found
+
+
+SIMILARITIES: dict[
+    str, Callable[[Array, Array], Array]
+] = {  # named as in sentence-transformers: (B, D), (C, D) -> (B, C)
+    "cosine": lambda one, other: scaled_to_1(one) @ scaled_to_1(other).T,
+    "dot": lambda one, other: one @ other.T,
+    "euclidean": lambda one, other: -np.linalg.norm(one[:, None] - other, axis=-1),
+    "manhattan": lambda one, other: -np.abs(one[:, None] - other).sum(-1),
+}

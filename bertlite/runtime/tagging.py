@@ -3,7 +3,7 @@
 The rules: transformers 5.24, pipelines/token_classification.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,65 +12,70 @@ from tokenizers import Encoding, Tokenizer
 
 
 class Word(NamedTuple):
-    """A word of a text: its first character and the end, its label without B- or I-, and its score."""
+    """A word of a text: its first character and the end, its label and its score."""
 
     start: int
     end: int
-    begins: bool  # whether its label begins a span
     label: str
     score: float
 
+    @property
+    def tag(self) -> str:
+        """The label without B- or I-; neighbours with one tag are one span, unless the second has B-."""
+        return self.label[2:] if self.label.startswith(("B-", "I-")) else self.label
 
-def spans_of(
-    text: str, encoding: Encoding, scores: NDArray[np.float64], labels: Sequence[str], tokenizer: Tokenizer
-) -> list[dict[str, Any]]:
-    """Return the spans of a text with a label other than "O".
 
-    Args:
-        scores: (tokens, labels), probabilities.
-    """
+def spans_of(text: str, words: Iterable[Word]) -> list[dict[str, Any]]:
+    """Return the spans of a text's words other than "O", each named by the part of its label after a first hyphen."""
     groups: list[list[Word]] = []
-    for word in words_of(text, encoding, scores, labels, tokenizer):
-        if groups and word.label == groups[-1][-1].label and not word.begins:
+    for word in words:
+        if groups and word.tag == groups[-1][-1].tag and not word.label.startswith("B-"):
             groups[-1].append(word)
         else:
             groups.append([word])
     return [
         {
-            "entity_group": words[0].label,
+            "entity_group": name,
             "score": float(np.mean([word.score for word in words])),
             "word": text[words[0].start : words[-1].end],
             "start": words[0].start,
             "end": words[-1].end,
         }
         for words in groups
-        if words[0].label != "O"
+        if (name := words[0].label.split("-", 1)[-1]) != "O"
     ]
 
 
 def words_of(
-    text: str, encoding: Encoding, scores: NDArray[np.float64], labels: Sequence[str], tokenizer: Tokenizer
+    text: str,
+    encoding: Encoding,
+    scores: NDArray[np.float64],
+    labels: Sequence[str],
+    tokenizer: Tokenizer,
+    unknown: str | None,
 ) -> Iterator[Word]:
-    """Yield the words of a text, each with the label of its first token."""
+    """Yield the words of a text, each with the label of its first token.
+
+    Args:
+        scores: (tokens, labels), probabilities.
+        unknown: the unknown token; None for the one that the tokenizer's model names.
+    """
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
-    unknown = getattr(tokenizer.model, "unk_token", None)
+    unknown = unknown or getattr(tokenizer.model, "unk_token", None)
+    unknown_id = None if unknown is None else tokenizer.token_to_id(unknown)  # Unigram's token is the text itself
     word: Word | None = None
-    tokens = zip(encoding.tokens, encoding.offsets, encoding.special_tokens_mask, scores, strict=True)
-    for token, (start, end), is_special, probabilities in tokens:
+    tokens = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, scores, strict=True)
+    for number, token, (start, end), is_special, probabilities in tokens:
         if is_special:
             continue
-        if prefix:
-            continues = len(token) != end - start and token != unknown
-        else:
-            continues = start > 0 and " " not in text[start - 1 : start + 1] and token != unknown
-        if word is not None and continues:
+        no_space = start > 0 and " " not in text[start - 1 : start + 1]
+        continues = len(token) != end - start if prefix else no_space
+        if word is not None and continues and number != unknown_id:
             word = word._replace(end=end)
             continue
         if word is not None:
             yield word
         best = int(probabilities.argmax())
-        name = labels[best]
-        begins, label = name.startswith("B-"), name[2:] if name.startswith(("B-", "I-")) else name
-        word = Word(start, end, begins, label, float(probabilities[best]))
+        word = Word(start, end, labels[best], float(probabilities[best]))
     if word is not None:
         yield word

@@ -9,10 +9,10 @@ import operator
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,12 @@ from .fields import (
     whole_number,
 )
 from .library import load_kernels
+from .options import Progress, RunOptions, check_options, print_progress
 from .packed import FILE, OpenedFile, open_packed, read_packed
-from .pooling import POOLINGS, normalize, pool
+from .pooling import POOLINGS, SIMILARITIES, normalize, pool
 from .structs import ACTIVATIONS as LINEAR
 from .structs import Kernels
-from .tagging import spans_of
+from .tagging import spans_of, words_of
 from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches, check_text, check_texts, run_batches
 
 ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
@@ -50,9 +51,13 @@ AFTER = "after.safetensors"  # weights of the steps after pooling
 MOST_THREADS = 4096
 FORMAT = 1  # the version of runtime.json's format
 WAY_OUT = "pack the model again"
-CALLS = {"encoder": ("encode",), "cross-encoder": ("predict", "rank"), "classifier": ("predict",), "tagger": ("tag",)}
+CALLS = {
+    "encoder": ("encode", "similarity"),
+    "cross-encoder": ("predict", "rank"),
+    "classifier": ("predict",),
+    "tagger": ("tag",),
+}
 KINDS = dict(zip(CALLS, (CLASSES[0], CLASSES[1], CLASSES[1], CLASSES[2]), strict=True))  # {kind: class of the model}
-Progress = Callable[[int, int], None]
 Spans = list[dict[str, Any]]
 
 
@@ -60,7 +65,8 @@ class PackedModel:
     """A packed folder: a sentence encoder, a cross-encoder, a classifier, or a tagger of words.
 
     Several threads may call one object.  Its calls depend on its kind: an encoder has `encode`, a cross-encoder
-    `predict` and `rank`, a classifier `predict`, a tagger `tag`.
+    `predict` and `rank`, a classifier `predict`, a tagger `tag`.  All take the options of `RunOptions`.  A copy loads
+    the folder again, also one that another process unpickles.
 
     Args:
         folder: a folder that `bertlite pack` wrote.
@@ -74,10 +80,13 @@ class PackedModel:
         NativeKernelsError: there are no kernels for this machine.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], threads: int | None = None, batch_tokens: int = 4096) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], threads: int | None = None, batch_tokens: int = 4096, **habits: Any
+    ) -> None:
+        check_options("load", habits)
         if not isinstance(folder, str | os.PathLike):
             raise TypeError(f"folder is {folder!r:.80}; give a path")
-        self.folder = Path(folder).expanduser()
+        self.folder, self.made_with = Path(folder).expanduser().absolute(), (threads, batch_tokens)
         about = read_runtime_json(self.folder / ABOUT)
         self.kind: str = about["kind"]
         self.labels: list[str] = about.get("labels", [])
@@ -100,37 +109,70 @@ class PackedModel:
         if self.kind == "encoder":
             self.dimension = len(self.vector(np.zeros((1, hidden), dtype=np.float32)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder, *self.made_with)
+
     def encode(
         self,
         texts: str | Sequence[str],
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
-        progress: Progress = lambda done, total: None,
+        normalize_embeddings: bool = False,
+        **options: Unpack[RunOptions],
     ) -> Floats:
         """Return the vectors of texts, (B, D), float32; for one text (D,).
 
         Args:
-            prompt: a string to put before each text, or the name of one of the folder's; by default the default one.
-            progress: called after every batch with the number of texts done and the number of all texts.
+            prompt: a string to put before each text; by default the folder's prompt with `prompt_name`.
+            prompt_name: the name of one of the folder's prompts; by default the default one.
+            normalize_embeddings: scale vectors to length 1, even if the folder does not.
+            options: see `RunOptions`.
 
         Raises:
-            TypeError: this folder is no encoder, or a text or the prompt is not a string.
-            ValueError: there is no such prompt, or a text holds half of a surrogate pair.
+            TypeError: this folder is no encoder, a text or the prompt is not a string, or there is no such option.
+            ValueError: there is no such prompt, or a text holds half of a surrogate pair or has no tokens.
         """
         self.require("encode")
-        if isinstance(texts, str):
-            vector: Floats = self.encode([texts], prompt=prompt, prompt_name=prompt_name)[0]
-            return vector
-        texts = check_texts(texts)
-        before = self.texts.settings.prompt(prompt_name) if prompt is None else prompt
-        check_text("prompt", before)
+        one = isinstance(texts, str)
+        texts = check_texts([texts] if one else texts)
+        before = self.prompt_of(prompt, prompt_name)
         skipped = 0 if self.about["pooling"]["include_prompt"] or not before else self.texts.prompt_length(before)
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        for rows, batch, states in self.run(texts, before, progress, first_only=False):
+        for rows, batch, states in self.run("encode", texts, before, first_only=False, skip=skipped, **options):
             for row, tokens in zip(rows, split_rows(states.tokens, batch.lengths), strict=True):
-                vectors[row] = self.vector(tokens, skipped)
-        return vectors
+                vector = self.vector(tokens, skipped)
+                vectors[row] = normalize(vector) if normalize_embeddings else vector
+        return vectors[0] if one else vectors
+
+    def similarity(self, one: Floats, other: Floats) -> Floats:
+        """Return the similarity of each vector with each other one, (B, D) and (C, D) -> (B, C).
+
+        The folder names the function, as sentence-transformers does: cosine, dot, euclidean or manhattan.
+
+        Raises:
+            TypeError: this folder is no encoder.
+        """
+        self.require("similarity")
+        compare = SIMILARITIES[self.about.get("similarity", "cosine")]  # folders of before name none
+        return compare(np.atleast_2d(one), np.atleast_2d(other))
+
+    @property
+    def max_seq_length(self) -> int:
+        """The most tokens of a text, special ones included; longer texts are truncated.  It can be set."""
+        return self.texts.settings.max_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, tokens: int) -> None:
+        specials = self.texts.tokenizer.num_special_tokens_to_add("predict" in CALLS[self.kind])
+        longest = check_count("max_seq_length", tokens, self.encoder.embeddings["positions"], least=max(1, specials))
+        self.texts = Texts(self.folder / TOKENIZER, replace(self.texts.settings, max_length=longest))
+
+    def prompt_of(self, prompt: str | None, name: str | None) -> str:
+        """Return the string to put before texts: a given one, or else the folder's with a name."""
+        found = self.texts.settings.prompt(name) if prompt is None else prompt
+        check_text("prompt", found)
+        return found
 
     def vector(self, tokens: Floats, skip: int = 0) -> Floats:
         """Return the vector of a text, (D,), from the states of its tokens without `skip` at the beginning."""
@@ -139,20 +181,30 @@ class PackedModel:
             x = step(x)
         return x
 
-    def predict(self, texts: Sequence[str | Pair], *, progress: Progress = lambda done, total: None) -> Floats:
+    def predict(
+        self,
+        texts: Sequence[str | Pair],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Floats:
         """Return the scores of texts, or of pairs of texts: (B, L), or (B,) for a cross-encoder with one label.
 
         They are outputs of the activation that the folder names; a classifier's are probabilities.  A text, or the
-        first of a pair, gets the folder's default prompt.
+        first of a pair, gets the prompt.
+
+        Args:
+            prompt, prompt_name, options: as for `encode`.
 
         Raises:
-            TypeError: this folder gives no scores, or a text is neither a string nor a pair.
-            ValueError: a text holds half of a surrogate pair.
+            TypeError: this folder gives no scores, a text is neither a string nor a pair, or there is no such option.
+            ValueError: there is no such prompt, or a text holds half of a surrogate pair or has no tokens.
         """
         self.require("predict")
-        texts = check_texts(texts, pairs=True)
+        texts, before = check_texts(texts, pairs=True), self.prompt_of(prompt, prompt_name)
         scores = np.empty((len(texts), len(self.labels)), dtype=np.float32)
-        for rows, _, states in self.run(texts, self.texts.settings.prompt(), progress, first_only=True):
+        for rows, _, states in self.run("predict", texts, before, first_only=True, **options):
             pooled = states.pooled
             assert pooled is not None
             assert self.head is not None
@@ -160,8 +212,21 @@ class PackedModel:
             scores[rows] = ACTIVATIONS[self.about["activation"]](logits.astype(np.float64))
         return scores[:, 0] if self.kind == "cross-encoder" and len(self.labels) == 1 else scores
 
-    def rank(self, query: str, texts: Sequence[str], *, top_k: int | None = None) -> list[dict[str, Any]]:
+    def rank(
+        self,
+        query: str,
+        texts: Sequence[str],
+        *,
+        top_k: int | None = None,
+        return_documents: bool = False,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
         """Return the texts by their score with a query, the best first: {"corpus_id": index, "score": score}.
+
+        Args:
+            top_k: the most texts to return; by default all.
+            return_documents: add each text, as "text".
+            options: as for `predict`.
 
         Raises:
             TypeError: this folder is no cross-encoder, or a text is not a string.
@@ -174,13 +239,13 @@ class PackedModel:
         check_text("query", query)
         if top_k is not None:
             top_k = check_count("top_k", top_k)
-        scores = self.predict([(query, text) for text in check_texts(texts)])
-        order = np.argsort(-scores, kind="stable")[:top_k]
-        return [{"corpus_id": int(i), "score": float(scores[i])} for i in order]
+        texts = check_texts(texts)
+        scores = self.predict([(query, text) for text in texts], **options)
+        order: list[int] = np.argsort(-scores, kind="stable")[:top_k].tolist()
+        more = [{"text": texts[i]} if return_documents else {} for i in order]
+        return [{"corpus_id": i, "score": float(scores[i]), **each} for i, each in zip(order, more, strict=True)]
 
-    def tag(
-        self, texts: Sequence[str], *, progress: Progress = lambda done, total: None
-    ) -> list[list[dict[str, Any]]]:
+    def tag(self, texts: Sequence[str], **options: Unpack[RunOptions]) -> list[Spans]:
         """Return the labelled spans of each text, as transformers' pipeline with aggregation_strategy="first".
 
         Each is {"entity_group": label, "score": mean of its words', "word": text, "start": first character, "end"}.  A
@@ -188,23 +253,41 @@ class PackedModel:
 
         Raises:
             TypeError: this folder tags no words, or a text is not a string.
-            ValueError: a text holds half of a surrogate pair.
+            ValueError: a text holds half of a surrogate pair or has no tokens.
         """
         self.require("tag")
-        texts = check_texts(texts)
+        texts, unknown = check_texts(texts), self.about.get("unknown")
         found: list[Spans] = [[] for _ in texts]
-        for rows, batch, states in self.run(texts, "", progress, first_only=False):
+        for rows, batch, states in self.run("tag", texts, "", first_only=False, **options):
             assert self.head is not None
             logits = self.encoder.apply(self.head, states.tokens, self.threads).astype(np.float64)
             parts = zip(rows, batch.encodings, split_rows(logits, batch.lengths), strict=True)
             for row, encoding, each in parts:
-                found[row] = spans_of(texts[row], encoding, softmax(each), self.labels, self.texts.tokenizer)
+                words = words_of(texts[row], encoding, softmax(each), self.labels, self.texts.tokenizer, unknown)
+                found[row] = spans_of(texts[row], words)
         return found
 
     def run(
-        self, texts: Sequence[str | Pair], prompt: str, progress: Progress, *, first_only: bool
+        self,
+        call: str,
+        texts: Sequence[str | Pair],
+        prompt: str,
+        *,
+        first_only: bool,
+        skip: int = 0,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = False,
+        progress: Progress | None = None,
+        **habits: Any,
     ) -> Iterator[tuple[list[int], TokenBatch, States]]:
-        """Yield the rows of each batch, its tokens, and the encoder's output for them."""
+        """Yield the rows of each batch, its tokens, and the encoder's output for them.
+
+        Raises:
+            ValueError: a text has no tokens, or only `skip` of them, its prompt's.
+        """
+        check_options(call, habits)
+        most = math.inf if batch_size is None else check_count("batch_size", batch_size)
+        watchers = [*([print_progress] if show_progress_bar else []), *([] if progress is None else [progress])]
 
         def compute(encodings: list[Encoding]) -> tuple[TokenBatch, States]:
             batch = self.texts.batch(encodings)
@@ -213,11 +296,17 @@ class PackedModel:
         done = 0
         for start in range(0, len(texts), CHUNK):
             encodings = self.texts.encode(texts[start : start + CHUNK], prompt)
-            groups = batches([len(each) for each in encodings], self.batch_tokens)
+            lengths = [len(each) for each in encodings]
+            if (least := min(lengths)) <= skip:
+                i = start + lengths.index(least)
+                which = f"no tokens{' after its prompt' * (skip > 0)}"
+                raise ValueError(f"text {i} is {texts[i]!r:.80}, which has {which} and so no result: leave it out")
+            groups = batches(lengths, self.batch_tokens, most=most)
             for rows, (batch, states) in run_batches(encodings, groups, partial(map, compute)):
                 yield [start + row for row in rows], batch, states
                 done += len(rows)
-                progress(done, len(texts))
+                for watch in watchers:
+                    watch(done, len(texts))
 
     def require(self, call: str) -> None:
         """Raise TypeError if a folder of this kind has no such call."""
@@ -226,12 +315,11 @@ class PackedModel:
             raise TypeError(f"{self.folder} is a {self.kind}, which has no {call}(); have: {known}")
 
 
-def check_count(name: str, value: Any, most: float = math.inf) -> int:
-    """Return an integer; raise ValueError unless it is one, from 1 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
-        raise ValueError(
-            f"{name} is {value!r}; it must be an integer, 1 {'or more' if most == math.inf else f'to {most}'}"
-        )
+def check_count(name: str, value: Any, most: float = math.inf, least: int = 1) -> int:
+    """Return an integer; raise ValueError unless it is one, from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+        wanted = f"{least} {'or more' if most == math.inf else f'to {most}'}"
+        raise ValueError(f"{name} is {value!r}; it must be an integer, {wanted}")
     return int(value)
 
 
@@ -242,6 +330,10 @@ def split_rows(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
 
 def read_runtime_json(path: Path) -> dict[str, Any]:
     """Return a folder's description of itself; raise ValueError if a field breaks its rule."""
+    if not path.parent.exists():
+        raise FileNotFoundError(
+            f"there is no folder {path.parent}; `bertlite pack CHECKPOINT --out FOLDER` writes one"
+        )
     if not path.is_file():
         raise FileNotFoundError(
             f"{path.parent} is no packed folder: it has no {path.name}; write one with `bertlite pack`"
@@ -389,9 +481,10 @@ VECTORS = {
         "include_prompt": FLAG,
     },
     "after": Maybe(Each(Choice("type", STEPS))),
+    "similarity": Maybe(one_of(*SIMILARITIES)),
 }
 SCORES = {"labels": Each(NAME), "activation": one_of(*ACTIVATIONS)}
-TAGS = {"labels": Each(TEXT)}
+TAGS = {"labels": Each(TEXT), "unknown": Maybe(OrNull(TEXT))}
 TEXTS = [
     {
         "max_length": SIZE,

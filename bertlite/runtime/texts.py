@@ -1,5 +1,6 @@
 """Turn texts into token ids, as the library of the folder would, with only tokenizers."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -95,7 +96,8 @@ class Texts:
 
     def prompt_length(self, prompt: str) -> int:
         """Return the number of tokens that a prompt takes before a text, special ones before it included."""
-        return len(self.tokenizer.encode(prompt)) - 1
+        ids, added = self.tokenizer.encode(prompt).ids, self.tokenizer.get_added_tokens_decoder()
+        return len(ids) - (len(ids) > 0 and ids[-1] in added and added[ids[-1]].special)
 
     def batch(self, encodings: Several[Encoding]) -> TokenBatch:
         return TokenBatch(encodings, self.settings.segments)
@@ -148,7 +150,7 @@ def check_text(name: str, text: Any, alternative: str = "") -> None:
         ) from None
 
 
-def batches(lengths: Several[int], tokens: int, padded: bool = False) -> Iterator[list[int]]:
+def batches(lengths: Several[int], tokens: int, padded: bool = False, most: float = math.inf) -> Iterator[list[int]]:
     """Yield the indices of texts in batches of at most `tokens` tokens, the longest text first.
 
     So memory runs out in the first batch or never.  Texts of equal length keep their order.  One with more tokens is a
@@ -156,12 +158,13 @@ def batches(lengths: Several[int], tokens: int, padded: bool = False) -> Iterato
 
     Args:
         padded: each text of a batch takes as many tokens as its longest.
+        most: the number of texts that a batch may have.
     """
     batch: list[int] = []
     used = 0
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):  # stable
         needed = lengths[batch[0]] if batch and padded else lengths[i]
-        if batch and used + needed > tokens:
+        if batch and (used + needed > tokens or len(batch) >= most):
             yield batch
             batch, used, needed = [], 0, lengths[i]
         batch.append(i)

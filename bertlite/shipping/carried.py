@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from itertools import count
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -96,6 +97,8 @@ def carry_modules(source: Source, folder: Path, cls: type[BertPreTrainedModel]) 
                 module["type"] = "sentence_transformers.models.Transformer"
             copy_files(place, (str(inner / name) for name in TRANSFORMER_CONFIGS), folder, flat=True)
             module["path"] = ""  # our weights are there
+        elif not inner.name:  # a module without files of its own: those there are the model's
+            module["path"] = unused_name(modules, last_name(module["type"]))
         else:
             copy_module_folder(place, inner, folder / inner)
     copy_files(place, (SENTENCE_CONFIG,), folder)
@@ -114,8 +117,10 @@ def put_map(folder: Path, head: VectorHead) -> None:
         values = {"word_embedding_dimension": dense.values["in_features"], "pooling_mode_mean_tokens": True}
         write_json(folder / "1_Pooling" / "config.json", values)
     at = 1 + [last_name(each["type"]) for each in modules].index(POOLING)
-    if len(modules) - at < len(head.modules):
-        modules.insert(at, {"path": f"{len(modules)}_Dense", "name": "map", "type": f"{TYPES}Dense"})
+    if is_new := len(modules) - at < len(head.modules):
+        modules.insert(at, {"path": "", "type": f"{TYPES}Dense"})
+    if is_new or [each["path"] for each in modules].count(modules[at]["path"]) > 1:
+        modules[at] |= dict.fromkeys(("path", "name"), unused_name(modules, "Dense"))
     inner = folder / modules[at]["path"]
     inner.mkdir(exist_ok=True)
     for name in MODULE_FILES:
@@ -123,6 +128,12 @@ def put_map(folder: Path, head: VectorHead) -> None:
     write_json(inner / "config.json", dense.values)
     save_file(dense.state_dict(), inner / "model.safetensors")
     write_modules(folder, [{**each, "idx": i} for i, each in enumerate(modules)])
+
+
+def unused_name(modules: list[dict[str, Any]], kind: str) -> str:
+    """Return a name, such as "2_Dense", that no module of these has for itself or for its folder."""
+    taken = {each.get(what) for each in modules for what in ("path", "name")}
+    return next(name for i in count(len(modules) - 1) if (name := f"{i}_{kind}") not in taken)
 
 
 def write_modules(folder: Path, modules: list[dict[str, Any]]) -> None:

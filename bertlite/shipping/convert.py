@@ -1,6 +1,5 @@
 """Write a checkpoint of another family as a BERT checkpoint, after a comparison with transformers' own class."""
 
-import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from os import PathLike
@@ -18,13 +17,15 @@ from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
 from bertlite.shipping.card import is_pruned, needs_code
 from bertlite.shipping.carried import class_for, load_trained
-from bertlite.shipping.folder import write_model
+from bertlite.shipping.folder import check_model_folder, write_model
+from bertlite.support.contexts import own_context
 from bertlite.support.process import process_kept
 
 ALLOWED = 1e-10  # the largest difference in float64
 
 
 @process_kept()
+@own_context()
 def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, full: bool = False) -> dict[str, Any]:
     """Write a checkpoint of any family as a BERT checkpoint; see `write_model` for the files.
 
@@ -36,14 +37,13 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
         outputs in float64: from transformers' class of the family, and from transformers' BERT with the result.
 
     Raises:
-        FileExistsError: the folder is the checkpoint's own.
         FileNotFoundError: there is no such checkpoint, or it has no tokenizer.
-        ValueError: the outputs differ, and then nothing is written; or the checkpoint is not a BERT by any name.
+        ValueError: the outputs differ, and then nothing is written; or the checkpoint is not a BERT by any name; or
+            the folder is the checkpoint's own or holds something else.
     """
     source, out = Source(checkpoint), Path(folder).expanduser()
     files = find_checkpoint(source)
-    if out.exists() and any(map(out.samefile, (files.config.parent, *filter(os.path.exists, [checkpoint])))):
-        raise FileExistsError(f"{out} is the checkpoint's own folder: name another")
+    check_model_folder(out, source)
     origin, cls = Origin.read(files.config), class_for(source)
     model = load_trained(cls, checkpoint)
     differences, notes = transformers_differences(

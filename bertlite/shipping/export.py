@@ -16,24 +16,28 @@ from typing import Any
 import torch
 
 from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
-from bertlite.checkpoint.folders import carry, replacing
+from bertlite.checkpoint.folders import carry, check_output, replacing
 from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import read_json_object
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import distance, largest, rms_distance
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for, load_trained
 from bertlite.shipping.onnx import FILE, PACKAGES, Graph, load_onnx, write_onnx
+from bertlite.support.contexts import own_context
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of, write_json
 from bertlite.support.process import process_kept
 from bertlite.support.progress import Progress
 
 RECORD = "export.json"
+WHAT = "bertlite export"  # begins the record
+GRAPH = re.compile(re.escape(FILE.stem) + r"\..*")  # files of a graph
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers
 SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model has so many positions
 
 
 @process_kept()
+@own_context()
 def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, progress: bool = False) -> dict[str, Any]:
     """Write a checkpoint as ONNX, for batches and lengths of any size, in float32.
 
@@ -53,7 +57,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         ModuleNotFoundError: a package of the extra `onnx` is not installed.
         FileExistsError: the folder holds neither this checkpoint nor an export of it.
         ValueError: the graph computes other outputs than the model, and then nothing is written; or the
-            checkpoint cannot be read.
+            checkpoint cannot be read, or another program wrote the folder's graph.
     """
     for package in PACKAGES:
         import_optional(package, "the export", "onnx")
@@ -78,7 +82,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         shapes = list(graph_differences(graph, target))
         check_differences(shapes)
         record = {
-            "what": "bertlite export",
+            "what": WHAT,
             "sha256": hashes,
             "class": model_class.__name__,
             "inputs": [*graph.sample(1, 1)],
@@ -92,7 +96,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         if not in_place:
             write_beside(source, new, model)
         if (out / target.parent.name).is_dir():  # such as quantised graphs
-            carry(out / target.parent.name, target.parent, re.compile(re.escape(target.stem) + r"\..*"))
+            carry(out / target.parent.name, target.parent, GRAPH)
     return record
 
 
@@ -111,13 +115,18 @@ def check_target(source: Source, folder: Path, sha256: str) -> bool:
 
     Raises:
         FileExistsError: it is neither empty, nor the checkpoint's, nor an export of the checkpoint.
+        ValueError: another program wrote its graph, or the checkpoint is next to the graph.
     """
     place = locate(source)
+    record = folder / RECORD
+    own = record.is_file() and read_json_object(record).get("what") == WHAT
+    check_output(folder, re.compile(re.escape(RECORD)), own=own)
+    check_output(folder / FILE.parent, GRAPH, source.name, own=own)
     if isinstance(place, Folder) and folder.exists() and folder.samefile(place.path):
         return True
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
-    if (folder / RECORD).is_file() and read_json_object(folder / RECORD).get("sha256") == sha256:
+    if own and read_json_object(record).get("sha256") == sha256:
         return False
     raise FileExistsError(f"{folder} does not hold an export of this checkpoint: name another folder")
 
@@ -131,7 +140,6 @@ def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> No
     carry_modules(source, folder, type(model))
 
 
-@torch.inference_mode()
 def graph_differences(graph: Graph, path: Path) -> Iterator[dict[str, Any]]:
     """Run a written graph and the model on batches of several shapes, and yield the differences of each."""
     run, truth = load_onnx(path), copy.deepcopy(graph).double()

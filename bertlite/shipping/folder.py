@@ -10,9 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from bertlite.checkpoint.files import Source
-from bertlite.checkpoint.folders import replacing
-from bertlite.checkpoint.saving import SUPERSEDED, write_sorted_json
+from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing, locate
+from bertlite.checkpoint.folders import check_output, replacing
+from bertlite.checkpoint.saving import OPTIMISED, SUPERSEDED, write_sorted_json
 from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons, read_json_object
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.remote import MODULE, export_remote_code
@@ -24,7 +24,7 @@ from bertlite.tokenizer import BertTokenizer
 
 REPORT = "report.json"
 WRITTEN = re.compile(  # files that a new model replaces in a folder
-    rf"{SUPERSEDED.pattern}|{MODULE}\.py|modules\.json|\d+_\w+|sentence_[\w-]+_config\.json|config_sentence_transformers"
+    rf"config\.json|{SUPERSEDED.pattern}|{OPTIMISED.pattern}|{MODULE}\.py|modules\.json|\d+_\w+|sentence_[\w-]+_config\.json|config_sentence_transformers"
     rf"\.json|{REPORT}|{CARD}|tokenizer(_config)?\.json|vocab\.txt|special_tokens_map\.json"
     r"|added_tokens\.json|onnx|openvino|export\.json"
 )
@@ -65,10 +65,11 @@ def write_model(
 
     Raises:
         FileNotFoundError: the source has no tokenizer.
-        ValueError: there are more or fewer class names than labels, base_model is not a hub id, or a file of the
-            source is damaged.
+        ValueError: there are more or fewer class names than labels, base_model is not a hub id, a file of the
+            source is damaged, or the folder is the source's or holds something else.
     """
     source = source if isinstance(source, Source) else Source(source)
+    check_model_folder(folder, source)
     config = with_class_names(model.config, class_names)
     origin = read_origin(source)
     if base_model is not None:
@@ -108,6 +109,13 @@ def write_model(
         }
         write_json(new / REPORT, found)
     return folder
+
+
+def check_model_folder(folder: str | PathLike[str], source: Source) -> None:
+    """Raise ValueError if `write_model` would replace its source, or files that it did not write."""
+    report = Path(folder).expanduser() / REPORT
+    own = report.is_file() and str(read_json_object(report).get("what")).startswith("bertlite")
+    check_output(folder, WRITTEN, source.name, first_existing(locate(source), CONFIG_FILES).parent, own=own)
 
 
 def with_class_names(config: BertConfig, names: Sequence[str]) -> BertConfig:

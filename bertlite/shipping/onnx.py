@@ -63,8 +63,7 @@ class Graph(nn.Module):
                 layer.attention = OnlyBias(layer.attention.output, is_attention=True)
             if not kept_neurons(model.config, number):
                 layer.intermediate, layer.output = nn.Identity(), OnlyBias(layer.output, is_attention=False)
-        with torch.inference_mode():
-            self.outputs = tuple(self.model(**self.sample(2, 2), return_dict=True, **self.options))
+        self.outputs = tuple(self.model(**self.sample(2, 2), return_dict=True, **self.options))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
         out = self.model(input_ids, attention_mask, token_type_ids, return_dict=False, **self.options)
@@ -113,7 +112,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
     """Write an ONNX file by torch.export; graphs of the older exporter (dynamo=False) compute wrong outputs."""
     sizes = {"length": torch.export.Dim("length", min=1, max=graph.longest)}
     axes = {i: sizes.get(name) or torch.export.Dim(name, min=1) for i, name in enumerate(graph.axes)}
-    with quiet(), torch.no_grad():
+    with quiet():
         program = torch.onnx.export(
             graph,
             (),

@@ -4,47 +4,72 @@ An encoder's results are vectors (texts, D), a cross-encoder's scores (pairs,), 
 classes), and a tagger's the spans of each text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bertlite.checkpoint.files import Source, locate
 from bertlite.models.heads import CLASSES
 from bertlite.shipping.carried import class_for
+from bertlite.shipping.vectors import ACTIVATIONS, ENCODER
 from bertlite.support.extras import import_optional
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import SENTENCE_CONFIG, last_name, read_modules, read_object
+from bertlite.tokenizer.sentences import (
+    LEGACY_ENCODERS,
+    MODULES,
+    SENTENCE_CONFIG,
+    Place,
+    last_name,
+    read_modules,
+    read_object,
+)
 
 Array = NDArray[Any]
 NEAREST = 10  # neighbours of each text that are counted
 NEIGHBOURS = "ten nearest neighbours"  # name of the share that is kept
+CROSS_ENCODER = "CrossEncoder"  # sentence-transformers' type of such models
 PIPELINES = {"multi_label_classification": "Sigmoid", "regression": "Identity"}  # a pipeline's activations
 ACTIVATION_BEFORE_4 = "sbert_ce_default_activation_function"  # a key in config.json of sentence-transformers 3
 MOST = 2000  # neighbours are sought among at most so many texts
 
 
 def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
-    """Return the kind of a checkpoint, and the name of its scores' activation among torch's modules.
+    """Return the kind of a checkpoint, and the name of its scores' activation; torch's without its module.
 
     A cross-encoder is a classifier that sentence-transformers loads as one; one with a single label is.
 
     Raises:
-        ValueError: its class has no kind.
+        ValueError: its class has no kind, its labels are not numbered from 0, or it is a cross-encoder with further
+            modules.
     """
-    cls = class_for(source)
+    cls, place = class_for(source), locate(source)
     if (kind := cls.runtime_kind) is None:
         known = ", ".join(name for name, each in CLASSES.items() if each.runtime_kind)
         raise ValueError(f"{source.name} is a {cls.__name__}, not one of {known}")
-    whole, own = (read_object(locate(source), name) for name in (SENTENCE_CONFIG, "config.json"))
+    if kind != "encoder" and {*config.id2label} != {*range(config.num_labels)}:
+        keys, last = ", ".join(map(str, config.id2label)), config.num_labels - 1
+        raise ValueError(f"{source.name}: id2label in its config.json has the labels {keys}; number them 0 to {last}")
+    modules, own = read_modules(place), read_object(place, "config.json")
+    whole = read_object(place, SENTENCE_CONFIG) if modules else {}
     stated = own.get("sentence_transformers") or {}
     named = [whole.get("activation_fn"), stated.get("activation_fn"), own.get(ACTIVATION_BEFORE_4)]
-    if kind == "classifier" and (config.num_labels == 1 or stated or named[2] or read_modules(locate(source))):
-        usual = "Sigmoid" if config.num_labels == 1 else "Identity"
-        return "cross-encoder", last_name(next((name for name in named if name), usual))
-    return kind, PIPELINES.get(config.problem_type, "Softmax")
+    if kind != "classifier" or not (config.num_labels == 1 or stated or named[2] or modules):
+        return kind, PIPELINES.get(config.problem_type, "Softmax")
+
+    # If a folder names another type, sentence-transformers reads only the weights and passes over its settings.
+    found = whole.get("model_type", ENCODER) if modules else CROSS_ENCODER
+    if found != CROSS_ENCODER or len(modules) > 1:
+        types = ", ".join(module["type"] for module in modules)
+        raise ValueError(f"{source.name} is a {found} of {types}; a reranker must be a {CROSS_ENCODER} of one module")
+    usual = "Sigmoid" if config.num_labels == 1 else "Identity"
+    name = next(filter(None, named), f"{ACTIVATIONS}{usual}")
+    return "cross-encoder", last_name(name) if name.startswith(ACTIVATIONS) else name
 
 
 def longest_text(tokenizer: BertTokenizer, config: Any) -> int:
@@ -53,48 +78,73 @@ def longest_text(tokenizer: BertTokenizer, config: Any) -> int:
     return min(most, int(config.max_position_embeddings))
 
 
+def check_modules(place: Place) -> None:
+    """Raise ValueError for an encoder's module that sentence-transformers has not supported since 2020."""
+    for module in read_modules(place):
+        if last_name(module["type"]) in LEGACY_ENCODERS:
+            which = module["path"] or module["type"]
+            raise ValueError(
+                f"{place.get(MODULES)} is of sentence-transformers 0.x: change the type of {which} in it to"
+                " sentence_transformers.models.Transformer, which reads that folder"
+            )
+
+
+@contextmanager
+def named_errors(checkpoint: str) -> Iterator[None]:
+    """Raise ValueError that names a checkpoint for errors of a library that would name none."""
+    try:
+        yield
+    except (TypeError, KeyError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the library that {checkpoint} is for does not load it: {what}") from error
+
+
 @dataclass(frozen=True)
 class Original:
-    """A checkpoint as its library loads it: a SentenceTransformer, a CrossEncoder, or a pipeline of transformers.
-
-    Args:
-        labels: a classifier's labels, in the order of its outputs.
-    """
+    """A checkpoint as its library loads it: a SentenceTransformer, a CrossEncoder, or a pipeline of transformers."""
 
     kind: str
     library: str
     model: Any
-    labels: tuple[str, ...] = ()
 
     @classmethod
-    def load(cls, checkpoint: str, kind: str, longest: int, labels: Sequence[str] = (), device: str = "cpu") -> Any:
+    def load(
+        cls, checkpoint: str, kind: str, longest: int, device: str = "cpu", dtype: torch.dtype | str | None = None
+    ) -> Any:
         """Load a checkpoint, pruned ones too.
 
         Args:
             longest: the number of tokens to truncate texts to.
+            dtype: the dtype to compute in; by default the library's, which is the weights' in transformers 5.
 
         Raises:
             ModuleNotFoundError: the library is not installed.
+            ValueError: its library cannot load it.
         """
         from bertlite.hf.registry import registered
 
-        with registered():  # so that pruned checkpoints load
+        given: dict[str, Any] = {} if dtype is None else {"model_kwargs": {"dtype": dtype}}
+        with registered(), named_errors(checkpoint):  # so that pruned checkpoints load
             if kind in ("encoder", "cross-encoder"):
+                check_modules(locate(Source(checkpoint)))
                 library = import_optional("sentence_transformers", f"running this {kind}", "embed")
-                if kind == "encoder":
-                    model = library.SentenceTransformer(checkpoint, device=device)
-                    model.max_seq_length = min(model.max_seq_length or longest, longest)
-                else:
-                    model = library.CrossEncoder(checkpoint, device=device, max_length=longest)
+                make = library.SentenceTransformer if kind == "encoder" else library.CrossEncoder
+                model = make(checkpoint, device=device, **given)
+                model.max_seq_length = min(model.max_seq_length or longest, longest)
+                model.tokenizer.padding_side = "right"  # on the left it would shift absolute positions
                 return cls(kind, "sentence-transformers", model)
+
             transformers = import_optional("transformers", f"running this {kind}", "hf")
             if kind == "tagger":
                 how: dict[str, Any] = {"task": "token-classification", "aggregation_strategy": "first"}
             else:
                 how = {"task": "text-classification", "top_k": None}
-            model = transformers.pipeline(model=checkpoint, device=device, **how)
+            model = transformers.pipeline(model=checkpoint, device=device, **how, **given)
             model.tokenizer.model_max_length = longest
-            return cls(kind, "transformers", model, tuple(labels))
+            config = model.model.config
+            each = config.id2label.items()  # two labels of a classifier may have one name
+            config.id2label = {i: i if kind == "classifier" else str(name) for i, name in each}
+            return cls(kind, "transformers", model)
 
     def results(self, texts: Sequence[Any], **options: Any) -> Any:
         """Return the results for texts, or for pairs of them.
@@ -111,10 +161,8 @@ class Original:
         asked = [
             text if isinstance(text, str) else dict(zip(("text", "text_pair"), text, strict=True)) for text in texts
         ]
-        found = [
-            {each["label"]: each["score"] for each in row} for row in self.model(asked, truncation=True, **options)
-        ]
-        return np.array([[row[label] for label in self.labels] for row in found])
+        found = self.model(asked, truncation=True, **options)
+        return np.array([[each["score"] for each in sorted(row, key=itemgetter("label"))] for row in found])
 
 
 def pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
@@ -154,8 +202,9 @@ def kept_neighbours(found: Array, wanted: Array) -> Array:
 
 
 def unit_vectors(vectors: Array) -> Array:
-    """Return vectors with length 1."""
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    """Return vectors with length 1, in float64."""
+    exact = np.asarray(vectors, np.float64)
+    return exact / np.linalg.norm(exact, axis=1, keepdims=True)
 
 
 def same_labels(found: Array, wanted: Array) -> float:

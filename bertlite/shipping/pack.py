@@ -5,6 +5,7 @@ CrossEncoder or a pipeline of transformers.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -17,13 +18,13 @@ from torch import nn
 
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source, locate
-from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.checkpoint.reading import State
-from bertlite.checkpoint.saving import dtype_name
+from bertlite.checkpoint.saving import OPTIMISED, dtype_name
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.native.linear import kernel_activation
 from bertlite.inference.native.rounding import Sample
-from bertlite.inference.native.saving import REPLACED, write_packed
+from bertlite.inference.native.saving import CHECKPOINT, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel
@@ -33,14 +34,17 @@ from bertlite.runtime.texts import check_texts
 from bertlite.shipping.carried import carry_tokenizer, class_for
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
+from bertlite.support.contexts import own_context
 from bertlite.support.files import to_json, write_json
 from bertlite.support.process import process_kept
 from bertlite.support.progress import Progress
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import SENTENCE_CONFIG, read_object, read_pooling
+from bertlite.tokenizer.files import SUPERSEDED
+from bertlite.tokenizer.sentences import read_pooling
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
+PACKED = re.compile(rf"{OPTIMISED.pattern}|tokenizer(_config)?\.json|{SUPERSEDED.pattern}")  # files of a packed folder
 WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that no one has read since."
 TEXTS = (  # to compare results on: from an empty text to the longest
     *("", " ", "a", "Time flies like an arrow.", "[SEP] İstanbul [MASK] ΑΣ"),
@@ -52,6 +56,7 @@ SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  #
 
 
 @process_kept()
+@own_context()
 def pack(
     checkpoint: str | PathLike[str],
     folder: str | PathLike[str],
@@ -86,27 +91,31 @@ def pack(
         ValueError: the runtime cannot compute this checkpoint, there are no texts, or results differ: nothing is
             written then.
     """
-    source, numbers = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32
+    source, numbers, out = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32, Path(folder).expanduser()
+    check_output(out, CHECKPOINT, checkpoint, own=False)
+    check_output(out, PACKED, checkpoint, texts, own=(out / ABOUT).exists())
     about, after = describe_checkpoint(source)
-    given, kind, sample = texts_to_compare(texts), about["kind"], None
+    given, kind = texts_to_compare(texts, BertTokenizer.from_pretrained(source.name)), about["kind"]
     texts, fitted = texts_to_fit(given) if numbers == torch.int8 else (given, [])
-    original = Original.load(fspath(checkpoint), kind, about["texts"]["max_length"], about.get("labels", ()))
+    original = Original.load(fspath(checkpoint), kind, about["texts"]["max_length"], dtype=torch.float32)
+
     with Progress(None, "", what="pack", shown=progress) as bar:
         bar.stage(f"comparing results in float32 with {original.library}")
         wanted = original.results(as_taken(kind, texts))
+        if kind != "tagger" and not np.isfinite(wanted).all():
+            raise ValueError(f"results of {checkpoint} in {original.library} are not finite: repair its weights")
         with TemporaryDirectory(prefix="bertlite-pack-") as exact:
             write(source, Path(exact), about, after, torch.float32, reproducible)
             packed = PackedModel(exact)
             error = largest_difference(results(packed, texts), wanted)
-            if fitted:
-                sample = sample_of(packed, fitted)
+            sample = sample_of(packed, fitted) if fitted else None
         if not error <= ALLOWED:  # nan too
             raise ValueError(
                 f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original.library},"
                 f" more than {ALLOWED:g}: nothing was written"
             )
-        out = Path(folder).expanduser()
-        with replacing(out, superseded=REPLACED) as new:
+
+        with replacing(out, superseded=PACKED) as new:
             bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
             rounding = write(source, new, about, after, numbers, reproducible, sample)
             bar.stage(f"comparing results in {dtype_name(numbers)}")
@@ -125,12 +134,20 @@ def pack(
     }
 
 
-def texts_to_compare(given: str | PathLike[str] | Iterable[str] | None) -> list[str]:
-    """Return the given texts, a file's or the built-in ones; raise ValueError if there are none."""
+def texts_to_compare(
+    given: str | PathLike[str] | Iterable[str] | None, tokenizer: BertTokenizer | None = None
+) -> list[str]:
+    """Return the given texts, a file's or the built-in ones; raise ValueError if there are none.
+
+    Args:
+        tokenizer: it leaves out built-in texts that have no tokens.
+    """
     if isinstance(given, str | PathLike):
         texts = [text for _, (text,) in read_rows(Table(Path(given), [("text", TEXT)]))]
     else:
         texts = check_texts(TEXTS if given is None else given)
+    if given is None and tokenizer is not None:
+        texts = [text for text, ids in zip(texts, tokenizer(texts)["input_ids"], strict=True) if ids]
     if not texts:
         raise ValueError(f"{given} has no texts to compare; leave texts out for the built-in ones")
     return texts
@@ -192,11 +209,12 @@ def describe_checkpoint(source: Source) -> tuple[dict[str, Any], State]:
     """Return the runtime's description of a checkpoint, without the model, and the tensors of steps after pooling."""
     tokenizer, config, place = BertTokenizer.from_pretrained(source.name), read_config(source), locate(source)
     sentences, (kind, activation) = tokenizer.sentences, checkpoint_kind(source, config)
+    sentences.check()
     texts = {
         "max_length": longest_text(tokenizer, config),
         "lower_case": sentences.do_lower_case,
         "segments": "token_type_ids" in tokenizer.model_input_names,
-        "truncation_side": tokenizer.truncation_side,
+        "truncation_side": tokenizer.text_settings["truncation_side"],
         "prompts": dict(sentences.prompts),
         "default_prompt": sentences.default_prompt_name,
     }
@@ -204,12 +222,12 @@ def describe_checkpoint(source: Source) -> tuple[dict[str, Any], State]:
     if kind == "encoder":
         head = read_head(fspath(source.name))
         steps, after = head_steps(head, fspath(source.name))
-        if size := read_object(place, SENTENCE_CONFIG).get("truncate_dim"):
-            steps.append({"type": "truncate", "size": size})
         pooling = {"modes": list(head.pooling), "include_prompt": read_pooling(place)[1]}
-        return {**about, "pooling": pooling, "after": steps}, after
-    labels = [config.id2label[i] for i in range(config.num_labels)]
-    if activation not in SCORES:
+        return {**about, "pooling": pooling, "after": steps, "similarity": head.similarity}, after
+    labels = [str(config.id2label[i]) for i in range(config.num_labels)]
+    if kind == "tagger":
+        about["unknown"] = tokenizer.unk_token
+    elif activation not in SCORES:
         raise ValueError(f"{source.name} has the activation {activation}; the runtime has {', '.join(SCORES)}")
     return {**about, "labels": labels, "activation": SCORES[activation]}, {}
 
@@ -230,8 +248,10 @@ def head_steps(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State
             steps.append({"type": "dense", "name": str(i), "activation": act, **sizes})
             tensors |= {f"{i}.{part}": x.detach() for part, x in linear.named_parameters()}
         elif not isinstance(module, nn.Identity):
-            raise ValueError(f"{name} has a {module!r} after its pooling, which the runtime lacks: use it with torch")
-    return steps, tensors
+            residual = " and a residual" if hasattr(module, "residual") else ""
+            what = f"Dense with {module.act}{residual}" if isinstance(module, Dense) else "LayerNorm"
+            raise ValueError(f"{name} has a {what} after its pooling, which the runtime lacks: use it with torch")
+    return steps + ([] if head.size is None else [{"type": "truncate", "size": head.size}]), tensors
 
 
 # Results
@@ -248,9 +268,9 @@ def results(packed: PackedModel, texts: Sequence[str]) -> Any:
 
 
 def largest_difference(found: Any, wanted: Any) -> float:
-    """Return the largest difference, relative to the largest number; for other spans, infinity."""
+    """Return the largest difference, relative to the largest number if that is not 0; for other spans, infinity."""
     if isinstance(found, list):
         scores = [np.array([each["score"] for row in x for each in row]) for x in (found, wanted)]
         same = spans(found) == spans(wanted)
         return float(np.abs(scores[0] - scores[1]).max(initial=0)) if same else float("inf")
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    return float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from bertlite.checkpoint.files import WEIGHT_FILES, Source, locate
 from bertlite.checkpoint.reading import read_weights
 from bertlite.config import read_json_object
-from bertlite.inference.pooling import pool_states
+from bertlite.inference.pooling import VECTOR, pool_states
 from bertlite.runtime.pooling import POOLINGS
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import (
@@ -29,8 +29,9 @@ from bertlite.tokenizer.sentences import (
     read_pooling,
 )
 
+ENCODER = "SentenceTransformer"  # the type of models that make vectors
 LIBRARY = "sentence_transformers."  # its modules are in it; modules of other libraries may have the same names
-ACTIVATIONS = "torch.nn.modules."
+ACTIVATIONS = "torch.nn."
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # as in sentence-transformers
     "cosine": F.cosine_similarity,
     "dot": lambda a, b: (a * b).sum(1),
@@ -47,13 +48,15 @@ class VectorHead:
         pooling: names of POOLINGS; their vectors are concatenated.
         skip: the number of tokens at the beginning that are not pooled, such as a prompt's.
         modules: applied in turn to the pooled vectors.
-        similarity: the similarity of two vectors, a name of SIMILARITIES.
+        size: the number of numbers to keep of the result; None keeps all.
+        similarity: the similarity of two vectors, a name of SIMILARITIES, in float64.
         name: for records.
     """
 
     pooling: tuple[str, ...] = ("mean",)
     skip: int = 0
     modules: tuple[nn.Module, ...] = ()
+    size: int | None = None
     similarity: str = "cosine"
     name: str = "mean"
 
@@ -62,11 +65,11 @@ class VectorHead:
         x = pool_states(states, mask, self.pooling, self.skip)
         for module in self.modules:
             x = module.to(x.device, x.dtype)(x)
-        return x
+        return x[:, : self.size]
 
     def compare(self, one: Tensor, other: Tensor) -> Tensor:
         """Return the similarity of vectors, (B, D') and (B, D') -> (B,)."""
-        return SIMILARITIES[self.similarity](one, other)
+        return SIMILARITIES[self.similarity](one.double(), other.double())
 
 
 MEAN = VectorHead()
@@ -79,37 +82,53 @@ def read_head(checkpoint: str) -> VectorHead:
     """Read how a checkpoint makes vectors: by the mean of its states, unless sentence-transformers' files say more.
 
     Raises:
-        ValueError: it makes a vector for each token, as ColBERT does, or has a module that is not supported here.
+        ValueError: it makes a vector for each token, as ColBERT does, or has a module or an entry that is not
+            supported here.
     """
     place = locate(Source(checkpoint))
     kinds = [(module["type"], str(PurePosixPath(module["path"]))) for module in read_modules(place)]
-    values = read_object(place, SENTENCE_CONFIG)
     pooling, pools_prompt = read_pooling(place)
     if (kinds and not pooling) or "HF_ColBERT" in (read_object(place, "config.json").get("architectures") or []):
         raise ValueError(f"{checkpoint} makes no vector of a whole text, since it has no Pooling (is it a ColBERT?)")
     if not kinds:
         return MEAN
-    known = {POOLING, *MODULES}
-    ours = (kind.startswith(LIBRARY) and (is_encoder(kind) or last_name(kind) in known) for kind, _ in kinds)
-    if others := [kind for (kind, _), each in zip(kinds, ours, strict=True) if not each]:
-        raise ValueError(f"{checkpoint} has {' and '.join(others)}; vectors are made by {', '.join(sorted(known))}")
-    at = [last_name(kind) for kind, _ in kinds].index(POOLING)
-    modules = tuple(MODULES[last_name(kind)](place, inner) for kind, inner in kinds[at + 1 :])
+
+    # The encoder comes first, then its Pooling, then modules that change pooled vectors.
+    names = [last_name(kind) for kind, _ in kinds]
+    at = names.index(POOLING)
+    known = [is_encoder(names[0]), *[False] * (at - 1), True, *(name in MODULES for name in names[at + 1 :])]
+    others = [
+        kind + " before its Pooling" * (0 < i < at)
+        for i, ((kind, _), each) in enumerate(zip(kinds, known, strict=False))
+        if not (each and kind.startswith(LIBRARY))
+    ]
+    if others:
+        what = f"vectors are made by an encoder, its Pooling, then {', '.join(sorted(MODULES))}"
+        raise ValueError(f"{checkpoint} has {' and '.join(others)}; {what}")
+    modules = tuple(read_module(last_name(kind), place, inner) for kind, inner in kinds[at + 1 :])
     if unknown := {*pooling} - {*POOLINGS}:
         raise ValueError(f"{checkpoint} pools by {', '.join(sorted(unknown))}; known are {', '.join(POOLINGS)}")
-    similarity = values.get("similarity_fn_name") or "cosine"
+
+    values = read_object(place, SENTENCE_CONFIG)
+    if (kind := values.get("model_type", ENCODER)) != ENCODER:
+        raise ValueError(f"{checkpoint} is a {kind} of modules, {', '.join(names)}; its vectors are no {ENCODER}'s")
+    size, similarity = values.get("truncate_dim"), values.get("similarity_fn_name") or "cosine"
+    if size is not None and not (isinstance(size, int) and size > 0):
+        raise ValueError(f"{checkpoint}: truncate_dim is {size!r} in {SENTENCE_CONFIG}; it must be 1 or more")
     if similarity not in SIMILARITIES:
         raise ValueError(f"{checkpoint} compares by {similarity!r}; known are {', '.join(SIMILARITIES)}")
     skip = 0 if pools_prompt else prompt_length(checkpoint)
-    name = ", ".join(["+".join(pooling), *(last_name(kind) for kind, _ in kinds[at + 1 :] if "Normalize" not in kind)])
-    return VectorHead(tuple(pooling), skip, modules, similarity, name)
+    name = ", ".join(["+".join(pooling), *(name for name in names[at + 1 :] if name != "Normalize")])
+    return VectorHead(tuple(pooling), skip, modules, size, similarity, name)
 
 
 def prompt_length(checkpoint: str) -> int:
-    """Return the number of tokens up to the end of the default prompt, special ones included; 0 without a prompt."""
+    """Return the number of tokens of the default prompt before a text, special ones before it included."""
     tokenizer = BertTokenizer.from_pretrained(checkpoint)
-    [ids] = tokenizer.encode_texts([""])["input_ids"]
-    return len(ids) - (ids[-1] in tokenizer.all_special_ids) if tokenizer.sentences.prompt else 0
+    if not tokenizer.sentences.prompt:
+        return 0
+    [ids] = tokenizer.encode_texts([""], tokenizer.sentences.max_seq_length)["input_ids"]
+    return len(ids) - (not {*ids[-1:]}.isdisjoint(tokenizer.all_special_ids))
 
 
 class Dense(nn.Module):
@@ -150,20 +169,25 @@ class Normalize(nn.Module):
         return F.normalize(x, dim=-1)
 
 
-def read_module(make: Callable[[Mapping[str, Any]], nn.Module], place: Place, inner: str) -> nn.Module:
-    """Read a module of sentence-transformers with its weights.
+def read_module(kind: str, place: Place, inner: str) -> nn.Module:
+    """Read a module of sentence-transformers with its weights; one that leaves vectors as they are is an Identity.
 
     Raises:
-        ValueError: it has no weights, or weights of another shape; or it reads or writes more than vectors of texts.
+        ValueError: it has no weights, or weights of another shape; or it makes vectors of other features.
     """
-    found = [place.get(f"{inner}/{name}") for name in ("config.json", *WEIGHT_FILES)]
-    config, weights = found[0], next(filter(None, found[1:]), None)
+    config = place.get(f"{inner}/config.json")
+    values = {} if config is None else read_json_object(config)
+    takes = values.get("module_input_name") or VECTOR
+    if (values.get("module_output_name") or takes) != VECTOR:
+        return nn.Identity()  # a later module that made vectors of its output would be refused
+    if takes != VECTOR:
+        raise ValueError(f"{config}: this {kind} makes {VECTOR} of {takes}; here modules make it of itself")
+
+    if (make := MODULES[kind]) in (Normalize, nn.Identity):
+        return make()
+    weights = next(filter(None, (place.get(f"{inner}/{name}") for name in WEIGHT_FILES)), None)
     if config is None or weights is None:
         raise ValueError(f"{inner}, a module of sentence-transformers, lacks its config.json or its weights")
-    values = read_json_object(config)
-    ends = [values.get(name) or "sentence_embedding" for name in ("module_input_name", "module_output_name")]
-    if {*ends} != {"sentence_embedding"}:
-        raise ValueError(f"{config} makes {ends[1]} of {ends[0]}; here modules make sentence_embedding of itself")
     module = make(values)
     try:
         module.load_state_dict(read_weights(Path(weights)))
@@ -195,9 +219,4 @@ def with_map(head: VectorHead, linear: nn.Linear) -> VectorHead:
     return replace(head, modules=(found.eval().requires_grad_(False), *others), name=f"{head.name}, mapped")
 
 
-MODULES: dict[str, Callable[[Place, str], nn.Module]] = {
-    "Dense": lambda place, inner: read_module(Dense, place, inner),
-    "LayerNorm": lambda place, inner: read_module(Norm, place, inner),
-    "Normalize": lambda place, inner: Normalize(),
-    "Dropout": lambda place, inner: nn.Identity(),
-}
+MODULES = {"Dense": Dense, "Dropout": nn.Identity, "LayerNorm": Norm, "Normalize": Normalize}

@@ -158,7 +158,8 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
         raise ValueError(
             f"{'the sequences are' if in_rows else 'the longest sequence is'} {longest} tokens long"
             f"{f', after {past} in the cache' if past else ''}; this model takes 1 to"
-            f" {config.max_position_embeddings} (max_position_embeddings): truncate them"
+            f" {config.max_position_embeddings} (max_position_embeddings):"
+            f" {'truncate them' if longest else 'leave texts without tokens out'}"
         )
     for name, ids, field in (
         ("token_type_ids", args.token_type_ids, "type_vocab_size"),

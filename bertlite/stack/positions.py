@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bertlite.runtime.shapes import Shape
 
 BUCKETS = 32  # MPNet sorts distances into so many
+Project = Callable[[nn.Linear], Tensor]  # returns the encoder's table, normalised and projected, (R, outputs)
 ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> added to (B, N, S, K)
 
 
@@ -54,8 +55,8 @@ class Distances:
         """Return the function that computes the score bias; `inputs` is the layer's `LayerContext`."""
         raise NotImplementedError
 
-    def packed(self, attention: Any, shape: "Shape", table: Tensor | None) -> dict[str, Tensor]:
-        """Return what the native kernels take, by names or kinds of `runtime.shapes`; `table` is the encoder's."""
+    def packed(self, attention: Any, shape: "Shape", project: Project) -> dict[str, Tensor]:
+        """Return what the native kernels take, by names or kinds of `runtime.shapes`."""
         return {}
 
 
@@ -72,7 +73,7 @@ class VectorDistances(Distances):
         rows = inputs.distances(q, k) + attention.distance_embedding.num_embeddings // 2
         return partial(relative_scores, table=attention.distance_embedding(rows).to(q.dtype), with_keys=self.with_keys)
 
-    def packed(self, attention: Any, shape: "Shape", table: Tensor | None) -> dict[str, Tensor]:
+    def packed(self, attention: Any, shape: "Shape", project: Project) -> dict[str, Tensor]:
         weight = attention.distance_embedding.weight
         return {"distances": pad(weight.flip(0), (0, shape.padded_head - shape.head_size))}
 
@@ -104,7 +105,7 @@ class BucketedDistances(Distances):
         bias = attention.distance_embedding(buckets).permute(2, 0, 1)[None].to(q.dtype)
         return lambda q, k: bias[..., : q.shape[-2], : k.shape[-2]]
 
-    def packed(self, attention: Any, shape: "Shape", table: Tensor | None) -> dict[str, Tensor]:
+    def packed(self, attention: Any, shape: "Shape", project: Project) -> dict[str, Tensor]:
         distances = torch.arange(shape.max_positions - 1, -shape.max_positions, -1, device="cpu")
         bias = attention.distance_embedding.weight[distance_buckets(distances)].T  # (N, 2 P - 1)
         return {"distance_bias": bias.flatten()}
@@ -154,7 +155,8 @@ class DisentangledDistances(Distances):
             )
         distances, size, device = inputs.distances(q, k), attention.attention_head_size, q.device
         row = table.rows.to(device)[distances + table.rows.shape[0] // 2]
-        found = project_table(attention, attention.pos_dropout(table.vectors.to(device)))
+        vectors = attention.pos_dropout(table.vectors.to(device))
+        found = project_table(attention, lambda part: part(vectors))
 
         def scores(q: Tensor, k: Tensor) -> Tensor:
             at, parts = row[: q.shape[-2], : k.shape[-2]], []
@@ -166,13 +168,13 @@ class DisentangledDistances(Distances):
 
         return scores
 
-    def packed(self, attention: Any, shape: "Shape", table: Tensor | None) -> dict[str, Tensor]:
+    def packed(self, attention: Any, shape: "Shape", project: Project) -> dict[str, Tensor]:
         """Return each head's projection of the encoder's table, the largest distance first, and the row of each."""
-        assert table is not None  # an encoder of this kind has one
-        room = (0, shape.padded_head - shape.head_size, 0, shape.table_rows - len(table))
-        found = {kind: pad(x.flip(2).mT, room).flatten(0, 1) for kind, x in project_table(attention, table).items()}
+        rows = 2 * (shape.buckets or shape.reach)
+        room = (0, shape.padded_head - shape.head_size, 0, shape.table_rows - rows)
+        found = {kind: pad(x.flip(2).mT, room).flatten(0, 1) for kind, x in project_table(attention, project).items()}
         distances = torch.arange(shape.reach, -shape.reach - 1, -1, device="cpu")
-        return {**found, "distance_rows": len(table) - 1 - table_rows(distances, shape.buckets, shape.reach)}
+        return {**found, "distance_rows": rows - 1 - table_rows(distances, shape.buckets, shape.reach)}
 
 
 def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:
@@ -186,13 +188,8 @@ def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:
     table = encoder.rel_embeddings.weight
     if known and keys and not encoder.training:
         rows, table = rows - rows[0], table[int(rows[0]) : int(rows[-1]) + 1]
-    return DistanceTable(normalised(encoder, table), rows.to(x.device, non_blocking=True))
-
-
-def normalised(encoder: Any, table: Tensor) -> Tensor:
-    """Return rows of the encoder's table, normalised for the layers."""
     norm = getattr(encoder, "LayerNorm", None)
-    return table if norm is None else norm(table)
+    return DistanceTable(table if norm is None else norm(table), rows.to(x.device, non_blocking=True))
 
 
 def table_rows(distances: Tensor, buckets: int, farthest: int) -> Tensor:
@@ -211,11 +208,11 @@ def table_rows(distances: Tensor, buckets: int, farthest: int) -> Tensor:
     return (distances + span).clamp(0, 2 * span - 1)
 
 
-def project_table(attention: Any, vectors: Tensor) -> dict[str, Tensor]:
-    """Project the vectors of distances, (R, D), to heads; return {kind of scores: (N, H, R)}."""
+def project_table(attention: Any, project: Project) -> dict[str, Tensor]:
+    """Return the encoder's table as it is projected to heads, {kind of scores: (N, H, R)}."""
     own, heads = attention, (-1, attention.attention_head_size)
     projections = {"c2p": getattr(own, "pos_key_proj", own.key), "p2c": getattr(own, "pos_query_proj", own.query)}
-    return {kind: projections[kind](vectors).unflatten(-1, heads).permute(1, 2, 0) for kind in own.pos_att_type}
+    return {kind: project(projections[kind]).unflatten(-1, heads).permute(1, 2, 0) for kind in own.pos_att_type}
 
 
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,9 +7,19 @@ from importlib import import_module
 from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from bertlite.support.habits import habit_hint
+
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, if this is one
+
+
+class CallableModule(ModuleType):
+    """A package with the name of a function in it, such as bertlite.embed: who calls it calls the function."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **options)
 
 
 def import_public(package: str, name: str) -> Any:
@@ -28,7 +38,7 @@ def import_public(package: str, name: str) -> Any:
     elif name in homes:
         value = getattr(import_module(homes[name]), name)
     else:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{habit_hint(name)}")
     setattr(sys.modules[package], name, value)
     return value
 

@@ -42,6 +42,7 @@ is_tracing = lookup("jit.is_tracing", lambda: False)
 dispatch_mode = lookup("_C._get_dispatch_mode", lambda key: None)  # None if no such mode is active
 MODES = (lookup("_C._TorchDispatchModeKey.FAKE"), lookup("_C._TorchDispatchModeKey.PROXY"))
 TRACERS = tuple(mode for mode in MODES if mode is not None)  # as make_fx and export use them
+autocast_devices = lookup("_C._autocast_supported_devices", lambda: ["cpu", "cuda"])
 transform_level = lookup("_C._functorch.maybe_current_level", lambda: None)  # None outside torch.func
 is_wrapped = lookup("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: False)
 is_batched = lookup("_C._functorch.is_batchedtensor", lambda tensor: False)

@@ -7,13 +7,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import index
+from operator import index, itemgetter
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertlite.checkpoint.files import Folder, Repository
-from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.config import read_json_object
 from bertlite.tokenizer.encoding import explained_errors
 from bertlite.tokenizer.sentences import read_object
@@ -241,15 +241,23 @@ def make_backend(content: Mapping[str, Any], given: Mapping[str, Any]) -> "Token
 
 
 def write_files(folder: Path, backend: "Tokenizer", config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Write a tokenizer's files into a folder, in one step, and return their paths; other files are kept."""
+    """Write a tokenizer's files into a folder, in one step, and return their paths; other files are kept.
+
+    Raises:
+        ValueError: it is a packed folder, whose tokenizer belongs to its weights.
+    """
     from tokenizers.models import WordPiece
 
-    ids = sorted(backend.get_vocab(with_added_tokens=False).values())
+    check_output(folder, re.compile(r"runtime\.json"), own=False)
+    vocab = sorted(backend.get_vocab(with_added_tokens=False).items(), key=itemgetter(1))
+    texts = {
+        "tokenizer.json": backend.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False) + "\n",
+    }
+    if isinstance(backend.model, WordPiece) and [i for _, i in vocab] == list(range(len(vocab))):
+        texts["vocab.txt"] = "".join(f"{token}\n" for token, _ in vocab)
     with replacing(folder, superseded=SUPERSEDED) as new:
-        backend.save(str(new / "tokenizer.json"))
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (new / "tokenizer_config.json").write_text(text, encoding="utf-8")
-        if isinstance(backend.model, WordPiece) and ids == list(range(len(ids))):
-            backend.model.save(str(new))  # vocab.txt
+        for name, text in texts.items():  # the folder's name need not be UTF-8, as for the library's own `save`
+            (new / name).write_text(text, encoding="utf-8", newline="\n")
         written = sorted(path.name for path in new.iterdir())
     return tuple(str(folder / name) for name in written)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bertlite.checkpoint.files import Source, first_existing, locate
 from bertlite.checkpoint.hub import push_folder
+from bertlite.support.habits import check_habits, habit_hint
 from bertlite.tokenizer import encoding, files
 from bertlite.tokenizer.encoding import BatchEncoding, Ids, Text, look_up, to_lists
 from bertlite.tokenizer.files import NO_LIMIT, NORMALIZER, ROLES, SIDES
@@ -52,6 +53,7 @@ class BertTokenizer:
 
     model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
     clean_up_tokenization_spaces: bool = False
+    truncation_side: str
     sentences = SentenceSettings()
     _stated: Mapping[str, Any] = MappingProxyType({})  # stated by its tokenizer_config.json
 
@@ -117,6 +119,7 @@ class BertTokenizer:
         place = locate(Source(source, revision, subfolder, None, cache_dir, token, local_files_only))
         named = [Path(source).name] if Path(source).expanduser().is_file() else ["tokenizer.json", "vocab.txt"]
         found = first_existing(place, named)
+        check_habits(settings)
         inspect.signature(cls).bind_partial(**settings)  # raises TypeError for an unknown one
         with files.errors_with_path(found):
             content, stated, config = files.read_files(place, found)
@@ -130,7 +133,7 @@ class BertTokenizer:
                 _stated={name: value for name, value in config.items() if name not in files.NOT_KEPT},
                 model_input_names=files.input_names(place, config),
                 clean_up_tokenization_spaces=bool(config.get("clean_up_tokenization_spaces")),
-                sentences=read_sentences(place, tokenizer.model_max_length),
+                sentences=read_sentences(place, tokenizer.model_max_length, files.read_positions(place)),
             )
             if lacking := [each for each in files.extra_tokens(config) if each not in tokenizer.all_special_tokens]:
                 tokenizer.add_tokens(lacking, special_tokens=True)
@@ -140,13 +143,18 @@ class BertTokenizer:
         """Return the token of a role, or its id."""
         role = name.removesuffix("_id")
         if role not in ROLES:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            raise AttributeError(f"{type(self).__name__} has no {name!r}{habit_hint(name)}")
         token = self.special_tokens_map.get(role)
         return token if role == name or token is None else self.backend_tokenizer.token_to_id(token)
 
     def __len__(self) -> int:
         """Return the number of tokens, added ones included."""
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens without added ones."""
+        return self.backend_tokenizer.get_vocab_size(with_added_tokens=False)
 
     def get_vocab(self) -> dict[str, int]:
         """Return {token: id}, added tokens included."""
@@ -290,7 +298,8 @@ class BertTokenizer:
     def text_settings(self) -> dict[str, Any]:
         """All settings that turn texts into ids and back, without the tokenizer's parts; JSON-ready."""
         names = ("model_input_names", "model_max_length", *SIDES, "clean_up_tokenization_spaces")
-        return {**{name: getattr(self, name) for name in names}, **asdict(self.sentences)}
+        stated = {name: x for name, x in asdict(self.sentences).items() if name not in ("fault", *SIDES) or x}
+        return {**{name: getattr(self, name) for name in names}, **stated}
 
     def encode_texts(
         self,
@@ -303,19 +312,27 @@ class BertTokenizer:
         """Encode texts or pairs like the library that the checkpoint is for.
 
         If that is sentence-transformers, texts get the prompt of `sentences` (in a pair only the first does), and are
-        lower-cased if it says so.
+        lower-cased and truncated as it says.
 
         Args:
             max_length: the length, in tokens, to truncate to; None does not truncate.
             prompt: a prompt to use instead of the default one.
             options: arguments of `__call__`; lists of words get no prompt.
+
+        Raises:
+            ValueError: as for `__call__`; or sentence-transformers obeys an entry of its files that bertlite does not.
         """
+        self.sentences.check()
         prompt, backend = self.sentences.prompt if prompt is None else prompt, self.backend_tokenizer
         if prompt and not options.get("is_split_into_words"):
             texts = [f"{prompt}{t}" if isinstance(t, str) else (f"{prompt}{t[0]}", *t[1:]) for t in texts]
         options |= {} if max_length is None else {"truncation": True, "max_length": max_length}
         with self._lock, encoding.lower_casing(backend) if self.sentences.do_lower_case else nullcontext():
-            return self(texts, **options)
+            own, self.truncation_side = self.truncation_side, self.text_settings["truncation_side"]
+            try:
+                return self(texts, **options)
+            finally:
+                self.truncation_side = own
 
     def _limit(self, strategy: str | None, target: str | None, max_length: int | None, framing: int) -> int:
         """Return the length of sequences with their `framing` special tokens; 0 for no limit."""

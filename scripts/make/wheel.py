@@ -3,14 +3,17 @@
     python -m scripts.make.wheel                            # dist/bertlite-….whl, for Linux on this machine
     python -m scripts.make.wheel --platform linux-aarch64   # compiled by CXX, or else by aarch64-linux-gnu-g++
     python -m scripts.make.wheel --runtime                  # bertlite_runtime-….whl, which needs no torch
+    python -m scripts.make.wheel --runtime --here           # kernels for this kind of processor alone, in a minute
     python -m scripts.make.wheel --runtime --platform macos-arm64   # compiled by CXX, or else by PyPI's ziglang
 
-The kernels are compiled for every kind of processor.  A wheel is written only if they are all there and need no more
-of a system than its tag says.  Wheels for macOS and Windows say that they have not been run.
+It needs `pip install build hatchling lief`, and a C++ compiler.  The kernels are compiled for every kind of processor,
+as many at once as there are cores: some minutes on two.  A wheel is written only if they are all there and need no
+more of a system than its tag says.  Wheels for macOS and Windows say that they have not been run.
 """
 
 import argparse
 import inspect
+import logging
 import os
 import platform
 import re
@@ -21,14 +24,25 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
 from bertlite import __version__
-from bertlite.runtime.library import CHECKSUM_SIZE, INSTRUCTION_SETS, PREBUILT, compile_kernels, crc_of, file_name
+from bertlite.runtime.library import (
+    CHECKSUM_SIZE,
+    INSTRUCTION_SETS,
+    PREBUILT,
+    compile_kernels,
+    crc_of,
+    file_name,
+    log,
+    usable_sets,
+)
 from bertlite.runtime.structs import Kernels
-from scripts.make.wheel_hook import platform_of
+from bertlite.support.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 ON_ARM, NOT_LINUX = ("neon_bf16", "neon_dot", "baseline"), ("avx2", "baseline", "baseline_exact")
@@ -39,6 +53,7 @@ SETS = {  # by platform
     "macos-x86_64": NOT_LINUX,
     "windows-x86_64": NOT_LINUX,
 }
+PACKAGES = ("build", "hatchling", "lief")  # that build a wheel and look into it
 ZIG = (sys.executable, "-m", "ziglang", "c++", "-target")
 COMPILERS = {  # of platforms other than this machine's, where CXX names none
     "linux-x86_64": ["x86_64-linux-gnu-g++"],
@@ -113,19 +128,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the wheel (default: %(default)s)")
     parser.add_argument("--platform", choices=SETS, default=HERE, help="(default: %(default)s)")
     parser.add_argument("--runtime", action="store_true", help="build bertlite-runtime (default: bertlite)")
+    parser.add_argument("--here", action="store_true", help="compile only for this processor (default: for all)")
     args = parser.parse_args(argv)
     linux = args.platform.startswith("linux")
     if not (linux or args.runtime):
         parser.error(f"for {args.platform} there is a wheel of the runtime alone: add --runtime")
+    if args.here and args.platform != HERE:
+        parser.error(f"--here is for {HERE}, not for {args.platform}: leave out one of them")
+    sets = SETS[args.platform]
+    if args.here:
+        sets = tuple(dict.fromkeys(usable_sets(reproducible=each)[0].name for each in (False, True)))
     if args.platform != HERE:
         os.environ.setdefault("CXX", shlex.join(COMPILERS[args.platform]))
+    zig = ("ziglang",) if "ziglang" in os.environ.get("CXX", "") else ()
+    if missing := [name for name in (*PACKAGES, *zig) if find_spec(name) is None]:
+        parser.error(f"{', '.join(missing)} must be installed: pip install {' '.join(missing)}")
     with tempfile.TemporaryDirectory(prefix="bertlite-wheel-") as name:
         if args.runtime:
-            build_runtime(Path(name), SETS[args.platform], "" if linux else f" {NOT_RUN}")
+            build_runtime(Path(name), sets, "" if linux else f" {NOT_RUN}")
         else:
-            build(Path(name), SETS[args.platform])
+            build(Path(name), sets)
         [wheel] = Path(name).glob("*.whl")
-        if faults := [*find_faults(wheel, args.platform)]:
+        if faults := [*find_faults(wheel, args.platform, sets)]:
             sys.exit("\n  ".join([f"{wheel.name} is not written:", *faults]))
         args.out.mkdir(parents=True, exist_ok=True)
         print(shutil.copy(wheel, args.out))
@@ -155,6 +179,9 @@ def build_runtime(out: Path, sets: Sequence[str], note: str = "") -> None:
         ignored = shutil.ignore_patterns("__pycache__", PREBUILT.name)
         shutil.copytree(ROOT / "bertlite" / "runtime", project / "bertlite_runtime", ignore=ignored)
         (project / "bertlite_runtime" / "py.typed").touch()
+        first = project / "bertlite_runtime" / "__init__.py"  # its example gets the name of the wheel
+        text = re.sub("from bertlite import runtime  #.*: ", "", first.read_text(encoding="utf-8"))
+        first.write_text(f'{text}__version__ = "{__version__}"\n', encoding="utf-8")
         shutil.copy(Path(__file__).with_name("wheel_hook.py"), project)
         shutil.copy(ROOT / "LICENSE", project)
         (project / "pyproject.toml").write_text(PROJECT.format(version=__version__, note=note), encoding="utf-8")
@@ -164,25 +191,44 @@ def build_runtime(out: Path, sets: Sequence[str], note: str = "") -> None:
 
 
 def add_kernels(folder: Path, sets: Sequence[str]) -> None:
-    """Compile the kernels of sets of instructions into a folder, with the compiler that CXX names."""
+    """Compile the kernels of sets of instructions into a folder, side by side, with the compiler that CXX names."""
     by_zig = "ziglang" in os.environ.get("CXX", "")  # it names an architecture by -mcpu
     with tempfile.TemporaryDirectory() as name:
         header = Path(name, "older_glibc.h")
         header.write_text(OLDER_GLIBC, encoding="utf-8")
-        for wanted in map(INSTRUCTION_SETS.__getitem__, sets):
+
+        def compile_set(name: str) -> None:
+            wanted = INSTRUCTION_SETS[name]
             flags = [
                 each.replace("-march=armv8.2-a", "-mcpu=generic+v8_2a") if by_zig else each for each in wanted.flags
             ]
             compile_kernels(replace(wanted, flags=(*flags, "-include", str(header))), folder / file_name(wanted))
 
+        log.addFilter(is_no_announcement)  # of a compilation in some seconds
+        count = min(len(sets), os.cpu_count() or 1)
+        print(f"compiling for {', '.join(sets)}, {count} at once; this takes minutes", file=sys.stderr, flush=True)
+        with ThreadPoolExecutor(count) as pool, Progress(len(sets), "sets", what="compiling") as progress:
+            for done in as_completed([pool.submit(compile_set, each) for each in sets]):
+                done.result()
+                progress.advance()
+        log.removeFilter(is_no_announcement)
 
-def find_faults(wheel: Path, platform: str) -> Iterator[str]:
-    """Yield the faults of a wheel for a platform: its size, its tag, kernels that it lacks, and faults of others."""
+
+def is_no_announcement(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("compiling the CPU kernels")
+
+
+def find_faults(wheel: Path, platform: str, sets: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the faults of a wheel for a platform: its size, its tag, kernels that it lacks, and faults of others.
+
+    Args:
+        sets: the sets of instructions that it must have; by default all of the platform.
+    """
     if wheel.stat().st_size > LARGEST:
         yield f"it has {wheel.stat().st_size:,} bytes, of {LARGEST:,} allowed"
     if not wheel.stem.endswith(f"-{TAGS[platform]}"):
         yield f"it is not for {TAGS[platform]}"
-    wanted = {file_name(INSTRUCTION_SETS[name]) for name in SETS[platform]}
+    wanted = {file_name(INSTRUCTION_SETS[name]) for name in sets or SETS[platform]}
     with zipfile.ZipFile(wheel) as archive:
         kernels = {PurePath(name).name: name for name in archive.namelist() if name.endswith(".so")}
         if different := sorted(wanted ^ kernels.keys()):
@@ -193,6 +239,8 @@ def find_faults(wheel: Path, platform: str) -> Iterator[str]:
 
 def faults_of(code: bytes, platform: str) -> Iterator[str]:
     """Yield the faults of compiled kernels for a platform."""
+    from scripts.make.wheel_hook import platform_of  # which needs hatchling
+
     tag, library = TAGS[platform], read_library(code)
     known, newest = SYSTEMS[platform.partition("-")[0]]
     if platform_of(code) != tag:

@@ -57,8 +57,9 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
     styles = {
         way: {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]} for i, way in enumerate(ways)
     }
-    across, down = min(2, len(panels)), -(-len(panels) // 2)
-    size = (4 * across, 3.2 * down + 0.11 * len(ways) + 0.5)
+    across = 2 if len(panels) > 2 else 1  # of two the second stands below, to be read in a column of text
+    down = -(-len(panels) // across)
+    size = (max(5, 4 * across), 3.2 * down + 0.11 * len(ways) + 0.5)
     figure, axes = pyplot().subplots(down, across, figsize=size, sharey=True, squeeze=False, layout="constrained")
     for unused in axes.flat[len(panels) :]:
         unused.remove()

@@ -788,7 +788,7 @@ def test_a_folder_whose_model_is_in_a_subfolder_names_it(tmp_path):
     with pytest.raises(FileNotFoundError, match=rf"subfolder: name {tmp_path}/0_BERT$"):
         BertModel.from_pretrained(tmp_path)
     assert BertModel.from_pretrained(tmp_path, subfolder="0_BERT").config.hidden_size == SIZES["hidden_size"]
-    (tmp_path / "modules.json").write_text("[]")
+    (tmp_path / "modules.json").write_text('[{"path": "0_BERT"}]')
     assert BertModel.from_pretrained(tmp_path).config.hidden_size == SIZES["hidden_size"]
 
 

@@ -106,7 +106,7 @@ def test_each_kind_is_timed_in_its_library_and_in_each_dtype(
 def test_a_classifier_of_pairs_gets_pairs(save: Any) -> None:
     save("BertForSequenceClassification", num_labels=3)
     pairs = [*zip(texts(), texts()[::-1], strict=True)]
-    original = Original.load("model", "classifier", 64, [f"LABEL_{i}" for i in range(3)])
+    original = Original.load("model", "classifier", 64)
     found = original.results(pairs, batch_size=7)
     model = BertForSequenceClassification.from_pretrained("model").eval()
     tokenizer = BertTokenizer.from_pretrained("model")
@@ -125,6 +125,22 @@ def test_spans_of_a_tagger_are_compared() -> None:
     found = what_is_kept("tagger", rows, [rows[0], [*rows[1], *rows[0]]])
     assert found == {"texts with the same labels": 0.5, "spans in both, as F1": 0.8}
     assert what_is_kept("tagger", [[]], [[]]) == {"texts with the same labels": 1}
+
+
+def test_the_first_dtype_says_why_none_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(model: Any, *, dtype: str, **options: Any) -> Any:
+        raise ValueError(f"{dtype} cannot run")
+
+    monkeypatch.setattr(speed, "optimize_for_inference", never)
+    original = Original("encoder", "sentence-transformers", None)
+    with pytest.raises(ValueError, match="float32 cannot run"):
+        speed.optimised(original, None, None, torch.device("cpu"))
+
+
+def test_vectors_in_half_precision_are_compared_in_float64() -> None:
+    vectors = np.random.default_rng(0).normal(size=(60, 384)).astype(np.float16)
+    kept = what_is_kept("encoder", vectors, vectors.astype(np.float32) * 3)
+    assert kept == {name: pytest.approx(1, abs=1e-12) for name in kept}
 
 
 def test_texts_that_are_judged_are_not_those_that_are_timed() -> None:

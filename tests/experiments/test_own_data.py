@@ -29,7 +29,7 @@ PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "docs" / "own_data.md
 TEXT = (
     PAGE.read_text(encoding="utf-8")
     .replace(" \\\n ", "")
-    .replace("sentence-transformers/all-MiniLM-L6-v2", blocks.HUB_ID)
+    .replace("sentence-transformers/all-MiniLM-L6-v2", blocks.HUB_IDS[0])
 )
 COMMANDS = re.findall(r"^bertlite (.*)$", TEXT, re.MULTILINE)
 QUICK = ["--epochs", "1", "--lr", "3e-3"]  # what the page leaves at its default, which takes longer

@@ -198,7 +198,7 @@ def test_a_file_without_neurons_is_refused_by_transformers_itself(tmp_path: Path
         transformers.BertModel.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="layer 0 has no neuron 37"):
         hf.BertModel(config_of(pruned_neurons={"0": [37]}))
-    with pytest.raises(ValueError, match="all integers; not as"):
+    with pytest.raises(ValueError, match=r"all integers .*; not as"):
         hf.BertModel(config_of(pruned_heads={0: "13"}))
 
 

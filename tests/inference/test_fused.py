@@ -196,7 +196,10 @@ def test_the_fastest_way_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_launching_is_not_timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a stand-in for CUDA: the GPU is busy until all runs are launched, and the least time counts."""
+    """On a stand-in for CUDA: the GPU is busy until all runs are launched, and the least time counts.
+
+    CUDA waits for no device of which a stream is being recorded, as another thread's may be.
+    """
     seen: list[str] = []
 
     class Event:
@@ -207,11 +210,15 @@ def test_launching_is_not_timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
             self.at = len(seen)
             seen.append("event")
 
+        def synchronize(self) -> None:
+            assert self.at == len(seen) - 1
+            seen.append("wait")
+
         def elapsed_time(self, end: "Event") -> float:
             return 1000.0 * end.at
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: seen.append("wait"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: seen.append("wait for the device"))
     monkeypatch.setattr(torch_private, "keep_busy", lambda cycles: seen.append("busy"))
     assert fused.seconds(lambda: seen.append("run"), torch.device("cuda")) == 4
     assert seen == ["run", "busy", *["event", "run", "event"] * fused.RUNS, "wait"]

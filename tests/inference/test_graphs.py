@@ -4,6 +4,7 @@ import copy
 import re
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -235,7 +236,7 @@ def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch: pytes
 
 def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a stand-in for torch.cuda, whose cache `torch.cuda.graph` empties when a recording begins."""
-    held, streams = {"cached": 100, "graph": 0}, []
+    held, streams, now = {"cached": 100, "graph": 0}, [], ["the caller's"]
 
     class Graph:
         replay = None
@@ -245,7 +246,20 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch:
         assert capture_error_mode == "thread_local", "other threads may allocate"
         streams.append(stream)
         held["cached"] = 0
+        now.append(stream)
         yield
+        if len(streams) > 2:
+            raise RuntimeError("the end of the recording fails")  # before torch has the caller's stream back
+        now.pop()
+
+    @contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        before = [*now]
+        now.append(stream)
+        try:
+            yield
+        finally:
+            now[:] = before
 
     def run() -> Tensor:
         held["graph"] += 30
@@ -257,6 +271,7 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch:
         "memory_reserved": lambda: sum(held.values()),
         "current_device": lambda: 3,
         "Stream": lambda device: [device],
+        "stream": on,
         "CUDAGraph": Graph,
         "graph": recording,
     }.items():
@@ -265,6 +280,9 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch:
     assert [graphs.record_run(run)[2] for _ in range(2)] == [30, 30]
     assert streams[0] is streams[1]
     assert streams == [[3], [3]], "a stream of the current device"
+    with pytest.raises(RuntimeError, match="the end of the recording fails"):
+        graphs.record_run(run)
+    assert now == ["the caller's"]
     graphs.side_stream.cache_clear()
 
 
@@ -286,6 +304,52 @@ def test_threads_wait_for_each_other(recorded: list[Bucket]) -> None:
     for i, batch in enumerate(batches):
         real = batch["attention_mask"].bool()
         assert_same(found[i][real], model(**batch).last_hidden_state[real])
+    assert len(recorded) == 1
+
+
+@torch.no_grad()
+def test_nobody_waits_to_record_while_holding_a_models_lock(
+    recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that records takes them in the other order when it runs a teacher: both would wait for ever."""
+    quick, record, order = graphed(make()), graphs.record_forward, list[str]()
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            order.append(self.name)
+
+        def __exit__(self, *of: Any) -> None:
+            order.append(f"end of {self.name}")
+
+    def waits(run: Any, pool: Any) -> Any:  # as `record_run` does
+        with graphs.RECORDING:
+            return record(run, pool)
+
+    monkeypatch.setattr(graphs, "RECORDING", Named("recording"))
+    monkeypatch.setattr(graphs, "record_forward", waits)
+    monkeypatch.setattr(quick.graphs, "lock", Named("lock"))
+    quick(**make_batch())
+    assert order[:2] == ["recording", "lock"]
+    order.clear()
+    quick(**make_batch())
+    assert order == ["lock", "end of lock"]
+
+
+@torch.no_grad()
+def test_a_graph_that_another_thread_drops_meanwhile_is_not_recorded_under_the_lock(recorded: list[Bucket]) -> None:
+    model, batch = make(), make_batch()
+    quick = graphed(model, packs=False)
+    quick(**batch)
+
+    class Dropping(OrderedDict[Bucket, Any]):
+        def get(self, *of: Any) -> None:
+            return None
+
+    quick.graphs.made = Dropping(quick.graphs.made)
+    assert_same(dict(quick(**batch)), dict(model(**batch)))
     assert len(recorded) == 1
 
 

@@ -68,9 +68,10 @@ def test_a_model_that_the_kernels_cannot_run_is_left_as_it_is(changes, reason):
         optimize_for_inference(model, backend="native")
     with pytest.raises(ValueError, match=reason):
         optimize_for_inference(model, dtype=torch.int8)
-    with pytest.warns(RuntimeWarning, match=reason):
+    with pytest.warns(RuntimeWarning, match=reason) as found:
         quick = optimize_for_inference(model)
     assert quick.backend == "plain"
+    assert found[0].filename == __file__, "it names the caller's line"
     options = {"use_cache": False} if model.config.is_decoder else {}
     assert_same(*(full_outputs(each, make_batch(), **options) for each in (quick, model)), atol=0)
     with pytest.raises(TypeError, match="was made by optimize_for_inference, and its layers can only run"):

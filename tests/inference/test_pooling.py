@@ -50,13 +50,12 @@ def test_weights_of_words_count(body: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_states_pool_by_their_definitions(dtype: torch.dtype) -> None:
     states = torch.randn(3, 11, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    mask, exact = torch.arange(11) < torch.tensor([[11], [2], [7]]), states.double()
+    mask, exact = torch.arange(11) < torch.tensor([[11], [4], [7]]), states.double()
     for skip in (0, 3):
         found = pool_states(states, mask, tuple(POOLINGS), skip)
         assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        for row, length in enumerate((11, 2, 7)):
-            first = skip if length > skip else 0
-            x, weights = exact[row, first:length], torch.arange(first + 1, length + 1, dtype=torch.float64)
+        for row, length in enumerate((11, 4, 7)):
+            x, weights = exact[row, skip:length], torch.arange(skip + 1, length + 1, dtype=torch.float64)
             wanted = {
                 "cls": x[0],
                 "lasttoken": x[-1],
@@ -69,3 +68,7 @@ def test_states_pool_by_their_definitions(dtype: torch.dtype) -> None:
             for name in POOLINGS:
                 within = 1e-14 if dtype == torch.float64 else 1e-6
                 assert (parts[name] - wanted[name]).abs().max() <= within, name
+    with pytest.raises(ValueError, match="a text has no tokens after its prompt, so it has no vector"):
+        pool_states(states, mask, ("mean",), 4)
+    with pytest.raises(ValueError, match="a text has no tokens, so it has no vector"):
+        pool_states(states, mask & False, ("mean",))

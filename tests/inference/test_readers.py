@@ -93,8 +93,9 @@ def hooked(model: Any) -> Any:
 
 def test_an_object_around_a_classifier_gets_padding_as_it_is() -> None:
     holder = Holder()
-    with pytest.warns(RuntimeWarning, match=r"since a test_readers\.Holder may read it"):
+    with pytest.warns(RuntimeWarning, match=r"since a test_readers\.Holder may read it") as found:
         quick = optimize_for_inference(holder, backend="plain")
+    assert found[0].filename == __file__, "it names the caller's line"
     assert_same(quick(**BATCH), holder(**BATCH))
     alone = optimize_for_inference(holder.model, backend="plain")
     assert not alone(**BATCH, output_hidden_states=True).hidden_states[-1][MASK == 0].any()

@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -326,9 +327,11 @@ def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graph
     for _ in range(3):
         step(batch)
     assert recorder.recorded == 2
-    group = step.optimizer.param_groups[0]
+    group, weight = step.optimizer.param_groups[0], model.classifier.weight
     for change in (  # that a graph would not see: OneCycleLR changes betas, and a loaded state lies elsewhere
         lambda: group.update(betas=(0.5, 0.9)),
+        lambda: setattr(step, "clip", 0.1),
+        lambda: setattr(weight, "data", weight.detach().clone()),
         lambda: model.dropout.eval(),
         lambda: step.optimizer.load_state_dict(step.optimizer.state_dict()),
         lambda: step.optimizer.param_groups[0].update(lr=1e-4),
@@ -340,6 +343,64 @@ def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graph
         assert recorder.replayed == before > 0
     assert step.fit({**batch, "names": ["a", "b", "c"]}) is None, "a graph would keep the list"
     assert torch.equal(model.bert.embeddings.word_embeddings.weight, kept)
+
+
+class Weighted:
+    """A loss that reads numbers in each way that Python has."""
+
+    def __init__(self, teacher: Any) -> None:
+        self.teacher, self.share, self.unread = teacher, 0.5, 0
+
+    def __call__(self, model: Any, batch: Any, factor: float = 1.0) -> Tensor:
+        return self.share * factor * own_loss(model, batch) + 0 * self.teacher(**batch).loss.detach()
+
+
+def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    teacher = make(BertForSequenceClassification, **SMALL).eval()
+    recorder, batch, weighted = Recorder(), batches_of(1)[0], Weighted(teacher)
+    step = step_of(model, recorder, weighted, frozen=[teacher])
+    settings, power = {"scale": 2.0}, torch.ones((), dtype=F64)
+
+    def closed(model: Any, batch: Any) -> Tensor:
+        return settings["scale"] * own_loss(model, batch) ** power
+
+    doubled = partial(weighted, factor=2.0)
+    losses: list[Any] = [weighted, weighted.__call__, doubled, closed]
+    for loss, change in zip(
+        losses,
+        (
+            lambda: teacher.train(),
+            lambda: setattr(weighted, "share", 0.25),
+            lambda: doubled.keywords.update(factor=3.0),
+            lambda: settings.update(scale=3.0),
+        ),
+        strict=True,
+    ):
+        step.loss = loss
+        before = recorder.replayed
+        for _ in range(3):
+            weighted.unread += 1
+            step(batch)
+        assert recorder.replayed == before + 2
+        change()
+        step(batch)
+        assert recorder.replayed == before + 2, "it is not recorded yet"
+    power = power.clone()
+    before = recorder.replayed
+    step(batch), step(batch)
+    assert recorder.replayed == before + 1
+
+
+def test_a_parameter_that_the_optimizer_does_not_have_is_refused() -> None:
+    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    step = step_of(model, Recorder())
+    step(batches_of(1)[0])
+    model.load_state_dict(model.state_dict())
+    step(batches_of(1)[0])
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    with pytest.raises(ValueError, match=r"Embedding.weight is a new parameter, .* make an optimizer and a TrainingS"):
+        step(batches_of(1)[0])
 
 
 def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainly(
@@ -408,6 +469,9 @@ def test_an_optimizer_that_a_graph_cannot_hold_is_refused() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     make_recordable_(optimizer, torch.device("cpu"), scaled=True)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.1})
+    assert all(group["capturable"] for group in optimizer.param_groups)
+    del optimizer.param_groups[1]
     rate = optimizer.param_groups[0]["lr"]
     optimizer.step()
     schedule.step()

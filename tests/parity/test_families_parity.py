@@ -15,6 +15,7 @@ from bertlite.checkpoint.families import FAMILIES, read_config
 from bertlite.checkpoint.files import Source
 from bertlite.cli import main
 from bertlite.parity import Case, check
+from bertlite.parity.command import claims_table
 from bertlite.parity.families import FAMILY_HEADS, KINDS, cases_of, save_random
 from bertlite.parity.inputs import encoded_sentences
 
@@ -87,7 +88,9 @@ def test_a_folder_of_a_family_is_compared_with_its_own_class(
     roles |= {f"{name}_token": f"<{name}>" for name in ("unk", "mask")}
     letters = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
     BertTokenizer([*roles.values(), *letters], **roles).save_pretrained(folder)
-    rows = encoded_sentences(folder, read_config(Source(folder)))  # of one segment, though a pair has two
+    config = read_config(Source(folder))
+    # of one segment, though a pair has two
+    rows = encoded_sentences(str(folder), config.vocab_size, config.type_vocab_size)
     assert len(rows) == 4
     assert {segment for _, segments in rows for segment in segments} == {0}
     assert main(["parity", str(folder), "--only", "BertModel", "--out", str(out)]) == 0
@@ -95,3 +98,15 @@ def test_a_folder_of_a_family_is_compared_with_its_own_class(
     assert section["model_type"] == "xlm-roberta"
     assert all(case["ok"] and case["name"].startswith("xlm-roberta-") for case in section["cases"])
     assert "equal: " in capsys.readouterr().out
+
+
+def test_other_families_have_one_part_of_the_table_together() -> None:
+    claim = {"dtype": "float64", "claim": "within 1e-12", "cases": 1, "tensors": 9, "failed": 0}
+    small, large = {**claim, "max_error": 1e-15, "max_ratio": None}, {**claim, "max_error": 2e-14, "max_ratio": 1.5}
+    found = {"checkpoints": {"mine": {"claims": [small]}}, "families": {"a": {"claims": [small]}}}
+    words = [line.split()[0] for line in claims_table(found).splitlines()]
+    assert words == ["dtype", "mine", "float64", "a", "float64"]
+    found["families"]["b"] = {"claims": [{**large, "failed": 1}]}
+    *_, heading, row = claims_table(found).splitlines()
+    assert heading == "2 models of other families (random)"
+    assert row.split()[-5:] == ["2", "18", "1", "2.00e-14", "1.500"]

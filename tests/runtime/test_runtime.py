@@ -1,7 +1,10 @@
 """bertlite/runtime: packed folders give what the original gives, and the bits of the torch path."""
 
+import copy
+import inspect
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,6 +18,7 @@ import pytest
 import torch
 from conftest import DISENTANGLED
 from natively import WITH_MIXED, kernels_or_skip, native, natively
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from bertlite import BertConfig, BertModel, BertTokenizer, optimize_for_inference, prune_heads
 from bertlite.embed import Embedder
@@ -24,9 +28,10 @@ from bertlite.runtime import PackedModel, load, tasks
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels
 from bertlite.runtime.packed import FILE, read_packed
-from bertlite.runtime.pooling import POOLINGS
+from bertlite.runtime.pooling import POOLINGS, SIMILARITIES
 from bertlite.runtime.tasks import available_processors
 from bertlite.runtime.texts import batches, run_batches
+from bertlite.shipping.original import spans
 from bertlite.shipping.pack import (
     MOST_FITTED,
     SENTENCES,
@@ -36,6 +41,7 @@ from bertlite.shipping.pack import (
     texts_to_compare,
     texts_to_fit,
 )
+from bertlite.shipping.pack import TEXTS as BUILT_IN
 from tests.clients.checks.common import minilm
 
 transformers = pytest.importorskip("transformers")
@@ -205,6 +211,10 @@ def test_a_reranker_gives_the_scores_of_a_cross_encoder(folders: Any, tmp_path: 
     assert [each["corpus_id"] for each in ranked] == np.argsort(-scores).tolist()
     assert packed.rank("a dog", TEXTS, top_k=1) == ranked[:1]
     assert packed.rank("a dog", []) == []
+    texts = [each["text"] for each in packed.rank("a dog", TEXTS, return_documents=True, batch_size=1)]
+    assert texts == [TEXTS[each["corpus_id"]] for each in ranked]
+    with pytest.raises(TypeError, match=r"predict\(\) has no apply_softmax=True: the folder has the activation"):
+        packed.rank("a dog", TEXTS, apply_softmax=True)
     with pytest.raises(TypeError, match="texts is 'abc'; give a list of texts"):
         packed.rank("a dog", "abc")
     with pytest.raises(ValueError, match="top_k is -1; it must be an integer, 1 or more"):
@@ -299,6 +309,120 @@ def test_a_tagger_gives_the_spans_of_a_pipeline(folders: Any, tmp_path: Path) ->
     assert all(TEXTS[2][each["start"] : each["end"]] == each["word"] for each in spans)
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ("O", "B-PER", "I-PER", "E-PER", "S-PER"),  # a span is named by the part after the first hyphen
+        ("O", "PER", "B-ORG-X", "I-ORG-X", "ORG-X"),
+        ("X-O", "B-O", "O", "B_PER", "I-"),
+        ("O", "B-PER", "B-PER", "I-PER", "I-PER"),
+    ],
+)
+def test_spans_are_those_of_a_pipeline_whatever_labels_are_called(
+    labels: tuple[str, ...], folders: Any, tmp_path: Path
+) -> None:
+    folder = folders("BertForTokenClassification", num_labels=5, id2label=dict(enumerate(labels)))
+    texts = [*TEXTS, "John Smith's iPhone-15 costs $1,299.99!", "NEWYORK caf\u00e9-bar \u4f60\u597d"]
+    pack(folder, tmp_path / "packed", texts=texts)
+    stock = transformers.pipeline("token-classification", str(folder), aggregation_strategy="first", device="cpu")
+    assert spans(load(tmp_path / "packed").tag(texts)) == spans([stock(text) for text in texts])
+
+
+def test_an_unknown_token_of_any_tokenizer_begins_a_word(tmp_path: Path) -> None:
+    """Unigram's unknown token is written as the text that it stands for."""
+    write_tokenizer(tmp_path / "model", models.Unigram([(w, -3.0) for w in (*ROLES, "\u2581", *"abcdefg")], 3))
+    save_roberta(tmp_path / "model", "ForTokenClassification", num_labels=3, id2label={0: "O", 1: "B-X", 2: "I-X"})
+    texts = ["ab\u4f60cd, ef", "\u4f60\u597d a", "a b c"]
+    pack(tmp_path / "model", tmp_path / "packed", texts=texts)
+    options: Any = {"aggregation_strategy": "first", "device": "cpu"}
+    stock = transformers.pipeline("token-classification", str(tmp_path / "model"), **options)
+    assert spans(load(tmp_path / "packed").tag(texts)) == spans([stock(text) for text in texts])
+
+
+def test_labels_may_share_a_name_but_must_be_numbered_from_0(folders: Any, tmp_path: Path) -> None:
+    folder = folders("BertForSequenceClassification", num_labels=3, id2label={0: "no", 1: "no", 2: "yes"})
+    assert pack(folder, tmp_path / "packed", texts=TEXTS)["difference"] < 1e-5
+    assert load(tmp_path / "packed").labels == ["no", "no", "yes"]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"1": "a", "2": "b", "3": "c"}}))
+    with pytest.raises(ValueError, match=r"id2label in its config\.json has the labels 1, 2, 3; number them 0 to 2"):
+        pack(folder, tmp_path / "other", texts=TEXTS)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
+def test_a_checkpoint_in_half_precision_is_compared_in_float32(kind: str, folders: Any, tmp_path: Path) -> None:
+    folder = folders(f"BertFor{kind}", num_labels=3)
+    getattr(transformers, f"BertFor{kind}").from_pretrained(folder).half().save_pretrained(folder)
+    assert pack(folder, tmp_path / "packed", texts=TEXTS)["difference"] < 1e-5
+
+
+ROLES = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+def write_tokenizer(folder: Path, model: Any) -> None:
+    """Write a tokenizer that adds no special tokens, for a model of transformers."""
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    roles = {"pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 32}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **roles}))
+
+
+def save_roberta(folder: Path, head: str, **fields: Any) -> None:
+    torch.manual_seed(0)
+    sizes = {**SIZES, "max_position_embeddings": 42, "type_vocab_size": 1, "initializer_range": 0.3, **fields}
+    getattr(transformers, f"Roberta{head}")(transformers.RobertaConfig(**sizes, pad_token_id=1)).save_pretrained(
+        folder
+    )
+
+
+def test_a_text_without_tokens_is_named(tmp_path: Path) -> None:
+    """By what packs, by each call, and by what is optimised; sentence-transformers adds up nothing in a batch."""
+    library = pytest.importorskip("sentence_transformers")
+    write_tokenizer(
+        tmp_path / "model", models.WordLevel({w: i for i, w in enumerate((*ROLES, "\u2581a", "\u2581b"))}, "<unk>")
+    )
+    save_roberta(tmp_path / "model", "Model")
+    body = library.sentence_transformer.modules.Transformer(str(tmp_path / "model"))
+    pooling = library.sentence_transformer.modules.Pooling(96, "mean", include_prompt=False)
+    whole = library.SentenceTransformer(modules=[body, pooling], device="cpu")
+    whole.save(str(tmp_path / "whole"))
+    assert pack(tmp_path / "whole", tmp_path / "packed")["texts"] < len(BUILT_IN)
+    packed, texts, quick = load(tmp_path / "packed"), ["a b", "", "b"], optimize_for_inference(whole)
+    with pytest.raises(ValueError, match="text 1 is '', which has no tokens and so no result: leave it out"):
+        packed.encode(texts)
+    with pytest.raises(ValueError, match="text 0 is '', which has no tokens after its prompt and so no result"):
+        packed.encode(["", "a"], prompt="b")
+    with pytest.raises(ValueError, match="leave texts without tokens out"):
+        quick.encode([""])
+    assert np.allclose(packed.encode(texts[::2]), whole.encode(texts)[::2], atol=1e-6)
+    assert np.allclose(quick.encode(texts), whole.encode(texts), atol=1e-6)
+    for prompt in ("b ", "b a "):
+        found = packed.encode(texts[::2], prompt=prompt)
+        assert np.allclose(found, whole.encode(texts[::2], prompt=prompt), atol=1e-6), (
+            "no last token of a prompt is special"
+        )
+
+
+def test_a_copy_loads_the_folder_again(encoder: PackedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where a relative name has come to mean another folder."""
+    monkeypatch.chdir(encoder.folder.parent)
+    packed = load(encoder.folder.name, threads=1, batch_tokens=50)
+    monkeypatch.chdir(tmp_path)
+    for other in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed), copy.copy(packed)):
+        assert np.array_equal(other.encode(TEXTS), packed.encode(TEXTS))
+        assert (other.threads, other.batch_tokens) == (1, 50)
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="there all names are UTF-8 or UTF-16")
+def test_a_folder_may_have_a_name_that_is_not_utf8(sentences: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    pack(sentences, folder, texts=TEXTS)
+    assert load(folder).encode(TEXTS).shape == (3, 96)
+
+
 def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     modules = library.sentence_transformer.modules
@@ -325,6 +449,12 @@ def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Pa
     assert np.allclose(packed.encode(texts, prompt_name="plain"), whole.encode(texts, prompt_name="plain"), atol=1e-5)
     assert np.array_equal(packed.encode(texts[3]), vectors[3])
     assert np.array_equal(load(tmp_path / "packed", batch_tokens=20).encode(texts[::-1])[::-1], vectors)
+    scaled = packed.encode(texts, normalize_embeddings=True, batch_size=2)
+    assert np.allclose(scaled, whole.encode(texts, normalize_embeddings=True), atol=1e-5)
+    packed.max_seq_length = whole.max_seq_length = packed.max_seq_length - 6
+    assert np.allclose(packed.encode(texts), whole.encode(texts), atol=1e-5)
+    with pytest.raises(ValueError, match="max_seq_length is 1; it must be an integer, 2 to 512"):
+        packed.max_seq_length = 1
     with pytest.raises(ValueError, match="there is no prompt 'querry'; have: 'document', 'plain', 'query'"):
         packed.encode(texts, prompt_name="querry")
 
@@ -343,6 +473,10 @@ def test_an_encoder_gives_the_vectors_of_sentence_transformers(minilm_folder: Pa
         ("\ud800", {}, r"text 0 is '\\ud800': character 0 is half of a surrogate pair; decode"),
         (["a"], {"prompt": 3}, "prompt is 3; give a string"),
         (["a"], {"prompt_name": ["query"]}, r"there is no prompt \['query'\]"),
+        (["a"], {"batch_size": 0}, "batch_size is 0; it must be an integer, 1 or more"),
+        (["a"], {"batchsize": 1}, r"encode\(\) has no argument 'batchsize'"),
+        ("a", {"convert_to_tensor": True}, r"encode\(\) has no convert_to_tensor=True: .* torch.from_numpy"),
+        ([], {"precision": "int8"}, r"encode\(\) has no precision='int8': .*quantize_embeddings"),
     ],
 )
 def test_what_is_no_text_is_named(texts: Any, options: Any, message: str, encoder: PackedModel) -> None:
@@ -358,11 +492,43 @@ def test_what_is_no_text_is_named(texts: Any, options: Any, message: str, encode
         ({"threads": True}, "threads is True; it must be an integer, 1 to 4096"),
         ({"threads": 10**30}, r"threads is 10+; it must be an integer, 1 to 4096"),
         ({"batch_tokens": "8"}, "batch_tokens is '8'; it must be an integer, 1 or more"),
+        ({"folder": "nosuch/one"}, "there is no folder nosuch/one; `bertlite pack CHECKPOINT"),
+        ({"device": "cuda"}, r"load\(\) has no device='cuda': the runtime computes on the CPU"),
+        ({"dtype": "int8"}, r"load\(\) has no dtype='int8': the folder keeps the dtype"),
     ],
 )
 def test_options_that_cannot_be_are_named(options: dict[str, Any], message: str, encoder: PackedModel) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
         load(**{"folder": encoder.folder, **options})
+
+
+def test_arguments_of_sentence_transformers_that_change_nothing_are_taken(
+    encoder: PackedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its `encode` takes is done, or answered without Python's own words."""
+    library = pytest.importorskip("sentence_transformers")
+    wanted, calls = encoder.encode(TEXTS), (library.SentenceTransformer.encode, library.CrossEncoder.predict)
+    for call in calls:
+        for name, each in inspect.signature(call).parameters.items():
+            if each.default is not each.empty:
+                assert np.array_equal(encoder.encode(TEXTS, **{name: each.default}), wanted)
+    counts: list[tuple[int, int]] = []
+    encoder.encode(TEXTS, batch_size=2, show_progress_bar=True, progress=lambda *done: counts.append(done))
+    assert [total for _, total in counts] == [3, 3]
+    assert capsys.readouterr().err.endswith("\r3 of 3 texts\n")
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_similarities_are_those_of_sentence_transformers(name: str, sentences: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    path = sentences / "config_sentence_transformers.json"
+    stated = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**stated, "similarity_fn_name": name}))
+    pack(sentences, tmp_path / "packed")
+    packed, whole = load(tmp_path / "packed"), library.SentenceTransformer(str(sentences), device="cpu")
+    vectors = packed.encode(TEXTS)
+    assert np.allclose(packed.similarity(vectors, vectors[:2]), whole.similarity(vectors, vectors[:2]), atol=1e-4)
+    assert packed.similarity(vectors[0], vectors[1]).shape == (1, 1)
 
 
 def test_vectors_of_no_texts_have_a_dimension(encoder: PackedModel) -> None:

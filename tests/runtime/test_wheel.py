@@ -35,8 +35,12 @@ PROCESSORS = {  # by platform: its names in Python, the flags that Python finds 
 }
 RUN = """
 import sys
-from bertlite_runtime import load
-print(load(sys.argv[1]).encode("Time flies.").tobytes().hex())
+import bertlite_runtime
+print(bertlite_runtime.load("packed").encode("Time flies.").tobytes().hex())
+example = [line.strip() for line in bertlite_runtime.__doc__.splitlines() if line.startswith("    ")]
+exec("\\n".join(example))
+assert vectors.shape == (1, model.dimension) and "bertlite.runtime" not in bertlite_runtime.__doc__
+assert bertlite_runtime.__version__ == sys.argv[1]
 assert not {"torch", "bertlite", "transformers"} & sys.modules.keys()
 """
 
@@ -58,7 +62,7 @@ def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(
         if home.is_dir():
             (tmp_path / "site" / name).symlink_to(home)
     done = subprocess.run(
-        [sys.executable, "-S", "-c", RUN, tmp_path / "packed"],
+        [sys.executable, "-S", "-c", RUN, __version__],
         env={"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "HOME": str(tmp_path / "home")},
         cwd=tmp_path,
         capture_output=True,
@@ -258,3 +262,29 @@ def test_whole_wheels_for_macos_and_windows_have_no_fault(
     faults = "\n".join(wheel.find_faults(built, platform))
     assert faults.count("lacks bertlite_walk") == faults.count("which not every") == len(wheel.SETS[platform])
     assert faults.count("needs macOS 13.0") == ("macos" in platform) * len(wheel.SETS[platform])
+
+
+@pytest.mark.parametrize("missing", [["hatchling"], ["build", "lief"]])
+def test_it_names_the_packages_that_it_lacks_before_it_compiles(missing, monkeypatch, tmp_path, capsys):
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(wheel, "compile_kernels", lambda *given: pytest.fail("it compiles first"))
+    with pytest.raises(SystemExit, match="2"):
+        wheel.main(["--runtime", "--out", str(tmp_path)])
+    assert f"pip install {' '.join(missing)}" in capsys.readouterr().err
+
+
+def test_here_compiles_for_this_processor_alone_and_the_rest_side_by_side(monkeypatch, tmp_path, capsys):
+    compiled = []
+    monkeypatch.setattr(wheel, "compile_kernels", lambda wanted, path: compiled.append(wanted.name))
+    wheel.add_kernels(tmp_path, wheel.SETS["linux-x86_64"])
+    assert sorted(compiled) == sorted(wheel.SETS["linux-x86_64"])
+    assert "at once" in capsys.readouterr().err
+    found = []
+    monkeypatch.setattr(wheel, "build_runtime", lambda out, sets, note: found.append(sets))
+    with pytest.raises(ValueError, match="unpack"):  # no wheel was built
+        wheel.main(["--runtime", "--here", "--out", str(tmp_path)])
+    assert found == [tuple(dict.fromkeys(usable_sets(reproducible=each)[0].name for each in (False, True)))]
+    with pytest.raises(SystemExit):
+        wheel.main(["--runtime", "--here", "--platform", "windows-x86_64"])
+    assert "leave out one of them" in capsys.readouterr().err

@@ -93,8 +93,10 @@ def test_a_model_in_the_folder_of_its_module_is_read(tmp_path: Path) -> None:
     ]
     assert BertTokenizer.from_pretrained(out).sentences == BertTokenizer.from_pretrained(old).sentences
     assert BertTokenizer.from_pretrained(old).sentences.max_seq_length == 24
-    with pytest.raises(FileExistsError, match="is the checkpoint's own folder"):
+    with pytest.raises(ValueError, match=f"{old} would be replaced, and {old} is read: name another output"):
         convert(old, old)
+    with pytest.raises(ValueError, match=f"{out} would be replaced, and {out} is read: name another output"):
+        convert(out, out)
 
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert", "Electra", "XLMRoberta"])
@@ -134,7 +136,7 @@ def test_what_differs_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = save(tmp_path / "source", "RobertaModel", **COUNTED), tmp_path / "out"
-    with pytest.raises(FileExistsError, match="the checkpoint's own folder"):
+    with pytest.raises(ValueError, match="source is read: name another output"):
         convert(source, source)
     monkeypatch.setattr(module, "ALLOWED", -1.0)
     assert main(["convert", str(source), "--out", str(out)]) == 2

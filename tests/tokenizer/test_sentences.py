@@ -65,6 +65,34 @@ def test_prompts_length_and_lower_case_are_those_of_sentence_transformers(
     assert json.loads(json.dumps(ours.text_settings)) == ours.text_settings
 
 
+def test_settings_have_the_names_and_the_files_of_every_version(folder: Path) -> None:
+    """The first file counts; the tokenizer's arguments count more; the last of two modules of one name counts."""
+    kinds = {"": "Dense", "body": "Transformer"}
+    modules = [
+        {"name": "0", "path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()
+    ]
+    write(folder, "modules.json", modules)
+    (folder / "body").mkdir()
+    write(folder / "body", "sentence_xlnet_config.json", {"max_seq_length": 7})
+    assert BertTokenizer.from_pretrained(folder).sentences == SentenceSettings(max_seq_length=7)
+    arguments = {"model_max_length": 5, "truncation_side": "left", "padding_side": "left"}
+    write(folder / "body", "sentence_albert_config.json", {"max_seq_length": 9, "tokenizer_args": arguments})
+    tokenizer = BertTokenizer.from_pretrained(folder)
+    assert tokenizer.sentences == SentenceSettings(max_seq_length=5, truncation_side="left")
+    assert tokenizer.encode_texts(["rain in Paris is it"], 5)["input_ids"] == tokenizer(["Paris is it"])["input_ids"]
+    assert (
+        tokenizer(["rain in Paris"], truncation=True, max_length=4)["input_ids"] == tokenizer(["rain in"])["input_ids"]
+    )
+    write(folder / "body", "sentence_bert_config.json", {"max_seq_length": 999, "config_args": {"hidden_act": "relu"}})
+    tokenizer = BertTokenizer.from_pretrained(folder)
+    assert tokenizer.sentences.max_seq_length == SIZES["max_position_embeddings"], "the most that the model takes"
+    with pytest.raises(
+        ValueError, match=r"sentence_bert_config\.json has config_kwargs.hidden_act='relu', which only se"
+    ):
+        tokenizer.encode_texts(["rain"])
+    assert tokenizer(["rain"])["input_ids"] == [[2, 7, 3]]
+
+
 def test_without_modules_there_are_no_settings_of_sentence_transformers(folder: Path) -> None:
     write(folder, "config_sentence_transformers.json", {"prompts": {"a": "query"}, "default_prompt_name": "a"})
     write(folder, "sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": True})

@@ -265,6 +265,7 @@ def test_attributes_are_those_of_transformers(ours, stock) -> None:
         assert (sorted(got) if "all_" in name else got) == (sorted(wanted) if "all_" in name else wanted), name
     assert len(ours) == len(stock)
     assert ours.get_vocab() == stock.get_vocab()
+    assert ours.vocab_size == stock.vocab_size
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -364,6 +365,7 @@ def test_tokens_are_added_as_transformers_adds_them(tmp_path) -> None:
     for tokens, special in calls:
         assert ours.add_tokens(tokens, special_tokens=special) == stock.add_tokens(tokens, special_tokens=special)
     assert before < len(ours) == len(stock)
+    assert ours.vocab_size == stock.vocab_size
     texts = ["a newword Newword zürich [E1] the [/E1] b <x> c stocks stock two words [e1]", "thenewword", *fuzzed(200)]
     wanted = stock(texts)["input_ids"]
     ours.save_pretrained(tmp_path / "saved")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.checkpoint.saving import file_size
 from bertlite.config import BertConfig
 from bertlite.experiments.budget.distil import Distillation
@@ -129,6 +130,8 @@ def prune_to(
     settings = replace(settings, backend=timing_backend(settings))
     targets = read_targets([target] if isinstance(target, str) else target, settings.size, folder)
     place = folder.with_name(f".{folder.name}.unfinished") if keep is None else Path(keep).expanduser()
+    if keep is None:
+        check_output(place, EVERYTHING, checkpoint, texts, dev, own=True)  # removed at the end
     with lock_folder(folder), as_folder(checkpoint, tokenizer) as source:
         job = Job(source, tokenizer, texts, dev, settings)
         job.named = source if isinstance(checkpoint, str | PathLike) else None
@@ -201,7 +204,7 @@ class Job:
         )
         self.distillation = None
         if settings.distil is not None:
-            data, score = encode(rest, self.tokenizer, longest), Quality(self.model, self.judged)
+            data, score = encode(rest, self.tokenizer, longest), Quality(self.model, self.judged, self.head)
             options = settings.distil, score, settings.seed, settings.device
             self.distillation = Distillation(self.model, data, bool(rest.labels), *options)
         self.inputs = {

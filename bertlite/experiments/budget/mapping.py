@@ -33,12 +33,12 @@ def fit_map(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], hea
 
     Args:
         batches: texts that the model was not fitted to.
-        head: how vectors are pooled; its modules are not run.
+        head: how vectors are pooled; its modules are not run, and nothing is cut off.
 
     Raises:
         ValueError: there are fewer than two texts.
     """
-    pool = replace(head, modules=())
+    pool = replace(head, modules=(), size=None)
 
     def pairs() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         texts = 0

@@ -12,7 +12,7 @@ from bertlite.experiments.compare import comparison
 from bertlite.experiments.evaluate import measure_metrics, run_model, task_of_head
 from bertlite.experiments.statistics import Array
 from bertlite.pruning.importance.batches import real_tokens
-from bertlite.pruning.importance.predictions import CLASS, Prediction, divergence, predictions
+from bertlite.pruning.importance.predictions import CLASS, NORMAL, Prediction, divergence, predictions
 from bertlite.shipping.original import NEIGHBOURS, spearman, unit_vectors, what_is_kept
 from bertlite.shipping.vectors import MEAN, VectorHead
 
@@ -71,19 +71,23 @@ def loss_of(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Quality:
-    """The quality of models compared with the dense one, which runs once on the batches."""
+    """The quality of models compared with the dense one, which runs once on the batches.
 
-    def __init__(self, dense: Any, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        self.dense, self.batches = dense, batches
+    Args:
+        head: as for `evaluate_pruned`.
+    """
+
+    def __init__(self, dense: Any, batches: Sequence[Mapping[str, Tensor]], head: VectorHead = MEAN) -> None:
+        self.dense, self.batches, self.head = dense, batches, head
 
     @cached_property
     def known(self) -> "list[Forward]":
-        return [forward(self.dense, batch) for batch in self.batches]
+        return [forward(self.dense, batch, self.head) for batch in self.batches]
 
     def __call__(self, model: Any) -> tuple[float, float, float]:
         """Return the metric on the labels, 0 without any, the negative divergence, and points as in `loss_of`."""
         known = iter(self.known)
-        result, (mine, theirs, truth) = run_both(model, lambda _: next(known), self.batches)
+        result, (mine, theirs, truth) = run_both(model, lambda _: next(known), self.batches, self.head)
         if truth is not None:
             task = task_of_head(mine.shape[1])
             score, dense_score = (float(task.metrics[task.headline](x, truth)) for x in (mine, theirs))
@@ -100,6 +104,7 @@ def forward(model: Any, batch: Mapping[str, Tensor], head: VectorHead = MEAN) ->
     whole = out.get("logits")
     if model.base_model is model:
         whole = head(out["last_hidden_state"], real_tokens(batch))
+        return [Prediction(NORMAL, whole[:, None])], whole
     return predictions(model, out, batch), whole
 
 

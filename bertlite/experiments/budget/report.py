@@ -9,7 +9,7 @@ from bertlite.experiments.budget.distil import CHECKS
 from bertlite.experiments.budget.mapping import ENOUGH
 from bertlite.experiments.budget.search import Outcome
 from bertlite.experiments.budget.vocabulary import describe
-from bertlite.experiments.compare import show_interval
+from bertlite.experiments.compare import show_interval, show_loss
 from bertlite.experiments.files import units_kept
 from bertlite.inference.optimize import PLAIN
 from bertlite.shipping.card import Figure
@@ -172,10 +172,10 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}", end="")
     if "score" in report:
         interval = show_interval(report["score_low"], report["score_high"])
-        change = show_interval(report["difference_low"], report["difference_high"], "+.1f")
+        change = show_loss(report["difference"], report["difference_low"], report["difference_high"])
         print(
             f"\n{report['metric']} {100 * report['score']:.1f}{interval}, was {100 * report['dense_score']:.1f}:"
-            f" {100 * report['difference']:+.1f}{change}, p = {report['p']:.2g}",
+            f" {change} points, p = {report['p']:.2g}",
             end="",
         )
     print("".join(f"\n{line}" for line in [*describe_map(report), report["texts"]["note"]] if line))

@@ -69,7 +69,7 @@ def kernels_if_faster(model: BertPreTrainedModel, dtype: ComputeDtype) -> Kernel
 
 @cache
 def warn_once(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def kernels_are_faster(kernels: Kernels, dtype: ComputeDtype) -> bool:
@@ -97,7 +97,6 @@ def seconds_of_layer(kernels: Kernels, dtype: ComputeDtype, threads: int) -> dic
     return measured_once(key, ("native", "plain"), lambda: measure(kernels, dtype))
 
 
-@torch.no_grad()
 def measure(kernels: Kernels, dtype: ComputeDtype) -> dict[str, float]:
     """Return the shortest times of one layer in the kernels and in the plain model, which take turns."""
     config = BertConfig(

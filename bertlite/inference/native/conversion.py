@@ -7,6 +7,7 @@ from torch import nn
 
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.encoder import NativeEncoder
+from bertlite.inference.native.exact import exact_table
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.rounding import Sample, fit_
@@ -14,10 +15,10 @@ from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int
 from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.structs import Kernels
-from bertlite.stack.positions import normalised
+from bertlite.support.contexts import own_context
 
 
-@torch.no_grad()
+@own_context()
 def native_copy(
     model: BertPreTrainedModel, dtype: ComputeDtype, kernels: Kernels, sample: Sample | None = None
 ) -> BertPreTrainedModel:
@@ -27,11 +28,10 @@ def native_copy(
         sample: as for `optimize_for_inference`.
     """
     copied = copy_sharing_matrices(model)
-    encoder = copied.base_model.encoder
-    vectors = None if encoder.rel_embeddings is None else normalised(encoder, encoder.rel_embeddings.weight)
+    table = exact_table(copied.base_model.encoder)
 
     layers, numbers, fits = list(copied._layers()), dtype_name(dtype), sample is not None
-    weights = NativeWeights.of(layers, copied.config, numbers, kernels, vectors, scaled=fits)
+    weights = NativeWeights.of(layers, copied.config, numbers, kernels, table, scaled=fits)
     if sample is not None:
         fit_(weights, copied.float().eval().base_model, sample)
     if numbers == "int8":

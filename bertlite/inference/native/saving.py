@@ -17,11 +17,10 @@ from torch import Tensor
 
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
-from bertlite.checkpoint.files import WEIGHT_FILES
-from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.checkpoint.names import DECODER
 from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, State
-from bertlite.checkpoint.saving import SUPERSEDED, bytes_of, lay_out, write_safetensors
+from bertlite.checkpoint.saving import OPTIMISED, SUPERSEDED, bytes_of, lay_out, write_safetensors
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.config import POSITIONS, BertConfig, embeds_size, set_config
 from bertlite.inference.native.conversion import run_natively_
@@ -53,7 +52,7 @@ from bertlite.support.files import to_json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-REPLACED = re.compile(rf"{SUPERSEDED.pattern}|config\.json")  # files that a save removes: a checkpoint goes whole
+CHECKPOINT = re.compile(rf"{SUPERSEDED.pattern}|(pytorch|tf|flax)_model.*|config\.json")  # files of a checkpoint
 RULES = {  # for the description of a file, which before format 6 lacks the arithmetic
     "class": one_of(*CLASSES),
     **DESCRIPTION,
@@ -64,21 +63,16 @@ RULES = {  # for the description of a file, which before format 6 lacks the arit
 def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     """Write the copy of a model that `native_copy` made to a folder, which is replaced in one step.
 
-    A checkpoint that `save_pretrained` wrote there is replaced.
-
     Raises:
         TypeError: the model's class is not one of bertlite's own.
-        ValueError: its config describes other layers, or the folder holds weights of another format, whose config
-            would be removed.
+        ValueError: its config describes other layers, or the folder holds a checkpoint or a packed model.
         OSError: the folder cannot be written.
     """
     kind = BertModel if type(model) is NativeBertModel else type(model)
     name = kind.__name__
     if CLASSES.get(name) is not kind:
         raise TypeError(f"{kind.__module__}.{name} cannot be saved optimised; have: {', '.join(CLASSES)}")
-    others = [file for file in WEIGHT_FILES if not SUPERSEDED.fullmatch(file) and (folder / file).exists()]
-    if others:
-        raise ValueError(f"{folder} holds a checkpoint, {others[0]}: save the optimised model to a folder of its own")
+    check_output(folder, re.compile(rf"{CHECKPOINT.pattern}|runtime\.json"), own=False)
     encoder = model.base_model.encoder
     assert isinstance(encoder, NativeEncoder)
     shape = encoder.weights.shape
@@ -101,7 +95,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     tensors = {LAYERS: encoder.weights.data, **plain_tensors(model)}
     if shape.numbers == "int8":
         pack_rows_(tensors)
-    with replacing(folder, superseded=REPLACED) as new:
+    with replacing(folder, superseded=OPTIMISED) as new:
         write_packed(new / FILE, tensors, about)
 
 

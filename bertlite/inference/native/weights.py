@@ -10,7 +10,7 @@ import mmap
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertlite.config import BertConfig, kept_heads, pruned_neurons
+from bertlite.inference.native.exact import Array, exact_linear
 from bertlite.runtime.packed import aligned, in_blocks, in_rotation, lay_in_blocks_, pack_matrix
 from bertlite.runtime.shapes import ALIGNMENT, GROUP, TABLES, VECTORS, LayerShape, Shape, round_up
 from bertlite.runtime.structs import Blocks, Kernels
@@ -65,13 +66,13 @@ class NativeWeights:
         config: BertConfig,
         numbers: str,
         kernels: Kernels,
-        vectors: Tensor | None = None,
+        table: Array | None = None,
         scaled: bool = False,
     ) -> "NativeWeights":
         """Pack the weights of a stack; `missing_for_native` must have found no fault in its modules.
 
         Args:
-            vectors: the encoder's table of distances, normalised, if it has one.
+            table: the encoder's table of distances, normalised, if it has one.
             scaled: multiply inputs of 8-bit integers by factors, which are 1 until `replace_integers`.
         """
         left = (
@@ -86,7 +87,7 @@ class NativeWeights:
         for start, count in weights.at.values():
             data[start + count : start + round_up(count, ALIGNMENT)] = 0  # equal weights give equal files
         for i, layer in enumerate(layers):
-            weights.pack_layer(i, layer, vectors, kernels)
+            weights.pack_layer(i, layer, table, kernels)
         return weights
 
     def in_blocks(self, blocks: Blocks) -> "NativeWeights":
@@ -98,14 +99,15 @@ class NativeWeights:
         data[:] = self.data.numpy()
         return NativeWeights(lay_in_blocks_(self.shape, data, blocks), torch.from_numpy(data))
 
-    def pack_layer(self, i: int, layer: BertLayer, table: Tensor | None, kernels: Kernels) -> None:
+    def pack_layer(self, i: int, layer: BertLayer, table: Array | None, kernels: Kernels) -> None:
         for name, matrix in self.matrices(layer).items():
             self.pack_matrix(i, name, *matrix, kernels)
         norms = (layer.attention.output.LayerNorm, layer.output.LayerNorm)
         vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
         for name, vector in zip(VECTORS, vectors, strict=True):
             self.part(i, name).copy_(vector)
-        for name, x in DISTANCES[self.shape.positions].packed(layer.attention.self, self.shape, table).items():
+        own, distances = layer.attention.self, DISTANCES[self.shape.positions]
+        for name, x in distances.packed(own, self.shape, partial(exact_linear, table)).items():
             if x.dim() == 2:
                 self.pack_matrix(i, TABLES.get(name, name), x, x.new_zeros(len(x)), kernels)
             else:

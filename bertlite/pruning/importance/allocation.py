@@ -20,8 +20,8 @@ ROUNDING = 1e-9  # the tolerance, as a share of a unit, a cell or a budget: thre
 
 def rank_heads(
     scores: Tensor,
-    *,
     count: int | None = None,
+    *,
     share: float | None = None,
     uniform: bool = False,
     at_least: int = 0,
@@ -47,8 +47,8 @@ def rank_heads(
 
 def rank_neurons(
     scores: Tensor,
-    *,
     count: int | None = None,
+    *,
     share: float | None = None,
     uniform: bool = False,
     at_least: int = 0,

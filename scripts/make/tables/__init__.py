@@ -2,8 +2,10 @@
 
     python -m scripts.make.tables            # rewrite the tables
     python -m scripts.make.tables --check    # exit 1 if a page holds other figures than the records
+    python -m scripts.make.tables --stale    # list the records of README.md whose code has changed since
 
-A table stands between <!-- NAME --> and <!-- /NAME -->; NAME is a key of TABLES.
+A table stands between <!-- NAME --> and <!-- /NAME -->; NAME is a key of TABLES.  Under it stand the commits and dates
+of its records.
 """
 
 import argparse
@@ -13,19 +15,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from scripts.make.tables import first, library, proof, pruning, speed
+from scripts.make.tables import first, library, origin, proof, pruning, read, speed
 from scripts.make.tables.read import ROOT
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").rglob("*.md")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "pages", nargs="*", type=Path, default=PAGES, help="default: README.md and notebooks/docs/*.md"
-    )
+    parser.add_argument("pages", nargs="*", type=Path, default=PAGES, help="default: README.md and the pages")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would change")
+    parser.add_argument("--stale", action="store_true", help="list README.md's records that are older than their code")
     args = parser.parse_args(argv)
+    if args.stale:
+        print("\n".join(origin.stale(headlines())) or "no record of README.md is older than the code that it measures")
+        return 0
     different = {page: new for page in args.pages if (new := filled(old := page.read_text("utf-8"))) != old}
     for page, text in different.items():
         if args.check:
@@ -42,19 +46,41 @@ def filled(text: str) -> str:
     Raises:
         KeyError: a mark names no table, or a record lacks what a table shows, such as the spread of a ratio.
     """
+    made, records = {}, {}
+    for name in dict.fromkeys(each[0] for each in MARKED.findall(text)):
+        made[name], records[name] = make(name)
+    newest = origin.newest_version(each for name, each in records.items() if name not in SEVERAL_VERSIONS)
+    for name, each in records.items():
+        if name not in WITHOUT_ORIGIN:
+            why = "" if name in SEVERAL_VERSIONS else origin.older(each, newest)
+            note = " ".join(filter(None, (why, origin.commits(each, text))))
+            made[name] += ("\n\n" if made[name].endswith(("|", "`", ")")) else " ") * bool(note) + note
+    return MARKED.sub(lambda hit: f"<!-- {hit[1]} -->\n\n{made[hit[1]]}\n\n<!-- /{hit[1]} -->", text)
 
-    def fill(mark: re.Match[str]) -> str:
-        return f"<!-- {mark[1]} -->\n\n{TABLES[mark[1]]()}\n\n<!-- /{mark[1]} -->"
 
-    return re.sub(r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->", fill, text, flags=re.DOTALL)
+def make(name: str) -> tuple[str, dict[str, read.Record]]:
+    """Return a table, and the records that it shows by their names."""
+    read.used.clear()
+    return TABLES[name](), dict(read.used)
+
+
+def headlines() -> dict[str, read.Record]:
+    """Return the records that README.md shows, by their names."""
+    names = [each[0] for each in MARKED.findall(PAGES[0].read_text("utf-8"))]
+    return {name: record for each in names for name, record in make(each)[1].items()}
+
+
+MARKED = re.compile(r"<!-- ([a-z]+) -->\n(.*?)<!-- /\1 -->", re.DOTALL)
+# of figures that stand again in other tables, under which their records are named
+WITHOUT_ORIGIN = ("firstfigures", "ways")
+SEVERAL_VERSIONS = ("parity", "clients", "families", "gpuparity")  # which compare or name them
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "speedpicture": first.picture,
     "firstfigures": first.figures,
     "ways": first.ways,
     "prunetorun": first.session,
-    "proofbrief": proof.brief,
-    "speedbrief": speed.brief,
     "pruningbrief": pruning.budgets_brief,
     "budgets": partial(pruning.budgets, "pruned"),
     "budgetsdistilled": partial(pruning.budgets, "distilled", "timed"),
@@ -92,6 +118,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "nativeaccuracy": speed.native_accuracy,
     "neighbours": speed.neighbours,
     "criteria": library.criteria,
+    "configfields": library.config_fields,
     "commands": library.commands,
     "oneshot": partial(pruning.pruning, "sst2"),
     "subnetworks": pruning.subnetworks,

@@ -2,9 +2,12 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import fields
+from inspect import formatannotation
 
 from bertlite.cli import parser
 from bertlite.cli.parts import FOLDER, Parser, subcommands
+from bertlite.config import BertConfig
 from bertlite.pruning.criteria import CRITERIA, Criterion
 from scripts.make.tables.read import table
 
@@ -38,6 +41,16 @@ def call(command: Parser) -> str:
     if needs:
         words.append(f"--out {'FILE' if FOLDER not in needs else FOLDER if len(needs) == 1 else 'PATH'}")
     return " ".join(words)
+
+
+def config_fields() -> str:
+    """Table of the fields of BertConfig, with their types and defaults."""
+    made = BertConfig()
+    body = [
+        [f"`{each.name}`", f"`{formatannotation(each.type, 'typing')}`", f"`{getattr(made, each.name)!r}`"]
+        for each in fields(BertConfig)
+    ]
+    return table(["field", "type", "default"], body).replace(" | None`", " \\| None`").replace("collections.abc.", "")
 
 
 def criteria() -> str:

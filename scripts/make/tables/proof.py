@@ -4,9 +4,10 @@ import sys
 from typing import Any
 
 from bertlite.checkpoint.families import FAMILIES
-from scripts.make.tables.read import Record, cpus, measured_on, record, records, table, without_constant
+from scripts.make.tables.read import Record, measured_on, record, records, table, without_constant
 
 Claims = list[dict[str, Any]]
+FINITE = "a sequence that is all padding gives finite numbers"  # a claim that compares nothing
 CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "optimum-onnx", "torchao", "captum", "bertviz")
 
 
@@ -16,22 +17,6 @@ def parity_records(pattern: str) -> list[Record]:
     if any(each["choice"] != "all" or each["only"] for each in found):
         sys.exit(f"a record that matches {pattern} is of some cases, not of `bertlite parity --all`")
     return found
-
-
-def brief() -> str:
-    """Table of the claims of parity by dtype, over all checkpoints and versions of transformers."""
-    files = parity_records("parity-[0-9]*.json")
-    body = [
-        [dtype, what, f"{sum(claim['tensors'] for claim in claims):,}", verdict(claims)]
-        for (dtype, what), claims in claims_of(files).items()
-    ]
-    versions, torches = (
-        " and ".join(dict.fromkeys(each["environment"]["versions"][name] for each in files))
-        for name in ("transformers", "torch")
-    )
-    note = f"{checkpoints_of(files)}, against transformers {versions}, torch {torches}"
-    head, body, same = without_constant(["dtype", "claim", "tensors", "hold"], body, "hold")
-    return table(head, body, f"{same}{note}, on {cpus(files)}.")
 
 
 def parity(names: str) -> str:
@@ -64,7 +49,7 @@ def claims_of(files: list[Record]) -> dict[tuple[str, str], Claims]:
     for each in files:
         for checkpoint in each["checkpoints"].values():
             for claim in checkpoint["claims"]:
-                dtype = "each" if claim["claim"].endswith("finite numbers") else claim["dtype"]
+                dtype = "each" if claim["claim"] == FINITE else claim["dtype"]
                 found.setdefault((dtype, claim["claim"]), []).append(claim)
     return dict(sorted(found.items(), key=lambda item: item[0][0] == "each"))
 

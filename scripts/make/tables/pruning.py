@@ -4,9 +4,7 @@ from itertools import product
 from statistics import mean, median
 from typing import Any
 
-from bertlite.experiments.compare import describe_way, show_interval
-from bertlite.experiments.experiment import REPAIRS
-from bertlite.pruning.criteria import CRITERIA
+from bertlite.experiments.compare import describe_way, show_interval, show_loss
 from scripts.make.tables.read import Record, measured_on, record, records, table, with_spread
 from scripts.measure.budgets.encoders import JUDGED, MEAN
 from scripts.measure.budgets.methods import FEWER, OURS
@@ -29,8 +27,7 @@ def pruning(name: str) -> str:
     fractions = sorted({row["fraction"] for row in found["rows"]})
     lines: dict[tuple[str, ...], dict[float, str]] = {}
     for row in found["rows"]:
-        if row["repair"] in REPAIRS and row["criterion"].split("/")[0] in CRITERIA:  # others are gone
-            lines.setdefault(describe_way(row), {})[row["fraction"]] = within(row, found["headline"])
+        lines.setdefault(describe_way(row), {})[row["fraction"]] = within(row, found["headline"])
     names = ("criterion", "repair", "epochs")
     used = [i for i, what in enumerate(names) if what in ("criterion", "repair") or any(way[i] for way in lines)]
     body = [
@@ -40,9 +37,12 @@ def pruning(name: str) -> str:
 
 
 def within(row: dict[str, Any], headline: str) -> str:
-    """Write a mean and half the width of its interval, in percent."""
+    """Write a mean in percent, and half the width of its interval, or both ends if one is cut off at 0 or 100."""
     figure = f"{100 * row[headline]:.1f}"
-    return figure if row["low"] is None else f"{figure} ±{50 * (row['high'] - row['low']):.1f}"
+    if row["low"] is None:
+        return figure
+    whole = row["low"] > 0 and row["high"] < 1
+    return figure + (f" ±{50 * (row['high'] - row['low']):.1f}" if whole else show_interval(row["low"], row["high"]))
 
 
 def intervals_of(record: Record) -> str:
@@ -51,7 +51,7 @@ def intervals_of(record: Record) -> str:
     return (
         f"100 × {record['headline']}, dense {100 * record['dense'][record['headline']]:.1f};"
         f" {record['setting']['calibration']} calibration examples unless the row says otherwise;"
-        f" ± is half of a 95 % interval, over {over}."
+        f" ± is half of a 95 % interval, over {over}; [ ] has both ends of an interval that is cut off at 100."
     )
 
 
@@ -120,7 +120,9 @@ def give(row: dict[str, Any], name: str, sign: str = "") -> str:
     if name not in row:
         return ""
     within = row[f"{name}_within"] if row["tasks"] > 2 else None  # of two it says nothing
-    return f"{row[name]:{sign}.1f}" + ("" if within is None else f" ±{within:.1f}")
+    number = f"{row[name]:{sign}.1f}".replace("-0.0", "0.0")
+    gain = "gains " if name == "lost" and number[0] == "-" else ""
+    return gain + (number.removeprefix("-") if gain else number) + ("" if within is None else f" ±{within:.1f}")
 
 
 def budgets(*stages: str, many: bool = True) -> str:
@@ -146,7 +148,7 @@ def budgets(*stages: str, many: bool = True) -> str:
         ]
         for row in sorted(rows, key=lambda row: (by_stage((row["share"], row["stage"])), row["lost"]))
     ]
-    head = ["MACs", "way", "tasks", "points lost", "one more task", "worst task", f"more than {NAME}", "speed"]
+    head = ["MACs", "way", "tasks", "points lost", "one more task", "worst task", f"more lost than {NAME}", "speed"]
     return table(head, body, note(found) if many else "")
 
 
@@ -158,13 +160,12 @@ def int8() -> str:
     for way, share in sorted({(run["way"], run["share"]) for run in runs}, key=lambda each: (-each[1], each[0])):
         own = [run for run in runs if (run["way"], run["share"]) == (way, share)]
         if way in ("whole", OURS) and {run["task"] for run in own} == tasks:
-            lost = [mean(100 * (run["dense"] - run[name]) for run in own) for name in ("score", "int8")]
+            lost = [lose(mean(run[name] - run["dense"] for run in own)) for name in ("score", "int8")]
             speeds = [
                 median(run[name]["median"] for run in own if name in run) for name in ("speedup", "int8_speedup")
             ]
-            each = [cell for pair in zip(lost, speeds, strict=True) for cell in pair]
-            name = named({"way": way, "labels": False})
-            body.append([f"{100 * share:g} %", name, *(f"{x:.{1 + i % 2}f}" for i, x in enumerate(each))])
+            each = [cell for loss, speed in zip(lost, speeds, strict=True) for cell in (loss, f"{speed:.2f}")]
+            body.append([f"{100 * share:g} %", named({"way": way, "labels": False}), *each])
     head = ["MACs", "way", "points lost, float32", "speed", "points lost, int8", "speed, int8"]
     text = "Means over {}; speeds are compared with the plain dense model in float32, at 8 x 128, {}."
     return table(head, body, text.format(", ".join(sorted(tasks)), measured_on(record("pruning/budgets"))))
@@ -185,6 +186,11 @@ def budget_tasks() -> str:
     return table(head, body, f"100 × the metric of {NAME}.")
 
 
+def lose(difference: float, low: float | None = None, high: float | None = None) -> str:
+    """Write the points lost, for a column of that name; a gain says so."""
+    return show_loss(difference, low, high).removeprefix("loses ")
+
+
 def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
@@ -199,13 +205,13 @@ def measured() -> str:
             with_spread(row["speedup"]),
             f"{100 * row['macs']:.0f} %",
             f"{100 * row['score']:.1f}{show_interval(row['score_low'], row['score_high'])}",
-            f"{100 * row['difference']:+.1f}{show_interval(row['difference_low'], row['difference_high'], '+.1f')}",
+            lose(row["difference"], row["difference_low"], row["difference_high"]),
             f"{row['wall_seconds']:.0f} s",
         ]
         for row in sorted(found, key=lambda row: (bool(row["distilled"]), row["speedup"]["median"]))
     ]
     first = found[0]
-    head = ["target", "speed", "MACs", first["metric"], f"more than {100 * first['dense_score']:.1f}, paired", "time"]
+    head = ["target", "speed", "MACs", first["metric"], f"points lost of {100 * first['dense_score']:.1f}", "time"]
     note = (
         f"{first['checkpoint']}, fitted to {first['texts']['fitted to']:,} texts, judged on"
         f" {first['texts']['held out']:,} others; {first['work']}, speed with quartiles, scores with 95 % intervals;"
@@ -271,19 +277,19 @@ def pareto() -> str:
     for names, *both in lines:
         speeds = [f"{row['texts a second']['median']:,.0f}" if "speed" in found else "" for row in both]
         scores = [row["scores"][MEAN] for row in both]
-        means = [", ".join(filter(None, (percent(each["score"]), than(each)))) for each in scores]
+        means = [percent(scores[0]["score"]), *(lost_of(each) for each in scores)]
         small = [than(both[1]["more than"].get(given[-1]))] if given[1:] else []
         body.append([*names, *speeds, *means, than(both[0]["more than"].get("layers")), *small])
-    head = ["encoder", "MACs", "", "texts a second", "int8", "mean", "mean, int8", "more than layers alike"]
+    head = ["encoder", "MACs", "", "texts a second", "int8", "mean", "points lost", "points lost, int8"]
     others = " and ".join(name for name, each in JUDGED.items() if not each.fitted)
     speed = f" Speed: 32 short texts at once, {measured_on(found['speed'])}." if "speed" in found else ""
     note = (
-        f"100 × the mean of {len(JUDGED)} tasks, and its difference from the given model's in float32, with a paired"
-        f" 95 % interval over the texts that judge. Models are fitted, mapped and distilled by {found['texts']:,}"
-        f" texts without labels, of the kinds that the tasks have, except {others}. Distilled: {found['steps']} steps"
-        f" of 32 texts. Every pruned model has a map, except where it says no.{speed}"
+        f"100 × the mean of {len(JUDGED)} tasks, and the points lost of the given model's in float32, with a paired"
+        " 95 % interval over the texts that judge; below 0 is a gain. Models are fitted, mapped and distilled by"
+        f" {found['texts']:,} texts without labels, of the kinds that the tasks have, except {others}. Distilled:"
+        f" {found['steps']} steps of 32 texts. Every pruned model has a map, except where it says no.{speed}"
     )
-    return table([*head, *(f"int8, more than {name}" for name in given[1:][-1:])], body, note)
+    return table([*head, "above layers alike", *(f"int8, above {name}" for name in given[1:][-1:])], body, note)
 
 
 def than(found: dict[str, float] | None) -> str:
@@ -292,6 +298,12 @@ def than(found: dict[str, float] | None) -> str:
         return ""
     ends = show_interval(found["difference_low"], found["difference_high"], "+.1f")
     return f"{100 * found['difference']:+.1f}{ends}"
+
+
+def lost_of(found: dict[str, float]) -> str:
+    """Write the points that a model loses, with their interval; nothing for the given model in float32 itself."""
+    ends = found["difference_low"], found["difference_high"]
+    return "" if ends[0] == ends[1] else lose(found["difference"], *ends)
 
 
 def pareto_tasks() -> str:

@@ -14,6 +14,7 @@ ROUNDED = "≈: a quartile is more than 10 % away."
 SPREAD = "Medians; quartiles in brackets if one is more than 10 % away."
 
 Record = dict[str, Any]
+used: dict[str, Record] = {}  # {name: record} of all that were read since this was last cleared
 
 
 def records(pattern: str) -> list[Record]:
@@ -21,7 +22,9 @@ def records(pattern: str) -> list[Record]:
     paths = sorted(RESULTS.glob(pattern), reverse=True)
     if not paths:
         sys.exit(f"there is no {pattern} in {RESULTS}")
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    found = {path.relative_to(RESULTS).with_suffix("").as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    used.update(made := {name: json.loads(text) for name, text in found.items()})
+    return list(made.values())
 
 
 def record(name: str) -> Record:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertlite.experiments.compare import show_loss
 from bertlite.support.progress import count_of
 from scripts.make.tables import read
 from scripts.make.tables.read import (
@@ -21,7 +22,6 @@ from scripts.make.tables.read import (
 
 DTYPES = ("float32", "bfloat16", "int8")
 FITTED = "int8, fitted"  # the way of `bertlite pack`
-ENGINES = ("OpenVINO", "bertlite native")  # of the short table
 HEADLINES = ("1 x 16", "8 x 128", "1 x 2048")  # and the texts of a data set: the batches of the short tables
 BASE = "transformers sdpa float32"
 WHOLE = "whole"
@@ -99,14 +99,6 @@ def padding_note(forward: Sections) -> str:
 def note(what: str, forward: Sections, *found: Record, spread: str = SPREAD) -> str:
     """Say below a table what its figures are, and where they were measured."""
     return " ".join(filter(None, (what, padding_note(forward), spread, f"{measured_on(*found)}.")))
-
-
-def brief() -> str:
-    """Table of the speed of the optimised models and of their peers, on short batches, full ones and texts."""
-    found = record("speed")
-    every = headlines(forward_sections(found))
-    forward = {batch: section for batch, section in every.items() if "WikiText-2" not in batch}
-    return over_base(found, forward, [f"{engine} {dtype}" for dtype in DTYPES for engine in ENGINES])
 
 
 def every_engine() -> str:
@@ -428,14 +420,15 @@ def native_accuracy() -> str:
         cells = [f"{name}, {each['examples']:,} examples", each["metric"], f"{each['plain']:.2f}"]
         for dtype in dtypes:
             row = each["native"][dtype]
-            cells += ["{difference:+.2f} ({low:+.2f} to {high:+.2f})".format_map(row), f"{row['same']:.2%}"]
+            lost = show_loss(*(row[end] / 100 for end in ("difference", "low", "high")), digits=2)
+            cells += [lost.removeprefix("loses "), f"{row['same']:.2%}"]
         body.append(cells)
     most = max(abs(each["native"]["float32"]["difference"]) for each in found["results"].values())
-    head = ["", "metric", "as it is", *(cell for dtype in dtypes for cell in (f"{dtype}, difference", "alike"))]
+    head = ["", "metric", "as it is", *(cell for dtype in dtypes for cell in (f"{dtype}, points lost", "alike"))]
     return table(
         head,
         body,
-        f"Points, with 95 % intervals of the difference over the same examples; native float32 differs by {most:.2f}"
+        f"Points, with 95 % intervals over the same examples; below 0 is a gain; native float32 differs by {most:.2f}"
         " at most. Alike: examples, or words, with the same label; of numbers the rank correlation. MiniLM, fine-tuned"
         f" on each task but similarity; {measured_on(found)}.",
     )

@@ -31,12 +31,14 @@ from bertlite.support.environment import environment, version_of
 from bertlite.support.files import write_json
 from bertlite.support.progress import Progress
 from bertlite.support.timing import check_rounds
+from scripts.measure.curves import pyplot
 from scripts.measure.speed.bench import MODELS, Bench, Section, longest_of, section_lines, suffix
 from scripts.measure.speed.engines import ENGINES
 from scripts.measure.speed.sections import sections
 from scripts.measure.speed.under import WAYS
 
 PICTURE = ".png"
+DTYPES = ("float32", "bfloat16", "float16", "int8")
 PEERS = (
     *("onnx", "onnxruntime", "openvino", "nncf", "torchao", "llama-cpp-python"),
     *("sentence-transformers", "optimum-intel"),
@@ -206,36 +208,37 @@ def select(kind: str, wanted: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def plot(record: Mapping[str, Any], path: Path) -> None:
-    """Draw how many times faster than transformers' sdpa in float32 each engine is.
+    """Draw how many times faster than transformers' sdpa in float32 each engine is: a colour for each dtype.
 
     It is drawn for one batch of the record: texts padded to their longest, or the first batch if there is none.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     found = [each for name, each in record["sections"].items() if name.startswith("forward")]
     shown = next((each for each in found if each["padding"] == "longest"), found[0])
     pairs = [pair.partition(" / ") for pair in shown["ratios"] if pair.startswith("transformers")]
-    ratios = sorted(((name, shown["ratios"][f"{base} / {name}"]) for base, _, name in pairs), key=median_of)
-    engines, medians = [name for name, _ in ratios], [found["median"] for _, found in ratios]
-    spread = [[abs(found[end] - found["median"]) for _, found in ratios] for end in ("low", "high")]
-    colours = ["C0" if engine.startswith("bertlite") else "0.6" for engine in engines]
-    with plt.rc_context({"font.size": 13}):  # to be read on a phone
-        fig, ax = plt.subplots(figsize=(6.6, 4.4), layout="constrained")
-        bars = ax.barh(engines, medians, xerr=spread, color=colours, error_kw={"elinewidth": 0.8})
-        ax.bar_label(bars, fmt="%.2f", padding=5)
+    ratios = sorted(((name, shown["ratios"][f"{base} / {name}"]) for base, _, name in pairs), key=place_of)
+    engines, medians = [name.replace(" native", "") for name, _ in ratios], [found["median"] for _, found in ratios]
+    dtypes = list(dict.fromkeys(name.split()[-1] for name in engines))
+    with plt.rc_context({"font.size": 12}):  # to be read in a column of 360 pixels
+        fig, ax = plt.subplots(figsize=(4.6, 0.5 + 0.42 * (len(engines) + 2)), layout="constrained")
+        bars = ax.barh(engines, medians, color=[f"C{dtypes.index(name.split()[-1])}" for name in engines])
+        for bar, name in zip(bars, engines, strict=True):
+            bar.set_alpha(1 if name.startswith("bertlite") else 0.45)
+        ax.bar_label(bars, fmt="%.1f ×", padding=4)
         ax.axvline(1, color="black", linewidth=0.8)
-        ax.set(title=f"{shown['model']}, {shown['work']}", xlabel="times faster than transformers in float32")
-        ax.margins(x=0.15)  # room for the numbers
+        threads = f"{shown['threads']} threads" if shown["threads"] > 1 else "1 thread"
+        fig.suptitle(f"{shown['model']} on {record['environment']['device'].upper()}, {threads}", fontsize=13)
+        ax.set_xlabel("times faster than transformers")
+        ax.margins(x=0.2)  # room for the numbers
+        ax.locator_params(axis="x", integer=True)
         ax.spines[["top", "right"]].set_visible(False)
-        fig.savefig(path, dpi=120)
+        fig.savefig(path, dpi=180)
     plt.close(fig)
 
 
-def median_of(named: tuple[str, Mapping[str, float]]) -> float:
-    return named[1]["median"]
+def place_of(named: tuple[str, Mapping[str, float]]) -> tuple[int, float]:
+    """Order engines by dtype, and within a dtype by speed, from the bottom up."""
+    return -DTYPES.index(named[0].split()[-1]), named[1]["median"]
 
 
 if __name__ == "__main__":

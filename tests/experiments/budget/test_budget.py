@@ -768,7 +768,7 @@ def thirty_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def longer_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the best state be that furthest from the first: a random model teaches nothing."""
 
-    def quality(dense: Any, batches: Any) -> Any:
+    def quality(dense: Any, batches: Any, head: Any) -> Any:
         return lambda model: (float((model.classifier.weight - dense.classifier.weight).detach().norm()), 0.0)
 
     monkeypatch.setattr(command, "Quality", quality)

@@ -49,6 +49,7 @@ HEADS = {
     "linear": (VectorHead(modules=(dense(7, "linear.Identity"), Normalize())), 2),
     "tanh": (VectorHead(modules=(dense(7, "activation.Tanh", bias=False),)), 1),
     "residual": (VectorHead(modules=(dense(D, "activation.GELU", use_residual=True), Normalize())), 3),
+    "square": (VectorHead(modules=(dense(D, "activation.Tanh"),)), 1),
     "norm": (VectorHead(modules=(module(Norm, 1, dimension=D), Normalize())), 3),
 }
 
@@ -141,6 +142,30 @@ def test_a_folder_with_a_map_gives_its_vectors_everywhere(name: str, tmp_path: P
     found = embedder.encode(texts)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
     assert (np.stack([embedder.encode(text) for text in texts[:9]]) == found[:9]).all()
+
+
+@pytest.mark.parametrize("first", ["LayerNorm", "Dense"])
+def test_a_map_takes_no_other_modules_folder(first: str, tmp_path: Path) -> None:
+    """Where numbers of folders have a gap, or two modules share a folder."""
+    library = pytest.importorskip("sentence_transformers")
+    model = write(tmp_path / "given", HEADS["norm"][0] if first == "LayerNorm" else HEADS["square"][0])
+    modules = json.loads((tmp_path / "given" / "modules.json").read_text())
+    if first == "LayerNorm":
+        (tmp_path / "given" / modules[2]["path"]).rename(tmp_path / "given" / "4_Dense")
+        modules[2]["path"] = "4_Dense"
+        modules[3]["path"] = ""
+    else:
+        modules.append({**modules[2], "idx": 3, "name": "again"})
+    (tmp_path / "given" / "modules.json").write_text(json.dumps(modules))
+    mapped = with_map(read_head(str(tmp_path / "given")), linear())
+    write_model(tmp_path / "out", model, tmp_path / "given", mapped=mapped)
+    written = json.loads((tmp_path / "out" / "modules.json").read_text())
+    assert len({each["path"] for each in written}) == len({each["name"] for each in written}) == len(written)
+    tokens = BertTokenizer(WORDS)(["w1 w2 w3", "w7"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        wanted = mapped(model(**tokens).last_hidden_state, tokens["attention_mask"]).numpy()
+    found = library.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(["w1 w2 w3", "w7"])
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
 @pytest.mark.parametrize("enough", [50, 2000])

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,31 @@ def test_a_trained_model_gives_the_bits_of_every_other_machine(name, dtype):
     quick = natively(BertModel.from_pretrained(folder), dtype, name, reproducible=True)
     found = {str(len(ids)): digest(quick(torch.tensor([ids])).last_hidden_state) for ids in TEXTS}
     assert found == json.loads(GOLDEN.read_text())[str(dtype)]
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = {path!r}
+from test_same_bits import packed_bits
+print(packed_bits())
+"""
+
+
+def packed_bits() -> list[str]:
+    """Return a hash of the packed layers of models with tables of distances, in each dtype."""
+    made = [make_native(num_hidden_layers=2, **MODELS[kind]).float() for kind in ("disentangled", "bucketed")]
+    options = [{"dtype": dtype, "reproducible": True, "verify": False} for dtype in (*DTYPES, MIXED)]
+    quick = [optimize_for_inference(model, **each) for model in made for each in options]
+    return [digest(each.base_model.encoder.weights.data) for each in quick]
+
+
+def test_weights_are_packed_to_the_same_bits_whatever_multiplies_and_adds():
+    """MKL and torch do it in other orders there, as on another processor or for more threads."""
+    rooms = [str(path) for path in Path(__file__).parents[:3]]
+    other = {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "2"}
+    program = [sys.executable, "-c", PROGRAM.format(path=rooms)]
+    done = subprocess.run(program, capture_output=True, text=True, env={**os.environ, **other})
+    assert done.stdout.strip() == str(packed_bits()), done.stderr
 
 
 def digest(x: Tensor) -> str:

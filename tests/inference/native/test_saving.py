@@ -313,21 +313,28 @@ def assert_close(*models: InferenceModel) -> None:
     assert rms_distance(ours, theirs) < 0.1 * rms_distance(theirs, torch.zeros_like(theirs))
 
 
-def test_a_folder_holds_what_was_saved_last(tmp_path):
-    first, second = pruned(BertModel), BertModel(BertConfig(**SIZES)).eval()
-    quick = optimize_for_inference(first, dtype=torch.float32, backend="native")
-    quick.save(tmp_path)
-    second.save_pretrained(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"has no native\.safetensors; optimise the model again"):
-        InferenceModel.load(tmp_path)
-    assert torch.equal(BertModel.from_pretrained(tmp_path)(IDS).pooler_output, second(IDS).pooler_output)
-    quick.save(tmp_path)
-    assert torch.equal(InferenceModel.load(tmp_path)(IDS).pooler_output, quick(IDS).pooler_output)
-    with pytest.raises(FileNotFoundError):
-        BertModel.from_pretrained(tmp_path)
-    (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ValueError, match=r"holds a checkpoint, pytorch_model\.bin: save .* to a folder of its own"):
+def test_a_save_replaces_no_model_of_another_kind(tmp_path):
+    """An optimised model is no way back to a checkpoint, nor the other way round."""
+    checkpoint, optimised = tmp_path / "checkpoint", tmp_path / "optimised"
+    model = BertModel(BertConfig(**SIZES)).eval()
+    quick = optimize_for_inference(pruned(BertModel), dtype=torch.float32, backend="native")
+    model.save_pretrained(checkpoint)
+    quick.save(optimised)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
+    with pytest.raises(ValueError, match=r"checkpoint holds config\.json, .* kind: name another folder to write"):
+        quick.save(checkpoint)
+    with pytest.raises(ValueError, match=r"optimised holds native\.safetensors, .*: name another folder to write"):
+        model.save_pretrained(optimised)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/*")} == before
+
+
+@pytest.mark.parametrize("name", ["model.fp16.safetensors", "pytorch_model.bin", "tf_model.h5", "runtime.json"])
+def test_a_save_removes_no_files_of_another_kind(name, tmp_path):
+    (tmp_path / name).touch()
+    quick = optimize_for_inference(pruned(BertModel), dtype=torch.float32, backend="native")
+    with pytest.raises(ValueError, match=f"holds {name}, which is of another kind"):
         quick.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_other_classes_and_layers_are_not_saved(tmp_path):

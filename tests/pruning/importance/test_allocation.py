@@ -37,7 +37,7 @@ def count(choice: Choice) -> int:
 
 
 def test_the_lowest_scores_go_wherever_they_are() -> None:
-    assert rank_heads(SCORES, count=4) == {0: [1, 3], 1: [0], 2: [0]}
+    assert rank_heads(SCORES, 4) == rank_heads(SCORES, count=4) == {0: [1, 3], 1: [0], 2: [0]}
     assert rank_heads(SCORES, count=0) == {}
     assert rank_heads(SCORES, count=11) == {0: [0, 1, 2, 3], 1: [0, 2, 3], 2: [0, 1, 2, 3]}
 

@@ -1,0 +1,49 @@
+"""Answers to the arguments and names that people know from transformers: the way to the same here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+INT8 = 'optimize_for_inference(model, dtype="int8") quantises a loaded model'
+ENCODE = "call the tokenizer itself, with a text or a list of texts"
+AUTO = "name the class, or let bertlite.hf.register() make transformers' AutoModel give bertlite's models"
+HABITS = {  # {argument or attribute: the way to it here}
+    "torch_dtype": "here it is dtype=, such as dtype=torch.float16",
+    "device_map": 'here it is device=, such as device="cuda"',
+    "use_auth_token": "here it is token=",
+    "low_cpu_mem_usage": "leave it out: weights stay mapped from the file",
+    "trust_remote_code": "leave it out: no code of a checkpoint is run",
+    "use_safetensors": "leave it out: safetensors are read first, and a pickle runs no code",
+    "use_fast": "leave it out: every tokenizer is the Rust one",
+    "safe_serialization": "leave it out: weights are always written as safetensors",
+    "max_shard_size": "leave it out: weights are always written into one file",
+    "load_in_8bit": INT8,
+    "load_in_4bit": INT8,
+    "quantization_config": INT8,
+    "quantize": INT8,
+    "AutoModel": AUTO,
+    "AutoTokenizer": AUTO,
+    "Embedder": "it is bertlite.embed.Embedder",
+    "batch_decode": "here it is decode, which takes batches too",
+    "encode_plus": ENCODE,
+    "batch_encode_plus": ENCODE,
+    "pad": "pad while you encode: tokenizer(texts, padding=True)",
+    "generate": "bertlite.hf.BertLMHeadModel has it, and loads the same checkpoints",
+}
+
+
+def habit_hint(*names: str) -> str:
+    """Return the way to what these names are elsewhere, for the end of a message; empty if there is none."""
+    return "".join(f"; {HABITS[name]}" for name in names if name in HABITS)
+
+
+def check_habits(given: Mapping[str, Any]) -> None:
+    """Raise TypeError for an argument of transformers; the message names the way to it here."""
+    for name in given.keys() & HABITS.keys():
+        raise TypeError(f"{name}={given[name]!r:.80} is an argument of transformers{habit_hint(name)}")
+
+
+def refuse_others(call: str, given: Mapping[str, Any]) -> None:
+    """Raise TypeError for any argument, since a call has no more of them; see `check_habits`."""
+    check_habits(given)
+    for name in given:
+        raise TypeError(f"{call}() has no argument {name!r}")

@@ -1,0 +1,214 @@
+"""bertlite/runtime: a folder whose files contradict each other is refused by name, before memory is read."""
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from natively import native
+
+from bertlite.cli import main
+from bertlite.inference import InferenceModel
+from bertlite.runtime import load
+from bertlite.runtime.packed import FILE
+from bertlite.runtime.shapes import shape_from
+from bertlite.runtime.structs import Blocks
+from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER
+from bertlite.runtime.texts import has_number_from
+from scripts.stress import folders as stress
+
+pytest.importorskip("sentence_transformers")
+pytestmark = native
+Change = Callable[[stress.Folder], object]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pack an encoder with a Dense, a classifier and a DeBERTa, each in two dtypes."""
+    place = tmp_path_factory.mktemp("packed")
+    return {path.name: path for path in stress.make_folders(place, ["encoder", "classifier", "deberta"])}
+
+
+def forged(folder: Path, place: Path, change: Change) -> Path:
+    """Return a copy of a folder with a change, and the checksums that a forger would compute."""
+    shutil.copytree(folder, place)
+    files = stress.Folder(place)
+    change(files)
+    files.write(place)
+    return place
+
+
+def described(*way: Any, to: Any, file: str = FILE) -> Change:
+    """Return a change of a value in the description of a file."""
+    return lambda folder: put(folder.files[file][2], way, to)
+
+
+def entered(*way: Any, to: Any, file: str = FILE) -> Change:
+    return lambda folder: put(folder.files[file][0], way, to)
+
+
+def told(*way: Any, to: Any) -> Change:
+    """Return a change of a value in runtime.json."""
+    return lambda folder: put(folder.settings, way, to)
+
+
+def put(values: Any, way: tuple[Any, ...], to: Any) -> None:
+    for key in way[:-1]:
+        values = values[key]
+    if to is KeyError:
+        del values[way[-1]]
+    else:
+        values[way[-1]] = to
+
+
+def twice(folder: stress.Folder) -> None:
+    """Let many tensors lie in the same bytes."""
+    header = folder.files[FILE][0]
+    header |= {f"x{i}": header["layers"] for i in range(800)}
+
+
+WORDS, NORM = "embeddings.word_embeddings.weight", "embeddings.LayerNorm.bias"
+LONGER = r"layers is U8 \(\d+,\), not U8 \(\d+,\)"
+NATIVE = [
+    ("encoder-float32", described("shape", "layers", 1, "neurons", to=4800), LONGER),
+    ("encoder-int8", described("shape", "layers", 0, "heads", to=16), LONGER),
+    ("encoder-float32", described("config", "embedding_size", to=16), "embeddings.norm does not fit config"),
+    ("encoder-float32", described("embeddings", "positions", to=10**5), r"position_\w+.weight is F32 \(40, 32\)"),
+    ("encoder-float32", described("embeddings", "absolute", to="yes"), "embeddings.absolute is 'yes'; it must be"),
+    ("encoder-float32", described("pooler", to="tanh"), "pooler.dense.weight is missing"),
+    ("classifier-bfloat16", described("pooler", to=KeyError), "pooler is missing"),
+    ("classifier-int8", described("class", to="BertForTokenClassification"), "kind is 'classifier'; it must be"),
+    ("classifier-int8", described("class", to="BertForMaskedLM"), "class is 'BertForMaskedLM'; it must be one of"),
+    ("classifier-int8", described("config", "id2label", to={"0": "a"}), r"classifier.weight is F32 \(3, 32\), not"),
+    ("encoder-int8", described("config", "vocab_size", to=10**30), "vocab_size is 1000.*; it must be an integer"),
+    ("encoder-int8", described("numbers", to="float32"), "shape.numbers is not numbers"),
+    ("encoder-int8", described("shape", "epsilon", to=float("nan")), "shape.epsilon is nan; it must be a number"),
+    ("encoder-int8", described("embeddings", "padding", to=300), "embeddings.padding is beyond the words"),
+    ("deberta-float32", described("shape", "kinds", to=["c2p", "c2p"]), "shape.kinds and shape.reach describe no"),
+    ("encoder-float32", entered(NORM, to=KeyError), "LayerNorm.bias is missing"),
+    ("encoder-float32", entered(NORM, "shape", to=[1]), r"LayerNorm.bias is F32 \(1,\), not F32 \(32,\)"),
+    ("encoder-float32", entered(NORM, "dtype", to="U8"), r"LayerNorm.bias is U8 \(32,\), not F32 \(32,\)"),
+    ("encoder-float32", entered(NORM, "data_offsets", to=[0, 128]), r"LayerNorm.bias is at bytes \[0, 128\], not \["),
+    ("encoder-int8", entered(WORDS.replace("weight", "scales"), to=KeyError), r"words?.*weight is I8 .*, not F32"),
+    ("encoder-int8", entered(WORDS, "shape", to=[300, "32"]), r"weight'\].shape\[1\] is '32'; it must be an integer"),
+    ("encoder-float32", twice, "'x0' is unknown"),
+    ("encoder-float32", entered("0.weight", "shape", to=[24, 640], file=AFTER), r"0.weight is F32 \(24, 640\), not"),
+    ("encoder-float32", entered("0.bias", to=KeyError, file=AFTER), "0.bias is missing"),
+]  # fmt: skip
+TOLD = [
+    (told("texts", to=KeyError), "texts is missing"),
+    (told("texts", "prompts", to=["query: "]), r"texts.prompts is \['query: '\]; it must be an object"),
+    (told("texts", "max_length", to=-1), "texts.max_length is -1; it must be an integer, 1 or more"),
+    (told("texts", "max_length", to=41), "texts.max_length is 41; it must be an integer, 2 to 40"),
+    (told("texts", "default_prompt", to="querry"), "texts.default_prompt is none of texts.prompts"),
+    (told("pooling", "modes", to=["median"]), r"pooling.modes\[0\] is 'median'; it must be one of cls, lasttoken"),
+    (told("pooling", "modes", to=[]), r"pooling.modes is \[\]; it must be one pooling or more"),
+    (told("pooling", "modes", to=["mean"]), r"0.weight is F32 \(24, 64\), not F32 \(24, 32\)"),
+    (told("kind", to=["encoder"]), r"kind is \['encoder'\]; it must be one of encoder, cross-encoder"),
+    (told("kind", to="tagger"), "labels is missing"),
+    (told("after", 0, "type", to="sparse"), r"after\[0\].type is 'sparse'; it must be one of normalize"),
+    (told("after", 0, "outputs", to=23), r"0.weight is F32 \(24, 64\), not F32 \(23, 64\)"),
+    (told("more", to=[[[[[[[[[[[[[[[[[[[[0]]]]]]]]]]]]]]]]]]]]), "is nested 20 deep"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "message"), NATIVE, ids=range(len(NATIVE)))
+def test_tensors_that_a_description_does_not_have_are_refused(
+    name: str, change: Change, message: str, packed: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = forged(packed[name], tmp_path / "forged", change)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(folder))}/.*{message}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(("change", "message"), TOLD, ids=range(len(TOLD)))
+def test_a_field_of_runtime_json_that_breaks_its_rule_is_named(
+    change: Change, message: str, packed: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = forged(packed["encoder-float32"], tmp_path / "forged", change)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(folder))}/.*{message}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("at", [0, 1, -1])
+@pytest.mark.parametrize("value", [-1, 2.5, 16, 1e6, np.inf, np.nan])
+def test_rows_of_distances_beyond_the_table_are_refused_by_both_loaders(
+    value: float, at: int, packed: dict[str, Path], tmp_path: Path
+) -> None:
+    def change(folder: stress.Folder) -> None:
+        header, data, about = folder.files[FILE]
+        shape, whole = shape_from(about["shape"], Blocks(*about["blocks"])), bytearray(data)
+        start, count = shape.offsets[1, "distance_rows", ""]
+        rows = np.frombuffer(whole, np.float32, count // 4, header["layers"]["data_offsets"][0] + start)
+        rows[at] = value
+        folder.files[FILE] = header, bytes(whole), about
+
+    folder = forged(packed["deberta-float32"], tmp_path / "forged", change)
+    for loader in (load, InferenceModel.load):
+        with pytest.raises(
+            ValueError, match=rf"{folder}/{FILE} .*distance_rows of layer 1 are not integers from 0 to 15"
+        ):
+            loader(folder)
+
+
+def test_folders_of_earlier_formats_give_the_same(packed: dict[str, Path], tmp_path: Path) -> None:
+    """Before format 9 shapes name no layers in floats; steps after pooling once stated neither outputs nor bias."""
+
+    def older(folder: stress.Folder) -> None:
+        about = folder.files[FILE][2]
+        about["format"], about["blocks"] = 8, about["blocks"][:2]
+        del about["shape"]["kept"], about["shape"]["floats"]
+        del folder.settings["after"][0]["outputs"], folder.settings["after"][0]["bias"]
+        for name in ("lower_case", "segments", "truncation_side", "default_prompt"):
+            del folder.settings["texts"][name]
+
+    for name in ("encoder-float32", "encoder-int8"):
+        folder = forged(packed[name], tmp_path / name, older)
+        assert np.array_equal(load(folder).encode(stress.TEXTS), load(packed[name]).encode(stress.TEXTS))
+
+
+def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_refused(packed: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(packed["encoder-float32"], tmp_path / "forged")
+    tokenizer = json.loads((folder / TOKENIZER).read_text())
+    tokenizer["model"]["vocab"]["w1"] = 300
+    (folder / TOKENIZER).write_text(json.dumps(tokenizer))
+    stress.Folder(folder).write(folder)
+    with pytest.raises(
+        ValueError, match=rf"{folder}/{TOKENIZER} has token 'w1' with id 300, but the model has 300 words"
+    ):
+        load(folder)
+
+
+def test_numbers_in_a_text_are_found() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        text = "".join(draw.choice('0123456789999. ":,e-') for _ in range(draw.randrange(30)))
+        least = draw.choice((1, 7, 10, 99, 100, 305))
+        wanted = any(int(x) >= least for x in re.findall(r"(?<![\d.])\d+", text))
+        assert has_number_from(text.encode(), least) or not wanted, (text, least)
+    assert not has_number_from(b'{"a": 304, "b": 0.999, "c": 12}', 305)
+    assert has_number_from(b"305", 305)
+    assert has_number_from(b"1000", 305)
+
+
+def test_embed_of_a_forged_folder_ends_in_one_line(
+    packed: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = forged(packed["encoder-int8"], tmp_path / "forged", told("pooling", "modes", to=["median"]))
+    (tmp_path / "texts.txt").write_text("one\n")
+    assert main(["embed", str(folder), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert f"{folder / ABOUT} cannot be used: pooling.modes[0] is 'median'" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_random_changes_are_refused_by_name_or_run(packed: dict[str, Path]) -> None:
+    found = [result for _, results in stress.results_of([*packed.values()], 3, range(150)) for result in results]
+    assert [each for each in found if each.startswith("fault")] == []
+    assert min(found.count(each) for each in ("run", "refused")) > 30

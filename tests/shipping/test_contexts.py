@@ -1,0 +1,217 @@
+"""The contexts and settings of torch around a call change no byte of what it writes, and no result of a comparison."""
+
+import copy
+import pickle
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same, make, make_batch
+from natively import kernels_or_skip, make_native
+from worlds import add_pooling, save
+
+from bertlite import BertForSequenceClassification, BertModel, optimize_for_inference
+from bertlite.inference import InferenceModel
+from bertlite.inference.support import MIXED
+from bertlite.parity.cases import Case
+from bertlite.parity.check import check
+from bertlite.shipping.convert import convert
+from bertlite.shipping.pack import pack
+from bertlite.support.contexts import own_context
+
+KINDS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "deberta": {"position_embedding_type": "disentangled"},
+    "mpnet": {"position_embedding_type": "bucketed"},
+}
+NUMBERS = [
+    (torch.bfloat16, False),
+    *((dtype, same) for dtype in (torch.float32, torch.int8, MIXED) for same in (False, True)),
+]
+
+
+@contextmanager
+def setting(change: Callable[[Any], None], value: Any, before: Any) -> Iterator[None]:
+    change(value)
+    try:
+        yield
+    finally:
+        change(before)
+
+
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "nothing": nullcontext,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "inference_mode": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "float64": lambda: setting(torch.set_default_dtype, torch.float64, torch.get_default_dtype()),
+    "bfloat16": lambda: setting(torch.set_default_dtype, torch.bfloat16, torch.get_default_dtype()),
+    "meta": lambda: torch.device("meta"),
+    "deterministic": lambda: setting(torch.use_deterministic_algorithms, True, False),
+    "one thread": lambda: setting(torch.set_num_threads, 1, torch.get_num_threads()),
+    "two threads": lambda: setting(torch.set_num_threads, 2, torch.get_num_threads()),
+}
+
+
+@contextmanager
+def all_at_once() -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, context in CONTEXTS.items():
+            if "thread" not in name:
+                stack.enter_context(context())
+        yield
+
+
+def model_of(kind: str) -> Any:
+    return make_native(BertForSequenceClassification, num_hidden_layers=2, **KINDS[kind]).float()
+
+
+def bytes_in(folder: Path) -> dict[str, int]:
+    """Return a hash of each file; records name the time."""
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name not in ("README.md", "report.json")
+    )
+    assert files
+    return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
+
+
+def saved(model: Any, folder: Path) -> dict[str, int]:
+    (model.save if isinstance(model, InferenceModel) else model.save_pretrained)(folder)
+    return bytes_in(folder)
+
+
+Ways = dict[str, Callable[[Path], Any]]
+
+
+@pytest.fixture(scope="module")
+def conversions(tmp_path_factory: pytest.TempPathFactory) -> Ways:
+    """Return each way to make or move an optimised model, by name; it takes an empty folder."""
+    kernels_or_skip()
+    ways, folder = Ways(), tmp_path_factory.mktemp("sources")
+    for kind in KINDS:
+        model = model_of(kind)
+        for dtype, same in NUMBERS:
+            verify = dtype in (torch.float32, torch.int8) and not same
+            options: Any = {"dtype": dtype, "reproducible": same, "verify": verify, "backend": "native"}
+            ways[f"{kind} {dtype} {same}"] = lambda out, model=model, options=options: saved(
+                optimize_for_inference(model, **options), out
+            )
+    model.save_pretrained(folder / "model")
+    quick = optimize_for_inference(model, dtype=torch.int8)
+    quick.save(folder / "quick")
+    pickled, batch = pickle.dumps(quick), make_batch()
+
+    def loaded(out: Path) -> Any:
+        found = BertForSequenceClassification.from_pretrained(folder / "model")
+        assert all(x.requires_grad and not x.is_inference() for x in found.parameters()), "it can be trained"
+        return saved(found, out)
+
+    def plain(out: Path) -> Any:
+        found = optimize_for_inference(model, backend="plain").model.state_dict()
+        return [zlib.crc32(x.numpy().tobytes()) for x in found.values()]
+
+    return ways | {
+        "save": lambda out: saved(quick, out),
+        "load": lambda out: saved(InferenceModel.load(folder / "quick"), out),
+        "unpickle": lambda out: saved(pickle.loads(pickled), out),
+        "copy": lambda out: saved(copy.deepcopy(quick), out),
+        "from_pretrained": loaded,
+        "plain": plain,
+        "run": lambda out: [zlib.crc32(x.numpy().tobytes()) for x in quick(**batch).to_tuple()],
+    }
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Ways:
+    """Return each way that runs another library, for a comparison, by name."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("sentence_transformers")
+    kernels_or_skip()
+    folder = tmp_path_factory.mktemp("checkpoints")
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 37}
+    config = transformers.DebertaV2Config(
+        **sizes, num_hidden_layers=2, max_position_embeddings=40, type_vocab_size=0, relative_attention=True,
+        pos_att_type=["c2p", "p2c"], position_buckets=8, position_biased_input=False, norm_rel_ebd="layer_norm",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = transformers.DebertaV2Model(config).eval()
+    add_pooling(save(folder / "bert"))
+    save(folder / "deberta")
+    theirs.save_pretrained(folder / "deberta")
+
+    def body(out: Path) -> Any:
+        quick = optimize_for_inference(theirs, dtype=torch.int8)
+        return [
+            zlib.crc32(quick.model.base_model.encoder.weights.data.numpy().tobytes()),
+            quick.output_type,
+            quick.gap,
+        ]
+
+    def packed(name: str, out: Path) -> Any:
+        return pack(folder / name, out, dtype="int8", reproducible=True), bytes_in(out)
+
+    def checked(out: Path, dtype: str, *feature: str) -> Any:
+        return check(Case("BertModel", "sdpa", "padded", dtype, *feature), "cpu", folder / "bert").rows
+
+    return {
+        "body": body,
+        "pack a BERT": partial(packed, "bert"),
+        "pack a DeBERTa": partial(packed, "deberta"),
+        "convert": lambda out: (convert(folder / "deberta", out), bytes_in(out)),
+        "check": lambda out: checked(out, "float32"),
+        "check gradients": lambda out: checked(out, "float64", "gradients"),
+    }
+
+
+def found_in(ways: Ways, folder: Path) -> dict[str, Any]:
+    found = {}
+    for i, (name, way) in enumerate(ways.items()):
+        (folder / str(i)).mkdir(parents=True)
+        found[name] = way(folder / str(i))
+    return found
+
+
+def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    assert [name for name, value in found.items() if value != wanted[name]] == []
+
+
+@pytest.fixture(scope="module")
+def wanted(conversions: Ways, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return found_in(conversions, tmp_path_factory.mktemp("wanted"))
+
+
+@pytest.mark.parametrize("context", [each for each in CONTEXTS if each != "nothing"])
+def test_a_conversion_gives_the_same_bytes_in_every_context(
+    context: str, conversions: Ways, wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    few = "thread" in context  # torch's products depend on their number; here they wait for each other
+    chosen = {name: way for name, way in conversions.items() if not few or name.startswith("deberta")}
+    with CONTEXTS[context]():
+        found = found_in(chosen, tmp_path)
+    assert_equal(found, {name: wanted[name] for name in chosen})
+
+
+def test_a_comparison_with_another_library_is_the_same_in_all_contexts(libraries: Ways, tmp_path: Path) -> None:
+    before = found_in(libraries, tmp_path / "before")
+    with all_at_once():
+        found = found_in(libraries, tmp_path / "found")
+    assert_equal(found, before)
+
+
+def test_the_callers_contexts_are_left_and_come_back() -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    with all_at_once():
+        before = torch.ones(()).device, torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+        with own_context(gradients=True):
+            out = weight @ torch.ones(2, 2, dtype=torch.float32)
+            assert (out.dtype, out.device.type, out.requires_grad) == (torch.float32, "cpu", True)
+        with pytest.raises(ValueError, match="unknown"):
+            optimize_for_inference(make(BertModel), backend="other")
+        assert (torch.ones(()).device, torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")) == before
+    assert_same(out, torch.full((2, 2), 2.0), atol=0)
