@@ -94,7 +94,7 @@ def make_folders(place: Path, kinds: Sequence[str]) -> list[Path]:
     found = []
     for i, kind in enumerate(kinds):
         source = save_model(kind, place / f"source-{kind}")
-        for dtype in (DTYPES[i % 3], DTYPES[(i + 2) % 3]):
+        for dtype in (DTYPES[-i % 3], DTYPES[(2 - i) % 3]):
             found.append(place / f"{kind}-{dtype}")
             pack(source, found[-1], dtype=dtype)
     return found

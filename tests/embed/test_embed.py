@@ -37,6 +37,7 @@ from bertlite.inference.native import choice
 from bertlite.inference.support import MIXED
 from bertlite.runtime import PackedModel
 from bertlite.runtime.library import missing_platform
+from bertlite.runtime.packed import FILE
 from bertlite.runtime.pooling import normalize
 from bertlite.shipping.pack import pack
 from bertlite.support.extras import install_hint
@@ -304,7 +305,8 @@ def test_settings_that_a_packed_folder_cannot_obey_are_refused(
 def test_a_packed_folder_of_mixed_layers_is_not_int8(checkpoint: Path, tmp_path: Path) -> None:
     kernels_or_skip()
     pack(checkpoint, tmp_path / "packed")
-    natively(BertModel.from_pretrained(checkpoint, add_pooling_layer=False), MIXED).save(tmp_path / "packed")
+    natively(BertModel.from_pretrained(checkpoint, add_pooling_layer=False), MIXED).save(tmp_path / "weights")
+    shutil.copy(tmp_path / "weights" / FILE, tmp_path / "packed")
     embedder = Embedder(tmp_path / "packed")
     assert (embedder.encode(texts_of(9)) == PackedModel(tmp_path / "packed").encode(texts_of(9))).all()
     assert embedder.settings["dtype"] == "mixed"
