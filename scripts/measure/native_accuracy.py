@@ -41,15 +41,15 @@ from bertlite.experiments.evaluate import TASKS, Task, labelled, predict
 from bertlite.experiments.settings import Recipe
 from bertlite.experiments.statistics import Array, Metric, crossed_estimate
 from bertlite.inference import InferenceModel
-from bertlite.inference.support import MIXED
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.shipping.original import kept_neighbours, same_labels, spearman, what_is_kept
-from bertlite.shipping.pack import pack
+from bertlite.shipping.pack import SENTENCES, pack
 from bertlite.support.environment import environment
 from bertlite.support.files import sha256_of, write_json
 from scripts.measure.budgets import tasks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+FITTED = "int8, fitted"  # int8 as `bertlite pack` writes it, fitted to texts
 MAX_LENGTH = 128
 SIMILARITY = "similarity"
 SEARCH, TEXTS = "neighbours", 2000  # of a set
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results[name] = found = measure(*prepared(name, args.data, args.out[FOLDER], str(demo)))
         print(f"{name}: {found['metric']} {found['plain']:.2f}, {found['examples']} examples")
         for way, row in found["native"].items():
-            print("  {:9} {points:.2f} ({low:+.2f} to {high:+.2f}), {same:.2%} alike".format(way, **row))
+            print("  {:12} {points:.2f} ({low:+.2f} to {high:+.2f}), {same:.2%} alike".format(way, **row))
     write_json(
         args.out[RECORD], {"environment": environment(), "recipe": RECIPE | {"tagged": TAGGED}, "results": results}
     )
@@ -115,14 +115,18 @@ def measure(task: Task, checkpoint: str, source: DataSource) -> dict[str, Any]:
     task = task.of_checkpoint(checkpoint)
     model = task.load(checkpoint).eval()
     examples = read_examples(source, words=task.words, classes=[*model.config.id2label.values()] if task.words else ())
-    data = task.encode(examples, task.read_tokenizer(checkpoint, MAX_LENGTH))
+    tokenizer = task.read_tokenizer(checkpoint, MAX_LENGTH)
+    data = task.encode(examples, tokenizer)
     truth, metric = data.targets(), task.metrics[task.headline]
     plain, native = predict(model, data, task), {}
-    for dtype in DTYPES:
-        runs = (predict(optimize_for_inference(model, dtype=dtype, backend="native"), data, task), plain)
+    ways: dict[str, dict[str, Any]] = {dtype_name(dtype): {"dtype": dtype} for dtype in DTYPES}
+    sentences = SENTENCES.read_text(encoding="utf-8").splitlines()
+    ways[FITTED] = {"dtype": torch.int8, "sample": tokenizer(sentences)}
+    for way, options in ways.items():
+        runs = (predict(optimize_for_inference(model, backend="native", **options), data, task), plain)
         found = crossed_estimate(partial(figures, metric, runs, truth), len(truth))
         low, high = found.interval() if found.parts else (found.value, found.value)  # every output is the same
-        native[dtype_name(dtype)] = {
+        native[way] = {
             "points": 100 * metric(runs[0], truth),
             "difference": found.value,
             "low": low,
@@ -163,8 +167,8 @@ def measure_neighbours(checkpoint: str, texts: dict[str, list[str]], folder: Pat
     started = time.process_time()
     about = pack(checkpoint, packed, dtype="int8")
     seconds = time.process_time() - started
-    ways = {name: Embedder(checkpoint, dtype=name) for name in ("bfloat16", "int8", MIXED)}
-    ways["int8, fitted"] = Embedder(packed)
+    ways = {name: Embedder(checkpoint, dtype=name) for name in ("bfloat16", "int8")}
+    ways[FITTED] = Embedder(packed)
     truth = encoded(Embedder(checkpoint, backend="native"), texts)
     found = {way: encoded(embedder, texts) for way, embedder in ways.items()}
     nearest = {
@@ -182,7 +186,7 @@ def measure_neighbours(checkpoint: str, texts: dict[str, list[str]], folder: Pat
             | {"ten nearest neighbours": float(nearest[way].mean())}
             for way, vectors in found.items()
         },
-        "fitted over": {way: paired(nearest["int8, fitted"], nearest[way]) for way in ways if way != "int8, fitted"},
+        "fitted over": {way: paired(nearest[FITTED], nearest[way]) for way in ways if way != FITTED},
         "time of fitted over plain": time_ratio(checkpoint, packed, texts["agnews"][:TIMED]),
     }
 

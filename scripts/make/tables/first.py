@@ -10,10 +10,10 @@ from bertlite.experiments.compare import show_loss
 from scripts.make.tables.proof import FINITE, claims_of, parity_records, verdict
 from scripts.make.tables.pruning import by_encoder, give
 from scripts.make.tables.read import cell, cpus, record, records, table
-from scripts.make.tables.speed import BASE, FITTED, forward_sections
+from scripts.make.tables.speed import BASE, forward_sections
 from scripts.measure.budgets.encoders import JUDGED, MEAN
 from scripts.measure.budgets.methods import OURS
-from scripts.measure.native_accuracy import SIMILARITY
+from scripts.measure.native_accuracy import FITTED, SIMILARITY
 
 WAYS = {  # of the landing page, each with its next step
     "speed": ("Use it", "[install](quickstart.md), then [optimise your model](clients.md)"),

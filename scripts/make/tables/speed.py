@@ -19,9 +19,9 @@ from scripts.make.tables.read import (
     table,
     with_spread,
 )
+from scripts.measure.native_accuracy import FITTED
 
 DTYPES = ("float32", "bfloat16", "int8")
-FITTED = "int8, fitted"  # the way of `bertlite pack`
 HEADLINES = ("1 x 16", "8 x 128", "1 x 2048")  # and the texts of a data set: the batches of the short tables
 BASE = "transformers sdpa float32"
 WHOLE = "whole"
