@@ -33,8 +33,11 @@ from bertlite.config import POSITIONS, BertConfig, differs_from_bert, kept_heads
 from bertlite.models import heads
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.body import LanguageModelBody
+from bertlite.runtime.packed import FILE, read_packed
+from bertlite.runtime.tasks import ABOUT, is_packed, read_runtime_json
 from bertlite.support.activations import ONLY_HERE
 from bertlite.support.files import write_json
+from bertlite.support.kinds import checked
 from bertlite.support.progress import count_of
 from bertlite.support.screen import printable
 
@@ -56,22 +59,26 @@ def main(args: argparse.Namespace) -> int:
     return int(found["bertlite"]["outcome"] != SAME)
 
 
+@checked
 def inspect(checkpoint: str | Path) -> dict[str, Any]:
     """Return the contents of a checkpoint and the outcomes of loading it, JSON-ready.
 
     Args:
-        checkpoint: a folder, a weights file in a folder with its config.json, or a hub id.
+        checkpoint: a folder, a weights file in a folder with its config.json, or a hub id; or a packed folder.
 
     Returns:
         "num_hidden_layers"; "heads" and "neurons", each as built and as kept by layer; "dtypes" and "parameters" as
         stored; "legacy_names", and more.  "bertlite", "transformers 4" and "transformers 5" each have an "outcome"
         with its reasons as "notes".  "same": the checkpoint loads and computes the right result.  "differs": it loads
-        and computes a wrong result.  "fails": it does not load or does not run.
+        and computes a wrong result.  "fails": it does not load or does not run.  A packed folder has its "kind",
+        "dtype" and "reproducible", and as "made" the checkpoint, bertlite's version, and the share of results kept.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
         ValueError: a file is damaged, or the config is not a BERT's.
     """
+    if is_packed(checkpoint):
+        return inspect_packed(Path(checkpoint).expanduser())
     files = find_checkpoint(Source(checkpoint))
     origin, stored = Origin.read(files.config), read_tensors(files)
     cls = class_of(origin.config())
@@ -107,6 +114,29 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
             )
             for version, findings in ((4, in_transformers_4), (5, in_transformers_5))
         },
+    }
+
+
+def inspect_packed(folder: Path) -> dict[str, Any]:
+    """Return the contents of a packed folder, whose checksums are compared."""
+    about, file = read_runtime_json(folder / ABOUT), read_packed(folder / FILE, words_later=True)
+    shape, files = file.about["shape"], sorted(path for path in folder.iterdir() if path.is_file())
+    elsewhere = {"outcome": FAILS, "notes": ["it is for bertlite.runtime: name the checkpoint that it was made from"]}
+    return {
+        "what": "bertlite inspect",
+        "checkpoint": str(folder),
+        "class": file.about["class"],
+        "kind": about["kind"],
+        "dtype": file.dtype,
+        "reproducible": file.about.get("reproducible") is True,
+        "made": about.get("made"),
+        "num_hidden_layers": len(shape["layers"]),
+        "max_length": about["texts"]["max_length"],
+        "labels": about.get("labels", []),
+        "files": [path.name for path in files],
+        "bytes": sum(path.stat().st_size for path in files),
+        "bertlite": {"outcome": SAME, "notes": ["runs in bertlite.runtime, `bertlite embed` and `bertlite evaluate`"]},
+        **{f"transformers {version}": elsewhere for version in (4, 5)},
     }
 
 
@@ -221,6 +251,28 @@ def format_some(values: Sequence[str | int]) -> str:
 
 def format_report(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that `bertlite inspect` prints."""
+    yield from format_packed(found) if "made" in found else format_contents(found)
+    for library in ("bertlite", "transformers 4", "transformers 5"):
+        yield f"{library}: {OUTCOMES[found[library]['outcome']]}"
+        yield from (f"  {note}" for note in found[library]["notes"])
+
+
+def format_packed(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about a packed folder."""
+    made = found["made"]
+    dtype = f"{found['dtype']}, the same bits on every processor" if found["reproducible"] else found["dtype"]
+    yield f"{found['checkpoint']}: a packed {found['kind']}, {dtype}"
+    yield f"  made from {made['checkpoint']} by bertlite {made['bertlite']}" if made else "  no note of its checkpoint"
+    yield from (
+        f"  {name}: {share:.4f}" for name, share in (made or {"kept": {}})["kept"].items() if share is not None
+    )
+    yield f"  {count_of(found['num_hidden_layers'], 'layer')}, texts of at most {found['max_length']} tokens"
+    yield from [f"  labels: {format_some(found['labels'])}"] if found["labels"] else []
+    yield f"  {', '.join(found['files'])}: {found['bytes'] / 1e6:,.1f} MB"
+
+
+def format_contents(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about a checkpoint."""
     layers, built, neurons = found["num_hidden_layers"], found["heads"]["built"], found["neurons"]["built"]
     dtypes = ", ".join(found["dtypes"])
     yield f"{found['checkpoint']}: {found['class']}, {found['parameters']:,} parameters, {dtypes}"
@@ -242,9 +294,6 @@ def format_report(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  absent: {', '.join(found['absent'])}"
     if found["unused"]:
         yield f"  not used, as no BERT has them: {format_some(found['unused'])}"
-    for library in ("bertlite", "transformers 4", "transformers 5"):
-        yield f"{library}: {OUTCOMES[found[library]['outcome']]}"
-        yield from (f"  {note}" for note in found[library]["notes"])
 
 
 OUTCOMES = {

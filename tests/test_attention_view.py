@@ -174,11 +174,13 @@ def test_only_the_scripts_and_styles_of_the_page_may_run(pruned, tokenizer) -> N
 # What is in a map ----------------------------------------------------------------------------------------------------
 
 
-def test_the_shares_of_a_head_are_of_its_words_and_sum_to_1() -> None:
-    weights = torch.tensor([[0.0, 0, 0, 1], [0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.2, 0.2], [1, 0, 0, 0]])
+def test_the_shares_of_a_head_are_of_all_tokens_and_sum_to_1() -> None:
+    weights = torch.tensor([[0.2, 0, 0, 0.8], [0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.2, 0.2], [1, 0, 0, 0]])
     maps = AttentionMaps(("[CLS]", "a", "b", "c"), (0,), (0,), {(0, 0): weights}, special=(0,))
     # of a, b and c: itself 0.2 0.2 0; before, where b's is a and c's is b: - 0.1 0; after 0.3 0.2 -; [CLS] 0.1 0.5 1
-    assert target_shares(maps, (0, 0)) == pytest.approx([0.4 / 3, 0.1 / 3, 0.5 / 3, 1.6 / 3, 0.4 / 3])
+    shares = target_shares(maps, (0, 0))
+    assert shares == pytest.approx([0.4 / 4, 0.1 / 4, 0.5 / 4, 1.8 / 4, 1.2 / 4])
+    assert shares[3] == pytest.approx(weights.mean(0)[0].item()), "the number next to [CLS], the only special token"
 
 
 def test_a_page_opens_on_the_head_whose_words_attend_to_words_of_their_own(pruned, tokenizer) -> None:

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -117,9 +118,14 @@ def test_every_command_has_out_and_json(words: str) -> None:
 
 def test_the_choices_of_the_help_are_those_of_the_work() -> None:
     pytest.importorskip("accelerate")
+    import torch
+
     from bertlite.experiments.evaluate import TASKS
+    from bertlite.inference.optimize import BACKENDS, DTYPES
 
     assert tuple(TASKS) == prune.TASKS
+    assert parts.BACKENDS == BACKENDS
+    assert [getattr(torch, name, name) for name in parts.DTYPES] == [*DTYPES]
     assert set(prune.METRICS) == {name for task in TASKS.values() for name in task.metrics}
     from bertlite.experiments.experiment import REPAIRS
 
@@ -241,6 +247,20 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ),
         ("prune runs x", "bertlite prune: argument ACTION: invalid choice: 'runs' (choose from "),
         ("prune runs x", "'compare'); did you mean run? ("),
+        ("prune 2x m", "'compare'); did you mean `bertlite prune to 2x`? ("),
+        ("prune 40% m", "did you mean `bertlite prune to 40%`? ("),
+        ("pack m --out p --int8", "unrecognized arguments: --int8; did you mean --dtype int8? ("),
+        ("embed a b --out c --cuda", "unrecognized arguments: --cuda; did you mean --device cuda? ("),
+        ("embed a b --out c --device mps", "argument --device: invalid choice: 'mps' (choose from 'cpu', 'cuda') ("),
+        ("parity --device gpu", "argument --device: invalid choice: 'gpu' (choose from 'cpu', 'cuda') ("),
+        (
+            "embed a b --out v.npy",
+            "argument --out: 'v.npy' is named as a file, and a folder is written: name it without",
+        ),
+        (
+            "pack m --out x/packed.zip",
+            "'x/packed.zip' is named as a file, and a folder is written: name it without .zip",
+        ),
         ("inspect x --jsn", "bertlite inspect: unrecognized arguments: --jsn; did you mean --json? ("),
         (
             "embed a b --out c --dvice=cpu",
@@ -259,6 +279,24 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 )
 def test_a_wrong_word_is_answered_with_the_nearest(words, message, capsys) -> None:
     assert message in answer(capsys, *words.split())
+
+
+def test_a_folder_with_a_point_in_its_name_is_a_folder(tmp_path) -> None:
+    (tmp_path / "old.bin").mkdir()
+    for name in ("fast-2.0x", "minilm.v1", "old.bin"):
+        assert parts.paths({parts.FOLDER: ""})(str(tmp_path / name)) == {parts.FOLDER: tmp_path / name}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_is_read_as_a_file(tmp_path, monkeypatch) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    threading.Thread(target=pipe.write_text, args=("Time flies.\nA cat sat.\n",)).start()
+    args = parser().parse_args(["embed", "m", str(pipe), str(tmp_path / "a.txt"), "--out", "v"])
+    assert (Path(args.input[0]).read_text(), Path(args.input[0]).suffix) == ("Time flies.\nA cat sat.\n", ".txt")
+    assert args.input[1] == str(tmp_path / "a.txt")
+    code = "from bertlite.cli.parts import readable; print(open(readable('-')).read(), end='')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, input="a\nb", capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("a\nb", "")
 
 
 # Running -------------------------------------------------------------------------------------------------------------

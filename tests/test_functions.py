@@ -1,14 +1,20 @@
-"""The functions behind the commands: they leave the caller's process as they found it."""
+"""The functions behind the commands: they leave the process and files as found, and refuse wrong values by name."""
 
+import contextlib
+import io
+import os
 import random
+import re
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import make
 from left_as_found import process_left_as_found
 from natively import kernels_or_skip
 
@@ -20,14 +26,16 @@ import accelerate
 
 import bertlite
 from bertlite import BertForSequenceClassification
+from bertlite.cli import main
 from bertlite.embed import embed
 from bertlite.experiments import experiment, finetune, speed
 from bertlite.experiments.data import DataSource
 from bertlite.experiments.settings import PruneSettings, Recipe
 from bertlite.parity.command import ParitySettings, parity
-from tests.shipping.worlds import LETTERS, add_pooling, save
+from bertlite.shipping import export
+from tests.shipping.worlds import LETTERS, add_pooling, in_hub_cache, save
 
-SMALL = {"max_length": 12, "at": (2, 8)}
+SETTINGS = PruneSettings(max_length=12, at=(2, 8))
 
 
 @dataclass(frozen=True)
@@ -101,9 +109,9 @@ FUNCTIONS: dict[str, Callable[[World], Any]] = {
     "parity": lambda w: parity(w.classifier, ParitySettings(only=("float64-sdpa-padded", "dropout"))),
     "parity, families": lambda w: parity(None, ParitySettings(families=True, only=("electra",))),
     "prune_run, prune_compare": prune_and_compare,
-    "prune_to": lambda w: bertlite.prune_to(w.encoder, "60%", w.texts, w.out, settings=PruneSettings(**SMALL)),
+    "prune_to": lambda w: bertlite.prune_to(w.encoder, "60%", w.texts, w.out, settings=SETTINGS),
     "prune_to, trained": lambda w: bertlite.prune_to(
-        w.classifier, "60%", w.texts, w.out, settings=PruneSettings(**SMALL, distil="5steps")
+        w.classifier, "60%", w.texts, w.out, settings=replace(SETTINGS, distil="5steps")
     ),
     "prune_vocabulary_of": lambda w: bertlite.prune_vocabulary_of(w.classifier, w.texts, w.out),
 }
@@ -138,3 +146,275 @@ def test_training_neither_sees_nor_changes_an_accelerator_of_the_caller(world: W
         assert accelerate.Accelerator(cpu=True).mixed_precision == "bf16"
     finally:
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+# Outputs: no writer replaces or removes what it reads, or a model of another kind.
+
+WRITERS: dict[str, Callable[[Path, Path, Path], Any]] = {  # of a checkpoint, a file of texts, and an output
+    "attention, page": lambda model, texts, out: bertlite.attention(model, "a b", html=out),
+    "convert": lambda model, texts, out: bertlite.convert(model, out),
+    "embed": lambda model, texts, out: embed(model, texts, out),
+    "export": lambda model, texts, out: bertlite.export(model, out),
+    "finetune": lambda model, texts, out: bertlite.finetune(
+        model, texts.with_name("rows.csv"), texts.with_name("rows.csv"), out, recipe=Recipe(epochs=0.2)
+    ),
+    "inspect, record": lambda model, texts, out: command("inspect", model, "--out", out),
+    "evaluate, record": lambda model, texts, out: command(
+        "evaluate", model, "--dev", texts.with_name("rows.csv"), "--out", out
+    ),
+    "pack": lambda model, texts, out: bertlite.pack(model, out, texts=texts),
+    "prune_to": lambda model, texts, out: bertlite.prune_to(model, "60%", texts, out, settings=SETTINGS),
+    "prune_vocabulary_of": lambda model, texts, out: bertlite.prune_vocabulary_of(model, texts, out),
+    "save": lambda model, texts, out: bertlite.optimize_for_inference(
+        BertForSequenceClassification.from_pretrained(model), backend="native", dtype="float32"
+    ).save(out),
+}
+PLACES: dict[str, Callable[[Path], Path]] = {  # outputs in a folder that has `model`, `other`, `packed` and texts
+    "own": lambda home: home / "model",
+    "own, up and down": lambda home: home / "other" / ".." / "model",
+    "own, with a slash": lambda home: Path(f"{home / 'model'}/"),
+    "own, relative": lambda home: Path("model"),
+    "own, by a link": lambda home: home / "link",
+    "own, as the working directory": lambda home: Path(),
+    "copy by hard links": lambda home: home / "hard",
+    "module of it": lambda home: home / "model" / "1_Pooling",
+    "other checkpoint": lambda home: home / "other",
+    "packed folder": lambda home: home / "packed",
+    "around it": lambda home: home,
+    "in the hub's cache": lambda home: home / "hub" / "models--me--model" / "snapshots" / ("0" * 40),
+}
+FILES: dict[str, Callable[[Path], Path]] = {
+    "config": lambda home: home / "model" / "config.json",
+    "config by a link": lambda home: home / "linked.json",
+    "config by a hard link": lambda home: home / "hard" / "config.json",
+    "config in the hub's cache": lambda home: next((home / "hub").rglob("config.json")),
+}
+
+
+def command(*words: str | Path) -> None:
+    """Run a command; raise ValueError if it could not run."""
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+        if main([str(word) for word in words]) == 2:
+            raise ValueError(said.getvalue())
+
+
+@pytest.fixture
+def home(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with what people have: checkpoints, links, a packed folder, a cache of the hub, texts."""
+    home = tmp_path / "home"
+    shutil.copytree(made.classifier, home / "model")
+    shutil.copytree(made.encoder, home / "other")
+    shutil.copytree(home / "other" / "1_Pooling", home / "model" / "1_Pooling")
+    shutil.copytree(home / "model", home / "hard", copy_function=os.link)
+    in_hub_cache(home / "model", home / "hub", "me/model")
+    (home / "link").symlink_to("model")
+    (home / "linked.json").symlink_to("model/config.json")
+    (home / "packed").mkdir()
+    for name in ("native.safetensors", "runtime.json", "tokenizer.json"):
+        (home / "packed" / name).write_text('{"what": "of a packed folder"}')
+    for path in (made.rows, made.texts):
+        shutil.copy(path, home)
+    monkeypatch.chdir(home / "model")
+    return home
+
+
+def contents(home: Path) -> dict[str, bytes | str]:
+    """Return the bytes of every file in a folder, and the target of every link."""
+    paths = [path for path in home.rglob("*") if path.is_symlink() or path.is_file()]
+    return {
+        str(path.relative_to(home)): os.readlink(path) if path.is_symlink() else path.read_bytes() for path in paths
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("writer", "place"), [(name, place) for name in WRITERS for place in (FILES if ", " in name else PLACES)]
+)
+def test_no_writer_replaces_what_it_reads_or_a_model_of_another_kind(
+    writer: str, place: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "PACKAGES", ())
+    monkeypatch.setattr(export, "write_onnx", lambda graph, path: path.write_text("a graph"))  # which takes time
+    monkeypatch.setattr(export, "graph_differences", lambda graph, path: [])
+    if place == "own, relative":
+        os.chdir(home)
+    before = contents(home)
+    out = {**PLACES, **FILES}[place](home)
+    refused = ""
+    try:
+        WRITERS[writer](home / "model", home / "texts.txt", out)
+    except (OSError, ValueError) as error:
+        refused = str(error)
+    after = contents(home)
+    if (writer, place) == ("pack", "packed folder"):  # its own kind
+        before = {name: x for name, x in before.items() if not name.startswith("packed/")}
+    assert {name: after.get(name) for name in before} == before, "a file is gone, or another one is there"
+    if refused:
+        assert after == before
+        assert re.search("name another|delete it", refused)
+    elif writer not in ("embed", "export"):
+        assert place == "around it" or writer == "pack", "only a folder without such files may be added to"
+
+
+def test_a_record_replaces_records_alone(home: Path) -> None:
+    notes, record, empty = home / "notes.json", home / "record.json", home / "empty.json"
+    notes.write_text('{"mine": 1}')
+    empty.touch()
+    for path in (record, record, empty):
+        command("inspect", home / "model", "--out", path)
+    assert record.read_bytes() == empty.read_bytes() != b""
+    with pytest.raises(
+        ValueError, match=r"notes\.json is no record or page of bertlite's: delete it, or name another"
+    ):
+        command("inspect", home / "model", "--out", notes)
+    shutil.copy(record, home / "model")
+    with pytest.raises(ValueError, match=r"record\.json would be replaced, and .*model is read: name another output"):
+        command("inspect", home / "model", "--out", home / "model" / "record.json")
+    page = home / "page.html"
+    for _ in range(2):
+        bertlite.attention(home / "model", "a b", html=page)
+    page.write_text("<!doctype html><title>Mine</title>")
+    with pytest.raises(ValueError, match="no record or page"):
+        bertlite.attention(home / "model", "a b", html=page)
+
+
+@pytest.mark.parametrize("status", ["running", "failed"])
+@pytest.mark.parametrize("reads", ["model", "rows.csv"])
+def test_an_unfinished_run_is_not_emptied_if_it_holds_what_is_read(status: str, reads: str, home: Path) -> None:
+    run = home / "run"
+    run.mkdir()
+    (run / "run.json").write_text(f'{{"status": "{status}"}}')
+    shutil.move(home / reads, run)
+    os.chdir(home)
+    model, rows = ((run if reads == name else home) / name for name in ("model", "rows.csv"))
+    before = contents(home)
+    with pytest.raises(ValueError, match=f"{reads} would be replaced, and .*{reads} is read: name another output"):
+        bertlite.finetune(model, rows, home / "texts.txt", run)
+    assert contents(home) == before
+
+
+def test_a_search_does_not_delete_its_texts_with_its_own_files(home: Path) -> None:
+    texts = home / ".out.unfinished" / "texts.txt"
+    texts.parent.mkdir()
+    shutil.move(home / "texts.txt", texts)
+    with pytest.raises(ValueError, match=r"texts\.txt would be replaced, and .* is read: name another output"):
+        bertlite.prune_to(home / "model", "60%", texts, home / "out", settings=SETTINGS)
+    assert texts.exists()
+
+
+def test_embeddings_remove_no_hidden_files_of_others(home: Path) -> None:
+    out = home / "out"
+    out.mkdir()
+    others = [out / name for name in (".mine.tmp", ".data.tmp.csv", ".part-00000.tmp", ".manifest.json.tmp")]
+    left = [out / f"{name}.{'0' * 32}.tmp" for name in (".part-00000-of-00001.parquet", ".manifest.json")]
+    for path in (*others, *left):
+        path.write_text("x")
+    assert embed(home / "other", home / "texts.txt", out)["complete"]
+    assert [path.exists() for path in (*others, *left)] == [True] * 4 + [False] * 2
+
+
+# Values of another kind: an error names the argument and what to give, before any work.
+
+DOORS: dict[str, tuple[Callable[..., Any], dict[str, Callable[[World], Any]]]] = {
+    "attention": (bertlite.attention, {"checkpoint": lambda w: w.classifier, "text": lambda w: "a b"}),
+    "convert": (bertlite.convert, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
+    "embed": (embed, {"model": lambda w: w.encoder, "files": lambda w: w.texts, "folder": lambda w: w.out}),
+    "evaluate": (bertlite.evaluate, {"checkpoint": lambda w: w.classifier, "data": lambda w: w.rows}),
+    "export": (bertlite.export, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
+    "finetune": (
+        bertlite.finetune,
+        {
+            "checkpoint": lambda w: w.classifier,
+            "train": lambda w: w.rows,
+            "dev": lambda w: w.rows,
+            "folder": lambda w: w.out,
+        },
+    ),
+    "inspect": (bertlite.inspect, {"checkpoint": lambda w: w.classifier}),
+    "load": (bertlite.runtime.load, {"folder": lambda w: w.out}),
+    "from_pretrained": (BertForSequenceClassification.from_pretrained, {"source": lambda w: w.classifier}),
+    "measure_speed": (bertlite.measure_speed, {"checkpoint": lambda w: w.classifier, "texts": lambda w: ["a"]}),
+    "pack": (bertlite.pack, {"checkpoint": lambda w: w.encoder, "folder": lambda w: w.out}),
+    "prune_to": (
+        bertlite.prune_to,
+        {
+            "checkpoint": lambda w: w.classifier,
+            "target": lambda w: "60%",
+            "texts": lambda w: w.texts,
+            "folder": lambda w: w.out,
+        },
+    ),
+    "prune_vocabulary_of": (
+        bertlite.prune_vocabulary_of,
+        {"checkpoint": lambda w: w.classifier, "texts": lambda w: w.texts, "folder": lambda w: w.out},
+    ),
+    "save_pretrained": (lambda folder: make().save_pretrained(folder), {"folder": lambda w: w.out}),
+    "tokenizer": (bertlite.BertTokenizer.from_pretrained, {"source": lambda w: w.classifier}),
+}
+MODEL = {("prune_to", "checkpoint")}  # arguments that take a loaded model
+WRONG: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "number": lambda: np.float64("nan"),
+    "bytes": lambda: b"x",
+    "rows": lambda: [{"text": "a", "label": 0}] * 40,
+    "missing texts": lambda: [*some_texts(40), None],
+    "frame": lambda: pytest.importorskip("pandas").DataFrame({"text": some_texts(40), "label": 0}),
+    "model": make,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("door", "name"), [(door, name) for door, (_, named) in DOORS.items() for name in named])
+def test_values_of_another_kind_are_named(door: str, name: str, wrong: str, world: World) -> None:
+    if wrong == "model" and (door, name) in MODEL:
+        pytest.skip("it takes a loaded model, if its tokenizer comes along")
+    function, named = DOORS[door]
+    given = {each: value(world) for each, value in named.items()}
+    with pytest.raises(TypeError) as caught:
+        function(**{**given, name: WRONG[wrong]()})
+    names = rf"({name}|text \d+)" if name == "texts" else name
+    assert re.match(rf"(?s){names}\b.* is .*; give ", str(caught.value)), str(caught.value)
+    assert not world.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda w: bertlite.prune_to(w.classifier, [], w.texts, w.out), "there is no target: give one such as 2x"),
+        (
+            lambda w: bertlite.prune_to(w.encoder, "60%", [], w.out, settings=SETTINGS),
+            "there are 0 texts; a search needs 10 or more",
+        ),
+        (lambda w: bertlite.measure_speed(w.classifier, some_texts(30), max_length=0), "max_length is 0; it must be"),
+        (lambda w: bertlite.evaluate(w.classifier, w.rows, max_length=0), "max_length is 0; it must be an integer, 1"),
+        (lambda w: bertlite.evaluate(w.classifier, w.rows, task="tagging"), "task 'tagging' is unknown; have: class"),
+        (lambda w: bertlite.finetune(w.classifier, w.rows, w.rows, w.out, device="gpu"), "device is 'gpu'; give cpu"),
+        (
+            lambda w: bertlite.measure_speed(
+                save(w.out, bertlite.BertForTokenClassification), [*zip(some_texts(30), some_texts(30), strict=True)]
+            ),
+            "texts holds pairs, and a tagger reads single texts: give a list of strings",
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_named(call: Callable[[World], Any], message: str, world: World) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(world)
+
+
+def test_a_packed_folder_is_known(world: World, tmp_path: Path) -> None:
+    kernels_or_skip()
+    packed = tmp_path / "packed"
+    bertlite.pack(world.encoder, packed)
+    message = r"packed for bertlite\.runtime\.load\(FOLDER\): name the checkpoint that it was made from"
+    knowing = ("evaluate", "measure_speed", "inspect")  # which read a packed folder themselves
+    for door, (function, named) in DOORS.items():
+        if door in knowing:
+            continue
+        for name in {"checkpoint", "source"} & {*named} if door != "tokenizer" else ():  # a packed folder has one
+            given = {each: value(world) for each, value in named.items()}
+            with pytest.raises(FileNotFoundError, match=message):
+                function(**{**given, name: packed})
+    bertlite.optimize_for_inference(make().float(), backend="native").save(tmp_path / "optimised")
+    with pytest.raises(FileNotFoundError, match=r"packed for bertlite\.inference\.InferenceModel\.load\(FOLDER\)"):
+        bertlite.inspect(tmp_path / "optimised")

@@ -162,6 +162,7 @@ def test_a_tokenizer_needs_no_model() -> None:
     allowed = {
         "bertlite.support.files",
         "bertlite.support.habits",
+        "bertlite.support.kinds",
         "bertlite.support.screen",
         *files,
         *families,

@@ -1,6 +1,7 @@
 """`bertlite inspect` predicts what loading a checkpoint does."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import make, make_batch
+from natively import native
 from safetensors.torch import load, load_file, save_file
 
+import bertlite
 from bertlite import BertForMaskedLM, BertModel, prune_heads, prune_neurons
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS
 from bertlite.cli import main
 from bertlite.inspection import DIFFERS, FAILS, SAME, inspect
+from bertlite.runtime.tasks import TOKENIZER, checksum_of
+from tests.clients.checks.common import minilm
 
 FILE = "model.safetensors"
 Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # of the tensors and the config, in place
@@ -226,3 +231,40 @@ def test_an_unknown_class_is_inspected_as_a_bert_model(tmp_path) -> None:
     for named in (["BertForSomething"], ["Linear"], [3], None, []):
         (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": named}))
         assert inspect(tmp_path)["class"] == "BertModel"
+
+
+@native
+def test_a_packed_folder_says_what_it_was_made_from_and_other_commands_name_that(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.chdir(tmp_path)
+    os.symlink(minilm(), "minilm")
+    bertlite.pack("minilm", "packed", dtype="int8")
+    found = bertlite.inspect("packed")
+    assert (found["kind"], found["dtype"], found["num_hidden_layers"]) == ("encoder", "int8", 6)
+    assert (found["made"]["checkpoint"], found["made"]["bertlite"]) == ("minilm", bertlite.__version__)
+    assert found["made"]["kept"]["mean cosine"] > 0.99
+    assert main(["inspect", "packed"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("packed: a packed encoder, int8\n  made from minilm by bertlite ")
+    assert "  mean cosine: 0.99" in printed
+    for words in ("export packed --out e", "attention packed hello --out a.html", "convert packed --out e"):
+        assert main(words.split()) == 2
+        error = capsys.readouterr().err.strip()
+        assert "packed has no config.json" in error
+        assert re.search(
+            r"It was packed for bertlite.runtime.load.*: name the checkpoint that it was made from, minilm$", error
+        )
+
+    # A folder of before says nothing about its checkpoint.
+    about = json.loads(Path("packed/runtime.json").read_text())
+    del about["made"], about["crc32"]
+    Path("packed/runtime.json").write_text(
+        json.dumps({**about, "crc32": checksum_of(about, Path("packed", TOKENIZER))})
+    )
+    assert bertlite.inspect("packed")["made"] is None
+    assert main(["inspect", "packed"]) == 0
+    assert "no note of its checkpoint" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match=r"name the checkpoint that it was made from$"):
+        bertlite.export("packed", "e")

@@ -124,4 +124,21 @@ def test_a_cell_that_cannot_be_stored_is_named() -> None:
         v4.new_output("execute_result", {"text/plain": "<object at 0x7f2b>"}, execution_count=1),
     ):
         with pytest.raises(ValueError, match=r"seven, cell one: print text or draw"):
-            notebooks.stored_output(output, "seven, cell one")
+            notebooks.stored_output(output, "seven, cell one", "")
+
+
+def test_titles_in_the_code_of_a_cell_are_the_text_of_its_picture() -> None:
+    code = 'panel.set(title="Before", xlabel=f"layer {n}")\nfigure.suptitle("It falls")\nprint("no")'
+    assert notebooks.alternative_text(code) == "Before; layer …; It falls"
+    assert notebooks.alternative_text("plt.show()") == ""
+
+
+@each_notebook
+def test_every_stored_picture_has_an_alternative_text(path: Path) -> None:
+    outputs = [
+        output for cell in code_cells(read(path)) for output in cell.outputs if "image/png" in output.get("data", {})
+    ]
+    for output in outputs:
+        alt = output.metadata["image/png"]["alt"]
+        assert len(alt) > 8, REWRITE
+        assert output.data["text/plain"] == f"<a picture: {alt}>"

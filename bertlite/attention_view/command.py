@@ -9,14 +9,14 @@ from typing import Any
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
 from bertlite.attention_view.pages import page
 from bertlite.checkpoint.files import Source, find_checkpoint
-from bertlite.checkpoint.folders import check_kept
+from bertlite.checkpoint.folders import check_file_output
 from bertlite.models.base import BertModel
 from bertlite.support.files import write_bytes
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.tokenizer import BertTokenizer
 
 
-@process_kept()
+@door
 def attention(
     checkpoint: str | PathLike[str],
     text: str,
@@ -42,10 +42,10 @@ def attention(
     Raises:
         FileNotFoundError: there is no such checkpoint.
         ValueError: there is no such layer or head, or the text is too long, or the checkpoints cannot be compared, or
-            the page would replace a file of theirs.
+            the page would replace another file.
     """
     if html is not None:
-        check_kept([Path(html).expanduser()], checkpoint, against)
+        check_file_output(Path(html).expanduser(), checkpoint, against)
     found: list[AttentionMaps] = []
     both = [fspath(each) for each in (checkpoint, against) if each is not None]
     for each, name in zip(both, short_names(both[0], both[-1] if against else None), strict=False):

@@ -170,8 +170,11 @@ TARGETS = ("itself", "the token before", "the token after", "special tokens", "o
 
 
 def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
-    """Return the share of a head's attention that goes to each of TARGETS, averaged over the words; they sum to 1."""
-    weights, words = maps.weights[head], word_positions(maps)
+    """Return the share of a head's attention that goes to each of TARGETS, averaged over all tokens; they sum to 1.
+
+    So the share of special tokens is the sum of the weights that the page shows next to each of them.
+    """
+    weights = maps.weights[head]
     size = len(maps.tokens)
     positions = torch.arange(size, device="cpu")
     offsets = positions - positions[:, None]  # from the attending token to the attended one
@@ -180,9 +183,9 @@ def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
     kinds = torch.full((size, size), TARGETS.index("other words"), dtype=torch.long, device="cpu")
     kinds[offsets == 1] = TARGETS.index("the token after")
     kinds[offsets == -1] = TARGETS.index("the token before")
-    kinds[special.expand(size, size)] = TARGETS.index("special tokens")
     kinds[offsets == 0] = TARGETS.index("itself")
-    return [(weights * (kinds == kind))[words].sum(1).mean().item() for kind in range(len(TARGETS))]
+    kinds[special.expand(size, size)] = TARGETS.index("special tokens")
+    return [(weights * (kinds == kind)).sum(1).mean().item() for kind in range(len(TARGETS))]
 
 
 def clarity(maps: AttentionMaps, head: Head) -> Tensor:

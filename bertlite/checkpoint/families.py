@@ -19,6 +19,7 @@ from torch import Tensor
 from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing, locate
 from bertlite.checkpoint.names import WRAPPER_PREFIXES
 from bertlite.config import BertConfig, check_type, read_json_object
+from bertlite.support.kinds import checked
 
 State = dict[str, Tensor]
 Values = dict[str, Any]  # the content of a config.json
@@ -455,6 +456,7 @@ def read_config(source: Source, **overrides: Any) -> BertConfig:
     return Origin.read(first_existing(locate(source), CONFIG_FILES)).config(**overrides)
 
 
+@checked
 def config_of_checkpoint(source: str | PathLike[str], **options: Any) -> BertConfig:
     """Read the config of a checkpoint; see `BertConfig.from_pretrained`."""
     place = {name: options.pop(name) for name in PLACE if name in options}

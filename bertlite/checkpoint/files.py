@@ -25,6 +25,10 @@ WEIGHT_FILES = (  # the first that is there is read
 )
 ADAPTER = "adapter_config.json"
 SAVE_AGAIN = "load it in transformers 4 with {}=True, and name the folder that save_pretrained writes"
+PACKED = {  # {a file of a folder that is no checkpoint: the function that loads the folder}
+    "runtime.json": "bertlite.runtime.load",
+    "native.safetensors": "bertlite.inference.InferenceModel.load",
+}
 OTHERS = {  # {ends of names: the format of such a file, and the way out}
     (".gguf",): "GGUF, of llama.cpp, which cannot be loaded: name the checkpoint that it was made from",
     (".onnx",): "ONNX, for onnxruntime and OpenVINO: name the checkpoint that it was exported from",
@@ -82,7 +86,11 @@ class Folder:
         return FileNotFoundError(f"{self.path} has no {wanted}; it holds {held}{self.way_out(names)}")
 
     def way_out(self, names: Sequence[str]) -> str:
-        """Return where the model is instead: in a subfolder, or in a file of another format."""
+        """Return where the model is instead: in a subfolder, or in a file of another format; or what loads these."""
+        for name, load in PACKED.items():
+            if name in names:
+                made_from = f"name the checkpoint that it was made from{self.packed_from()}"
+                return f".  It was packed for {load}(FOLDER): {made_from}"
         if any(map(self.get, WEIGHT_FILES)):
             return ""
         inner = [self.path / name for name in names if any(map(Folder(self.path / name).get, WEIGHT_FILES))]
@@ -91,19 +99,30 @@ class Folder:
         below = sorted(str(each.relative_to(self.path)) for each in self.path.glob("*/*"))  # as onnx/model.onnx
         return next((f".  {name} is {what}" for name in (*names, *below) if (what := other_format(name))), "")
 
+    def packed_from(self) -> str:
+        """Return ", " and the checkpoint that a packed folder was made from; empty if the folder names none."""
+        try:
+            made = json.loads((self.path / "runtime.json").read_text(encoding="utf-8"))["made"]
+            return f", {made['checkpoint']}"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return ""
+
 
 class Repository:
     """The files of a hub repository, from the cache or fetched into it, all from one commit."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.id = source, str(source.name)
-        self.revision, self.unreached = source.revision, False
+        self.revision, self.unreached = source.revision, source.local_files_only
+        self.asked = source.local_files_only  # whether it is known if the hub can be reached
 
     def get(self, name: str) -> Path | None:
         from huggingface_hub import errors, hf_hub_download
 
         source = self.source
         try:
+            if not self.asked and not self.is_cached(name):
+                self.asked, self.unreached = True, not hub_answers()
             path = hf_hub_download(
                 self.id,
                 name,
@@ -111,7 +130,7 @@ class Repository:
                 revision=self.revision,
                 cache_dir=None if source.cache_dir is None else Path(source.cache_dir),
                 token=source.token,
-                local_files_only=source.local_files_only,
+                local_files_only=self.unreached,
             )
         except errors.HFValidationError:
             raise FileNotFoundError(
@@ -142,6 +161,14 @@ class Repository:
         self.revision = snapshot.name  # the commit: a push between two files must not mix them
         return Path(path)
 
+    def is_cached(self, name: str) -> bool:
+        """Return whether the cache holds a file; if so, hf_hub_download asks the hub once, and does not insist."""
+        from huggingface_hub import try_to_load_from_cache
+
+        inner = PurePosixPath(self.source.subfolder or "", name)
+        cache = None if self.source.cache_dir is None else Path(self.source.cache_dir)
+        return isinstance(try_to_load_from_cache(self.id, str(inner), cache, self.revision), str)
+
     def not_found(self, wanted: str) -> FileNotFoundError:
         where = self.id + (f"/{self.source.subfolder}" if self.source.subfolder else "")
         if not self.unreached:
@@ -150,6 +177,17 @@ class Repository:
             f"there is no folder {where}, the hub's cache has no {wanted} of it, and the hub was not reached. Go"
             " online once, without local_files_only and HF_HUB_OFFLINE, or name the right cache_dir or folder"
         )
+
+
+def hub_answers() -> bool:
+    """Return whether the hub can be reached; hf_hub_download takes half a minute to find out, for each file."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception:  # several HTTP libraries are possible
+        return False
+    return True
 
 
 def other_format(name: str) -> str | None:

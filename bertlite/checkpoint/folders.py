@@ -16,6 +16,9 @@ from pathlib import Path
 from bertlite.support.files import check_is_folder, naming
 
 EVERYTHING = re.compile(r"(?s:.*)")  # for a writer that empties the folder
+RECORD = re.compile(
+    rb'\s*(\{\s*"what": "bertlite|<!doctype html>.*<title>Attention: |$)', re.DOTALL
+)  # begins such a file
 LAST = "config.json"  # written last: a folder without it is not a checkpoint
 
 
@@ -24,7 +27,7 @@ def check_output(folder: str | os.PathLike[str], written: re.Pattern[str], *inpu
 
     Args:
         written: the names of the entries that the writer replaces or removes.
-        inputs: what it reads; hub ids and data in memory do not count.
+        inputs: paths that it reads; hub ids and data in memory do not count.
         own: whether an earlier call of the same writer wrote such entries; else there must be none.
 
     Raises:
@@ -37,6 +40,19 @@ def check_output(folder: str | os.PathLike[str], written: re.Pattern[str], *inpu
     elif there and not own:
         raise ValueError(f"{folder} holds {there[0].name}, which is of another kind: name another folder to write")
     check_kept(there, *inputs, own=own)
+
+
+def check_file_output(path: Path, *inputs: object) -> None:
+    """Check that a command may write a record or a page to a file; see `check_kept`.
+
+    Raises:
+        ValueError: the file has other contents, or it is one of the inputs.
+    """
+    if path.is_file():
+        with path.open("rb") as file:
+            if not RECORD.match(file.read(4096)):
+                raise ValueError(f"{path} is no record or page of bertlite's: delete it, or name another output")
+    check_kept([path], *inputs)
 
 
 def check_kept(replaced: Iterable[Path], *inputs: object, own: bool = False) -> None:

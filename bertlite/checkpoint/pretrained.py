@@ -29,6 +29,7 @@ from bertlite.checkpoint.saving import save_model
 from bertlite.checkpoint.skeleton import Model, assign_tensors_, init_missing, make_skeleton, place_tensors
 from bertlite.support.contexts import own_context
 from bertlite.support.habits import check_habits, refuse_others
+from bertlite.support.kinds import checked
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
@@ -40,6 +41,7 @@ class Pretrained:
     """The part of a model class that loads, saves and publishes checkpoints."""
 
     @classmethod
+    @checked
     def from_pretrained(
         cls,
         source: str | PathLike[str],
@@ -81,6 +83,7 @@ class Pretrained:
         model: Self = load_model(cast(Any, cls), place, options, overrides, dtype, device)
         return model
 
+    @checked
     def save_pretrained(self: LoadableModel, folder: str | PathLike[str], **habits: Never) -> None:
         """Write config.json and safetensors that bertlite and transformers load.
 

@@ -22,7 +22,7 @@ from bertlite.support.files import naming, to_json
 SUPERSEDED = re.compile(  # files of an earlier save, which a save removes
     r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?"
 )
-OPTIMISED = re.compile(r"runtime\.json|native\.json|(native|layers|rest|after)\.safetensors")  # of optimised models
+OPTIMISED = re.compile(r"(runtime|native)\.json|(native|layers|rest|after)\.safetensors")  # files of optimised models
 
 
 @own_context()

@@ -64,9 +64,8 @@ def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
     """Initialise the tensors of one part of a skeleton as in a new model; without an initialiser they are nan."""
     name = body_prefix(model) + part if part == "pooler" else part
     fresh = copy.deepcopy(model.get_submodule(name)).to_empty(device="cpu")
-    with torch.no_grad():
-        for parameter in fresh.parameters():
-            parameter.fill_(torch.nan)
+    for parameter in fresh.parameters():
+        parameter.data.fill_(torch.nan)
     for module in fresh.modules():
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bertlite import __version__
 from bertlite.checkpoint.faults import check_utf8
-from bertlite.checkpoint.folders import check_kept
+from bertlite.checkpoint.folders import check_file_output
 from bertlite.cli import commands, prune
 from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser, add_completion, check_writable
 from bertlite.support.extras import install_hint
@@ -113,7 +113,7 @@ def run_command(args: argparse.Namespace) -> int:
     for kind, path in args.out.items():
         check_writable(kind, path)
         if kind != FOLDER:  # the command itself checks its folder
-            check_kept([path], *inputs)
+            check_file_output(path, *inputs)
     if args.folder:
         check_utf8(args.folder)
     if args.needs and not set(args.needs) & set(args.out) and not (args.json and RECORD in args.needs):

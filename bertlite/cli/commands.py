@@ -1,17 +1,19 @@
 """The arguments of every command but `prune`."""
 
-from pathlib import Path
-
 from bertlite.cli.parts import (
+    DTYPES,
     FOLDER,
     Commands,
+    add_backend,
     add_checkpoint,
     add_device,
+    add_dtype,
     command,
     count,
     integers,
     names,
     names_of,
+    readable,
     set_defaults,
 )
 from bertlite.cli.prune import add_data, add_header, add_metric
@@ -95,7 +97,7 @@ own class for it.  Exits 1 if anything differs.""",
     usual = " (default: base without CHECKPOINT, else none)"
     known = names_of("shape", ("base", "large"))
     action.add_argument("--shapes", type=known, metavar="NAMES", help=text + usual)
-    action.add_argument("--device", default="cpu", help="cpu or cuda, which adds every kernel of SDPA")
+    add_device(action, "cpu or cuda, which adds every kernel of SDPA")
     action.add_argument(
         "--families", action="store_true", help="check only other families, with random weights (default: BERT too)"
     )
@@ -136,12 +138,11 @@ sentence-transformers, and every dtype of optimize_for_inference, and reports ho
     text = "compare with this checkpoint, which has the same task and runs as it is (default: none)"
     action.add_argument("--against", metavar="CHECKPOINT", help=text)
     add_metric(action)
-    text = "run CHECKPOINT with optimize_for_inference in this dtype, such as int8, and compare (default: unchanged)"
-    action.add_argument("--dtype", metavar="NAME", help=text)
-    action.add_argument("--backend", metavar="NAME", help="a backend of optimize_for_inference (default: auto)")
+    add_dtype(action, "run CHECKPOINT in this dtype and compare: %(choices)s (default: unchanged)")
+    add_backend(action, "run CHECKPOINT with optimize_for_inference and compare: %(choices)s (default: auto)")
     group = action.add_argument_group("speed, instead of --dev")
     text = "texts of the kind that the model will see: .txt with one on each line, .csv, .tsv, .jsonl or .parquet"
-    group.add_argument("--texts", metavar="FILE", help=f"{text} (default: none)")
+    group.add_argument("--texts", type=readable, metavar="FILE", help=f"{text} (default: none)")
     text = "time stock transformers or sentence-transformers and each dtype on --texts; takes about two minutes"
     group.add_argument("--speed", action="store_true", help=text)
 
@@ -166,9 +167,13 @@ killed, give the same command again to write the missing files.  Under torchrun 
     )
     add_checkpoint(action)
     action.add_argument(
-        "input", nargs="+", metavar="INPUT", help="text (one row a line), csv, tsv, jsonl or Parquet files"
+        "input",
+        nargs="+",
+        type=readable,
+        metavar="INPUT",
+        help="text (one row a line), csv, tsv, jsonl or Parquet files; - is standard input",
     )
-    text = "text, csv, tsv, jsonl or parquet (default: by the files' suffixes)"
+    text = "text, csv, tsv, jsonl or parquet (default: by the files' suffixes; text of a pipe)"
     action.add_argument("--format", help=text)
     action.add_argument(
         "--text", default="text", dest="column", metavar="NAME", help="name of the column with the text"
@@ -187,10 +192,9 @@ killed, give the same command again to write the missing files.  Under torchrun 
     action.add_argument("--prompt-name", metavar="NAME", help=text)
     text = "give the same bits on every processor, in float32 or int8"
     action.add_argument("--reproducible", action="store_true", help=text)
-    text = "float32, bfloat16, float16 or, on the CPU, int8 (default: float32; a packed folder keeps its own)"
-    action.add_argument("--dtype", help=text)
-    text = "a backend of optimize_for_inference; auto takes the native kernels if possible"
-    action.add_argument("--backend", help=text)
+    text = "%(choices)s, int8 on the CPU alone (default: float32; a packed folder keeps its own)"
+    add_dtype(action, text)
+    add_backend(action, "%(choices)s, as optimize_for_inference; auto takes the native kernels if possible")
     add_device(action)
     text = "truncate longer texts (default: the checkpoint's)"
     action.add_argument("--max-length", type=count, metavar="TOKENS", help=text)
@@ -243,12 +247,12 @@ nothing is written if they differ.""",
         needs=(FOLDER,),
     )
     add_checkpoint(action)
-    action.add_argument("--dtype", default="float32", metavar="NAME", help="float32, bfloat16 or int8")
+    add_dtype(action, "%(choices)s", [name for name in DTYPES if name != "float16"], default="float32")
     text = (
         "texts, one a line, to compare results on (default: some that are built in); of 128 or more, int8 is fitted to"
         " every second one instead, up to 256"
     )
-    action.add_argument("--texts", type=Path, metavar="FILE", help=text)
+    action.add_argument("--texts", type=readable, metavar="FILE", help=text)
     text = "give the same bits on every processor, in float32 or int8"
     action.add_argument("--reproducible", action="store_true", help=text)
 

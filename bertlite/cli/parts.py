@@ -1,8 +1,10 @@
 """The parts that all commands share: help, --out and --json, lists, and lazy imports."""
 
 import argparse
+import atexit
 import math
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +22,11 @@ Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has
 FOLDER = "FOLDER"  # a kind of output: a path with any other suffix
 RECORD = ".json"
 PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]")  # metavars of paths
+FILES = re.compile(  # suffixes of files, which a folder is not named with
+    r"\.(npy|npz|parquet|arrow|csv|tsv|te?xt|jsonl?|ndjson|zip|gz|tar|tgz|safetensors|bin|pth?|onnx|pkl|h5|html|md|png|svg)"
+)
+DTYPES = ("float32", "bfloat16", "float16", "int8")  # to compute in
+BACKENDS = ("auto", "native", "graphs", "plain")  # which optimize_for_inference takes
 FOOT = """\
 Exit status: 0 for success; 1 if something differs, is worse, or cannot be loaded; 2 if the command could not run, with
 the reason on standard error; 130 if interrupted; 141 if its output was closed."""
@@ -82,10 +89,15 @@ class Parser(argparse.ArgumentParser):
         return found, others
 
     def error(self, message: str) -> NoReturn:
-        """Print a message, with the command or option nearest to an unknown one, and exit with status 2."""
-        unknown = re.search(r"(?:unrecognized arguments: |invalid choice: ')([\w-]+)", message)
-        known = [*subcommands(self), *self._option_string_actions]
-        near = get_close_matches(unknown[1], known, n=1) if unknown else []
+        """Print a message, with the command, option or value nearest to an unknown word, and exit with status 2."""
+        unknown = re.search(r"(?:unrecognized arguments: |invalid choice: ')([\w.%+-]+)", message)
+        word, commands = unknown[1] if unknown else "", subcommands(self)
+        near = get_close_matches(word, [*commands, *self._option_string_actions], n=1)
+        for option, action in self._option_string_actions.items():  # --int8 is --dtype int8
+            if word.startswith("--") and word[2:] in (action.choices or ()):
+                near = [f"{option} {word[2:]}"]
+        if word[:1].isdigit() and "to" in commands:  # a target
+            near = [f"`{self.prog} to {word}`"]
         hint = f"; did you mean {near[0]}?" if near else ""
         self.exit(2, f"{self.prog}: {message}{hint} (see `{self.prog} --help`)\n")
 
@@ -145,15 +157,17 @@ def command(
         record: the content of the record that --json prints, and that --out FILE.json writes.
         out: {kind: content} of other outputs of --out.  If it has ".json", that file is not the record.
         needs: --out must name a path of one of these kinds.
-        starts: a line printed on standard error before the imports, since importing torch takes seconds.
+        starts: a line printed on standard error before the imports, since importing torch takes seconds; without it
+            a terminal alone gets one.
     """
     kinds = {**(out or {})}
     kinds.setdefault(RECORD, record)
 
     def run(args: argparse.Namespace) -> int:
-        if starts:
+        if starts or sys.stderr.isatty():
             shown = {name: " ".join(x) if isinstance(x, list) else x for name, x in vars(args).items()}
-            print(starts.format(**shown), file=sys.stderr, flush=True)
+            line = starts or f"loading {shown.get('checkpoint') or 'torch'}"
+            print(line.format(**shown), file=sys.stderr, flush=True)
         home = import_module(module)
         if not function:
             return getattr(home, main)(args)
@@ -190,9 +204,27 @@ def add_checkpoint(action: Any, text: str = "a hub id or a folder, with its toke
     action.add_argument("checkpoint", metavar="CHECKPOINT", help=text, **more)
 
 
-def add_device(action: Any) -> None:
+class Devices(tuple[str, ...]):
+    """The kinds of devices; a number chooses one, as in cuda:1."""
+
+    def __contains__(self, name: object) -> bool:
+        return re.fullmatch(r"cpu|cuda(:\d+)?", str(name)) is not None
+
+
+def add_device(action: Any, text: str = "cpu or cuda") -> None:
     """Add --device."""
-    action.add_argument("--device", default="cpu", help="cpu or cuda")
+    known = Devices(("cpu", "cuda"))
+    action.add_argument("--device", default="cpu", choices=known, metavar="NAME", help=text)
+
+
+def add_dtype(action: Any, text: str, known: Sequence[str] = DTYPES, **more: Any) -> None:
+    """Add --dtype."""
+    action.add_argument("--dtype", choices=known, metavar="NAME", help=text, **more)
+
+
+def add_backend(action: Any, text: str) -> None:
+    """Add --backend."""
+    action.add_argument("--backend", choices=BACKENDS, metavar="NAME", help=text)
 
 
 def set_defaults(action: Parser, settings: Mapping[str, Any]) -> None:
@@ -228,12 +260,28 @@ def paths(kinds: Iterable[str]) -> Callable[[str], dict[str, Path]]:
             kind = suffix if suffix in kinds else FOLDER
             if kind not in kinds:
                 raise argparse.ArgumentTypeError(f"{part!r} has none of the suffixes {', '.join(kinds)}")
+            path = Path(part).expanduser()
+            if kind == FOLDER and FILES.fullmatch(suffix) and not path.is_dir():
+                raise argparse.ArgumentTypeError(
+                    f"{part!r} is named as a file, and a folder is written: name it without {suffix}"
+                )
             if kind in found:
                 raise argparse.ArgumentTypeError(f"{text!r} names two paths of the kind {kind}; give one of each")
-            found[kind] = Path(part).expanduser()
+            found[kind] = path
         return found
 
     return parse
+
+
+def readable(text: str) -> str:
+    """Return the path of a file; copy a pipe, or standard input for -, first: inputs are read twice."""
+    if text != "-" and not (Path(text).is_fifo() or Path(text).is_char_device()):
+        return text
+    copy = Path(tempfile.mkdtemp(prefix="bertlite-"), "pipe.txt")
+    atexit.register(shutil.rmtree, copy.parent, ignore_errors=True)
+    with open(0 if text == "-" else text, "rb", closefd=text != "-") as pipe, copy.open("wb") as file:
+        shutil.copyfileobj(pipe, file)
+    return str(copy)
 
 
 def names(text: str) -> tuple[str, ...]:

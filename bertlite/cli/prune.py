@@ -8,8 +8,10 @@ from bertlite.cli.parts import (
     FOLDER,
     Commands,
     Parser,
+    add_backend,
     add_checkpoint,
     add_device,
+    add_dtype,
     command,
     count,
     integer,
@@ -17,6 +19,7 @@ from bertlite.cli.parts import (
     names,
     number,
     numbers,
+    readable,
     set_defaults,
     shape,
 )
@@ -73,7 +76,7 @@ def add_data(action: Any, train: bool = True, task: str | None = "classification
     uses = {"train": "calibration and training", "dev": "evaluation"}
     for name in ("train", "dev") if train else ("dev",):
         text = f"examples for {uses[name]}" + ("" if train else " (default: none, for --speed)")
-        group.add_argument(f"--{name}", required=train, metavar="DATA", help=text)
+        group.add_argument(f"--{name}", type=readable, required=train, metavar="DATA", help=text)
         text = "the split to read, which a hub data set needs (default: none)"
         group.add_argument(f"--{name}-split", metavar="NAME", help=text)
     known, usual = (TASKS, "") if task else ((*TASKS, "masked"), " (default: the task of its class)")
@@ -105,9 +108,10 @@ def add_texts(action: Parser) -> Any:
     """Add the arguments that name texts; return their group."""
     group = action.add_argument_group("texts of the kind that the model will see")
     text = "a .txt file with a text on each line, or a .csv, .tsv, .jsonl or .parquet file"
-    group.add_argument("--texts", required=True, metavar="FILE", help=text)
+    group.add_argument("--texts", type=readable, required=True, metavar="FILE", help=text)
     text = "texts that the model was not trained on, with the same columns; the report is measured on them"
-    group.add_argument("--dev", metavar="FILE", help=f"{text} (default: a held-out fifth of --texts)")
+    text = f"{text} (default: a held-out fifth of --texts)"
+    group.add_argument("--dev", type=readable, metavar="FILE", help=text)
     add_columns(group)
     return group
 
@@ -196,15 +200,12 @@ def add_work(action: Parser) -> None:
     text = "one batch of B sequences of S tokens each (default: 8x128 without --lengths)"
     work.add_argument("--at", type=shape, metavar="BxS", help=text)
     text = "a file with a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)"
-    work.add_argument("--lengths", metavar="FILE", help=text)
+    work.add_argument("--lengths", type=readable, metavar="FILE", help=text)
     work.add_argument("--batch-size", type=count, metavar="N", help="number of sequences of --lengths")
-    text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference"
-    work.add_argument("--backend", help=f"{text} (default: plain; graphs on a GPU; auto for int8)")
-    text = (
-        "dtype that the pruned model will run in: float32, bfloat16, float16 or int8; its gain counts towards a"
-        " speed (default: the checkpoint's)"
-    )
-    work.add_argument("--dtype", help=text)
+    text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference: %(choices)s"
+    add_backend(work, f"{text} (default: plain; graphs on a GPU; auto for int8)")
+    text = "dtype that the pruned model will run in: %(choices)s; its gain counts towards a speed"
+    add_dtype(work, f"{text} (default: the checkpoint's)")
     add_device(work)
 
 

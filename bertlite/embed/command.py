@@ -12,7 +12,7 @@ from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import OWN, Job, Manifest, Rows, run
 from bertlite.embed.settings import EmbedSettings, VectorSettings
 from bertlite.support.files import write_json
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import count_of
 
 USUAL = EmbedSettings()
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-@process_kept()
+@door
 def embed(
     model: str | PathLike[str],
     files: str | PathLike[str] | Sequence[str | PathLike[str]],

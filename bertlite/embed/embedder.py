@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
 from os import PathLike, fspath
@@ -32,8 +32,8 @@ from bertlite.inference.support import ComputeDtype, parse_device
 from bertlite.models.base import BertModel
 from bertlite.runtime.encoder import Floats
 from bertlite.runtime.packed import FILE
-from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER, PackedModel
-from bertlite.runtime.texts import Texts, batches, check_texts, run_batches
+from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER, PackedModel, is_packed
+from bertlite.runtime.texts import batches, check_texts, run_batches
 from bertlite.shipping.original import check_modules
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
@@ -134,7 +134,7 @@ class Embedder(VectorSettings):
             ModuleNotFoundError: sentence-transformers is not installed.
             ValueError: a packed folder makes no vectors, or cannot obey a setting.
         """
-        return self.load_packed() if (Path(self.model) / ABOUT).is_file() else self.load_sentences()
+        return self.load_packed() if is_packed(self.model) else self.load_sentences()
 
     def load_sentences(self) -> Loaded:
         """Return the model, loaded by sentence-transformers and optimised."""
@@ -196,7 +196,7 @@ class Embedder(VectorSettings):
         about.prompt(self.prompt_name)
         if self.max_length is not None:
             check_length(self.max_length, packed.encoder.embeddings["positions"])
-            packed.texts = Texts(folder / TOKENIZER, replace(about, max_length=self.max_length))
+            packed.max_seq_length = self.max_length
         paths = filter(Path.is_file, [folder / name for name in (ABOUT, AFTER, FILE, TOKENIZER)])
         length = packed.texts.settings.max_length
         settings = {"dtype": packed.dtype, "reproducible": packed.reproducible, "max_length": length}

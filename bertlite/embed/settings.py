@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from bertlite.support.kinds import check_settings
+
 if TYPE_CHECKING:
     import torch
 
@@ -31,6 +33,7 @@ class VectorSettings:
     max_tokens: int = field(default=4096, metadata={SHOWN_BY: ROUNDING})
 
     def __post_init__(self) -> None:
+        check_settings(self)
         numbers = {each.name: getattr(self, each.name) for each in fields(self) if each.type in (int, int | None)}
         for name, value in numbers.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):

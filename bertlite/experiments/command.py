@@ -34,8 +34,10 @@ from bertlite.experiments.files import class_names, labels, model_sha256, output
 from bertlite.experiments.finetune import STATE, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.settings import Recipe, from_options
 from bertlite.experiments.ship import MODEL, finish_run
+from bertlite.inference.support import parse_device
 from bertlite.support.files import lock_folder, write_json
-from bertlite.support.process import process_kept
+from bertlite.support.kinds import checked
+from bertlite.support.process import door
 from bertlite.support.runs import METRICS, Record, Run, read_runs
 
 RECIPE = Recipe()
@@ -62,15 +64,16 @@ def main_finetune(args: argparse.Namespace) -> int:
     [facts] = record["runs"]
     print(*(f"{name} {value:.4f}" for name, value in facts["results"].items() if name != "sha256"), sep="   ")
     if note := note_on_predictions([outputs(Record(args.folder, facts))]):
-        print(f"note: {note}")
+        print(f"note: {note}: train it longer, or with another --lr")
     print(f"model: {args.folder / MODEL}")
-    print(f"next: bertlite prune to 2x {args.folder / MODEL} --texts FILE --out FOLDER")
+    if not note:
+        print(f"next: bertlite prune to 2x {args.folder / MODEL} --texts FILE --out FOLDER")
     if args.record:
         write_json(args.record, record)
     return 0
 
 
-@process_kept()
+@door
 def finetune(
     checkpoint: str | PathLike[str],
     train: DataSource | str | PathLike[str],
@@ -107,6 +110,7 @@ def finetune(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: the task has no head to train, examples do not fit it, or the unfinished run has other settings.
     """
+    parse_device(device)
     kind, checkpoint, folder = task_named(task), fspath(checkpoint), Path(folder).expanduser()
     check_output(folder, EVERYTHING, checkpoint, *(getattr(each, "path", each) for each in (train, dev)), own=True)
     model, examples, held_out = read_training(checkpoint, train, dev, kind, recipe.seed)
@@ -232,6 +236,7 @@ def main_compare(args: argparse.Namespace) -> int:
     return 0
 
 
+@checked
 def prune_compare(
     folders: Sequence[str | PathLike[str]], *, against: str | None = None, metric: str | None = None
 ) -> dict[str, Any]:

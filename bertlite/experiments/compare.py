@@ -234,12 +234,10 @@ def show_interval(low: float | None, high: float | None, form: str = ".1f", scal
 
 def show_loss(difference: float, low: float | None, high: float | None, digits: int = 1) -> str:
     """Return a difference from the given model in points: "loses 1.8 [0.1, 3.6]" or "gains …", never below zero."""
-    ends = () if low is None or high is None else (low, high)
-    points, *ends = (round(100 * x, digits) for x in (difference, *ends))
-    if points <= 0:
-        points, *ends = (0.0 - x for x in (points, *reversed(ends)))  # 0.0 - 0.0 has no sign
-    verb = "gains" if difference > 0 and points else "loses"
-    return f"{verb} {points:.{digits}f}{show_interval(*ends or (None, None), f'.{digits}f', scale=1)}"
+    gains = round(100 * difference, digits) > 0
+    ends = (low, high) if gains or low is None or high is None else (-high, -low)
+    points = f"{abs(100 * difference):.{digits}f}{show_interval(*ends, f'z.{digits}f')}"
+    return f"{'gains' if gains else 'loses'} {points}"
 
 
 def describe_way(row: dict[str, Any]) -> tuple[str, str, str]:

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from bertlite.runtime.tasks import check_count
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
+from bertlite.support.kinds import check_settings
 from bertlite.support.rows import LABEL, LABELS, PLAIN, SUFFIXES, TEXT, WORDS, Table, read_rows
 from bertlite.tokenizer import BatchEncoding, BertTokenizer
 from bertlite.tokenizer.sentences import SentenceSettings
@@ -60,7 +62,8 @@ class DataSource:
     split: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a column is to be read twice, such as the label as a text."""
+        """Raise ValueError if a column is to be read twice, such as the label as a text; TypeError for other kinds."""
+        check_settings(self)
         names = [*self.text, *([] if self.label is None else [self.label])]
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise ValueError(f"column {twice[0]!r} is named twice, as {' and '.join(names)}: name each once")
@@ -357,7 +360,9 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]  # ids and token types; these are 
 
 def read_length(max_length: int | None, tokenizer: BertTokenizer) -> int:
     """Return the length in tokens to truncate to: the given one, sentence-transformers' files', or MAX_LENGTH."""
-    return max_length or tokenizer.sentences.max_seq_length or MAX_LENGTH
+    if max_length is not None:
+        return check_count("max_length", max_length)
+    return tokenizer.sentences.max_seq_length or MAX_LENGTH
 
 
 @dataclass(frozen=True)

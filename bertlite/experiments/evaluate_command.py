@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike, fspath
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch.nn import functional as F
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import dtype_name
+from bertlite.config import check_known
 from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import comparison, notes_on, show_interval
 from bertlite.experiments.data import NO_LABEL, DataSource, EncodedExamples, Examples, read_examples, rows_of
@@ -26,11 +29,12 @@ from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.support import parse_device
 from bertlite.models.heads import BertForMaskedLM
+from bertlite.runtime.tasks import ABOUT, PackedModel, is_packed, read_runtime_json
 from bertlite.shipping.carried import class_for
 from bertlite.shipping.original import same_labels, what_is_kept
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.tokenizer import BertTokenizer
 
 MASKED_SHARE = 0.15  # share of tokens, as in BERT's training (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
@@ -87,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
     return int(is_worse(record))
 
 
-@process_kept()
+@door
 def evaluate(
     checkpoint: str | PathLike[str],
     data: DataSource | str | PathLike[str],
@@ -103,7 +107,7 @@ def evaluate(
     """Return the metrics of a checkpoint on labelled examples, alone or compared with another checkpoint.
 
     Args:
-        checkpoint: a folder or a hub id, with its tokenizer.
+        checkpoint: a folder or a hub id, with its tokenizer; or a packed folder, which truncates to its own length.
         data: a file with the columns "text" and "label", or a `bertlite.experiments.data.DataSource`, which can
             name other columns, classes, or a hub data set.  Masked words need no labels.
         task: "classification", "tokens", "regression", "similarity" or "masked"; by default its class tells.
@@ -126,6 +130,9 @@ def evaluate(
     kind.metric(metric)  # before any work
     parse_device(device)
     source = data if isinstance(data, DataSource) else DataSource(fspath(data))
+    if kind.apart and len(source.text) != 2:
+        train = f"or train a classifier on {name} with `bertlite prune finetune`"
+        raise ValueError(f"{kind.name} compares two texts; name two text columns, not one, {train}")
     where: dict[str, Any] = {"max_length": max_length, "device": device}
     dev, ours, optimised = predict_examples(name, kind, source, dtype=dtype, backend=backend, **where)
     metric = kind.metric(metric, ours.outputs.shape[-1])
@@ -161,6 +168,8 @@ def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
     Raises:
         ValueError: there is no task for it.
     """
+    if is_packed(checkpoint):
+        return packed_task(checkpoint, named)
     config = read_config(Source(checkpoint))
     cls, known = class_for(Source(checkpoint)), {**TASKS, MASKED.name: MASKED}
     if named is None and cls is TASKS["regression"].model_class:
@@ -172,6 +181,7 @@ def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
         raise ValueError(
             f"{checkpoint} is a {cls.__name__}, which has no task here; have: {classes}; or name the --task"
         )
+    check_known("task", named, known)
     return known[named].of_checkpoint(checkpoint)
 
 
@@ -189,6 +199,10 @@ def predict_examples(
 
     With a dtype or a backend, also return how it ran, and the agreement with its own results.
     """
+    if is_packed(checkpoint):
+        if dtype is not None or backend is not None or device != "cpu":
+            raise ValueError(f"{checkpoint} is a packed folder, for CPUs: leave out dtype, backend and device")
+        return *predict_packed(checkpoint, task, source, max_length), {}
     model = task.load(checkpoint).to(device)
     tokenizer = task.read_tokenizer(checkpoint, max_length)
     if task is MASKED:
@@ -211,6 +225,48 @@ def predict_examples(
     elif optimised and task is not MASKED:
         optimised["kept"] = kept_outputs(outputs, predict(model, data, task), data.targets(), task)
     return dev, Predictions(checkpoint, dev.classes if task is not MASKED else (), outputs, data.targets()), optimised
+
+
+def packed_task(folder: str, named: str | None) -> Task:
+    """Return the task of a packed folder: of its kind.
+
+    Raises:
+        ValueError: there is no task for it, or another one is named.
+    """
+    about = read_runtime_json(Path(folder).expanduser() / ABOUT)
+    found = {"encoder": "similarity", "classifier": "classification", "cross-encoder": "regression"}.get(about["kind"])
+    if found == "regression" and len(about["labels"]) > 1:
+        found = "classification"
+    if found is None or named not in (None, found):
+        why = f"has the task {found}" if found else "gives spans, for which there is no metric here"
+        raise ValueError(
+            f"{folder} is a packed {about['kind']}, which {why}: evaluate the checkpoint it was made from"
+        )
+    return TASKS[found]
+
+
+def predict_packed(
+    folder: str, task: Task, source: DataSource, max_length: int | None
+) -> tuple[Examples, Predictions]:
+    """Return the examples, with labels in the order of a packed folder's classes, and its predictions."""
+    packed = PackedModel(folder, torch.get_num_threads())
+    if max_length is not None:
+        packed.max_seq_length = max_length
+    several = packed.about.get("activation") == "sigmoid" and len(packed.labels) > 1
+    config = SimpleNamespace(
+        id2label=dict(enumerate(packed.labels)),
+        num_labels=len(packed.labels),
+        problem_type="multi_label_classification" if several else None,
+    )
+    dev = read_examples(source, classes=class_names(config) if task.labels is torch.long else ())
+    task.check(dev, config)
+    if task.apart:
+        sides = (packed.encode(texts) for texts in zip(*dev.texts, strict=True))
+        outputs = np.concatenate([packed.similarity(*each) for each in zip(*sides, strict=True)])
+    else:
+        packed.about = {**packed.about, "activation": "identity"}  # logits
+        outputs = packed.predict(dev.inputs).reshape(len(dev), -1)
+    return dev, Predictions(folder, dev.classes, outputs, np.array(dev.labels))
 
 
 def kept_vectors(quick: Any, model: Any, data: EncodedExamples, task: Task) -> dict[str, float]:

@@ -52,7 +52,7 @@ from bertlite.pruning.importance.allocation import Choice
 from bertlite.pruning.importance.batches import Batch, inputs_of
 from bertlite.pruning.importance.structures import HEADS
 from bertlite.support.files import lock_folder, sha256_of
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import Progress
 from bertlite.support.runs import Record, Run, read_runs, run_is_finished
 
@@ -318,7 +318,7 @@ class Experiment:
         return found
 
 
-@process_kept()
+@door
 def prune_run(
     experiment: Experiment,
     cells: Sequence[Cell],

@@ -19,7 +19,7 @@ from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import Recipe as Recipe
 from bertlite.inference.training import TrainingStep
 from bertlite.support.files import read_json_lines, sha256_of, write_json, write_text
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import Progress
 
 STATE = "training"  # in the folder of a run that is not finished
@@ -31,7 +31,7 @@ class DivergedError(ValueError):
     """A training whose loss is nan or infinite; nothing is kept."""
 
 
-@process_kept()
+@door
 def finetune_(
     model: nn.Module,
     data: EncodedExamples,

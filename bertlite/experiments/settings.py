@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any, TypeVar
 
+from bertlite.support.kinds import check_settings
+
 Settings = TypeVar("Settings")
 LABELS_FOR = ("all", "judging")
 DETERMINES = "determines"  # in a field's metadata; without it a setting determines everything
@@ -67,9 +69,7 @@ class PruneSettings:
     lose_at_most: float | None = field(default=None, metadata={DETERMINES: NOTHING})
 
     def __post_init__(self) -> None:
-        for name in ("text", "columns"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; give a tuple of names of columns")
+        check_settings(self)
         if self.labels_for not in LABELS_FOR:
             raise ValueError(f"labels_for is {self.labels_for!r}; give one of {', '.join(LABELS_FOR)}")
         for name in ("max_length", "calibration", "batch_size"):
@@ -119,6 +119,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a setting that is negative or not finite, a rate of 0, or a share above 1."""
+        check_settings(self)
         highest = {"warmup": 1, "distil": 1}
         for name, value in asdict(self).items():
             most = highest.get(name, math.inf)

@@ -18,10 +18,11 @@ from bertlite.inference import optimize_for_inference
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.holders import modules_of
 from bertlite.inference.support import parse_device
+from bertlite.runtime.tasks import PackedModel, check_count, is_packed
 from bertlite.runtime.texts import check_texts
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept
 from bertlite.support.environment import environment, version_of
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of
 from bertlite.support.timing import FEWEST, alternate, quartiles, ratios, time_calls, with_spread
 from bertlite.tokenizer import BertTokenizer
@@ -35,7 +36,7 @@ IN_ALL = 3.0  # the time of the library and three dtypes, over the library's own
 JUDGED = (50, 1000)  # texts to judge by, the fewest that have neighbours and the most
 
 
-@process_kept()
+@door
 def measure_speed(
     checkpoint: str | PathLike[str],
     texts: Sequence[Any],
@@ -54,6 +55,7 @@ def measure_speed(
     Args:
         texts: strings or pairs of them, 20 or more, of the kind that the model will see.  A reranker of single texts
             gets each with the next.  Timed texts are drawn at random; other texts are for judging the results.
+        checkpoint: a packed folder is compared with the checkpoint that it was made from.
         dtype: compare the library only with this one.
         backend: a backend of `optimize_for_inference`; by default "auto".
         max_length: tokens to truncate texts to, at most what the checkpoint reads.
@@ -74,12 +76,20 @@ def measure_speed(
     texts, where = check_texts(texts, pairs=True), parse_device(device)
     if len(texts) < FEWEST_TEXTS:
         raise ValueError(f"there are {len(texts)} texts; {FEWEST_TEXTS} or more are needed, better a thousand")
-    source = Source(checkpoint)
+    packed = PackedModel(checkpoint, torch.get_num_threads()) if is_packed(checkpoint) else None
+    source = Source(checkpoint if packed is None else checkpoint_of(packed, dtype, backend, where))
     config, tokenizer = read_config(source), BertTokenizer.from_pretrained(source.name)
     kind, _ = checkpoint_kind(source, config)
-    longest = min(filter(None, (max_length, longest_text(tokenizer, config))))
-    original = Original.load(fspath(checkpoint), kind, longest, device)
-    models, left_out = optimised(original, dtype, backend, where)
+    longest = longest_text(tokenizer, config)
+    longest = longest if max_length is None else min(check_count("max_length", max_length), longest)
+    if kind == "tagger" and not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts holds pairs, and a tagger reads single texts: give a list of strings")
+    original = Original.load(fspath(source.name), kind, longest, device)
+    if packed is None:
+        models, left_out = optimised(original, dtype, backend, where)
+    else:
+        packed.max_seq_length, left_out = longest, {}
+        models = {original.library: original, f"packed {packed.dtype}": replace(original, model=packed)}
     timed, others, one = split_texts(original, texts)
     with Progress(None, "", what="evaluate", shown=progress) as bar:
         batches = {size: time_batches(models, timed, size, one, device, bar) for size in BATCHES}
@@ -103,6 +113,18 @@ def measure_speed(
         "left_out": left_out,
         "environment": environment(device),
     }
+
+
+def checkpoint_of(
+    packed: PackedModel, dtype: torch.dtype | str | None, backend: str | None, device: torch.device
+) -> str:
+    """Return the checkpoint that a packed folder was made from; raise ValueError if it names none, or for options."""
+    if dtype is not None or backend is not None or device.type != "cpu":
+        raise ValueError(f"{packed.folder} is packed in {packed.dtype}, for CPUs: leave out dtype, backend and device")
+    if "made" not in packed.about:
+        raise ValueError(f"{packed.folder} does not say which checkpoint it was made from: pack it again")
+    found: str = packed.about["made"]["checkpoint"]
+    return found
 
 
 def optimised(
@@ -173,7 +195,9 @@ def time_batches(
 
 
 def backend_of(thing: Any) -> str | None:
-    """Return the backend of the optimised encoders in an object, None without any."""
+    """Return the backend of the optimised encoders in an object, None without any; a packed folder's is "runtime"."""
+    if isinstance(thing, PackedModel):
+        return "runtime"
     parts = (part for _, module in modules_of(thing) for part in module.modules())
     return next((part.model.backend for part in parts if isinstance(part, OptimizedBody)), None)
 

@@ -14,6 +14,7 @@ from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.stack.outputs import ModelOutput
 from bertlite.support.contexts import own_context
+from bertlite.support.kinds import checked
 
 Output: TypeAlias = ModelOutput | tuple[object, ...]
 
@@ -94,6 +95,7 @@ class InferenceModel(nn.Module):
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__({**state, "forks": Forks.count})  # type: ignore[no-untyped-call]
 
+    @checked
     @own_context()
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model with its packed weights to a folder, for `load`; the folder is replaced in one step.
@@ -110,6 +112,7 @@ class InferenceModel(nn.Module):
         save_native(self.model, Path(folder).expanduser())
 
     @classmethod
+    @checked
     @own_context()
     def load(cls, folder: str | os.PathLike[str]) -> "InferenceModel":
         """Return a model that `save` wrote; its packed weights are read and compared with their checksum.

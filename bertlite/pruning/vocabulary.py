@@ -19,6 +19,7 @@ import torch
 from bertlite.config import BertConfig
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.resizing import change_tokens_
+from bertlite.support.kinds import checked
 from bertlite.tokenizer import BertTokenizer
 
 Model = TypeVar("Model", bound=BertPreTrainedModel)
@@ -28,6 +29,7 @@ UNUSED = re.compile(r"\[unused\d+\]")  # free places in BERT's vocabulary
 TEXTS = 1000  # texts that are tokenized at once
 
 
+@checked
 def prune_vocabulary(
     model: Model, tokenizer: BertTokenizer, texts: Iterable[Text], *, at_least: int = 0
 ) -> tuple[Model, BertTokenizer]:

@@ -4,6 +4,8 @@
     model = runtime.load("packed")  # a folder that `bertlite pack` wrote
     vectors = model.encode(["Time flies like an arrow."])
 
+The wheel of the runtime has this room under the name bertlite_runtime.
+
 tasks      the calls of a folder: encode, predict, rank, tag
 options    their options, and answers to arguments of other libraries
 texts      texts to token ids

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .fields import COUNT, FLAG, POSITIVE, SIZE, TEXT, Each, Maybe, OrNull, Whole, one_of
+from .fields import COUNT, FLAG, POSITIVE, SIZE, TEXT, Maybe, every, one_of, or_null, whole
 from .shapes import BLOCKS, SHAPE, Shape
 from .structs import ACTIVATIONS, NUMBERS
 
@@ -36,29 +36,29 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]  # {name: (dtype, shape)}
 
 # Fields
 
-HEADER = {"__metadata__": Maybe(Each(TEXT, named=True))}
-ENTRIES = Each({"dtype": one_of(*DTYPES), "shape": Each(COUNT), "data_offsets": Each(COUNT)}, named=True)
+HEADER = {"__metadata__": Maybe(every(TEXT, named=True))}
+ENTRIES = every({"dtype": one_of(*DTYPES), "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
 EMBEDDINGS = {
     "epsilon": POSITIVE,
     "absolute": FLAG,
     "positions": SIZE,
     "padding_has_position": FLAG,
     "skips_padding": FLAG,
-    "padding": OrNull(COUNT),
+    "padding": or_null(COUNT),
     "norm": one_of(None, "before", "after"),
 }
 CONFIG = {
     "vocab_size": SIZE,
     "type_vocab_size": SIZE,
-    "embedding_size": Maybe(OrNull(SIZE)),
+    "embedding_size": Maybe(or_null(SIZE)),
     "position_biased_input": Maybe(FLAG),
-    "id2label": Maybe(OrNull({})),
+    "id2label": Maybe(or_null({})),
 }
 DESCRIPTION = {
     "numbers": one_of(*NUMBERS),
     "blocks": one_of(*map(list, BLOCKS)),
     "reproducible": Maybe(FLAG),
-    "skip_padding": Maybe(OrNull(FLAG)),
+    "skip_padding": Maybe(or_null(FLAG)),
     "options": {},
     "config": CONFIG,
     "shape": SHAPE,
@@ -67,17 +67,21 @@ DESCRIPTION = {
 }
 RUNTIME = [  # for a reader that has only the description, and not the modules of its class
     {"class": one_of(*CLASSES), **DESCRIPTION},
-    Whole("shape.numbers is not numbers", lambda x: x["shape"]["numbers"] == x["numbers"]),
-    Whole("embeddings.padding is beyond the words", lambda x: (x["embeddings"]["padding"] or 0) < word_count(x)),
-    Whole(
+    whole("shape.numbers is not numbers", lambda x: x["shape"]["numbers"] == x["numbers"]),
+    whole(
+        "embeddings.positions is not shape.max_positions",
+        lambda x: x["embeddings"]["positions"] == x["shape"]["max_positions"],
+    ),
+    whole("embeddings.padding is beyond the words", lambda x: (x["embeddings"]["padding"] or 0) < word_count(x)),
+    whole(
         "embeddings.norm does not fit config.embedding_size",
         lambda x: (x["embeddings"]["norm"] is None) == (width_of(x) == x["shape"]["hidden_size"]),
     ),
-    Whole(
+    whole(
         "embeddings.absolute needs config.position_biased_input",
         lambda x: adds_positions(x) or not x["embeddings"]["absolute"],
     ),
-    Whole("pooler is missing, on which the class is built", lambda x: "pooler" in x or x["class"] != CLASSES[1]),
+    whole("pooler is missing, on which the class is built", lambda x: "pooler" in x or x["class"] != CLASSES[1]),
 ]
 
 
@@ -100,7 +104,8 @@ def adds_positions(about: dict[str, Any]) -> bool:
 
 def expected_tensors(about: dict[str, Any]) -> Tensors:
     """Return the tensors outside the layers, of a description that obeys RUNTIME."""
-    config, embeddings, hidden, width = about["config"], about["embeddings"], hidden_of(about), width_of(about)
+    config, embeddings, width = about["config"], about["embeddings"], width_of(about)
+    hidden: int = about["shape"]["hidden_size"]
     normed = hidden if embeddings["norm"] == "after" else width
     sizes: dict[str, tuple[int, ...]] = {
         f"embeddings.{WORDS}": (word_count(about), width),
@@ -124,10 +129,6 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
     return {name: (STORED[about["numbers"]], size) for name, size in sizes.items()}
 
 
-def hidden_of(about: dict[str, Any]) -> int:
-    return int(about["shape"]["hidden_size"])
-
-
 def with_rounded_words(tensors: Tensors, about: dict[str, Any], there: Collection[str]) -> Tensors:
     """Return tensors with words of 8-bit integers and their scales, if the file has scales.
 
@@ -144,10 +145,12 @@ def with_rounded_words(tensors: Tensors, about: dict[str, Any], there: Collectio
 def check_rows(path: Path, shape: Shape, layers: NDArray[np.uint8]) -> None:
     """Raise ValueError unless the rows of distances, by which the kernels read, are rows of the table, in order."""
     last = 2 * (shape.buckets or shape.reach) - 1
-    for (i, name, _), (start, size) in shape.offsets.items():
-        if name == "distance_rows":
-            rows = layers[start : start + size].view(np.float32)
-            whole, ordered = rows == np.floor(rows), rows[1:] >= rows[:-1]
-            if not (whole.all() and ordered.all() and rows[0] >= 0 and rows[-1] <= last):
-                fault = f"distance_rows of layer {i} are not integers from 0 to {last} in order"
-                raise ValueError(f"{path} cannot be used: {fault}; {WAY_OUT}")
+    for i in range(len(shape.layers)):
+        start, size = shape.offsets.get((i, "distance_rows", ""), (0, 0))
+        if not size:  # positions are of another kind
+            continue
+        rows = layers[start : start + size].view(np.float32)
+        whole, ordered = rows == np.floor(rows), rows[1:] >= rows[:-1]
+        if not (whole.all() and ordered.all() and rows[0] >= 0 and rows[-1] <= last):
+            fault = f"distance_rows of layer {i} are not integers from 0 to {last} in order"
+            raise ValueError(f"{path} cannot be used: {fault}; {WAY_OUT}")

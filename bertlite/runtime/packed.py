@@ -12,7 +12,7 @@ import weakref
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BufferedReader
 from itertools import chain
 from math import prod
@@ -44,7 +44,7 @@ from .shapes import ALIGNMENT, FLOATS, GROUP, LANES, ROTATED, Shape, round_up, s
 from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
-CHUNK = 1 << 16  # bytes that are read at once for the checksum alone
+CHUNK = 1 << 18  # bytes that are read at once for the checksum alone
 Bytes = NDArray[np.uint8]
 
 
@@ -91,15 +91,18 @@ class PackedFile(NamedTuple):
     dtypes: dict[str, str]  # the dtype of each tensor, as safetensors names it
     words: RowsInFile | None  # the rows of the word embeddings, if they are read later
 
+    @property
+    def dtype(self) -> str:
+        """The dtype of the matrices; "mixed" if layers differ."""
+        found: str = self.about["numbers"]
+        return "mixed" if self.about["shape"]["kept"] else found
 
-@dataclass(frozen=True)
+
 class OpenedFile:
     """A file whose description obeys its rules, and whose tensors are still to be read."""
 
-    path: Path
-    file: BufferedReader
-    header: dict[str, Any]
-    about: dict[str, Any]
+    def __init__(self, path: Path, file: BufferedReader, header: dict[str, Any], about: dict[str, Any]) -> None:
+        self.path, self.file, self.header, self.about = path, file, header, about
 
     @property
     def entries(self) -> dict[str, Any]:

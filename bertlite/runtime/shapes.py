@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import starmap
 from typing import Any
 
-from .fields import COUNT, FLAG, POSITIVE, SIZE, Each, Whole, one_of
+from .fields import COUNT, FLAG, POSITIVE, SIZE, every, one_of, whole
 from .structs import ACTIVATIONS, NUMBERS, Blocks, Layer, Matrix, Model
 
 ALIGNMENT = 64  # bytes: a cache line
@@ -161,8 +161,11 @@ def kept_fits(shape: dict[str, Any]) -> bool:
 
 
 def distances_fit(shape: dict[str, Any]) -> bool:
+    """Return whether there are kinds of disentangled scores, and fewer buckets than distances."""
     known = (["c2p"], ["p2c"], ["c2p", "p2c"])
-    return shape["positions"] != "disentangled" or (shape["reach"] > 0 and shape["kinds"] in known)
+    return shape["positions"] != "disentangled" or (
+        shape["kinds"] in known and shape["reach"] > 0 and shape["buckets"] <= 2 * shape["reach"]
+    )
 
 
 FIELDS = {
@@ -171,21 +174,22 @@ FIELDS = {
     "head_size": SIZE,
     "activation": one_of(*ACTIVATIONS),
     "epsilon": POSITIVE,
-    "layers": Each({"heads": COUNT, "neurons": COUNT}),
+    "layers": every({"heads": COUNT, "neurons": COUNT}),
     "positions": one_of("absolute", *RELATIVE, "bucketed", "disentangled"),
     "max_positions": SIZE,
-    "kinds": Each(one_of("", *TABLES)),
+    "kinds": every(one_of("", *TABLES)),
     "buckets": COUNT,
     "reach": COUNT,
     "rotated": FLAG,
-    "kept": Each(COUNT),
+    "kept": every(COUNT),
     "floats": one_of(*FLOATS),
     "scaled": FLAG,
 }
 SHAPE = [
     FIELDS,
-    Whole("shape.kept does not name layers of int8 in their order", kept_fits),
-    Whole("shape.kinds and shape.reach describe no distances", distances_fit),
+    whole("shape.kept does not name layers of int8 in their order", kept_fits),
+    whole("shape.kinds, shape.buckets and shape.reach describe no distances", distances_fit),
+    whole("shape.head_size is beyond shape.hidden_size", lambda x: x["head_size"] <= x["hidden_size"]),
 ]
 
 

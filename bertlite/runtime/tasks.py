@@ -9,7 +9,7 @@ import operator
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Unpack
@@ -26,15 +26,15 @@ from .fields import (
     NAME,
     SIZE,
     TEXT,
-    Choice,
-    Each,
     Maybe,
-    OrNull,
-    Value,
-    Whole,
     check_fields,
+    choice,
+    every,
+    must_be,
     one_of,
+    or_null,
     parse_json,
+    whole,
     whole_number,
 )
 from .library import load_kernels
@@ -92,13 +92,13 @@ class PackedModel:
         self.labels: list[str] = about.get("labels", [])
         self.threads = check_count("threads", available_processors() if threads is None else threads, MOST_THREADS)
         self.batch_tokens = check_count("batch_tokens", batch_tokens)
-        stated = {each.name: about["texts"][each.name] for each in fields(TextSettings) if each.name in about["texts"]}
+        stated = {name: about["texts"][name] for name in TEXTS[0] if name in about["texts"]}
         settings = TextSettings(**{**stated, "prompts": tuple(stated["prompts"].items())})
         self.texts = Texts(self.folder / TOKENIZER, settings)
         self.about, file = about, read_packed(self.folder / FILE, words_later=True)
         check_fields(self.folder / ABOUT, about, rules_beside(file.about, self.kind, self.texts), WAY_OUT)
         self.texts.check_ids(word_count(file.about))
-        self.dtype: str = "mixed" if file.about["shape"]["kept"] else file.about["numbers"]
+        self.dtype = file.dtype
         self.reproducible = file.about.get("reproducible") is True
         kernels = load_kernels(self.reproducible)
         self.encoder = Encoder(file, kernels)
@@ -328,6 +328,11 @@ def split_rows(x: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
     return np.split(x, np.cumsum(lengths)[:-1])
 
 
+def is_packed(folder: str | os.PathLike[str]) -> bool:
+    """Return whether `bertlite pack` wrote a folder."""
+    return (Path(folder).expanduser() / ABOUT).is_file()
+
+
 def read_runtime_json(path: Path) -> dict[str, Any]:
     """Return a folder's description of itself; raise ValueError if a field breaks its rule."""
     if not path.parent.exists():
@@ -352,7 +357,7 @@ def rules_beside(native: dict[str, Any], kind: str, texts: Texts) -> dict[str, A
     return {
         "kind": one_of(*(each for each, name in KINDS.items() if name == native["class"])),
         "texts": {"max_length": whole_number(max(1, specials), native["embeddings"]["positions"])},
-        "labels": Maybe(Value(f"a list of {count} names", lambda x: kind == "encoder" or len(x) == count)),
+        "labels": Maybe(must_be(f"a list of {count} names", lambda x: kind == "encoder" or len(x) == count)),
     }
 
 
@@ -382,11 +387,11 @@ def processor_limits() -> Iterator[float]:
             for where, what in mounts
             if what.split()[0] == kind and (not controllers or "cpu" in what.split()[-1].split(","))
         ]
-        for root, mount in found or [("/", f"/sys/fs/cgroup/{controllers}")]:
+        for root, mount in found or [["/", f"/sys/fs/cgroup/{controllers}"]]:
             inner = PurePosixPath(group)
             inner = inner.relative_to(root if inner.is_relative_to(root) else "/")
-            groups = () if ".." in inner.parts else (inner, *inner.parents)  # a group above also limits those in it
-            for folder in {Path(mount, each) for each in (*groups, ".")}:
+            groups = [PurePosixPath("."), *(() if ".." in inner.parts else (inner, *inner.parents))]
+            for folder in {Path(mount, each) for each in groups}:  # a group above also limits those in it
                 names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
                 stated = " ".join(read_or_empty(folder / name) for name in names).split()
                 if len(stated) == 2 and all(each.isdecimal() and int(each) for each in stated):  # else max, or -1
@@ -477,27 +482,29 @@ STEPS = {
 }
 VECTORS = {
     "pooling": {
-        "modes": [A_LIST, Value("one pooling or more", bool), Each(one_of(*POOLINGS))],
+        "modes": [A_LIST, must_be("one pooling or more", bool), every(one_of(*POOLINGS))],
         "include_prompt": FLAG,
     },
-    "after": Maybe(Each(Choice("type", STEPS))),
+    "after": Maybe(every(choice("type", STEPS))),
     "similarity": Maybe(one_of(*SIMILARITIES)),
 }
-SCORES = {"labels": Each(NAME), "activation": one_of(*ACTIVATIONS)}
-TAGS = {"labels": Each(TEXT), "unknown": Maybe(OrNull(TEXT))}
+SCORES = {"labels": every(NAME), "activation": one_of(*ACTIVATIONS)}
+TAGS = {"labels": every(TEXT), "unknown": Maybe(or_null(TEXT))}
 TEXTS = [
     {
         "max_length": SIZE,
         "lower_case": Maybe(FLAG),
         "segments": Maybe(FLAG),
         "truncation_side": Maybe(one_of("right", "left")),
-        "prompts": Each(TEXT, named=True),
-        "default_prompt": Maybe(OrNull(TEXT)),
+        "prompts": every(TEXT, named=True),
+        "default_prompt": Maybe(or_null(TEXT)),
     },
-    Whole("texts.default_prompt is none of texts.prompts", lambda x: x.get("default_prompt") in (None, *x["prompts"])),
+    whole("texts.default_prompt is none of texts.prompts", lambda x: x.get("default_prompt") in (None, *x["prompts"])),
 ]
+ROUNDING = {"rounding": Maybe(or_null(TEXT))}  # how weights were rounded to 8 bits, in words
 RULES = [
     {"format": one_of(FORMAT)},
-    Choice("kind", dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))),
+    choice("kind", dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))),
     {"texts": TEXTS},
+    {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": every(or_null(NAME), named=True), **ROUNDING})},
 ]

@@ -16,6 +16,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Pair = tuple[str, str]
 CHUNK = 4096  # texts that are tokenized at once
+SLICE = 1 << 16  # bytes that are searched at once, so that a cache holds them
 GOLDEN = 0.6180339887498949  # the parts after the point of its multiples are spread evenly, however many there are
 
 
@@ -63,9 +64,9 @@ class Texts:
     """The tokenizer of a folder, with its settings."""
 
     def __init__(self, path: Path, settings: TextSettings) -> None:
-        self.path, self.settings, self.text = path, settings, path.read_bytes()
+        self.path, self.settings = path, settings
         try:
-            self.tokenizer = Tokenizer.from_buffer(self.text)
+            self.tokenizer = Tokenizer.from_buffer(path.read_bytes())  # the name need not be UTF-8
         except Exception as error:  # tokenizers raises no narrower class
             raise ValueError(f"{path} is damaged: {error}; pack the model again") from None
         if settings.lower_case:  # as sentence-transformers does: special tokens stay
@@ -79,7 +80,7 @@ class Texts:
 
         Reading the vocabulary takes half as long as loading the tokenizer, so a quick look at the file comes first.
         """
-        if self.tokenizer.get_vocab_size() <= words and not has_number_from(self.text, words):
+        if self.tokenizer.get_vocab_size() <= words and not has_number_from(self.path.read_bytes(), words):
             return
         ids = self.tokenizer.get_vocab()
         last = max(ids, key=lambda token: ids[token])
@@ -105,14 +106,22 @@ class Texts:
 
 def has_number_from(text: bytes, least: int) -> bool:
     """Return whether digits in a text, other than fractions, are a number that is not below `least`."""
-    count, x = len(str(least)), np.frombuffer(b" " + text + b" " * 32, np.uint8) - ord("0")  # below 10: a digit
-    is_digit, size = x < 10, len(text) + 1
-    begins = is_digit[1:size] & ~is_digit[: size - 1] & (x[: size - 1] != (ord(".") - ord("0")) % 256)
-    for i in range(1, count):
-        begins &= is_digit[1 + i : size + i]
-    at = np.flatnonzero(begins) + 1
-    number = sum(x[at + i].astype(np.int64) * 10 ** (count - 1 - i) for i in range(count))
-    return bool((is_digit[at + count] | (number >= least)).any())
+    count, first = len(str(least)), int(str(least)[0])
+    for start in range(0, len(text), SLICE):
+        before = text[start - 1 : start] or b" "
+        x = np.frombuffer(before + text[start : start + SLICE + count] + b" ", np.uint8) - ord("0")
+        is_digit, end = x < 10, len(x) - count
+
+        # Few places have so many digits, and one more or a first digit that is large enough.
+        runs = (x[1:end] >= first) | is_digit[1 + count :]
+        for i in range(count):
+            runs &= is_digit[1 + i : end + i]
+        at = np.flatnonzero(runs) + 1
+        at = at[~is_digit[at - 1] & (x[at - 1] != (ord(".") - ord("0")) % 256)]
+        number = sum(x[at + i].astype(np.int64) * 10 ** (count - 1 - i) for i in range(count))
+        if (is_digit[at + count] | (number >= least)).any():
+            return True
+    return False
 
 
 def check_texts(texts: Any, *, pairs: bool = False) -> list[Any]:

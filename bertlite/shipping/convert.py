@@ -19,12 +19,12 @@ from bertlite.shipping.card import is_pruned, needs_code
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import check_model_folder, write_model
 from bertlite.support.contexts import own_context
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 
 ALLOWED = 1e-10  # the largest difference in float64
 
 
-@process_kept()
+@door
 @own_context()
 def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, full: bool = False) -> dict[str, Any]:
     """Write a checkpoint of any family as a BERT checkpoint; see `write_model` for the files.

@@ -26,7 +26,7 @@ from bertlite.shipping.onnx import FILE, PACKAGES, Graph, load_onnx, write_onnx
 from bertlite.support.contexts import own_context
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of, write_json
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import Progress
 
 RECORD = "export.json"
@@ -36,7 +36,7 @@ FACTOR = 10.0  # 1.6 was found for a model of 6 layers
 SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model has so many positions
 
 
-@process_kept()
+@door
 @own_context()
 def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, progress: bool = False) -> dict[str, Any]:
     """Write a checkpoint as ONNX, for batches and lengths of any size, in float32.

@@ -20,6 +20,7 @@ from bertlite.shipping.card import CARD, Facts, Figure, is_hub_id, make_card, ne
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, put_map
 from bertlite.shipping.vectors import VectorHead
 from bertlite.support.files import write_json
+from bertlite.support.kinds import checked
 from bertlite.tokenizer import BertTokenizer
 
 REPORT = "report.json"
@@ -30,6 +31,7 @@ WRITTEN = re.compile(  # files that a new model replaces in a folder
 )
 
 
+@checked
 def write_model(
     folder: str | PathLike[str],
     model: BertPreTrainedModel,

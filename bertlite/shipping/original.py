@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bertlite.checkpoint.files import Source, locate
 from bertlite.models.heads import CLASSES
+from bertlite.runtime.tasks import CALLS, PackedModel
 from bertlite.shipping.carried import class_for
 from bertlite.shipping.vectors import ACTIVATIONS, ENCODER
 from bertlite.support.extras import import_optional
@@ -152,6 +153,8 @@ class Original:
         Args:
             options: options of the library's call, such as batch_size; by default its own.
         """
+        if isinstance(self.model, PackedModel):
+            return getattr(self.model, CALLS[self.kind][0])(list(texts), **options)
         if self.kind == "encoder":
             return self.model.encode(list(texts), show_progress_bar=False, **options)
         if self.kind == "cross-encoder":

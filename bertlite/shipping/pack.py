@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bertlite import __version__
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source, locate
 from bertlite.checkpoint.folders import check_output, replacing
@@ -36,7 +37,7 @@ from bertlite.shipping.original import Original, checkpoint_kind, longest_text, 
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.contexts import own_context
 from bertlite.support.files import to_json, write_json
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import Progress
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
@@ -55,7 +56,7 @@ MANY, MOST_FITTED = 128, 256  # texts: from so many on, some are fitted to, and 
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
 
 
-@process_kept()
+@door
 @own_context()
 def pack(
     checkpoint: str | PathLike[str],
@@ -83,7 +84,7 @@ def pack(
         The record: the kind, the bytes written, the difference of float32 results from the original library's,
         relative to the largest, and the agreement in the dtype.  For vectors that is the smallest and mean cosine, and
         from 50 texts on the share of the ten nearest neighbours; or the share of labels, or scores' rank correlation.
-        For int8 also how its weights were rounded, and to how many texts they were fitted.
+        For int8 also how its weights were rounded, in words.
 
     Raises:
         ModuleNotFoundError: the library of the original is not installed.
@@ -118,8 +119,12 @@ def pack(
         with replacing(out, superseded=PACKED) as new:
             bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
             rounding = write(source, new, about, after, numbers, reproducible, sample)
+            if fitted:
+                rounding = f"{rounding}, to {len(fitted)} {'given' if fitted[0] in given else 'built-in'} texts"
             bar.stage(f"comparing results in {dtype_name(numbers)}")
             kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
+            made = {"checkpoint": fspath(checkpoint), "bertlite": __version__, "kept": kept, "rounding": rounding}
+            write_about(new, {**about, "made": made})
             size = sum(path.stat().st_size for path in new.iterdir())
     return {
         "what": "bertlite pack",
@@ -130,7 +135,7 @@ def pack(
         "texts": len(texts),
         "difference": error,
         "kept": kept,
-        **({"rounding": rounding, "fitted": {"texts": len(fitted), "given": fitted[0] in given}} if fitted else {}),
+        "rounding": rounding,
     }
 
 
@@ -174,9 +179,8 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
     yield f"{out['FOLDER']}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB"
     yield f"  from {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
     yield from (f"  {name}: {value:.4f}" for name, value in record["kept"].items())
-    if fitted := record.get("fitted"):
-        source = "given" if fitted["given"] else "built-in"
-        yield f"  weights: {record['rounding']}, to {fitted['texts']} {source} texts"
+    if record["rounding"]:
+        yield f"  weights: {record['rounding']}"
 
 
 def write(
@@ -197,9 +201,14 @@ def write(
     carry_tokenizer(source, folder, model.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
+    write_about(folder, about)
+    return quick.rounding
+
+
+def write_about(folder: Path, about: dict[str, Any]) -> None:
+    """Write runtime.json, with a checksum that also covers the tokenizer."""
     known = json.loads(to_json(about))
     write_json(folder / ABOUT, {**known, "crc32": checksum_of(known, folder / TOKENIZER)})
-    return quick.rounding
 
 
 # The description of a checkpoint

@@ -12,6 +12,14 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("bertlite", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface_hub", "numpy")
+CLIENTS = (
+    "sentence-transformers",
+    "datasets",
+    "peft",
+    "onnxruntime",
+    "openvino",
+    "optimum",
+)  # which `bertlite env` names too
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, if this is one
 RESULTS = "scripts/results"  # the folder of the checkout's records
 
@@ -99,8 +107,9 @@ def env() -> dict[str, Any]:
         kernels = missing_platform() or ", ".join(each.name for each in usable_sets())
     except NativeKernelsError as error:  # BERTLITE_NATIVE names a set that cannot run here
         kernels = str(error)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return {"what": "bertlite env", **environment(device), "kernels": kernels}
+    facts = environment("cuda" if torch.cuda.is_available() else "cpu")
+    facts["versions"] |= {name: version_of(name) for name in CLIENTS}
+    return {"what": "bertlite env", **facts, "kernels": kernels}
 
 
 def summary_lines(record: Mapping[str, Any], out: object) -> Iterator[str]:

@@ -142,10 +142,14 @@ def format_of(path: str | Path, format: str | None = None) -> str:
     """Return the format of a file; by default its suffix tells.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: there is no such format.
+        FileNotFoundError, IsADirectoryError: there is no such file.
+        ValueError: there is no such format, or the path is a pipe's.
     """
     if not Path(path).is_file():
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"{path} is a folder, not a file of texts; a checkpoint is named before its texts")
+        if Path(path).exists():
+            raise ValueError(f"{path} is a pipe or a device, and inputs are read twice: write it to a file first")
         raise FileNotFoundError(f"there is no file {path}")
     suffix = Path(path).suffix.lower().removeprefix(".")
     found = format or OTHERS.get(suffix, suffix)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from bertlite.checkpoint.files import Source, first_existing, locate
 from bertlite.checkpoint.hub import push_folder
 from bertlite.support.habits import check_habits, habit_hint
+from bertlite.support.kinds import checked
 from bertlite.tokenizer import encoding, files
 from bertlite.tokenizer.encoding import BatchEncoding, Ids, Text, look_up, to_lists
 from bertlite.tokenizer.files import NO_LIMIT, NORMALIZER, ROLES, SIDES
@@ -89,6 +90,7 @@ class BertTokenizer:
         self._lock = threading.RLock()
 
     @classmethod
+    @checked
     def from_pretrained(
         cls,
         source: str | PathLike[str],
@@ -357,6 +359,7 @@ class BertTokenizer:
         """Return the tokens of a text, and of its pair."""
         return self(text, pair, add_special_tokens=add_special_tokens).encodings[0].tokens
 
+    @checked
     def save_pretrained(self, folder: str | PathLike[str]) -> tuple[str, ...]:
         """Write tokenizer.json, tokenizer_config.json and vocab.txt, which bertlite and transformers load.
 

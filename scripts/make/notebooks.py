@@ -9,6 +9,7 @@ differ.
 """
 
 import argparse
+import ast
 import base64
 import hashlib
 import io
@@ -94,8 +95,13 @@ def execute(path: Path) -> Any:
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute(env={**os.environ, **ENVIRONMENT, "PYTHONPATH": python_path})
-    for cell in code_cells(notebook):
-        cell.outputs = [stored_output(output, f"{path.name}, cell {cell.id}") for output in cell.outputs]
+    heading = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            alt = alternative_text(cell.source) or heading
+            cell.outputs = [stored_output(output, f"{path.name}, cell {cell.id}", alt) for output in cell.outputs]
+        else:
+            heading = (re.findall(r"^#+ (.*)", cell.source, re.MULTILINE) or [heading])[-1]
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -114,8 +120,11 @@ def sources_hash(notebook: Any) -> str:
     return hashlib.sha256("\0".join(cell.source for cell in code_cells(notebook)).encode()).hexdigest()[:16]
 
 
-def stored_output(output: Any, where: str) -> Any:
+def stored_output(output: Any, where: str, alt: str) -> Any:
     """Return an output without what changes from run to run, its picture made small.
+
+    Args:
+        alt: the picture's alternative text, for readers without eyes.
 
     Raises:
         ValueError: the output is a warning, a widget, or an object that printed its address.
@@ -124,10 +133,26 @@ def stored_output(output: Any, where: str) -> Any:
         return output
     data = output.get("data", {})
     if "image/png" in data:
-        output.data = {"image/png": small_png(data["image/png"]), "text/plain": "<a picture>"}
-        output.metadata = {}
+        output.data = {"image/png": small_png(data["image/png"]), "text/plain": f"<a picture: {alt}>"}
+        output.metadata = {"image/png": {"alt": alt}}
         return output
     raise ValueError(f"{where}: print text or draw with matplotlib; a {output.output_type} is not stored: {output}")
+
+
+def alternative_text(source: str) -> str:
+    """Return the titles and labels that the code of a cell gives its picture, in words; nothing if it gives none."""
+    found: dict[str, None] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            named = [each.value for each in node.keywords if each.arg in ("title", "xlabel", "ylabel")]
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            if called.removeprefix("set_").removeprefix("sup") in ("title", "xlabel", "ylabel"):
+                named += node.args[:1]
+            for text in named:
+                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
+                found |= {" ".join(words.split()): None} if words.strip("… ") else {}
+    return "; ".join(found)
 
 
 def small_png(encoded: str) -> str:

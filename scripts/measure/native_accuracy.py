@@ -179,7 +179,6 @@ def measure_neighbours(checkpoint: str, texts: dict[str, list[str]], folder: Pat
         "checkpoint": sha256_of(Path(checkpoint) / "model.safetensors"),
         "texts": {name: len(each) for name, each in texts.items()},
         "rounding": about["rounding"],
-        "fitted": about["fitted"],
         "CPU seconds of pack": seconds,
         "kept": {
             way: {name: what_is_kept("encoder", vectors[name], truth[name]) for name in texts}

@@ -1,7 +1,7 @@
 """Change packed folders at random and run them under a sanitizer: each must run, or be refused with a file's name.
 
     python -m scripts.stress.folders                                # 2,000 tries, some minutes
-    python -m scripts.stress.folders --tries 20000 --out scripts/results/folders.json
+    python -m scripts.stress.folders --tries 20000 --out FILE
     python -m scripts.stress.folders --tries 1 --seed 0 --first 1234  # a single try again
 
 Small models of every kind are packed.  A try copies one of them and changes descriptions, headers, runtime.json or
@@ -30,6 +30,7 @@ from typing import Any
 
 from bertlite.runtime import library, tasks
 from bertlite.runtime.packed import FILE, checksum
+from bertlite.runtime.shapes import BLOCKS, shape_from
 from bertlite.runtime.structs import Kernels
 from scripts.stress.native import SANITIZERS, FaultError, run_program
 
@@ -140,7 +141,7 @@ class Folder:
         self.touched = False  # whether tensors were changed
 
     def write(self, folder: Path, *, honest: bool = False) -> None:
-        """Write all files, with checksums that fit them, or those of the honest files."""
+        """Write all files, with checksums made anew, or else with the old ones."""
         for name, (header, data, about) in self.files.items():
             metadata = header.get("__metadata__")
             if isinstance(metadata, dict):
@@ -253,12 +254,15 @@ def change_sizes(folder: Folder, draw: random.Random) -> None:
 
 
 def change_tensors(folder: Folder, draw: random.Random) -> None:
-    """Write some other numbers into tensors."""
+    """Write some other numbers into tensors, half of them into a part of a layer."""
     name = draw.choice([*folder.files])
     header, data, about = folder.files[name]
+    spans = [*places(header)]
+    if name == FILE and draw.random() < 0.5:
+        spans = [(first, first + count) for first, count in shape_from(about["shape"], BLOCKS[0]).offsets.values()]
     whole, words = bytearray(data), (b"\xff\xff\xff\x7f", b"\0\0\x80\x7f", b"\0\0\x80\xff", b"\xff" * 4, b"\0" * 4)
     for _ in range(draw.choice((1, 4, 64))):
-        start, end = draw.choice([*places(header)])
+        start, end = draw.choice(spans)
         at = draw.randrange(start, max(start + 1, end)) // 4 * 4
         whole[at : at + 4] = draw.choice((*words, draw.randbytes(4)))
     folder.files[name], folder.touched = (header, bytes(whole[: len(data)]), about), True
@@ -438,8 +442,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except FaultError as fault:
             print(fault, file=sys.stderr)
             return 1
-    for fault in faults:
-        print(fault, file=sys.stderr)
+    for each in faults:
+        print(each, file=sys.stderr)
     record = {
         "what": "scripts/stress/folders.py",
         "tries": args.tries,

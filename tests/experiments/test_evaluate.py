@@ -67,6 +67,35 @@ def record_of(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) 
     return found
 
 
+@native
+@pytest.mark.parametrize(
+    ("cls", "fields", "labels", "text"),
+    [
+        ("BertForSequenceClassification", {"id2label": dict(enumerate(NAMES))}, NAMES, "a"),
+        ("BertForSequenceClassification", {"num_labels": 1}, (0.5, 3.0, 1.5), "a,b"),
+        ("BertModel", {}, (0.5, 3.0, 1.5), "a,b"),
+    ],
+    ids=["classifier", "cross-encoder", "encoder"],
+)
+def test_a_packed_folder_has_the_metrics_of_its_checkpoint(cls, fields, labels, text, save, capsys) -> None:
+    save("model", cls, hidden_size=96, num_attention_heads=3, **fields)
+    bertlite.pack("model", "packed", texts=texts())
+    rows = [
+        {"a": one, "b": other, "label": labels[i % 3]}
+        for i, (one, other) in enumerate(zip(texts(), texts(1), strict=True))
+    ]
+    dev = write("dev.jsonl", rows)
+    found = record_of(capsys, "packed", "--dev", dev, "--text", text, "--against", "model", "--max-length", "20")
+    ours, theirs = ({**found[name], "checkpoint": 0} for name in ("model", "against"))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    for words, message in (
+        (["--dtype", "int8"], "packed is a packed folder, for CPUs: leave out dtype, backend and device"),
+        (["--task", "tokens"], f", which has the task {found['task']}: evaluate the checkpoint it was made from"),
+    ):
+        assert main(["evaluate", "packed", *words, "--dev", dev, "--text", text]) == 2
+        assert message in capsys.readouterr().err
+
+
 def answers(model: Any, tokenizer: Any) -> list[int]:
     with torch.no_grad():
         return [
@@ -183,7 +212,8 @@ def test_what_cannot_be_evaluated_is_refused(save, capsys):
             ["bare", "--task", "classification"],
             "bare has no classifier, which would be random: train it first",
         ),
-        (["bare"], "similarity compares two texts; name two text columns, not one"),
+        (["bare"], "name two text columns, not one, or train a classifier on bare with `bertlite prune f"),
+        (["bare", "--classes", "a,b"], "similarity compares two texts; name two text columns, not one, or train"),
         (["many"], "gives a text several labels at once, for which there is no metric here"),
         (["three", "--metric", "spearman"], "classification has no metric 'spearman'"),
         (["three", "--metric", "f1"], "f1 counts class 1 of two; for 3 classes use macro-f1"),

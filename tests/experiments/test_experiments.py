@@ -904,6 +904,16 @@ def test_two_commands_do_not_write_to_one_folder(experiment, world, tmp_path, ca
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("note", [None, "the model predicts the same class for all examples"])
+def test_only_a_model_that_learnt_is_to_be_pruned_next(note, world, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bertlite.experiments.command.note_on_predictions", lambda _: note)
+    words = [*data_arguments(world), "--epochs", "1", "--train-examples", "16", "--out", str(tmp_path / "run")]
+    assert main(["prune", "finetune", *words]) == 0
+    printed = capsys.readouterr().out
+    assert (f"note: {note}: train it longer, or with another --lr" in printed) == bool(note)
+    assert ("next: bertlite prune to 2x" in printed) == (note is None)
+
+
 def test_what_diverges_fails_at_once_and_is_left_out(world, tmp_path, capsys):
     out = str(tmp_path / "run")
     assert main(["prune", "finetune", *data_arguments(world), "--lr", "1e30", "--out", out]) == 2

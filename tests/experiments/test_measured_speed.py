@@ -58,8 +58,19 @@ def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return save
 
 
+def test_a_packed_folder_is_timed_against_the_checkpoint_that_it_was_made_from(save: Any) -> None:
+    save("BertForTokenClassification", num_labels=3)
+    bertlite.pack("model", "packed", dtype="int8", texts=texts(20))
+    found = measure_speed("packed", texts())
+    assert [*found["rows"]] == ["transformers", "packed int8"]
+    assert found["rows"]["packed int8"]["backend"] == "runtime"
+    assert found["rows"]["packed int8"]["kept"]["texts with the same labels"] > 0.5
+    with pytest.raises(ValueError, match="packed is packed in int8, for CPUs: leave out dtype, backend and device"):
+        measure_speed("packed", texts(), dtype="float32")
+
+
 def test_a_path_is_no_list_of_texts_and_a_device_is_torchs() -> None:
-    with pytest.raises(TypeError, match="texts is 'a file of texts'; give a list of texts"):
+    with pytest.raises(TypeError, match="texts is 'a file of texts'; give a list"):
         measure_speed("model", "a file of texts")
     with pytest.raises(ValueError, match="device is 'gpu'; give cpu, cuda or cuda:1"):
         measure_speed("model", texts(), device="gpu")

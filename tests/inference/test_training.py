@@ -215,6 +215,14 @@ def test_an_argument_that_would_train_nothing_is_refused_by_its_value() -> None:
         TrainingStep(model, optimizer)({"input_ids": make_batch()["input_ids"]})
 
 
+def test_autocast_around_a_step_is_refused_as_the_step_has_its_own() -> None:
+    model = make(BertForSequenceClassification, **SMALL).train()
+    step = step_of(model, None)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"autocast=torch\.bfloat16"):
+        step(batches_of(1)[0])
+    assert not step.steps
+
+
 def test_dropout_draws_anew_in_each_replay() -> None:
     model = make(BertForSequenceClassification, **SMALL).train()
     recorder = Recorder()

@@ -433,7 +433,6 @@ def test_command_checks_shapes_beside_a_checkpoint(tiny, tmp_path, monkeypatch, 
         (["--only", "no-such-case"], "no case matches 'no-such-case'"),
         (["no/such/checkpoint"], "no/such/checkpoint"),
         (["--device", "cuda"], "sees no CUDA device"),
-        (["--device", "gpu"], "device is 'gpu'; give cpu, cuda or cuda:1"),
     ],
 )
 def test_command_exits_2_when_it_cannot_ask(argv, message, capsys):

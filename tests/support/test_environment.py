@@ -88,6 +88,14 @@ def test_the_commit_of_older_records_stands_beside_their_environment():
     assert commit_of({"environment": {}}) is commit_of({}) is None
 
 
+def test_env_names_the_libraries_that_use_bertlite_and_records_do_not():
+    found = environment.env()["versions"]
+    assert {"sentence-transformers", "peft", "onnxruntime"} <= found.keys() - environment.environment()[
+        "versions"
+    ].keys()
+    assert found["torch"]
+
+
 def test_an_environment_names_what_keeps_libraries_from_instructions(monkeypatch):
     for name in environment.LIMITS:
         monkeypatch.delenv(name, raising=False)

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -219,3 +220,9 @@ def test_ids_are_all_integers_or_all_texts_and_else_rows_are_numbered_through_al
         Rows(((tmp_path / "c.txt").rename(tmp_path / "c.doc"),))
     with pytest.raises(FileNotFoundError, match="there is no file"):
         Rows((tmp_path / "nothing.txt",))
+    with pytest.raises(IsADirectoryError, match="is a folder, not a file of texts; a checkpoint is named before"):
+        Rows((tmp_path,))
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(ValueError, match="is a pipe or a device, and inputs are read twice: write it to a file"):
+            Rows((tmp_path / "pipe",))

@@ -57,7 +57,7 @@ from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
 from bertlite.support.environment import environment
 from bertlite.support.files import lock_folder, write_json
 from bertlite.support.memory import map_large_blocks, peak_memory
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.support.progress import Progress
 from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
@@ -85,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if all(report["met"] and not report["lost"]["too_much"] for report in reports) else 1
 
 
-@process_kept()
+@door
 def prune_to(
     checkpoint: str | PathLike[str] | BertPreTrainedModel,
     target: str | Sequence[str],
@@ -128,8 +128,9 @@ def prune_to(
     """
     folder = Path(folder).expanduser()
     settings = replace(settings, backend=timing_backend(settings))
-    targets = read_targets([target] if isinstance(target, str) else target, settings.size, folder)
-    place = folder.with_name(f".{folder.name}.unfinished") if keep is None else Path(keep).expanduser()
+    targets = read_targets([target] if isinstance(target, str) else [*target], settings.size, folder)
+    whole = folder.resolve()  # "." has no name
+    place = whole.with_name(f".{whole.name}.unfinished") if keep is None else Path(keep).expanduser()
     if keep is None:
         check_output(place, EVERYTHING, checkpoint, texts, dev, own=True)  # removed at the end
     with lock_folder(folder), as_folder(checkpoint, tokenizer) as source:
@@ -422,6 +423,8 @@ def read_targets(texts: Sequence[str], of_size: bool, folder: Path) -> dict[Path
     Raises:
         ValueError: a target is not valid, or two have one folder.
     """
+    if not texts:
+        raise ValueError("there is no target: give one such as 2x, 40%, 15ms or 30MB")
     found = [Target.parse(text, of_size) for text in texts]
     folders = [folder / target.text.replace(" ", "") for target in found] if found[1:] else [folder]
     if len(set(folders)) < len(folders):

@@ -20,6 +20,7 @@ from bertlite.experiments.data import (
 )
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.inspection import class_of
+from bertlite.runtime.texts import check_texts
 from bertlite.tokenizer import BertTokenizer
 
 TEXTS, TOKENS_OF_INPUT = 1024, 16  # to fit to by default: texts, or fewer with these tokens for each matrix input
@@ -44,7 +45,8 @@ def examples_of(
     if not isinstance(texts, str | PathLike):
         if label is not None:
             raise ValueError("texts in memory have no labels: give a file, or leave label out")
-        return Examples("those given", tuple((each,) if isinstance(each, str) else each for each in texts), ())
+        checked = check_texts(texts, pairs=True)
+        return Examples("those given", tuple((each,) if isinstance(each, str) else each for each in checked), ())
     head: Any = class_of(config)
     if label is not None and not (getattr(head, "own_labels", False) and not head.needs_tokens):
         raise ValueError(f"{head.__name__} does not classify texts: leave out --label, it needs no labels")

@@ -12,20 +12,21 @@ from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.texts import Texts, examples_of, split
 from bertlite.experiments.data import Examples, read_length
+from bertlite.inference.support import parse_device
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.vocabulary import Text, prune_vocabulary
 from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.support.environment import environment
-from bertlite.support.process import process_kept
+from bertlite.support.process import door
 from bertlite.tokenizer import BertTokenizer
 
 HELD_OUT, BATCH = 1024, 32  # the most texts without --dev; texts in a forward
 Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
 
 
-@process_kept()
+@door
 def prune_vocabulary_of(
     checkpoint: str | PathLike[str],
     texts: Texts,
@@ -57,6 +58,7 @@ def prune_vocabulary_of(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: a text cannot be read, or there are too few.
     """
+    parse_device(device)
     folder, source = Path(folder).expanduser(), Source(checkpoint)
     config = families.read_config(source)
     every = examples_of(texts, text, None, columns, config)

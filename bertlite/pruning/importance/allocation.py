@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig, kept_heads, kept_neurons, normalise_units, parse_index
+from bertlite.support.kinds import checked
 
 Choice = dict[int, list[int]]
 BySize = tuple[Mapping[int, float], Mapping[int, float]]  # a layer's {heads kept: value} and {neurons kept: value}
@@ -18,6 +19,7 @@ CELLS = 10_000  # a knapsack's budget has so many; costs are rounded up to whole
 ROUNDING = 1e-9  # the tolerance, as a share of a unit, a cell or a budget: three times 1.1 is 3.3
 
 
+@checked
 def rank_heads(
     scores: Tensor,
     count: int | None = None,
@@ -45,6 +47,7 @@ def rank_heads(
     return rank(scores, count, share, uniform, at_least, protect, "head")
 
 
+@checked
 def rank_neurons(
     scores: Tensor,
     count: int | None = None,

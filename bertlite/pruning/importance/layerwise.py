@@ -36,6 +36,7 @@ from bertlite.pruning.importance.moments import Moments, add_gram_, add_ridge_, 
 from bertlite.pruning.importance.selection import Elimination, eliminate
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, run
 from bertlite.stack.modules import BertLayer
+from bertlite.support.kinds import checked
 
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
 DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
@@ -233,6 +234,7 @@ def add_gradients_(sums: Sequence[Tensor], model: BertLike, batch: Batch, object
 # To a budget
 
 
+@checked
 def prune_to_macs(
     model: Model, batches: Iterable[Batch], share: float, length: int, *, target: str = "kl", seed: int = 0
 ) -> Model:
@@ -250,6 +252,7 @@ def prune_to_macs(
     Raises:
         ValueError: the share is not above 0 and up to 1, or there are no batches.
     """
+    check_model(model)
     if not 0 < share <= 1:
         raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
     read = list(batches)

@@ -72,7 +72,7 @@ def newest_version(tables: Iterable[Mapping[str, Record]]) -> tuple[int, ...]:
 
 def older(records: Mapping[str, Record], newest: tuple[int, ...]) -> str:
     """Write why records have an older transformers than the newest on their page; nothing if they have not."""
-    reasons = {}
+    reasons: dict[str, None] = {}
     for name, record in records.items():
         if (version := version_of(record)) != newest:
             again = f"Not measured again since transformers {'.'.join(map(str, version))}."

@@ -420,7 +420,8 @@ def native_accuracy() -> str:
         cells = [f"{name}, {each['examples']:,} examples", each["metric"], f"{each['plain']:.2f}"]
         for dtype in dtypes:
             row = each["native"][dtype]
-            lost = show_loss(*(row[end] / 100 for end in ("difference", "low", "high")), digits=2)
+            difference, low, high = (row[end] / 100 for end in ("difference", "low", "high"))
+            lost = show_loss(difference, low, high, digits=2)
             cells += [lost.removeprefix("loses "), f"{row['same']:.2%}"]
         body.append(cells)
     most = max(abs(each["native"]["float32"]["difference"]) for each in found["results"].values())

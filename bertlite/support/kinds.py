@@ -1,0 +1,113 @@
+"""Check that what a program hands to a function is of the kinds that its annotations name."""
+
+import inspect
+import os
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import wraps
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LISTS: dict[Any, str] = dict.fromkeys((list, tuple, Sequence, Iterable), "a list")
+NAMES: dict[Any, str] = {
+    **LISTS,
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    Mapping: "a dict",
+}
+NAMES |= {NoneType: "None", os.PathLike: "a path"}
+NUMBERS: dict[Any, type] = {int: Integral, float: Real}
+WAYS = dict.fromkeys(("checkpoint", "source", "against", "model"), "the path of a folder, or a hub id")  # for paths
+SHOWN = (str, bytes, bool, int, float, list, tuple, dict, NoneType, Path)  # values whose repr is short
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function raise TypeError, which names the argument, for a value of a kind that its annotation excludes."""
+    signature = inspect.signature(function)
+    kinds = {name: each.annotation for name, each in signature.parameters.items()}
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:  # the call itself says so with the function's name
+            return function(*args, **kwargs)
+        check_kinds(given.arguments, kinds)
+        return function(*args, **kwargs)
+
+    return run
+
+
+def check_settings(settings: Any) -> None:
+    """Raise TypeError, which names the field, for a value of a dataclass that its annotation excludes."""
+    check_kinds(vars(settings), {each.name: each.type for each in fields(settings)})
+
+
+def check_kinds(values: Mapping[str, object], kinds: Mapping[str, Any]) -> None:
+    """Raise TypeError for the first value that is not of its kind."""
+    for name, value in values.items():
+        kind = kinds.get(name, Any)
+        if not is_of_kind(value, kind):
+            shown = reprlib.repr(value) if type(value) in SHOWN else f"of type {type(value).__name__}"
+            way = "; save_pretrained(FOLDER) writes a model there" if name in WAYS and hasattr(value, "config") else ""
+            raise TypeError(f"{name} is {shown}; give {' or '.join(kind_names(kind, name))}{way}")
+        inner = element_kind(kind)
+        if inner is not Any and isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
+            named = {f"{name}[{i}]": each for i, each in enumerate(value)}
+            check_kinds(named, dict.fromkeys(named, inner))
+
+
+def is_of_kind(value: object, kind: Any) -> bool:
+    """Return whether a value is of the kind that an annotation names, whatever the elements of a list are."""
+    if get_origin(kind) in (Union, UnionType):
+        is_path = any(get_origin(each) is os.PathLike for each in get_args(kind))
+        is_empty = isinstance(value, str) and not value  # which would be the working directory
+        return not (is_path and is_empty) and any(is_of_kind(value, each) for each in get_args(kind))
+    if kind is None:
+        return value is None
+    kind = get_origin(kind) or kind
+    if kind in (Any, inspect.Parameter.empty) or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True  # or a type variable, or a name in quotes
+    if kind in NUMBERS:
+        return isinstance(value, NUMBERS[kind]) and not isinstance(value, bool)
+    if kind is bool:
+        return type(value).__name__ in ("bool", "bool_")  # numpy's too
+    if kind not in LISTS:
+        return isinstance(value, kind)
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    return several and getattr(value, "ndim", 1) == 1  # 2 for a table
+
+
+def element_kind(kind: Any) -> Any:
+    """Return the kind of the elements of the list that an annotation names; Any if it names none."""
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else [kind]
+    return next((get_args(each)[0] for each in members if get_origin(each) in LISTS), Any)
+
+
+def kind_names(kind: Any, name: str) -> list[str]:
+    """Return the kinds that an annotation names, in words; a path may be a string."""
+    if get_origin(kind) in (Union, UnionType):
+        inner = [get_origin(each) or each for each in get_args(kind)]
+        every = [each for each in get_args(kind) if each is not str or os.PathLike not in inner]
+        return list(dict.fromkeys(words for each in every for words in kind_names(each, name)))
+    kind = get_origin(kind) or kind
+    if kind is os.PathLike and name in WAYS:
+        return [WAYS[name]]
+    if kind in (None, NoneType):
+        return ["None"]
+    if kind in NAMES:
+        return [NAMES[kind]]
+    if (
+        issubclass(kind, Iterable)
+        and not issubclass(kind, Mapping)
+        and kind.__module__ in ("collections.abc", "builtins")
+    ):
+        return ["a list"]
+    return [f"a {kind.__module__}.{kind.__qualname__}".replace("a collections.abc.", "a ")]
