@@ -86,7 +86,7 @@ class InferenceModel(nn.Module):
     @property
     def rounding(self) -> str | None:
         """How weights were rounded to 8 bits: "plain", or "fitted" to texts and in how many matrices; else None."""
-        return getattr(self.base_model.encoder, "rounding", None)
+        return getattr(getattr(self.base_model.encoder, "weights", None), "rounding", None)
 
     def extra_repr(self) -> str:
         rounding = "" if self.rounding is None else f", rounding={self.rounding!r}"

@@ -87,11 +87,6 @@ class NativeEncoder(BertEncoder):
             inputs.at(i).keep_weights(weight.to(x.dtype))
         return out, None if states is None else list(states)
 
-    @property
-    def rounding(self) -> str | None:
-        """How weights were rounded to 8-bit integers, in words; None if they are floats."""
-        return self.weights.rounding
-
     def run_batch(self, batch: Batch) -> bool:
         """Run the layers on a batch; False if it is left to Python."""
         return self.kernels.run(self.weights.model, batch, torch.get_num_threads())
