@@ -4,7 +4,6 @@ No torch, as `--help` imports this.
 """
 
 from dataclasses import dataclass, field, fields
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from bertlite.support.kinds import check_settings
@@ -36,8 +35,8 @@ class VectorSettings:
         check_settings(self)
         numbers = {each.name: getattr(self, each.name) for each in fields(self) if each.type in (int, int | None)}
         for name, value in numbers.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
-                raise ValueError(f"{name} is {value!r}; it must be an integer, 1 or more")
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be an integer, 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

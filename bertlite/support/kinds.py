@@ -14,17 +14,10 @@ from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 P = ParamSpec("P")
 R = TypeVar("R")
 LISTS: dict[Any, str] = dict.fromkeys((list, tuple, Sequence, Iterable), "a list")
-NAMES: dict[Any, str] = {
-    **LISTS,
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "True or False",
-    Mapping: "a dict",
-}
-NAMES |= {NoneType: "None", os.PathLike: "a path"}
+NAMES: dict[Any, str] = {str: "a string", int: "an integer", float: "a number", bool: "True or False", **LISTS}
+NAMES |= {NoneType: "None", os.PathLike: "a path", Mapping: "a dict", Callable: "a function"}
 NUMBERS: dict[Any, type] = {int: Integral, float: Real}
-WAYS = dict.fromkeys(("checkpoint", "source", "against", "model"), "the path of a folder, or a hub id")  # for paths
+WAYS = dict.fromkeys(("checkpoint", "source", "against", "model"), "the path of a folder, or a hub id")  # such paths
 SHOWN = (str, bytes, bool, int, float, list, tuple, dict, NoneType, Path)  # values whose repr is short
 
 
@@ -57,7 +50,7 @@ def check_kinds(values: Mapping[str, object], kinds: Mapping[str, Any]) -> None:
         if not is_of_kind(value, kind):
             shown = reprlib.repr(value) if type(value) in SHOWN else f"of type {type(value).__name__}"
             way = "; save_pretrained(FOLDER) writes a model there" if name in WAYS and hasattr(value, "config") else ""
-            raise TypeError(f"{name} is {shown}; give {' or '.join(kind_names(kind, name))}{way}")
+            raise TypeError(f"{name} is {shown}; give {' or '.join(kinds_in_words(kind, name))}{way}")
         inner = element_kind(kind)
         if inner is not Any and isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
             named = {f"{name}[{i}]": each for i, each in enumerate(value)}
@@ -91,23 +84,13 @@ def element_kind(kind: Any) -> Any:
     return next((get_args(each)[0] for each in members if get_origin(each) in LISTS), Any)
 
 
-def kind_names(kind: Any, name: str) -> list[str]:
+def kinds_in_words(kind: Any, name: str) -> list[str]:
     """Return the kinds that an annotation names, in words; a path may be a string."""
     if get_origin(kind) in (Union, UnionType):
         inner = [get_origin(each) or each for each in get_args(kind)]
         every = [each for each in get_args(kind) if each is not str or os.PathLike not in inner]
-        return list(dict.fromkeys(words for each in every for words in kind_names(each, name)))
+        return list(dict.fromkeys(words for each in every for words in kinds_in_words(each, name)))
     kind = get_origin(kind) or kind
     if kind is os.PathLike and name in WAYS:
         return [WAYS[name]]
-    if kind in (None, NoneType):
-        return ["None"]
-    if kind in NAMES:
-        return [NAMES[kind]]
-    if (
-        issubclass(kind, Iterable)
-        and not issubclass(kind, Mapping)
-        and kind.__module__ in ("collections.abc", "builtins")
-    ):
-        return ["a list"]
-    return [f"a {kind.__module__}.{kind.__qualname__}".replace("a collections.abc.", "a ")]
+    return [NAMES.get(kind, f"a {kind.__module__}.{kind.__qualname__}")]

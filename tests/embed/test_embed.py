@@ -356,7 +356,7 @@ def test_a_folder_without_a_layer_is_refused_where_transformers_makes_one_up(tmp
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options, message, checkpoint) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         Embedder(checkpoint, **options).encode("a")
 
 

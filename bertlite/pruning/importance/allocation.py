@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig, kept_heads, kept_neurons, normalise_units, parse_index
-from bertlite.support.kinds import checked
 
 Choice = dict[int, list[int]]
 BySize = tuple[Mapping[int, float], Mapping[int, float]]  # a layer's {heads kept: value} and {neurons kept: value}
@@ -19,7 +18,6 @@ CELLS = 10_000  # a knapsack's budget has so many; costs are rounded up to whole
 ROUNDING = 1e-9  # the tolerance, as a share of a unit, a cell or a budget: three times 1.1 is 3.3
 
 
-@checked
 def rank_heads(
     scores: Tensor,
     count: int | None = None,
@@ -47,7 +45,6 @@ def rank_heads(
     return rank(scores, count, share, uniform, at_least, protect, "head")
 
 
-@checked
 def rank_neurons(
     scores: Tensor,
     count: int | None = None,
@@ -95,7 +92,9 @@ def rank(
 
 
 def check_scores(scores: Tensor, unit: str) -> None:
-    """Raise ValueError for scores of another shape, and for infinite ones."""
+    """Raise ValueError for scores of another shape, and for infinite ones; TypeError for no tensor."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores is of type {type(scores).__name__}; give a tensor, (layers, {unit}s)")
     if scores.dim() != 2:
         raise ValueError(f"the scores of {unit}s have shape {tuple(scores.shape)}; expected (layers, {unit}s)")
     if scores.isinf().any():

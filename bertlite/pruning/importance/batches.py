@@ -64,6 +64,8 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
     check_model(model)
     if isinstance(batches, Mapping):
         raise TypeError("this is one batch, not a list of batches: pass [batch]")
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches is of type {type(batches).__name__}; give a list of batches")
     read: list[Batch] = []
     for i, batch in enumerate(batches):
         if not isinstance(batch, Mapping):

@@ -21,7 +21,6 @@ from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, arguments_of, run
 from bertlite.stack.attention import LayerContext
 from bertlite.stack.modules import BertLayer
-from bertlite.support.kinds import checked
 
 METHODS = ("mean", "refit")
 FEW = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
@@ -35,7 +34,6 @@ def repair(
     return repair_(copy_model(pruned), dense, batches, method, ridge=ridge)
 
 
-@checked
 def repair_(
     pruned: Model, dense: BertLike, batches: Iterable[Batch], method: str = "refit", *, ridge: float | None = None
 ) -> Model:

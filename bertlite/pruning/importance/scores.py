@@ -22,7 +22,6 @@ from bertlite.pruning.criteria import (
 from bertlite.pruning.importance.batches import Batch, Loss, eval_mode
 from bertlite.pruning.importance.measurements import SCORES, ScoringTask
 from bertlite.pruning.importance.structures import HEADS, NEURONS
-from bertlite.support.kinds import checked
 
 TINY = 1e-20  # a layer of zeros must not be divided by 0
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -47,7 +46,6 @@ def with_criteria(unit: str) -> Callable[[Function], Function]:
 
 
 @with_criteria("head")
-@checked
 def head_importance(
     model: BertLike,
     batches: Iterable[Batch] = (),
@@ -94,7 +92,6 @@ def head_importance(
 
 
 @with_criteria("neuron")
-@checked
 def neuron_importance(
     model: BertLike,
     batches: Iterable[Batch] = (),

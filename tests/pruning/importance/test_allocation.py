@@ -115,6 +115,11 @@ def test_targets_that_cannot_be_met_are_refused(options: dict[str, Any], message
         rank_heads(SCORES, **options)
 
 
+def test_scores_that_are_no_tensor_are_named() -> None:
+    with pytest.raises(TypeError, match=r"scores is of type list; give a tensor, \(layers, heads\)"):
+        rank_heads(SCORES.tolist(), count=1)
+
+
 def test_a_count_may_be_a_number_of_numpy() -> None:
     assert rank_heads(SCORES, count=np.int64(3)) == rank_heads(SCORES, count=3)  # type: ignore[arg-type]
 

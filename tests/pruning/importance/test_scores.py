@@ -540,6 +540,8 @@ def test_no_data_is_refused(criterion: str) -> None:
         head_importance(model_of(), [*data(size=5), []], criterion=criterion)
     with pytest.raises(TypeError, match=r"this is one batch, not a list of batches: pass \[batch\]"):
         head_importance(model_of(), data()[0], criterion=criterion)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="batches is of type int; give a list of batches"):
+        head_importance(model_of(), 3, criterion=criterion)  # type: ignore[arg-type]
     packed = {"input_ids": torch.arange(1, 12), "cu_seqlens": torch.tensor([0, 7, 11], dtype=torch.int32)}
     with pytest.raises(ValueError, match="batch 1 has cu_seqlens, whose tokens have no rows; give rows"):
         head_importance(model_of(), [*data(size=5), packed], criterion=criterion)
