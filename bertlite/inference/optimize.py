@@ -19,7 +19,6 @@ from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.support.contexts import own_context
 from bertlite.support.habits import refuse_others
-from bertlite.support.kinds import checked
 
 Thing = TypeVar("Thing")
 PLAIN = "plain"  # the backend that copies the model
@@ -43,7 +42,6 @@ class Options(TypedDict, total=False):
 def optimize_for_inference(model: BertPreTrainedModel, **options: Unpack[Options]) -> InferenceModel: ...
 @overload
 def optimize_for_inference(model: Thing, **options: Unpack[Options]) -> Thing: ...
-@checked
 @own_context()
 def optimize_for_inference(
     model: Any,

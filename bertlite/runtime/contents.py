@@ -134,7 +134,7 @@ def with_rounded_words(tensors: Tensors, about: dict[str, Any], there: Collectio
 
     An int8 file lacks them if its words are other floats, as before format 7.
     """
-    rounded = about["format"] >= ROUNDS_WORDS and about["numbers"] == "int8"
+    rounded = about["format"] >= ROUNDS_WORDS and about.get("numbers") == "int8"  # steps after pooling have none
     for name, (_, size) in [*tensors.items()]:
         scales = name.replace(WORDS, ROW_SCALES)
         if rounded and name.endswith(WORDS) and scales in there:

@@ -490,7 +490,7 @@ VECTORS = {
 }
 SCORES = {"labels": every(NAME), "activation": one_of(*ACTIVATIONS)}
 TAGS = {"labels": every(TEXT), "unknown": Maybe(or_null(TEXT))}
-TEXTS = [
+TEXTS: list[Any] = [
     {
         "max_length": SIZE,
         "lower_case": Maybe(FLAG),

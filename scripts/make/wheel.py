@@ -178,9 +178,6 @@ def build_runtime(out: Path, sets: Sequence[str], note: str = "") -> None:
         project = Path(name)
         ignored = shutil.ignore_patterns("__pycache__", PREBUILT.name)
         shutil.copytree(ROOT / "bertlite" / "runtime", project / "bertlite_runtime", ignore=ignored)
-        init = project / "bertlite_runtime" / "__init__.py"
-        renamed = init.read_text(encoding="utf-8").replace("bertlite.runtime", "bertlite_runtime")
-        init.write_text(f'{renamed}__version__ = "{__version__}"\n', encoding="utf-8")
         (project / "bertlite_runtime" / "py.typed").touch()
         first = project / "bertlite_runtime" / "__init__.py"  # its example gets the name of the wheel
         text = re.sub("from bertlite import runtime  #.*: ", "", first.read_text(encoding="utf-8"))

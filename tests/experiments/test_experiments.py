@@ -495,7 +495,9 @@ def test_similarity_is_that_of_the_checkpoints_own_library(world, tmp_path):
     (folder / "modules.json").write_text(
         json.dumps([*modules[:2], {"type": "sentence_transformers.CNN", "path": "2"}])
     )
-    with pytest.raises(ValueError, match=r"has sentence_transformers.CNN; vectors are made by Dense, Dropout"):
+    with pytest.raises(
+        ValueError, match=r"has sentence_transformers.CNN; vectors are made by an encoder, its Pooling, then Dense"
+    ):
         TASKS["similarity"].of_checkpoint(str(folder))
 
 

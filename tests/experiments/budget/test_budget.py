@@ -638,7 +638,6 @@ def test_the_gain_of_a_dtype_counts_towards_a_speed(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("2x --backend nativ", "backend 'nativ' is unknown"),
         ("2x --dtype int8 --backend plain", "backend 'plain' has no int8"),
         ("40% --distil 0", "--distil is 0; give minutes above 0"),
         ("40% --distil 0.0001", "--distil 0.0001 is too short: running the given model, timing and 6 checks take"),
