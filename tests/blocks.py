@@ -138,6 +138,7 @@ def given(folder: Path) -> dict[str, Any]:
         "folder": folder / "folder",
         "full": folder / "full",
         "tokenizer": tokenizer,
+        "texts": [f"{letter}." for letter in letters],
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
     }

@@ -6,7 +6,8 @@ Shapes:  L 3 layers · D 80 hidden · N 5 heads · H 16 head dim · I 37 neurons
 import contextlib
 import copy
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +17,10 @@ from torch import Tensor, nn
 from bertlite import prune_heads, prune_neurons
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
-from bertlite.inference.support import MIXED, ComputeDtype, is_int8
+from bertlite.inference.native.encoder import NativeEncoder
+from bertlite.inference.native.rounding import Sample
+from bertlite.inference.native.weights import NativeWeights, aligned_tensor
+from bertlite.inference.support import MIXED, ComputeDtype
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import as_well, largest
 from bertlite.runtime.library import (
@@ -80,10 +84,31 @@ def make_native(cls: Any = None, **changes: Any) -> Any:
 
 
 def natively(
-    model: BertPreTrainedModel, dtype: ComputeDtype, name: str | None = None, reproducible: bool = False
+    model: BertPreTrainedModel,
+    dtype: ComputeDtype,
+    name: str | None = None,
+    reproducible: bool = False,
+    sample: Sample | None = None,
 ) -> InferenceModel:
     """Return the model as the kernels of a set of instructions run it."""
-    return InferenceModel(native_copy(model, dtype, kernels_or_skip(name, reproducible)), "native", dtype)
+    kernels, numbers = kernels_or_skip(name, reproducible), torch.int8 if dtype == MIXED else dtype
+    copied = native_copy(model, numbers, kernels, sample)
+    if dtype == MIXED:
+        floats = native_copy(model, torch.float32 if reproducible else torch.bfloat16, kernels)
+        ours, theirs = (cast(NativeEncoder, each.base_model.encoder) for each in (copied, floats))
+        ours.weights = mix(ours.weights, theirs.weights, kept=(model.config.num_hidden_layers // 2,))
+    return InferenceModel(copied, "native", dtype)
+
+
+def mix(integers: NativeWeights, floats: NativeWeights, kept: tuple[int, ...]) -> NativeWeights:
+    """Return weights with some layers in floats, as folders from before format 10 may have them."""
+    shape = replace(integers.shape, kept=kept, floats=floats.shape.numbers)
+    data = aligned_tensor(shape.size()).zero_()
+    for place, (start, count) in shape.offsets.items():
+        source = floats if place[0] in kept else integers
+        first = source.at[place][0]
+        data[start : start + count] = source.data[first : first + count]
+    return NativeWeights(shape, data)
 
 
 def pruned(model: BertPreTrainedModel) -> BertPreTrainedModel:
@@ -184,12 +209,12 @@ def check(model: BertPreTrainedModel, dtype: Any, name: str | None = None, **inp
 
     Under "auto" and "sdpa" they leave padding out, as the model does under "packed".
     """
-    ours = natively(model, dtype, name)(**as_floats(inputs, torch.float32 if is_int8(dtype) else dtype))
+    ours = natively(model, dtype, name)(**as_floats(inputs, torch.float32 if dtype in (torch.int8, MIXED) else dtype))
     plain = copy.deepcopy(model)
     if model.config.attn_implementation in ("auto", "sdpa") and leaves_padding_out(inputs):
         plain.set_attn_implementation("packed")
     truth = plain(**inputs)
-    if is_int8(dtype):
+    if dtype in (torch.int8, MIXED):
         theirs = {place: x.float() for place, x in tensors(in_integers(plain)(**inputs)).items()}
     else:
         theirs = tensors(copy.deepcopy(plain).to(dtype)(**as_floats(inputs, dtype)))

@@ -190,9 +190,9 @@ killed, give the same command again to write the missing files.  Under torchrun 
     action.add_argument("--prompt", metavar="TEXT", help=text)
     text = "put the checkpoint's prompt of this name before each text (default: its default prompt)"
     action.add_argument("--prompt-name", metavar="NAME", help=text)
-    text = "give the same bits on every processor, in float32, int8 or mixed"
+    text = "give the same bits on every processor, in float32 or int8"
     action.add_argument("--reproducible", action="store_true", help=text)
-    text = "%(choices)s, the last two on the CPU alone (default: float32; a packed folder keeps its own)"
+    text = "%(choices)s, int8 on the CPU alone (default: float32; a packed folder keeps its own)"
     add_dtype(action, text)
     add_backend(action, "%(choices)s, as optimize_for_inference; auto takes the native kernels if possible")
     add_device(action)
@@ -248,9 +248,12 @@ nothing is written if they differ.""",
     )
     add_checkpoint(action)
     add_dtype(action, "%(choices)s", [name for name in DTYPES if name != "float16"], default="float32")
-    text = "texts to compare results on, one a line (default: some that are built in)"
+    text = (
+        "texts, one a line, to compare results on (default: some that are built in); of 128 or more, int8 is fitted to"
+        " every second one instead, up to 256"
+    )
     action.add_argument("--texts", type=readable, metavar="FILE", help=text)
-    text = "give the same bits on every processor, in float32, int8 or mixed"
+    text = "give the same bits on every processor, in float32 or int8"
     action.add_argument("--reproducible", action="store_true", help=text)
 
 

@@ -25,7 +25,7 @@ PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]")  # meta
 FILES = re.compile(  # suffixes of files, which a folder is not named with
     r"\.(npy|npz|parquet|arrow|csv|tsv|te?xt|jsonl?|ndjson|zip|gz|tar|tgz|safetensors|bin|pth?|onnx|pkl|h5|html|md|png|svg)"
 )
-DTYPES = ("float32", "bfloat16", "float16", "int8", "mixed")  # to compute in
+DTYPES = ("float32", "bfloat16", "float16", "int8")  # to compute in
 BACKENDS = ("auto", "native", "graphs", "plain")  # which optimize_for_inference takes
 FOOT = """\
 Exit status: 0 for success; 1 if something differs, is worse, or cannot be loaded; 2 if the command could not run, with

@@ -203,7 +203,7 @@ def add_work(action: Parser) -> None:
     work.add_argument("--lengths", type=readable, metavar="FILE", help=text)
     work.add_argument("--batch-size", type=count, metavar="N", help="number of sequences of --lengths")
     text = "how models are timed: plain PyTorch, or a backend of optimize_for_inference: %(choices)s"
-    add_backend(work, f"{text} (default: plain; graphs on a GPU; auto for int8 and mixed)")
+    add_backend(work, f"{text} (default: plain; graphs on a GPU; auto for int8)")
     text = "dtype that the pruned model will run in: %(choices)s; its gain counts towards a speed"
     add_dtype(work, f"{text} (default: the checkpoint's)")
     add_device(work)

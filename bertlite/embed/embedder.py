@@ -28,7 +28,7 @@ from bertlite.inference.ahead import run_ahead
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse_compute_dtype
 from bertlite.inference.pooling import in_order, normalize_rows
-from bertlite.inference.support import ComputeDtype, is_int8, parse_device
+from bertlite.inference.support import ComputeDtype, parse_device
 from bertlite.models.base import BertModel
 from bertlite.runtime.encoder import Floats
 from bertlite.runtime.packed import FILE
@@ -88,11 +88,11 @@ class Embedder(VectorSettings):
             model's `default_prompt_name`, else none.
         truncate_dim: keep only this many numbers of each vector; by default as the model states, else all.
         dtype: the dtype that the encoder computes in; the vectors are float32.  "int8", only on the CPU, rounds the
-            layers' matrices and their inputs to 8 bits; "mixed" does so in most layers.  By default float32.
-        reproducible: give the same bits on every processor, in float32, int8 or mixed; as `optimize_for_inference`.
+            layers' matrices and their inputs to 8 bits, plainly; `bertlite pack` rounds better.  By default float32.
+        reproducible: give the same bits on every processor, in float32 or int8; as `optimize_for_inference`.
         device: "cpu", "cuda" or "cuda:1".
         backend: a backend of `optimize_for_inference`.  With "auto" an encoder that is no BERT runs unchanged, with a
-            warning in the log.  With "native", int8 or mixed that is an error.
+            warning in the log.  With "native" or int8 that is an error.
         max_length: the most tokens of a text; longer texts are truncated.  By default the model's.
         max_tokens: tokens in a batch, if each has 4 characters; a longer text is a batch of its own.
         text, vector: names of the column to read and of the column to add.
@@ -209,7 +209,7 @@ class Embedder(VectorSettings):
                 model, dtype=self.compute_dtype, backend=self.backend, reproducible=self.reproducible
             )
         except TypeError as error:
-            if self.backend == "native" or is_int8(self.compute_dtype) or self.reproducible:
+            if self.backend == "native" or self.compute_dtype == torch.int8 or self.reproducible:
                 raise
             if self.backend == "auto":
                 log.warning("embedding runs the model as it is: %s", error)

@@ -83,8 +83,14 @@ class InferenceModel(nn.Module):
         """Return the dtype of the outputs."""
         return self.model.dtype
 
+    @property
+    def rounding(self) -> str | None:
+        """How weights were rounded to 8 bits: "plain", or "fitted" to texts and in how many matrices; else None."""
+        return getattr(getattr(self.base_model.encoder, "weights", None), "rounding", None)
+
     def extra_repr(self) -> str:
-        return f"backend={self.backend!r}, dtype={self.compute_dtype}"
+        rounding = "" if self.rounding is None else f", rounding={self.rounding!r}"
+        return f"backend={self.backend!r}, dtype={self.compute_dtype}{rounding}"
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__({**state, "forks": Forks.count})  # type: ignore[no-untyped-call]

@@ -12,9 +12,9 @@ from bertlite.inference.graphs import use_graphs_
 from bertlite.inference.model import InferenceModel
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
-from bertlite.inference.native.mixed import Sample, sample_from
+from bertlite.inference.native.rounding import Sample
 from bertlite.inference.readers import reader_of, warn_of
-from bertlite.inference.support import MIXED, ComputeDtype, check_unaltered, is_int8, refuse_optimised
+from bertlite.inference.support import ComputeDtype, check_unaltered, refuse_optimised
 from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.support.contexts import own_context
@@ -24,7 +24,7 @@ Thing = TypeVar("Thing")
 PLAIN = "plain"  # the backend that copies the model
 GRAPHS = "graphs"  # the backend that replays CUDA graphs
 BACKENDS = ("auto", "native", GRAPHS, PLAIN)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, MIXED)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 class Options(TypedDict, total=False):
@@ -67,36 +67,36 @@ def optimize_for_inference(
         model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU; or an object of torch that holds
             such encoders, in eval mode.
         dtype: the dtype to compute in, of torch or its name: float32 or bfloat16, on a GPU also float16, on the CPU
-            also int8 and mixed; by default the model's own.  With int8 the matrices of the layers are 8-bit integers.
-            Their inputs are quantised at every call, by the smallest and largest number of each token, after a
-            rotation that spreads outliers.  Word embeddings are rounded to 8 bits, attention is bfloat16, and
-            everything else is float32.  mixed is int8 in most layers.  One in four, rounded up, is bfloat16 (float32
-            if `reproducible`): those whose rounding changes the outputs for `sample` most.
+            also int8; by default the model's own.  With int8 the matrices of the layers are 8-bit integers: the
+            nearest ones, or with `sample` those that err least on it.  Their inputs are quantised at every call, by
+            the smallest and largest number of each token, after a rotation that spreads outliers.  Word embeddings are
+            rounded to 8 bits, attention is bfloat16, and everything else is float32.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "graphs" launches all
             kernels of a GPU at once, from CUDA graphs that are recorded for sizes of batches as these come.  "auto" on
             the CPU is "native", if the kernels can run the model and are faster.  On a processor without a record the
-            speed is measured; int8 and mixed are always "native".  Otherwise "auto" is "plain", with one warning that
-            gives the reason and the way out (on a GPU without a warning).  "plain" is a copy of the model, in any
-            float dtype.
+            speed is measured; int8 is always "native".  Otherwise "auto" is "plain", with one warning that gives the
+            reason and the way out (on a GPU without a warning).  "plain" is a copy of the model, in any float dtype.
         verify: compare the outputs of the model, or the object that holds it, and of the copy for two random sequences
             of up to 72 tokens, one of them padded.  The allowed difference is rounding in this dtype, measured on the
             model itself.  If the object takes other inputs, its encoders are compared.
-        reproducible: give the same bits on every processor, in float32, int8 or mixed, with the native kernels.  int8
-            and mixed are then slower on processors with bfloat16 instructions, since attention is float32; float32 is
-            slower only on AMX.  A saved copy stays reproducible.
+        reproducible: give the same bits on every processor, in float32 or int8, with the native kernels.  int8 is then
+            slower on processors with bfloat16 instructions, since attention is float32; float32 is slower only on AMX.
+            A saved copy stays reproducible.
         skip_padding: leave padding out, which gives zeros at padded positions (True), or compute it, as the model
             does (False).  By default it is left out if no part reads it: for an encoder by itself, and for heads that
             read first tokens or score tokens.  The softmax of question answering reads it, and so does a label of
             padding.  It is also computed, with one warning, for classes, heads and objects that `inference.readers`
             does not know.  attn_implementation "eager" always computes it, and "packed" leaves it out.
-        sample: token ids of texts on which mixed measures the rounding of each layer.  By default they are a few
-            sentences if `model` has a tokenizer, as a SentenceTransformer or a pipeline does, and else random.
+        sample: token ids of a hundred texts or more, or what a tokenizer returns for them, to which int8's weights
+            are fitted.  The copy is then nearer to the model and as fast, but the fit takes 5 to 60 seconds: save the
+            copy, or use `bertlite pack`, which does this by default.  At most 16,384 tokens are used.  Which integers
+            are chosen may depend on the machine; a saved copy has the same ones everywhere.
 
     Raises:
         ValueError: the backend does not exist, or not for this model, device and dtype; or it is not reproducible; or
-            the model's outputs are not finite.
-        RuntimeError: "native", int8 or mixed was requested and the kernels cannot be compiled; or the copy was
-            verified and differs.
+            the model's outputs are not finite; or the dtype takes no sample, or it has too few texts.
+        RuntimeError: "native" or int8 was requested and the kernels cannot be compiled; or the copy was verified and
+            differs.
         TypeError: `model` is no such model and holds none, was optimised already, or has modules that a copy would not
             reproduce: linear layers that are not plain nn.Linear, layers of other classes, hooks within the encoder,
             or values and buffers that differ from its config's.
@@ -105,19 +105,17 @@ def optimize_for_inference(
     dtype = parse_compute_dtype(dtype)
     check_backend(backend)
     if not isinstance(model, BertPreTrainedModel):
-        if dtype == MIXED and sample is None:
-            sample = sample_from(getattr(model, "tokenizer", None))
         settings = Options(dtype=dtype, backend=backend, verify=False, reproducible=reproducible, sample=sample)
         optimise = partial(optimize_for_inference, **settings)
         return optimize_bodies(model, optimise, verify, skip_padding)
     dtype = dtype or model.dtype
     for part in model.modules():
         refuse_optimised(type(model).__name__, part)
-    if reproducible and (backend in (GRAPHS, PLAIN) or not (dtype == torch.float32 or is_int8(dtype))):
-        raise ValueError(
-            f"{dtype} of backend {backend!r} is not reproducible: use float32, int8 or mixed with 'native'"
-        )
-    if backend in (GRAPHS, PLAIN) and is_int8(dtype):
+    if sample is not None and dtype != torch.int8:
+        raise ValueError(f"sample is for int8, and the dtype is {dtype}: leave it out")
+    if reproducible and (backend in (GRAPHS, PLAIN) or dtype not in (torch.float32, torch.int8)):
+        raise ValueError(f"{dtype} of backend {backend!r} is not reproducible: use float32 or int8 with 'native'")
+    if backend in (GRAPHS, PLAIN) and dtype == torch.int8:
         raise ValueError(
             f"backend {backend!r} has no {dtype_name(dtype)}, which needs the native kernels: use 'auto', or a float"
             " dtype"
@@ -130,7 +128,7 @@ def optimize_for_inference(
         copied = plain_copy(model, dtype)
         use_graphs_(copied)
         return finished(model, copied, GRAPHS, dtype, skip_padding, verify)
-    required = backend == "native" or is_int8(dtype) or reproducible
+    required = backend == "native" or dtype == torch.int8 or reproducible
     kernels = require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype)
     if kernels is None:
         return finished(model, plain_copy(model, dtype), PLAIN, dtype, skip_padding, verify)
@@ -166,19 +164,19 @@ def check_dtype(dtype: ComputeDtype, device: torch.device) -> None:
     """Raise ValueError if a dtype cannot be computed in, or not on this device."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype} is not among {', '.join(map(str, DTYPES))}; give one of them")
-    if is_int8(dtype) and device.type != "cpu":
+    if dtype == torch.int8 and device.type != "cpu":
         raise ValueError(f"{dtype_name(dtype)} is for the CPU and the model is on {device}; use bfloat16 or float16")
     if dtype == torch.float16 and device.type == "cpu":
         raise ValueError("float16 is for GPUs and the model is on the CPU; use dtype=torch.bfloat16 or torch.float32")
 
 
 def parse_compute_dtype(dtype: ComputeDtype | None) -> ComputeDtype | None:
-    """Return the dtype with a name: one of a checkpoint's, int8 or "mixed"; None is the model's own.
+    """Return the dtype with a name: one of a checkpoint's, or int8; None is the model's own.
 
     Raises:
         ValueError: there is no such dtype.
     """
-    names: dict[str, ComputeDtype] = {**WEIGHTS, "int8": torch.int8, MIXED: MIXED}
+    names: dict[str, ComputeDtype] = {**WEIGHTS, "int8": torch.int8}
     if dtype is not None and dtype not in [*names, *names.values()]:
         raise ValueError(f"dtype is {dtype!r}; have: {', '.join(names)}")
     return names[dtype] if isinstance(dtype, str) else dtype

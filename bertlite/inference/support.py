@@ -24,7 +24,7 @@ from bertlite.stack.modules import (
 )
 from bertlite.stack.positions import DISTANCES
 
-MIXED = "mixed"  # the dtype to compute in that is int8, with some layers in floats
+MIXED = "mixed"  # int8 with some layers in floats: the dtype of folders that were saved before format 10
 ComputeDtype: TypeAlias = torch.dtype | str
 HOMES = ("torch.nn.", "transformers.", "bertlite.")  # classes from here compute as their names say
 RECORDING = "transformers.utils.output_capturing"  # hooks that keep hidden states
@@ -133,19 +133,13 @@ def kind_of(value: object) -> str:
 # Support by the native kernels
 
 
-def is_int8(dtype: ComputeDtype | None) -> bool:
-    """Return whether matmuls in a dtype are of 8-bit integers, in most layers at least."""
-    return dtype in (torch.int8, MIXED)
-
-
 def missing_for_native(model: BertPreTrainedModel, dtype: ComputeDtype) -> str | None:
     """Return the reason why the native kernels cannot run a model in a dtype; None if they can."""
     config = model.config
     devices = {parameter.device.type: parameter.device for parameter in model.parameters()}
     devices.pop("cpu", None)
     faults = {
-        f"they compute in {', '.join((*NUMBERS, MIXED))}, not in {dtype_name(dtype)}": dtype_name(dtype)
-        not in (*NUMBERS, MIXED),
+        f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
         f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
         "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
         f"they have no activation {config.hidden_act!r}; have: {', '.join(ACTIVATIONS)}": config.hidden_act

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bertlite.checkpoint.families import FAMILIES
 from bertlite.config import BertConfig
 from bertlite.inference.model import InferenceModel
-from bertlite.inference.support import MIXED, ComputeDtype, is_int8
+from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.stack.inputs import values_readable
 from bertlite.stack.outputs import EncoderOutput
@@ -33,7 +33,7 @@ LENGTHS = (72, 11)  # the sequences' lengths: one is padded, and one longer than
 # noise.  Without one of its layers they are off by 7.7 times in int8, 8.0 times in bfloat16, or more.  Tokens of
 # random models, with weights of any size, are off by up to 1.4 times.
 ALLOWED: dict[ComputeDtype, float] = {torch.float64: 64.0, torch.float32: 64.0}
-ALLOWED |= {torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5, MIXED: 3.5}
+ALLOWED |= {torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5}
 STEPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # {torch's setting: step of float32 in matmuls}
 LARGEST = 1e30  # a head marks outputs that it leaves out with larger or infinite numbers
 ENCODED = "last_hidden_state"
@@ -247,18 +247,17 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -
 
     Args:
         encoders: the encoders in it, also in lists.
-        dtype: int8 is only for word embeddings and the matrices in their layers; the rest is then float32.  "mixed"
-            has the noise of int8, and less error.
+        dtype: int8 is only for word embeddings and the matrices in their layers; the rest is then float32.
     """
     random, step = torch.Generator(device_of(encoders)).manual_seed(1), step_of(encoders, dtype)
     floats, rows = Noise(random, step), RowNoise(random, step)
     integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
     inside = {id(part) for each in encoders for part in encoder_of(each).modules()}
-    words = {id(each.get_input_embeddings().weight) for each in encoders if is_int8(dtype)}
+    words = {id(each.get_input_embeddings().weight) for each in encoders if dtype == torch.int8}
     for part in {part for each in (model, *encoders) for part in each.modules()}:  # no hooks: a model may see them
         if isinstance(part, nn.Linear):
             outside = rows if id(part.weight) in words else floats  # a tied decoder multiplies by word embeddings
-            noise = integers if is_int8(dtype) and id(part) in inside else outside
+            noise = integers if dtype == torch.int8 and id(part) in inside else outside
             vars(part)["forward"] = partial(noise.run_linear, part, part.forward)
         elif isinstance(part, nn.LayerNorm):
             vars(part)["forward"] = partial(floats.run_norm, part.forward)

@@ -31,6 +31,7 @@ from .contents import (
     MIXES,
     ROTATES,
     RUNTIME,
+    SCALES,
     WAY_OUT,
     WORDS,
     Tensors,
@@ -39,7 +40,7 @@ from .contents import (
     with_rounded_words,
 )
 from .fields import SHORT, check_fields, one_of, parse_json
-from .shapes import ALIGNMENT, FLOATS, GROUP, Shape, round_up, shape_from
+from .shapes import ALIGNMENT, FLOATS, GROUP, LANES, ROTATED, Shape, round_up, shape_from
 from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
@@ -217,9 +218,11 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     """Return a file's description of its model; raise ValueError for a format that cannot be read."""
     about = parse_json(path, metadata.get("native", "{}"), WAY_OUT)
     check_fields(path, about, {"format": one_of(*FORMATS), "byteorder": one_of(sys.byteorder)}, WAY_OUT)
+    if isinstance(shape := about.get("shape"), dict) and about["format"] < SCALES:
+        shape["scaled"] = False
     if about["format"] < MIXES:
-        if isinstance(about.get("shape"), dict):
-            about["shape"] |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}
+        if isinstance(shape, dict):
+            shape |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}
         if isinstance(about.get("blocks"), list):
             about["blocks"] = [*about["blocks"][:2], *about["blocks"][:1]]
     return about
@@ -252,22 +255,36 @@ def pack_matrix(
     weight: NDArray[Any],
     bias: NDArray[Any],
     threads: int,
+    factors: NDArray[Any] | None = None,
 ) -> None:
     """Pack a weight, (outputs, inputs), and its bias, (outputs,), into the bytes of a stack.
 
     Args:
         place: the index of its layer, and its name in the layer.
+        factors: numbers by which inputs are multiplied before they are rotated, (inputs,), and the weight is divided;
+            by default 1.
     """
-    floats, at = np.ascontiguousarray(weight, np.float32), shape.offsets
+    at, divided = shape.offsets, weight if factors is None else weight / factors
+    floats = np.ascontiguousarray(divided, np.float32)
     start, count = at[*place, "bias"]
     padded = data[start : start + count].view(np.float32)
     padded[:] = 0
     padded[: len(bias)] = bias
+    if (*place, "factors") in at:
+        start, count = at[*place, "factors"]
+        of_inputs = np.ones(weight.shape[1]) if factors is None else factors
+        data[start : start + count].view(np.float32)[:] = in_rotation(of_inputs)
     words, scales, sums = (
         data.ctypes.data + at[*place, part][0] if (*place, part) in at else 0 for part in ("words", "scales", "sums")
     )
     size = (weight.shape[0], weight.shape[1])
     kernels.pack(shape.dtype_of(*place), floats.ctypes.data, size, words, scales, sums, threads)
+
+
+def in_rotation(factors: NDArray[Any]) -> NDArray[Any]:
+    """Return factors of inputs, (inputs,), as the kernels rotate with them: by 1 and -1, not by 1/8 and -1/8."""
+    whole = len(factors) // ROTATED * ROTATED
+    return np.concatenate([factors[:whole] / 8, factors[whole:], np.ones(-len(factors) % LANES)])
 
 
 def lay_in_blocks_(shape: Shape, data: Bytes, blocks: Blocks) -> Shape:
@@ -281,9 +298,14 @@ def lay_in_blocks_(shape: Shape, data: Bytes, blocks: Blocks) -> Shape:
             inputs = len(words) // round_up(shape.matrix(shape.layers[i], name)[0], GROUP)
             (per_block, pairs), (new_block, new_pairs) = (shape.layout_of(i, name, each) for each in (old, blocks))
             rows = transpose_halves(words, 2, pairs).reshape(-1, inputs, per_block).swapaxes(1, 2)
-            laid = rows.reshape(-1, new_block, inputs).swapaxes(1, 2).ravel()
-            words[:] = transpose_halves(laid, new_pairs, 2)
+            words[:] = in_blocks(rows.reshape(-1, inputs), new_block, new_pairs)
     return replace(shape, blocks=blocks)
+
+
+def in_blocks(words: NDArray[np.int32], per_block: int, pairs: int) -> NDArray[np.int32]:
+    """Return words, (outputs, words of inputs), as they lie in blocks of so many outputs."""
+    laid = words.reshape(-1, per_block, words.shape[1]).swapaxes(1, 2).ravel()
+    return transpose_halves(laid, pairs, 2)
 
 
 def transpose_halves(words: NDArray[np.int32], rows: int, columns: int) -> NDArray[np.int32]:

@@ -14,7 +14,9 @@ from .shapes import MATRICES, VECTORS, LayerShape, Shape
 from .structs import Batch, Kernels
 
 TOKENS, EPSILON = 7, 1e-12  # tokens of one sequence: more than the rows of a tile
-ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03}  # errors over the largest number: several times rounding
+SCALED = "scaled "  # before numbers whose inputs are multiplied by factors
+# errors over the largest number: several times rounding
+ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03, f"{SCALED}int8": 0.03}
 FEWEST, MOST = 3, 30  # rounds of a measurement, after one that warms up
 LIMIT = 0.1  # seconds after which no further round begins
 Floats = NDArray[np.float64]
@@ -34,14 +36,15 @@ def find_fault(kernels: Kernels) -> str | None:
     layer = layer_of_waves(Shape("float32", blocks, 128, 64, "gelu", EPSILON, (LayerShape(2, 192),)))
     x = waves(TOKENS, layer.shape.hidden_size) * 8
     truth = by_numpy(layer, x)
-    for numbers, allowed in ALLOWED.items():
+    for name, allowed in ALLOWED.items():
+        numbers, scaled = name.removeprefix(SCALED), name.startswith(SCALED)
         try:
-            found = run(kernels, layer, numbers, x)
+            found = run(kernels, layer, numbers, x, scaled)
         except RuntimeError as raised:
-            return f"{numbers}: {raised}"
+            return f"{name}: {raised}"
         error = np.abs(found - truth).max() / np.abs(truth).max()
         if not error <= allowed:
-            return f"{numbers} is off by {error:.1e} of the largest number; rounding explains {allowed:.0e}"
+            return f"{name} is off by {error:.1e} of the largest number; rounding explains {allowed:.0e}"
     return None
 
 
@@ -84,17 +87,24 @@ def layer_of_waves(shape: Shape) -> SmallLayer:
     return SmallLayer(shape, matrices, waves(shape.hidden_size))
 
 
-def run(kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats) -> NDArray[np.float32]:
+def run(kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats, scaled: bool = False) -> NDArray[np.float32]:
     """Return the kernels' output for a layer and a sequence of tokens."""
-    return runner(kernels, layer, numbers, x)()
+    return runner(kernels, layer, numbers, x, scaled)()
 
 
-def runner(kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats) -> Callable[[], NDArray[np.float32]]:
-    """Pack a layer and return the function that runs it on a sequence of tokens."""
-    shape = replace(layer.shape, numbers=numbers, blocks=kernels.blocks(numbers))
+def runner(
+    kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats, scaled: bool = False
+) -> Callable[[], NDArray[np.float32]]:
+    """Pack a layer and return the function that runs it on a sequence of tokens.
+
+    Args:
+        scaled: let the kernels multiply inputs by factors before they rotate them.
+    """
+    shape = replace(layer.shape, numbers=numbers, blocks=kernels.blocks(numbers), scaled=scaled)
     data = aligned(shape.size())
     for name, (weight, bias) in layer.matrices.items():
-        pack_matrix(kernels, shape, data, (0, name), weight, bias, 1)
+        factors = np.exp(4 * waves(weight.shape[1])) if scaled else None  # from .6 to 1.6
+        pack_matrix(kernels, shape, data, (0, name), weight, bias, 1, factors)
     for name in VECTORS:
         start, count = shape.offsets[0, name, ""]
         data[start : start + count].view(np.float32)[:] = layer.norm

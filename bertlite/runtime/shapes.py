@@ -23,7 +23,8 @@ BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes of one number of a wei
 FLOATS = ("bfloat16", "float32")  # dtypes of the layers that a mixed stack keeps in floats
 MATRICES = ("qkv", "output", "up", "down")
 TABLES = {"c2p": "distances", "p2c": "key_distances"}  # {kind of disentangled scores: table}
-PARTS = ("words", "bias", "scales", "sums")  # the parts of a matrix
+PARTS = ("words", "bias", "scales", "sums", "factors")  # the parts of a matrix
+ROTATED = 64  # inputs that a rotation mixes: ROTATED of kernels/rows.h
 VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
 
 
@@ -54,6 +55,7 @@ class Shape:
     rotated: bool = True  # whether 8-bit integers are of rotated rows, as packing makes them; before format 8 not
     kept: tuple[int, ...] = ()  # the layers of a mixed stack that are in floats, and not in 8-bit integers
     floats: str = FLOATS[0]  # the dtype of these layers
+    scaled: bool = False  # whether inputs of 8-bit integers are multiplied by factors before they are rotated
 
     @property
     def padded_head(self) -> int:
@@ -107,6 +109,8 @@ class Shape:
                 if self.dtype_of(i, name) == "int8":
                     yield i, name, "scales", padded * 4
                     yield i, name, "sums", padded * 4
+                    if self.scaled:
+                        yield i, name, "factors", round_up(inputs, LANES) * 4
             for name in VECTORS:
                 yield i, name, "", self.hidden_size * 4
             if self.positions == "bucketed":
@@ -179,6 +183,7 @@ FIELDS = {
     "rotated": FLAG,
     "kept": every(COUNT),
     "floats": one_of(*FLOATS),
+    "scaled": FLAG,
 }
 SHAPE = [
     FIELDS,

@@ -34,6 +34,7 @@ class Matrix(Structure):
         ("sums", c_void_p),
         ("outputs", c_int64),
         ("inputs", c_int64),
+        ("factors", c_void_p),
     )
 
 

@@ -501,9 +501,10 @@ TEXTS: list[Any] = [
     },
     whole("texts.default_prompt is none of texts.prompts", lambda x: x.get("default_prompt") in (None, *x["prompts"])),
 ]
+ROUNDING = {"rounding": Maybe(or_null(TEXT))}  # how weights were rounded to 8 bits, in words
 RULES = [
     {"format": one_of(FORMAT)},
     choice("kind", dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))),
     {"texts": TEXTS},
-    {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": every(or_null(NAME), named=True)})},
+    {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": every(or_null(NAME), named=True), **ROUNDING})},
 ]

@@ -190,14 +190,18 @@ def what_is_kept(kind: str, found: Any, wanted: Any) -> dict[str, float]:
         return {"texts with the same label": same_labels(found, wanted)}
     if kind == "cross-encoder":
         return {"rank correlation of scores": spearman(found, wanted)}
-    units = unit_vectors(found), unit_vectors(wanted)
-    cosines = (units[0] * units[1]).sum(1)
+    cosines = (unit_vectors(found) * unit_vectors(wanted)).sum(1)
     kept = {"smallest cosine": float(cosines.min()), "mean cosine": float(cosines.mean())}
     if len(found) >= 5 * NEAREST:
-        nearest = [np.argsort(-(x @ x.T) + 2 * np.eye(len(x)), axis=1)[:, :NEAREST] for x in (y[:MOST] for y in units)]
-        shared = [len({*a} & {*b}) / NEAREST for a, b in zip(*nearest, strict=True)]
-        kept[NEIGHBOURS] = float(np.mean(shared))
+        kept[NEIGHBOURS] = float(kept_neighbours(found, wanted).mean())
     return kept
+
+
+def kept_neighbours(found: Array, wanted: Array) -> Array:
+    """Return the share of each text's nearest texts that other vectors keep, among the first `MOST`, (texts,)."""
+    units = (unit_vectors(x[:MOST]) for x in (found, wanted))
+    nearest = [np.argsort(-(x @ x.T) + 2 * np.eye(len(x)), axis=1)[:, :NEAREST] for x in units]
+    return np.array([len({*a} & {*b}) / NEAREST for a, b in zip(*nearest, strict=True)])
 
 
 def unit_vectors(vectors: Array) -> Array:

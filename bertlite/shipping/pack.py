@@ -24,7 +24,7 @@ from bertlite.checkpoint.reading import State
 from bertlite.checkpoint.saving import OPTIMISED, dtype_name
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.native.linear import kernel_activation
-from bertlite.inference.native.mixed import TEXTS, sample_from
+from bertlite.inference.native.rounding import Sample
 from bertlite.inference.native.saving import CHECKPOINT, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.inference.support import ComputeDtype
@@ -38,6 +38,7 @@ from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.contexts import own_context
 from bertlite.support.files import to_json, write_json
 from bertlite.support.process import door
+from bertlite.support.progress import Progress
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.files import SUPERSEDED
@@ -45,6 +46,13 @@ from bertlite.tokenizer.sentences import read_pooling
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
 PACKED = re.compile(rf"{OPTIMISED.pattern}|tokenizer(_config)?\.json|{SUPERSEDED.pattern}")  # files of a packed folder
+WORDS = "The lighthouse keeper wrote down the weather every evening, in a book that no one has read since."
+TEXTS = (  # to compare results on: from an empty text to the longest
+    *("", " ", "a", "Time flies like an arrow.", "[SEP] İstanbul [MASK] ΑΣ"),
+    *(" Où est la gare ? 駅はどこですか。\n", WORDS, f"{WORDS} " * 4, f"{WORDS} " * 60),
+)
+SENTENCES = Path(__file__).with_name("sentences.txt")  # to fit int8 to: of many kinds and languages, one a line
+MANY, MOST_FITTED = 128, 256  # texts: from so many on, some are fitted to, and no more than these
 SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
 
 
@@ -57,20 +65,26 @@ def pack(
     dtype: torch.dtype | str = "float32",
     texts: str | PathLike[str] | Iterable[str] | None = None,
     reproducible: bool = False,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Write a checkpoint as a folder for `bertlite.runtime`, which is replaced in one step.
 
+    int8's weights are fitted to texts.  This takes some ten seconds for a MiniLM and a minute for a bert-base.
+
     Args:
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
-        dtype: "float32", "bfloat16", "int8" or "mixed".
+        dtype: "float32", "bfloat16" or "int8".
         texts: texts to compare results on, or the path of a file of them; by default a few built-in ones, from empty
-            texts to the longest.
-        reproducible: give the same bits on every processor, in float32, int8 or mixed; as `optimize_for_inference`.
+            texts to the longest.  From 128 texts on, every second one, 256 at most, is not compared: int8 is fitted to
+            it.  Otherwise int8 is fitted to built-in sentences of many kinds and languages.
+        reproducible: give the same bits on every processor, in float32 or int8; as `optimize_for_inference`.
+        progress: show the current step.
 
     Returns:
         The record: the kind, the bytes written, the difference of float32 results from the original library's,
         relative to the largest, and the agreement in the dtype.  For vectors that is the smallest and mean cosine, and
         from 50 texts on the share of the ten nearest neighbours; or the share of labels, or scores' rank correlation.
+        For int8 also how its weights were rounded, in words.
 
     Raises:
         ModuleNotFoundError: the library of the original is not installed.
@@ -82,26 +96,36 @@ def pack(
     check_output(out, CHECKPOINT, checkpoint, own=False)
     check_output(out, PACKED, checkpoint, texts, own=(out / ABOUT).exists())
     about, after = describe_checkpoint(source)
-    texts, kind = texts_to_compare(texts, BertTokenizer.from_pretrained(source.name)), about["kind"]
+    given, kind = texts_to_compare(texts, BertTokenizer.from_pretrained(source.name)), about["kind"]
+    texts, fitted = texts_to_fit(given) if numbers == torch.int8 else (given, [])
     original = Original.load(fspath(checkpoint), kind, about["texts"]["max_length"], dtype=torch.float32)
-    wanted = original.results(pairs(texts) if kind == "cross-encoder" else texts)
-    if kind != "tagger" and not np.isfinite(wanted).all():
-        raise ValueError(f"results of {checkpoint} in {original.library} are not finite: repair its weights")
-    with TemporaryDirectory(prefix="bertlite-pack-") as exact:
-        write(source, Path(exact), about, after, torch.float32, reproducible)
-        found = results(PackedModel(exact), texts)
-        error = largest_difference(found, wanted)
-    if not error <= ALLOWED:  # nan too
-        raise ValueError(
-            f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original.library}, more"
-            f" than {ALLOWED:g}: nothing was written"
-        )
-    with replacing(out, superseded=PACKED) as new:
-        write(source, new, about, after, numbers, reproducible)
-        kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
-        made = {"checkpoint": fspath(checkpoint), "bertlite": __version__, "kept": kept}
-        write_about(new, {**about, "made": made})
-        size = sum(path.stat().st_size for path in new.iterdir())
+
+    with Progress(None, "", what="pack", shown=progress) as bar:
+        bar.stage(f"comparing results in float32 with {original.library}")
+        wanted = original.results(as_taken(kind, texts))
+        if kind != "tagger" and not np.isfinite(wanted).all():
+            raise ValueError(f"results of {checkpoint} in {original.library} are not finite: repair its weights")
+        with TemporaryDirectory(prefix="bertlite-pack-") as exact:
+            write(source, Path(exact), about, after, torch.float32, reproducible)
+            packed = PackedModel(exact)
+            error = largest_difference(results(packed, texts), wanted)
+            sample = sample_of(packed, fitted) if fitted else None
+        if not error <= ALLOWED:  # nan too
+            raise ValueError(
+                f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original.library},"
+                f" more than {ALLOWED:g}: nothing was written"
+            )
+
+        with replacing(out, superseded=PACKED) as new:
+            bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
+            rounding = write(source, new, about, after, numbers, reproducible, sample)
+            if fitted:
+                rounding = f"{rounding}, to {len(fitted)} {'given' if fitted[0] in given else 'built-in'} texts"
+            bar.stage(f"comparing results in {dtype_name(numbers)}")
+            kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
+            made = {"checkpoint": fspath(checkpoint), "bertlite": __version__, "kept": kept, "rounding": rounding}
+            write_about(new, {**about, "made": made})
+            size = sum(path.stat().st_size for path in new.iterdir())
     return {
         "what": "bertlite pack",
         "kind": kind,
@@ -111,6 +135,7 @@ def pack(
         "texts": len(texts),
         "difference": error,
         "kept": kept,
+        "rounding": rounding,
     }
 
 
@@ -133,26 +158,51 @@ def texts_to_compare(
     return texts
 
 
+def texts_to_fit(texts: list[str]) -> tuple[list[str], list[str]]:
+    """Return the texts to compare results on, and those to fit int8 to: given ones if there are many, or built in."""
+    if len(texts) < MANY:
+        return texts, SENTENCES.read_text(encoding="utf-8").splitlines()
+    fitted = texts[1::2][:MOST_FITTED]
+    return [text for text in texts if text not in {*fitted}], fitted
+
+
+def sample_of(packed: PackedModel, texts: Sequence[str]) -> dict[str, list[list[int]]]:
+    """Return the token ids of texts as a folder's model meets them: with its prompt, truncated, in pairs."""
+    settings = packed.texts.settings
+    found = packed.texts.encode(as_taken(packed.kind, texts), settings.prompt())
+    segments = {"token_type_ids": [each.type_ids for each in found]} if settings.segments else {}
+    return {"input_ids": [each.ids for each in found], **segments}
+
+
 def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
     """Yield the folder and the agreement with the original, in words."""
     yield f"{out['FOLDER']}: {record['kind']}, {record['dtype']}, {record['bytes'] / 1e6:.1f} MB"
     yield f"  from {record['original']}, {record['texts']} texts: {record['difference']:.1e} of the largest in float32"
     yield from (f"  {name}: {value:.4f}" for name, value in record["kept"].items())
+    if record["rounding"]:
+        yield f"  weights: {record['rounding']}"
 
 
 def write(
-    source: Source, folder: Path, about: dict[str, Any], after: State, dtype: ComputeDtype, reproducible: bool
-) -> None:
-    """Write the files of a packed folder."""
+    source: Source,
+    folder: Path,
+    about: dict[str, Any],
+    after: State,
+    dtype: ComputeDtype,
+    reproducible: bool,
+    sample: Sample | None = None,
+) -> str | None:
+    """Write the files of a packed folder; return how its weights were rounded to 8 bits."""
     cls = class_for(source)
     options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel else {}
     model = cls.from_pretrained(source.name, dtype=torch.float32, **options).eval()
-    sample = sample_from(BertTokenizer.from_pretrained(source.name))
-    optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible, sample=sample).save(folder)
+    quick = optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible, sample=sample)
+    quick.save(folder)
     carry_tokenizer(source, folder, model.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
     write_about(folder, about)
+    return quick.rounding
 
 
 def write_about(folder: Path, about: dict[str, Any]) -> None:
@@ -216,10 +266,14 @@ def head_steps(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State
 # Results
 
 
+def as_taken(kind: str, texts: Sequence[str]) -> Sequence[Any]:
+    """Return texts as this kind of model takes them: a cross-encoder each with the next one."""
+    return pairs(texts) if kind == "cross-encoder" else texts
+
+
 def results(packed: PackedModel, texts: Sequence[str]) -> Any:
-    """Return a packed folder's results for texts; a cross-encoder's for each text with the next one."""
-    call = getattr(packed, CALLS[packed.kind][0])
-    return call(pairs(texts) if packed.kind == "cross-encoder" else texts)
+    """Return a packed folder's results for texts."""
+    return getattr(packed, CALLS[packed.kind][0])(as_taken(packed.kind, texts))
 
 
 def largest_difference(found: Any, wanted: Any) -> float:

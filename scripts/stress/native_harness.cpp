@@ -49,7 +49,7 @@ struct Weight {
     long outputs, inputs;
     std::vector<float> values, bias;
     std::vector<uint32_t> words;
-    std::vector<float> padded_bias, scales, sums;
+    std::vector<float> padded_bias, scales, sums, factors;
 
     Weight(Random& random, long dtype, long outputs_, long inputs_, long threads)
         : outputs(outputs_), inputs(inputs_) {
@@ -59,17 +59,32 @@ struct Weight {
         padded_bias = bias;
         padded_bias.resize(padded);
         words.resize(padded * divide_up(inputs, per_word), 0xdeadbeef);
+        std::vector<float> packed = values;
         if (dtype == int8) {
             scales.resize(padded, NAN);
             sums.resize(padded, 1e30f);
+            if (draw(random, 0, 1)) divide_by_factors(random, packed);
         }
         char message[512];
-        if (bertlite_pack(dtype, values.data(), outputs, inputs, words.data(), scales.data(), sums.data(), threads,
+        if (bertlite_pack(dtype, packed.data(), outputs, inputs, words.data(), scales.data(), sums.data(), threads,
                           message, sizeof message))
             throw std::runtime_error(message);
     }
 
-    Matrix matrix() const { return {words.data(), padded_bias.data(), scales.data(), sums.data(), outputs, inputs}; }
+    // Let the kernels multiply inputs by factors, by which the weight is divided.
+    void divide_by_factors(Random& random, std::vector<float>& weight) {
+        for (long i = 0; i < inputs; i++) {
+            const float factor = float(draw(random, 2, 11)) / 5;
+            factors.push_back(i < inputs / ROTATED * ROTATED ? factor / 8 : factor);
+            for (long row = 0; row < outputs; row++) weight[row * inputs + i] /= factor;
+        }
+        factors.resize(round_up(inputs, LANES));
+    }
+
+    Matrix matrix() const {
+        return {words.data(), padded_bias.data(), scales.data(), sums.data(), outputs, inputs,
+                factors.empty() ? nullptr : factors.data()};
+    }
 
     Doubles matmul(const Doubles& x, long rows) const {  // (rows, inputs) -> (rows, outputs)
         Doubles y(rows * outputs);
@@ -138,7 +153,7 @@ struct LayerWeights {
     }
     Matrix matrix_of(const std::unique_ptr<Weight>& vectors) const {
         return vectors ? vectors->matrix()
-                       : Matrix{nullptr, nullptr, nullptr, nullptr, std::max(0L, 2 * reach - 1), 0};
+                       : Matrix{nullptr, nullptr, nullptr, nullptr, std::max(0L, 2 * reach - 1), 0, nullptr};
     }
     double added(long n, long d) const { return distance_bias.empty() ? 0 : distance_bias[n * (2 * reach - 1) + d]; }
 

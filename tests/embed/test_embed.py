@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SIZES, randomise_
-from natively import assert_near, kernels_or_skip
+from natively import assert_near, kernels_or_skip, natively
 
 import bertlite
 from bertlite import BertConfig, BertModel, BertTokenizer
@@ -34,8 +34,10 @@ from bertlite.hf.registry import registered
 from bertlite.inference.ahead import Parcel
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.native import choice
+from bertlite.inference.support import MIXED
 from bertlite.runtime import PackedModel
 from bertlite.runtime.library import missing_platform
+from bertlite.runtime.packed import FILE
 from bertlite.runtime.pooling import normalize
 from bertlite.shipping.pack import pack
 from bertlite.support.extras import install_hint
@@ -226,7 +228,7 @@ def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, sentences
     st.save(str(tmp_path / "dense"))
     with pytest.raises(ValueError, match=r"^Dense of .* depend on the processor: leave out reproducible"):
         Embedder(tmp_path / "dense", **options).encode("a")
-    with pytest.raises(ValueError, match=r"bfloat16 of .* is not reproducible: use float32, int8 or mixed"):
+    with pytest.raises(ValueError, match=r"bfloat16 of .* is not reproducible: use float32 or int8"):
         Embedder(folder, dtype="bfloat16", reproducible=True).encode("a")
 
 
@@ -303,12 +305,12 @@ def test_settings_that_a_packed_folder_cannot_obey_are_refused(
 
 def test_a_packed_folder_of_mixed_layers_is_not_int8(checkpoint: Path, tmp_path: Path) -> None:
     kernels_or_skip()
-    pack(checkpoint, tmp_path / "packed", dtype="mixed")
-    wanted = PackedModel(tmp_path / "packed").encode(texts_of(9))
-    for dtype in (None, "mixed"):
-        embedder = Embedder(tmp_path / "packed", dtype=dtype)
-        assert (embedder.encode(texts_of(9)) == wanted).all()
-        assert embedder.settings["dtype"] == "mixed"
+    pack(checkpoint, tmp_path / "packed")
+    natively(BertModel.from_pretrained(checkpoint, add_pooling_layer=False), MIXED).save(tmp_path / "weights")
+    shutil.copy(tmp_path / "weights" / FILE, tmp_path / "packed")
+    embedder = Embedder(tmp_path / "packed")
+    assert (embedder.encode(texts_of(9)) == PackedModel(tmp_path / "packed").encode(texts_of(9))).all()
+    assert embedder.settings["dtype"] == "mixed"
     with pytest.raises(ValueError, match=r"dtype is int8; .* has mixed: leave dtype out"):
         Embedder(tmp_path / "packed", dtype="int8").encode("a")
 

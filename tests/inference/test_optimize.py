@@ -90,17 +90,17 @@ def test_requests_that_cannot_be_met(model):
             "plain",
             "backend 'plain' has no int8, which needs the native kernels: use 'auto'",
         ),
-        ("mixed", "plain", "backend 'plain' has no mixed, which needs the native kernels"),
-        ("mixed", "graphs", "backend 'graphs' has no mixed"),
-        ("int4", "auto", "dtype is 'int4'; have: float64, float32, bfloat16, float16, int8, mixed"),
+        ("int8", "plain", "backend 'plain' has no int8, which needs the native kernels"),
+        ("int8", "graphs", "backend 'graphs' has no int8"),
+        ("int4", "auto", "dtype is 'int4'; have: float64, float32, bfloat16, float16, int8"),
         (["int8"], "auto", r"dtype is \['int8'\]; have: float64"),
     ):
         with pytest.raises(ValueError, match=message):
             optimize_for_inference(model, dtype=dtype, backend=backend)
     with pytest.raises(ValueError, match="int8 is for the CPU and the model is on meta; use bfloat16 or float16"):
         optimize_for_inference(elsewhere, dtype=torch.int8)
-    with pytest.raises(ValueError, match="mixed is for the CPU and the model is on meta; use bfloat16 or float16"):
-        optimize_for_inference(elsewhere, dtype="mixed")
+    with pytest.raises(ValueError, match="int8 is for the CPU and the model is on meta; use bfloat16 or float16"):
+        optimize_for_inference(elsewhere, dtype="int8")
     with pytest.raises(ValueError, match="they are for the CPU, and the model is on meta"):
         optimize_for_inference(elsewhere, dtype=torch.float32, backend="native")
     with pytest.raises(TypeError, match="no encoder to optimise in a torch"):

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from natively import native
 
+from bertlite import BertModel, optimize_for_inference
 from bertlite.cli import main
 from bertlite.inference import InferenceModel
 from bertlite.runtime import load
@@ -85,9 +87,9 @@ NATIVE = [
     ("encoder-float32", described("embeddings", "absolute", to="yes"), "embeddings.absolute is 'yes'; it must be"),
     ("encoder-float32", described("pooler", to="tanh"), "pooler.dense.weight is missing"),
     ("classifier-bfloat16", described("pooler", to=KeyError), "pooler is missing"),
-    ("classifier-mixed", described("class", to="BertForTokenClassification"), "kind is 'classifier'; it must be"),
-    ("classifier-mixed", described("class", to="BertForMaskedLM"), "class is 'BertForMaskedLM'; it must be one of"),
-    ("classifier-mixed", described("config", "id2label", to={"0": "a"}), r"classifier.weight is F32 \(3, 32\), not"),
+    ("classifier-int8", described("class", to="BertForTokenClassification"), "kind is 'classifier'; it must be"),
+    ("classifier-int8", described("class", to="BertForMaskedLM"), "class is 'BertForMaskedLM'; it must be one of"),
+    ("classifier-int8", described("config", "id2label", to={"0": "a"}), r"classifier.weight is F32 \(3, 32\), not"),
     ("encoder-int8", described("config", "vocab_size", to=10**30), "vocab_size is 1000.*; it must be an integer"),
     ("encoder-int8", described("numbers", to="float32"), "shape.numbers is not numbers"),
     ("encoder-int8", described("shape", "epsilon", to=float("nan")), "shape.epsilon is nan; it must be a number"),
@@ -160,20 +162,28 @@ def test_rows_of_distances_beyond_the_table_are_refused_by_both_loaders(
 
 
 def test_folders_of_earlier_formats_give_the_same(packed: dict[str, Path], tmp_path: Path) -> None:
-    """Before format 9 shapes name no layers in floats; steps after pooling once stated neither outputs nor bias."""
+    """Before format 9 shapes name no layers in floats; steps after pooling once stated neither outputs nor bias.
+
+    Before format 10 weights were not fitted.
+    """
+    source = packed["encoder-int8"].parent / "source-encoder" / "whole"
+    plain = shutil.copytree(packed["encoder-int8"], tmp_path / "plain")
+    model = BertModel.from_pretrained(source, add_pooling_layer=False)
+    optimize_for_inference(model, dtype=torch.int8).save(tmp_path / "weights")
+    shutil.copy(tmp_path / "weights" / FILE, plain)
 
     def older(folder: stress.Folder) -> None:
         about = folder.files[FILE][2]
         about["format"], about["blocks"] = 8, about["blocks"][:2]
-        del about["shape"]["kept"], about["shape"]["floats"]
+        del about["shape"]["kept"], about["shape"]["floats"], about["shape"]["scaled"]
         folder.files[AFTER][2]["format"] = 9  # any will do, as steps after pooling have no layers
         del folder.settings["after"][0]["outputs"], folder.settings["after"][0]["bias"]
         for name in ("lower_case", "segments", "truncation_side", "default_prompt"):
             del folder.settings["texts"][name]
 
-    for name in ("encoder-float32", "encoder-int8"):
-        folder = forged(packed[name], tmp_path / name, older)
-        assert np.array_equal(load(folder).encode(stress.TEXTS), load(packed[name]).encode(stress.TEXTS))
+    for each in (packed["encoder-float32"], plain):
+        folder = forged(each, tmp_path / f"older-{each.name}", older)
+        assert np.array_equal(load(folder).encode(stress.TEXTS), load(each).encode(stress.TEXTS))
 
 
 def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_refused(packed: dict[str, Path], tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import WITH_MIXED, kernels_or_skip, native
+from natively import WITH_MIXED, kernels_or_skip, native, natively
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads
+from bertlite import BertConfig, BertModel, BertTokenizer, optimize_for_inference, prune_heads
 from bertlite.embed import Embedder
-from bertlite.inference.native.mixed import TEXTS as BUILT_IN
-from bertlite.inference.support import MIXED, ComputeDtype, is_int8
+from bertlite.inference import InferenceModel
+from bertlite.inference.support import MIXED, ComputeDtype
 from bertlite.runtime import PackedModel, load, tasks
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels
@@ -32,7 +32,16 @@ from bertlite.runtime.pooling import POOLINGS, SIMILARITIES
 from bertlite.runtime.tasks import available_processors
 from bertlite.runtime.texts import batches, run_batches
 from bertlite.shipping.original import spans
-from bertlite.shipping.pack import pack, texts_to_compare
+from bertlite.shipping.pack import (
+    MOST_FITTED,
+    SENTENCES,
+    pack,
+    sample_of,
+    summary_lines,
+    texts_to_compare,
+    texts_to_fit,
+)
+from bertlite.shipping.pack import TEXTS as BUILT_IN
 from tests.clients.checks.common import minilm
 
 transformers = pytest.importorskip("transformers")
@@ -56,6 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "projected": {"embedding_size": 48},
 }
 LENGTHS = [17, 3, 40, 1]
+SAMPLE = [[2 + (7 * i + j * j) % 59 for j in range(3 + i)] for i in range(25)]  # token ids
 TEXTS = ["the cat sat on the mat", "a dog", "Paris is the capital of France , and London of England"]
 
 
@@ -65,10 +75,14 @@ def made(kind: str) -> BertModel:
     return prune_heads(model, {0: [0, 2], 1: range(3)}) if kind == "pruned" else model
 
 
-@pytest.mark.parametrize("dtype", WITH_MIXED, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "sample"), [*((dtype, None) for dtype in WITH_MIXED), (torch.int8, SAMPLE)], ids=str
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_states_are_those_of_the_torch_path_bit_for_bit(kind: str, dtype: ComputeDtype, tmp_path: Path) -> None:
-    quick = optimize_for_inference(made(kind), dtype=dtype, backend="native")
+def test_states_are_those_of_the_torch_path_bit_for_bit(
+    kind: str, dtype: ComputeDtype, sample: Any, tmp_path: Path
+) -> None:
+    quick = natively(made(kind), dtype, sample=sample)
     quick.save(tmp_path / "quick")
     file = read_packed(tmp_path / "quick" / FILE, words_later=True)
     encoder = Encoder(file, load_kernels())
@@ -99,15 +113,17 @@ def test_a_file_written_over_after_it_was_loaded_is_an_error(tmp_path: Path) -> 
         encoder.run(np.array([3, 5]), None, [2])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, MIXED], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "sample"), [(torch.float32, None), (torch.int8, None), (torch.int8, SAMPLE), (MIXED, None)], ids=str
+)
 @pytest.mark.parametrize("name", ["avx2", "baseline_exact"])
 def test_what_kernels_with_other_blocks_packed_gives_the_same_bits(
-    name: str, dtype: ComputeDtype, tmp_path: Path
+    name: str, dtype: ComputeDtype, sample: Any, tmp_path: Path
 ) -> None:
     other = kernels_or_skip(name, reproducible=True)
-    optimize_for_inference(made("relative"), dtype=dtype, reproducible=True).save(tmp_path / "quick")
+    natively(made("relative"), dtype, reproducible=True, sample=sample).save(tmp_path / "quick")
     ids, kernels = np.arange(2, 60) % 61, load_kernels(reproducible=True)
-    numbers = "int8" if is_int8(dtype) else "float32"
+    numbers = "float32" if dtype == torch.float32 else "int8"
     if kernels.blocks(numbers) == other.blocks(numbers):
         pytest.skip("both sets of instructions have such blocks")
     ours, theirs = (Encoder(read_packed(tmp_path / "quick" / FILE), each) for each in (kernels, other))
@@ -257,6 +273,31 @@ def test_results_are_compared_on_texts_or_on_a_file_of_them(tmp_path: Path) -> N
         texts_to_compare(["one", None])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="has no texts to compare; leave texts out for the built-in ones"):
         texts_to_compare([])
+
+
+def test_int8_is_fitted_to_texts_that_are_not_compared(sentences: Path, tmp_path: Path) -> None:
+    few = pack(sentences, tmp_path / "few", dtype="int8", texts=TEXTS)
+    count = len(SENTENCES.read_text(encoding="utf-8").splitlines())
+    assert (few["texts"], few["rounding"]) == (3, f"fitted in 8 of 8 matrices, to {count} built-in texts")
+    given = [f"{text} {i}" for i in range(90) for text in TEXTS]
+    many = pack(sentences, tmp_path / "many", dtype="int8", texts=given)
+    assert (many["texts"], many["rounding"]) == (135, "fitted in 8 of 8 matrices, to 135 given texts")
+    assert [*summary_lines(many, {"FOLDER": tmp_path})][-1] == f"  weights: {many['rounding']}"
+    assert pack(sentences, tmp_path / "floats", texts=given)["rounding"] is None
+    assert InferenceModel.load(tmp_path / "many").rounding == "fitted in 8 of 8 matrices"
+    assert load(tmp_path / "many").about["made"]["rounding"] == many["rounding"]
+    compared, fitted = texts_to_fit([*given, *given])
+    assert len(fitted) == MOST_FITTED
+    assert not {*compared} & {*fitted}
+
+
+def test_int8_is_fitted_to_tokens_as_the_model_meets_them(folders: Any, tmp_path: Path) -> None:
+    folder = folders("BertForSequenceClassification", num_labels=1)
+    pack(folder, tmp_path / "packed", texts=TEXTS)
+    tokenizer = BertTokenizer.from_pretrained(folder)
+    found = sample_of(load(tmp_path / "packed"), [*TEXTS, "a " * 99])
+    wanted = tokenizer([*TEXTS, "a " * 99], [*TEXTS[1:], "a " * 99, TEXTS[0]], truncation=True, max_length=40)
+    assert found == {name: wanted[name] for name in ("input_ids", "token_type_ids")}
 
 
 def test_a_tagger_gives_the_spans_of_a_pipeline(folders: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bertlite.checkpoint import families
@@ -46,7 +47,7 @@ from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import PruneSettings, from_options
 from bertlite.inference.optimize import GRAPHS, PLAIN, optimize_for_inference, parse_compute_dtype
-from bertlite.inference.support import ComputeDtype, is_int8
+from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.importance.least_squares import FEW
@@ -392,7 +393,7 @@ def timing_backend(settings: PruneSettings) -> str:
     """Return the backend that models are timed with: on a GPU graphs, since launches take a fixed time otherwise."""
     if settings.backend is not None:
         return settings.backend
-    if is_int8(parse_compute_dtype(settings.dtype)):
+    if parse_compute_dtype(settings.dtype) == torch.int8:
         return "auto"
     return GRAPHS if settings.device.startswith("cuda") else PLAIN
 

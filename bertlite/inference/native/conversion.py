@@ -9,10 +9,10 @@ from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.exact import exact_table
 from bertlite.inference.native.linear import NativeLinear
-from bertlite.inference.native.mixed import Sample, mix
 from bertlite.inference.native.model import take_forward_
+from bertlite.inference.native.rounding import Sample, fit_
 from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows
-from bertlite.inference.support import MIXED, ComputeDtype, is_int8
+from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.structs import Kernels
 from bertlite.support.contexts import own_context
@@ -30,14 +30,11 @@ def native_copy(
     copied = copy_sharing_matrices(model)
     table = exact_table(copied.base_model.encoder)
 
-    def packed(numbers: str) -> NativeWeights:
-        return NativeWeights.of(list(copied._layers()), copied.config, numbers, kernels, table)
-
-    weights = packed("int8" if is_int8(dtype) else dtype_name(dtype))
-    if dtype == MIXED:
-        floats = packed("float32" if kernels.reproducible else "bfloat16")
-        weights = mix(copied.base_model, weights, floats, kernels, sample)
-    if is_int8(dtype):
+    layers, numbers, fits = list(copied._layers()), dtype_name(dtype), sample is not None
+    weights = NativeWeights.of(layers, copied.config, numbers, kernels, table, scaled=fits)
+    if sample is not None:
+        fit_(weights, copied.float().eval().base_model, sample)
+    if numbers == "int8":
         words = copied.base_model.embeddings.word_embeddings.weight
         words.copy_(from_int8_rows(*int8_rows(words)))
     return run_natively_(copied, weights, kernels)

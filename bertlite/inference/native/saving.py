@@ -77,7 +77,8 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     assert isinstance(encoder, NativeEncoder)
     shape = encoder.weights.shape
     described = stack_shape(model.config, shape.numbers, shape.blocks)
-    if replace(described, rotated=shape.rotated, kept=shape.kept, floats=shape.floats) != shape:
+    same = {name: getattr(shape, name) for name in ("rotated", "kept", "floats", "scaled")}  # which no config has
+    if replace(described, **same) != shape:
         raise ValueError(f"this {name} cannot be saved: its config describes other layers")
     about = {
         "format": FORMATS[-1] if shape.rotated else ROTATES - 1,
@@ -173,6 +174,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
         described = about.get("shape", {})  # format 5 has none
         kept, floats = tuple(described.get("kept", ())), described.get("floats", FLOATS[0])
         shape = replace(shape, rotated=about["format"] >= ROTATES, kept=kept, floats=floats)
+        shape = replace(shape, scaled=described.get("scaled", False))
         file = opened.read(tensors_outside(model, STORED[numbers]), shape)
 
     # A file has no tied decoder, since it is the word embeddings.

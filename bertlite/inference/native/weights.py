@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertlite.config import BertConfig, kept_heads, pruned_neurons
 from bertlite.inference.native.exact import Array, exact_linear
-from bertlite.runtime.packed import aligned, lay_in_blocks_, pack_matrix
-from bertlite.runtime.shapes import ALIGNMENT, MATRICES, TABLES, VECTORS, LayerShape, Shape, round_up
+from bertlite.runtime.packed import aligned, in_blocks, in_rotation, lay_in_blocks_, pack_matrix
+from bertlite.runtime.shapes import ALIGNMENT, GROUP, TABLES, VECTORS, LayerShape, Shape, round_up
 from bertlite.runtime.structs import Blocks, Kernels
 from bertlite.stack.modules import BertLayer
 from bertlite.stack.positions import DISTANCES
@@ -66,17 +67,20 @@ class NativeWeights:
         numbers: str,
         kernels: Kernels,
         table: Array | None = None,
+        scaled: bool = False,
     ) -> "NativeWeights":
         """Pack the weights of a stack; `missing_for_native` must have found no fault in its modules.
 
         Args:
             table: the encoder's table of distances, normalised, if it has one.
+            scaled: multiply inputs of 8-bit integers by factors, which are 1 until `replace_integers`.
         """
         left = (
             LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
             for layer in layers
         )
-        shape = replace(stack_shape(config, numbers, kernels.blocks(numbers)), layers=tuple(left))
+        shape = stack_shape(config, numbers, kernels.blocks(numbers))
+        shape = replace(shape, layers=tuple(left), scaled=scaled)
         data = aligned_tensor(shape.size())
         ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
@@ -96,23 +100,30 @@ class NativeWeights:
         return NativeWeights(lay_in_blocks_(self.shape, data, blocks), torch.from_numpy(data))
 
     def pack_layer(self, i: int, layer: BertLayer, table: Array | None, kernels: Kernels) -> None:
-        own = layer.attention.self
-        heads = [self.pad_heads(x) for part in (own.query, own.key, own.value) for x in (part.weight, bias_of(part))]
-        self.pack_matrix(i, "qkv", torch.cat(heads[::2]), torch.cat(heads[1::2]), kernels)
-        linears = (layer.attention.output.dense, layer.intermediate.dense, layer.output.dense)
-        for name, part in zip(MATRICES[1:], linears, strict=True):
-            weight = self.pad_heads(part.weight.T).T if name == "output" else part.weight
-            self.pack_matrix(i, name, weight, bias_of(part), kernels)
+        for name, matrix in self.matrices(layer).items():
+            self.pack_matrix(i, name, *matrix, kernels)
         norms = (layer.attention.output.LayerNorm, layer.output.LayerNorm)
         vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
         for name, vector in zip(VECTORS, vectors, strict=True):
             self.part(i, name).copy_(vector)
-        distances = DISTANCES[self.shape.positions]
+        own, distances = layer.attention.self, DISTANCES[self.shape.positions]
         for name, x in distances.packed(own, self.shape, partial(exact_linear, table)).items():
             if x.dim() == 2:
                 self.pack_matrix(i, TABLES.get(name, name), x, x.new_zeros(len(x)), kernels)
             else:
                 self.part(i, name).copy_(x)
+
+    def matrices(self, layer: BertLayer) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the weight and the bias of each matrix of a layer, with padded heads."""
+        own, up, down = layer.attention.self, layer.intermediate.dense, layer.output.dense
+        heads = [self.pad_heads(x) for part in (own.query, own.key, own.value) for x in (part.weight, bias_of(part))]
+        output = layer.attention.output.dense
+        return {
+            "qkv": (torch.cat(heads[::2]), torch.cat(heads[1::2])),
+            "output": (self.pad_heads(output.weight.T).T, bias_of(output)),
+            "up": (up.weight, bias_of(up)),
+            "down": (down.weight, bias_of(down)),
+        }
 
     def pad_heads(self, x: Tensor) -> Tensor:
         """Pad each head of (N · head dim, …) with zeros, to (N · H, …)."""
@@ -123,6 +134,33 @@ class NativeWeights:
         floats, biases = (x.detach().float().numpy() for x in (weight, bias))
         threads = torch.get_num_threads()
         pack_matrix(kernels, self.shape, self.data.numpy(), (i, name), floats, biases, threads)
+
+    def replace_integers(self, i: int, name: str, integers: Tensor, scales: Tensor, factors: Tensor) -> None:
+        """Replace the 8-bit integers of a matrix, (outputs, inputs), of a stack that is `scaled`.
+
+        Args:
+            scales: (outputs,), float32.
+            factors: (inputs,), by which inputs are multiplied before they are rotated.
+        """
+        outputs, inputs = integers.shape
+        padded = pad(integers, (0, -inputs % 4, 0, -outputs % GROUP)).contiguous().view(torch.int32)
+        start, count = self.at[i, name, "words"]
+        words = in_blocks(padded.numpy(), *self.shape.layout_of(i, name, self.shape.blocks))
+        self.data[start : start + count].view(torch.int32).copy_(torch.from_numpy(words))
+        self.part(i, name, "scales")[:outputs] = scales
+        self.part(i, name, "sums")[:outputs] = integers.sum(1).float() * scales
+        self.part(i, name, "factors")[:] = torch.from_numpy(in_rotation(factors.numpy()))
+
+    @property
+    def rounding(self) -> str | None:
+        """How weights were rounded to 8-bit integers, in words; None if they are floats."""
+        if not self.shape.scaled:
+            return "plain" if self.shape.numbers == "int8" else None
+        places = [(i, name) for i, name, part in self.at if part == "factors" and self.part(i, name, "words").numel()]
+        plain = [in_rotation(np.ones(self.shape.matrix(self.shape.layers[i], name)[1])) for i, name in places]
+        pairs = zip(places, plain, strict=True)
+        fitted = sum(not np.array_equal(self.part(*place, "factors").numpy(), x) for place, x in pairs)
+        return f"fitted in {fitted} of {len(places)} matrices"
 
     def part(self, i: int, name: str, part: str = "") -> Tensor:
         """Return a view of floats of a layer."""

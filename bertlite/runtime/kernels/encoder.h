@@ -407,7 +407,7 @@ class Encoder {
                 if (!model_.layer_count) return write_output(index, hidden);
                 write_state(0, index, hidden);
             }
-            convert_input(block, token, hidden, model_.hidden_size);
+            convert_input(block, token, hidden, model_.layers[first_layer_].qkv);
         });
         if (model_.layer_count && way_ != Way::SEQUENCES)
             project_qkv(model_.layers[first_layer_], block, workers, all_heads());
@@ -426,7 +426,7 @@ class Encoder {
         const HeadValue* context = context_ + block.first * context_stride_;
         if constexpr (quantized) {
             for_each_token(block, workers, [&](Long token) {
-                convert_input(block, token, context + token * context_stride_, layer.output.inputs);
+                convert_input(block, token, context + token * context_stride_, layer.output);
             });
             BERTLITE_PHASE("output");
             add_projection(block.input, input_stride_, block.quantization, layer.output, hidden, block, workers);
@@ -435,7 +435,8 @@ class Encoder {
             add_projection(context, context_stride_, block.quantization, layer.output, hidden, block, workers);
         }
         for_each_token(block, workers, [&](Long token) {
-            normalise(block, token, hidden.at(token, 0), layer.attention_norm_weight, layer.attention_norm_bias, true);
+            normalise(block, token, hidden.at(token, 0), layer.attention_norm_weight, layer.attention_norm_bias,
+                      &layer.up);
         });
         const Long neurons = layer.up.outputs, at_once = round_up(even_part(neurons, NEURONS), GROUP);
         Long first = 0;
@@ -445,7 +446,7 @@ class Encoder {
             if constexpr (quantized) {
                 for_each_token(block, workers, [&](Long token) {
                     const Long at = token * neurons_stride_;
-                    quantize_row(block, token, block.neurons + at, neurons, block.intermediate + at,
+                    quantize_row(block, token, block.neurons + at, layer.down, block.intermediate + at,
                                  block.intermediate_quantization + token);
                 });
             }
@@ -456,7 +457,7 @@ class Encoder {
         } while (first < neurons);
         for_each_token(block, workers, [&](Long token) {
             normalise(block, token, hidden.at(token, 0), layer.output_norm_weight, layer.output_norm_bias,
-                      index + 1 < end_);
+                      index + 1 < end_ ? &model_.layers[index + 1].qkv : nullptr);
             if (is_last(index))
                 write_output(block.first + token, hidden.at(token, 0));
             else
@@ -466,31 +467,34 @@ class Encoder {
             project_qkv(model_.layers[index + 1], block, workers, all_heads());
     }
 
-    // Convert a token's (inputs,) for a matmul, which takes them from `block.input`.
+    // Convert a token's (inputs,) for a matmul by this matrix, which takes them from `block.input`.
     template <class From>
-    void convert_input(const TokenBlock& block, Long token, const From* from, Long inputs) const {
+    void convert_input(const TokenBlock& block, Long token, const From* from, const Matrix& matrix) const {
         Value* to = block.input + token * input_stride_;
         if constexpr (quantized)
-            quantize_row(block, token, from, inputs, to, block.quantization + token);
+            quantize_row(block, token, from, matrix, to, block.quantization + token);
         else
-            convert<Kind>(from, round_up(inputs, LANES), to, nullptr);
+            convert<Kind>(from, round_up(matrix.inputs, LANES), to, nullptr);
     }
 
     template <class From>
-    void quantize_row(const TokenBlock& block, Long token, const From* from, Long inputs, Value* to,
+    void quantize_row(const TokenBlock& block, Long token, const From* from, const Matrix& matrix, Value* to,
                       Quantization* quantization) const {
-        const Long width = round_up(inputs, LANES);
+        const Long width = round_up(matrix.inputs, LANES);
         if (!model_.rotated) return convert<Kind>(from, width, to, quantization);
         float* rotated = block.neurons + token * neurons_stride_;  // from where `from` may be
-        rotate(from, inputs, width, rotated);
+        if (matrix.factors)
+            rotate<true>(from, matrix.inputs, width, rotated, matrix.factors);
+        else
+            rotate<false>(from, matrix.inputs, width, rotated, nullptr);
         convert<Kind>(rotated, width, to, quantization);
     }
 
-    // Apply LayerNorm to a token's x, (D,), and convert it for the next matmul if there is one.
+    // Apply LayerNorm to a token's x, (D,), and convert it for the next matmul, if there is one.
     void normalise(const TokenBlock& block, Long token, float* x, const float* weight, const float* bias,
-                   bool converts) const {
+                   const Matrix* next) const {
         layer_norm(x, model_.hidden_size, weight, bias, float(model_.epsilon));
-        if (converts) convert_input(block, token, x, model_.hidden_size);
+        if (next) convert_input(block, token, x, *next);
     }
 
     // Multiply tokens by a weight.  For each tile of sums `finish(each)` is called: it chooses a function `write` and

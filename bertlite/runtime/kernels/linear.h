@@ -16,6 +16,7 @@ struct Matrix {
     const float* scales;  // (outputs,), of an 8-bit weight
     const float* sums;    // (outputs,), of an 8-bit weight: of each row, dequantized
     Long outputs, inputs;
+    const float* factors;  // (inputs,) rounded up to vectors, of an 8-bit weight: as `rotate` takes them; or null
 };
 
 struct Linear {

@@ -42,16 +42,18 @@ constexpr Long ROTATED = 64;  // numbers that `rotate` mixes
 // Multiply each whole 64 of a row's (count,) by Hadamard's matrix of 1/8 and -1/8, and copy the rest of (width,).  A
 // large number is spread over all 64, and one scale then fits them.  Products of two rotated rows have the sum that
 // they had, since the matrix is orthogonal.
-template <class From>
-inline void rotate(const From* from, Long count, Long width, float* to) {
+// factors: if `scaled`, the row is multiplied by these, (width,), and Hadamard's matrix is of 1 and -1.
+template <bool scaled, class From>
+inline void rotate(const From* from, Long count, Long width, float* to, const float* factors) {
     constexpr Long VECTORS = ROTATED / LANES;
-    const Vector eighth = broadcast(0.125f);
+    const auto factor = [=](Long i) { return scaled ? load(factors + i) : broadcast(0.125f); };
     Long at = 0;
     for (; at + ROTATED <= count; at += ROTATED) {
         Vector x[VECTORS];
 #pragma GCC unroll 16
         for (Long i = 0; i < VECTORS; i++) {
-            x[i] = sums_and_differences<1>(load(from + at + i * LANES) * eighth, LaneNumbers{});
+            const Long j = at + i * LANES;
+            x[i] = sums_and_differences<1>(load(from + j) * factor(j), LaneNumbers{});
             x[i] = sums_and_differences<2>(x[i], LaneNumbers{});
             if constexpr (LANES > 4) x[i] = sums_and_differences<4>(x[i], LaneNumbers{});
             if constexpr (LANES > 8) x[i] = sums_and_differences<8>(x[i], LaneNumbers{});
@@ -68,7 +70,7 @@ inline void rotate(const From* from, Long count, Long width, float* to) {
 #pragma GCC unroll 16
         for (Long i = 0; i < VECTORS; i++) store(to + at + i * LANES, x[i]);
     }
-    for (; at < width; at++) to[at] = to_float(from[at]);
+    for (; at < width; at++) to[at] = to_float(from[at]) * (scaled ? factors[at] : 1);
 }
 
 // Convert (width,) to the dtype of a matmul.  8-bit integers are asymmetric: 0 is the smallest number and 255 the

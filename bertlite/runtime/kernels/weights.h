@@ -15,7 +15,7 @@ template <class Kind>
 void convert_row(const float* from, Long count, typename Kind::Weight* to, float* scale, float* row_sum) {
     if constexpr (std::is_same_v<Kind, Int8>) {
         std::vector<float> rotated(count);
-        rotate(from, count, count, rotated.data());
+        rotate<false>(from, count, count, rotated.data(), nullptr);
         from = rotated.data();
         float largest = 0, nan_or_0 = 0;
         for (Long i = 0; i < count; i++) {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import DTYPES, WITH_MIXED, kernels_or_skip, rotated
+from natively import DTYPES, WITH_MIXED, kernels_or_skip, natively, rotated
 
 from bertlite import (
     BertConfig,
@@ -25,7 +25,6 @@ from bertlite import (
 from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.saving import load_native, write_packed
 from bertlite.inference.native.weights import NativeWeights
 from bertlite.parity.compare import rms_distance
@@ -41,6 +40,7 @@ SIZES = {
     "intermediate_size": 37,
     "max_position_embeddings": 40,
 }
+SAMPLE = [[1 + (7 * i + j * j) % 60 for j in range(3 + i)] for i in range(25)]  # to which int8 is fitted
 IDS = torch.randint(1, 61, (3, 17), generator=torch.Generator().manual_seed(0))
 
 
@@ -60,19 +60,22 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", WITH_MIXED, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "sample"), [*((dtype, None) for dtype in WITH_MIXED), (torch.int8, SAMPLE)], ids=str
+)
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, tmp_path):
+def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, sample, tmp_path):
     cls, changes, options = MODELS[kind]
     model = pruned(cls, options, **changes)
     if kind == "an untied decoder":
         model.cls.predictions.decoder.weight.data.normal_()
-    quick = optimize_for_inference(model, dtype=dtype, backend="native")
+    quick = natively(model, dtype, sample=sample)
     quick.save(tmp_path / "quick")
     again = InferenceModel.load(tmp_path / "quick")
     with (tmp_path / "quick" / FILE).open("rb+") as file:  # what is loaded does not change with the file
         file.write(bytes((tmp_path / "quick" / FILE).stat().st_size))
     assert (again.backend, again.compute_dtype, again.config) == ("native", dtype, quick.config)
+    assert again.rounding == quick.rounding
     outs = [each(IDS).to_tuple() for each in (quick, again)]
     assert len(outs[0]) == len(outs[1])
     assert all(map(torch.equal, *outs))
@@ -98,13 +101,13 @@ def test_every_set_of_instructions_packs_the_same_bytes_but_for_their_blocks(nam
 @pytest.mark.parametrize("dtype", WITH_MIXED, ids=str)
 def test_what_kernels_with_other_blocks_saved_or_pickled_is_packed_anew(dtype, monkeypatch, tmp_path):
     other, model = kernels_or_skip("baseline"), pruned(BertForMaskedLM)
-    quick = optimize_for_inference(model, dtype=dtype, backend="native")
+    quick = natively(model, dtype)
     shape = quick.model.bert.encoder.weights.shape
     if shape.blocks == other.blocks(shape.numbers):
         pytest.skip("both sets of instructions have such blocks")
     quick.save(tmp_path / "quick")
     pickled = pickle.dumps(quick)
-    wanted = InferenceModel(native_copy(model, dtype, other), "native", dtype)(IDS)
+    wanted = natively(model, dtype, "baseline")(IDS)
     for module in ("inference.native.saving", "runtime.library"):
         monkeypatch.setattr(f"bertlite.{module}.load_kernels", lambda reproducible: other)
     for again in (InferenceModel.load(tmp_path / "quick"), pickle.loads(pickled)):
@@ -183,7 +186,7 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"embeddings": {}}, "embeddings.epsilon is missing"),
         ({"options": {"colour": 3}}, "has options {'colour': 3}: .*unexpected keyword argument"),
         ({"blocks": [24, 1, 24]}, r"blocks is \[24, 1, 24\]; it must be one of \[8, 1, 8\], \[8, 4, 8\]"),
-        ({"format": 4}, "format is 4; it must be one of 5, 6, 7, 8, 9; optimise the model again"),
+        ({"format": 4}, "format is 4; it must be one of 5, 6, 7, 8, 9, 10; optimise the model again"),
         ({"byteorder": "big"}, "byteorder is 'big'; it must be one of little"),
         (
             {"class": "BertForQuestionAnswering", "config": {**SIZES, "type_vocab_size": 2, "id2label": {0: "a"}}},
@@ -193,6 +196,7 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"shape": {"kept": [None]}}, r"shape.kept\[0\] is None; it must be an integer, 0 or more"),
         ({"shape": {"layers": [{"heads": 3}]}}, r"shape.layers\[0\].neurons is missing"),
         ({"shape": {"epsilon": -1.0}}, "shape.epsilon is -1.0; it must be a number above 0, and finite"),
+        ({"shape": {"scaled": 1}}, "shape.scaled is 1; it must be true or false"),
         ({"shape": {"floats": "int8"}}, "shape.floats is 'int8'; it must be one of bfloat16, float32"),
     ],
 )
@@ -254,11 +258,13 @@ def test_a_file_of_the_format_before_checksums_loads(saved, tmp_path):
     assert torch.equal(InferenceModel.load(folder)(IDS).logits, InferenceModel.load(saved)(IDS).logits)
 
 
-def test_a_file_of_the_format_before_mixed_stacks_loads(saved, tmp_path):
+@pytest.mark.parametrize(("number", "missing"), [(8, ("kept", "floats", "scaled")), (9, ("scaled",))])
+def test_a_file_of_an_older_format_loads(number, missing, saved, tmp_path):
+    """Before format 9 no stack was mixed, and before 10 no inputs were scaled."""
     folder = shutil.copytree(saved, tmp_path / "older")
     about = json.loads(read_metadata(saved / FILE)["native"])
-    shape = {name: value for name, value in about["shape"].items() if name not in ("kept", "floats")}
-    change(folder, format=8, shape=shape, blocks=about["blocks"][:2])
+    shape = {name: value for name, value in about["shape"].items() if name not in missing}
+    change(folder, format=number, shape=shape, blocks=about["blocks"][: 2 if number < 9 else 3])
     assert torch.equal(InferenceModel.load(folder)(IDS).logits, InferenceModel.load(saved)(IDS).logits)
 
 
