@@ -416,7 +416,7 @@ def kept_cells(kept: dict[str, Any]) -> tuple[str, str]:
 def native_accuracy() -> str:
     """Table of each task's metric as it is, and of what changes in each dtype."""
     found = record("native_accuracy")
-    dtypes = [dtype for dtype in DTYPES if dtype != "float32"]
+    dtypes = [*DTYPES[1:], FITTED]
     body = []
     for name, each in found["results"].items():
         cells = [f"{name}, {each['examples']:,} examples", each["metric"], f"{each['plain']:.2f}"]
