@@ -389,8 +389,12 @@ def neighbours() -> str:
         for way in ("bfloat16", "int8", FITTED)
     ]
     gains = (
-        "{}: {difference:.2f} points more than int8 ({low:.2f} to {high:.2f}), in {median:.3f} of its time".format(
-            name, **each["fitted over"]["int8"], median=each["time of fitted over plain"]["median"]
+        "{}: {difference:.2f} points more than int8 ({low:.2f} to {high:.2f}), in {median:.3f} of its time, packed in"
+        " {seconds:.0f} CPU seconds".format(
+            name,
+            **each["fitted over"]["int8"],
+            median=each["time of fitted over plain"]["median"],
+            seconds=each["CPU seconds of pack"],
         )
         for name, each in encoders.items()
     )
