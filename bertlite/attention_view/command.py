@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def attention(
     """
     if html is not None:
         check_file_output(Path(html).expanduser(), checkpoint, against)
+    if isdir(str(text)) and not exists(fspath(checkpoint)):
+        raise ValueError(f"{text} is a folder: a checkpoint is named before its text")
     found: list[AttentionMaps] = []
     both = [fspath(each) for each in (checkpoint, against) if each is not None]
     for each, name in zip(both, short_names(both[0], both[-1] if against else None), strict=False):

@@ -135,7 +135,10 @@ sentence-transformers, and every dtype of optimize_for_inference, and reports ho
         record="the metrics, intervals and the comparison, or the times",
     )
     add_data(action, train=False, task=None)
-    text = "compare with this checkpoint, which has the same task and runs as it is (default: none)"
+    text = (
+        "compare with this checkpoint, which has the same task and runs as it is; with --speed, the checkpoint that a"
+        " packed folder was made from (default: none)"
+    )
     action.add_argument("--against", metavar="CHECKPOINT", help=text)
     add_metric(action)
     add_dtype(action, "run CHECKPOINT in this dtype and compare: %(choices)s (default: unchanged)")

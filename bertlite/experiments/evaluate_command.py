@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     shared = {"dtype": args.dtype, "backend": args.backend, "max_length": args.max_length, "device": args.device}
     if args.speed:
         texts = read_examples(DataSource(args.texts, args.text, None, args.columns)).inputs
-        record = measure_speed(args.checkpoint, texts, **shared, progress=True)
+        record = measure_speed(args.checkpoint, texts, against=args.against, **shared, progress=True)
         print(*describe_speed(record), sep="\n")
     else:
         source = data_source(vars(args), "dev")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -41,6 +42,7 @@ def measure_speed(
     checkpoint: str | PathLike[str],
     texts: Sequence[Any],
     *,
+    against: str | PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
     backend: str | None = None,
     max_length: int | None = None,
@@ -56,6 +58,7 @@ def measure_speed(
         texts: strings or pairs of them, 20 or more, of the kind that the model will see.  A reranker of single texts
             gets each with the next.  Timed texts are drawn at random; other texts are for judging the results.
         checkpoint: a packed folder is compared with the checkpoint that it was made from.
+        against: that checkpoint, if the packed folder was made from a folder that is not in the working directory.
         dtype: compare the library only with this one.
         backend: a backend of `optimize_for_inference`; by default "auto".
         max_length: tokens to truncate texts to, at most what the checkpoint reads.
@@ -71,13 +74,16 @@ def measure_speed(
     Raises:
         ModuleNotFoundError: the library is not installed.
         RuntimeError, TypeError: the dtype, or each, cannot run, as `optimize_for_inference` says; or a text is none.
-        ValueError: the same; or there are too few texts, no such device, or the checkpoint has no results for texts.
+        ValueError: the same; or there are too few texts, no such device, or the checkpoint has no results for texts;
+            or `against` is missing, or given for a checkpoint that is not packed.
     """
     texts, where = check_texts(texts, pairs=True), parse_device(device)
     if len(texts) < FEWEST_TEXTS:
         raise ValueError(f"there are {len(texts)} texts; {FEWEST_TEXTS} or more are needed, better a thousand")
     packed = PackedModel(checkpoint, torch.get_num_threads()) if is_packed(checkpoint) else None
-    source = Source(checkpoint if packed is None else checkpoint_of(packed, dtype, backend, where))
+    if packed is None and against is not None:
+        raise ValueError(f"against names the checkpoint of a packed folder, and {checkpoint} is not packed")
+    source = Source(checkpoint if packed is None else checkpoint_of(packed, against, dtype, backend, where))
     config, tokenizer = read_config(source), BertTokenizer.from_pretrained(source.name)
     kind, _ = checkpoint_kind(source, config)
     longest = longest_text(tokenizer, config)
@@ -116,14 +122,20 @@ def measure_speed(
 
 
 def checkpoint_of(
-    packed: PackedModel, dtype: torch.dtype | str | None, backend: str | None, device: torch.device
+    packed: PackedModel,
+    against: str | PathLike[str] | None,
+    dtype: torch.dtype | str | None,
+    backend: str | None,
+    device: torch.device,
 ) -> str:
-    """Return the checkpoint that a packed folder was made from; raise ValueError if it names none, or for options."""
+    """Return the checkpoint that a packed folder was made from; raise ValueError if it is unknown, or for options."""
     if dtype is not None or backend is not None or device.type != "cpu":
         raise ValueError(f"{packed.folder} is packed in {packed.dtype}, for CPUs: leave out dtype, backend and device")
-    if "made" not in packed.about:
-        raise ValueError(f"{packed.folder} does not say which checkpoint it was made from: pack it again")
-    found: str = packed.about["made"]["checkpoint"]
+    if against is not None:
+        return fspath(against)
+    found: str = packed.about.get("made", {}).get("checkpoint", "a checkpoint that it does not name")
+    if "/" not in found and not Path(found).is_dir():  # a folder of this name is elsewhere
+        raise ValueError(f"{packed.folder} was made from {found}: say where that is with against, or --against FOLDER")
     return found
 
 

@@ -88,9 +88,9 @@ def optimize_for_inference(
             padding.  It is also computed, with one warning, for classes, heads and objects that `inference.readers`
             does not know.  attn_implementation "eager" always computes it, and "packed" leaves it out.
         sample: token ids of a hundred texts or more, or what a tokenizer returns for them, to which int8's weights
-            are fitted.  The copy is then nearer to the model and as fast, but the fit takes 5 to 60 seconds: save the
-            copy, or use `bertlite pack`, which does this by default.  At most 16,384 tokens are used.  Which integers
-            are chosen may depend on the machine; a saved copy has the same ones everywhere.
+            are fitted.  The copy is then nearer to the model and as fast, but the fit takes time: save the copy,
+            or use `bertlite pack`, which does this by default.  At most 16,384 tokens are used.  Which integers are
+            chosen may depend on the machine; a saved copy has the same ones everywhere.
 
     Raises:
         ValueError: the backend does not exist, or not for this model, device and dtype; or it is not reproducible; or

@@ -182,7 +182,8 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
 def our_model(case: Case, model: BertPreTrainedModel, inputs: CaseInputs, tamper: Tamper | None) -> nn.Module:
     """Return our model for the case: a copy, if it is changed."""
     if tamper is not None or case.feature in ("pruned", "pruned_layer", "checkpointed", "dropout"):
-        model = copy.deepcopy(model)
+        shared = {} if tamper is not None else {id(p): p for p in model.parameters()}  # pruning replaces weights
+        model = copy.deepcopy(model, shared)
     if case.backend == "native":
         return optimize_for_inference(model, backend="native")
     model.set_attn_implementation(case.backend)
@@ -332,7 +333,8 @@ class Models:
     @cached_property
     def truth(self) -> nn.Module:
         """Return theirs in float64, with the same weights."""
-        return copy.deepcopy(self.theirs("eager")).double()
+        theirs = self.theirs("eager")
+        return copy.deepcopy(theirs, {id(p): nn.Parameter(p.detach().double()) for p in theirs.parameters()}).double()
 
 
 @lru_cache(maxsize=1)

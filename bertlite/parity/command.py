@@ -63,7 +63,7 @@ USUAL = ParitySettings()
 def main(args: argparse.Namespace) -> int:
     """Run the cases, and print a table of the claims and the verdict."""
     if args.list:
-        print("\n".join(case.name for case in known_cases(args.device)))
+        print("\n".join(case.name for case in matching(known_cases(args.device), args.only)))
         return 0
     settings = ParitySettings(**{each.name: getattr(args, each.name) for each in fields(ParitySettings)})
     start = time.monotonic()

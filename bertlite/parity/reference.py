@@ -179,16 +179,18 @@ def inputs_for(case: Case, inputs: CaseInputs) -> dict[str, Tensor | bool]:
 
 
 def with_gates(model: nn.Module, gate: Tensor) -> nn.Module:
-    """Return a copy whose heads are multiplied by these gates, (L, N).
+    """Return a copy whose heads are multiplied by these gates, (L, N); it shares the other weights.
 
     The gates scale the columns of output.dense, which every version uses.
     """
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     base: nn.Module = getattr(model, "bert", model)
     with torch.no_grad():
         for layer, gates in zip(base.get_submodule("encoder.layer").children(), gate, strict=True):
-            weight = layer.get_parameter("attention.output.dense.weight")
-            weight.mul_(gates.to(weight).repeat_interleave(weight.shape[1] // len(gates)))
+            dense = layer.get_submodule("attention.output.dense")
+            weight = dense.get_parameter("weight")
+            columns = gates.to(weight).repeat_interleave(weight.shape[1] // len(gates))
+            dense.weight = nn.Parameter(weight * columns)
     return model
 
 

@@ -312,7 +312,7 @@ class PackedModel:
         """Raise TypeError if a folder of this kind has no such call."""
         if call not in CALLS[self.kind]:
             known = ", ".join(CALLS[self.kind])
-            raise TypeError(f"{self.folder} is a {self.kind}, which has no {call}(); have: {known}")
+            raise TypeError(f"{self.folder} is packed as {self.kind}, which has no {call}(); have: {known}")
 
 
 def check_count(name: str, value: Any, most: float = math.inf, least: int = 1) -> int:

@@ -204,7 +204,8 @@ def encoding_of(sample: bytes) -> str:
 def read_text(table: Table) -> Iterator[Fields]:
     names = [name for name, _ in table.columns]
     if len(names) > 1:
-        raise ValueError(f"plain text has a text on each line, and no columns {' and '.join(names)}")
+        columns = " and ".join(names)
+        raise ValueError(f"plain text has a text on each line, and no columns {columns}: give csv, tsv or jsonl")
     for line in read_lines(table):
         text = line.rstrip("\r\n")
         if "\r" in text:

@@ -114,7 +114,8 @@ def count_units(count: int | None, share: float | None, total: int, unit: str) -
     except (TypeError, ValueError):
         found = -1
     if not 0 <= found <= total:
-        raise ValueError(f"count is {count!r}; it must be a number of {unit}s, from 0 to the {total} that are there")
+        way_out = f"a number of {unit}s, from 0 to the {total} that are there; share= takes a share"
+        raise ValueError(f"count is {count!r}; it must be {way_out}")
     return found
 
 

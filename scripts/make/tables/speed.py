@@ -392,7 +392,8 @@ def neighbours() -> str:
     gains = (
         f"{name}: {gain.format(**each['fitted over']['int8'])} more than int8, in"
         f" {each['time of fitted over plain']['median']:.3f} of its time, and"
-        f' {gain.format(**mixed[name]["fitted over"]["mixed"])} more than "mixed"'
+        f' {gain.format(**mixed[name]["fitted over"]["mixed"])} more than "mixed"; packed in'
+        f" {each['CPU seconds of pack']:.0f} CPU seconds"
         for name, each in encoders.items()
     )
     texts = next(iter(encoders.values()))["texts"]
