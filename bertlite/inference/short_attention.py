@@ -81,12 +81,17 @@ def attend_short(
         bias = (F.pad(bias, (0, more) * 2) if more else bias).contiguous()
     q, k, v = (x if x.stride()[1:] == (width, 1) else x.contiguous() for x in (q, k, v))
     out, ends = torch.empty(q.shape, dtype=q.dtype, device=q.device), packing.nonempty_ends
+    size, exact = max(16, triton.next_power_of_2(width)), q.dtype == torch.float32
     attend_kernel[len(ends) - 1, heads](
         q, k, v, out, ends, bias, q.stride(0), k.stride(0), v.stride(0), heads, width, width**-0.5,
-        L=longest, H=max(16, triton.next_power_of_2(width)), BIASED=score_bias is not None,
-        EXACT=q.dtype == torch.float32, num_warps=WARPS[longest],
+        L=longest, H=size, BIASED=score_bias is not None, EXACT=exact, num_warps=warps_for(longest, size, exact),
     )  # fmt: skip
     return out
+
+
+def warps_for(longest: int, size: int, exact: bool) -> int:
+    """Return the warps of a head: twice as many in float32 if it is wide, or its numbers would leave the registers."""
+    return min(8, WARPS[longest] * (2 if exact and size > 64 else 1))
 
 
 def longest_of(packing: Packed) -> int:
