@@ -181,9 +181,10 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print("".join(f"\n{line}" for line in [*describe_map(report), report["texts"]["note"]] if line))
     print(f"target {report['target']}: {describe_verdict(report['verdict'], report['lost'])}")
     print(f"model: {folder}")
-    against = "" if report["checkpoint"] is None else f" --against {report['checkpoint']}"
-    print(f"next: bertlite evaluate {folder} --dev FILE{against}")
-    print(f"  or: bertlite export {folder} --out FOLDER")
+    if report["verdict"] != VERDICTS["constant"]:  # there is nothing to evaluate or serve then
+        against = "" if report["checkpoint"] is None else f" --against {report['checkpoint']}"
+        print(f"next: bertlite evaluate {folder} --dev FILE{against}")
+        print(f"  or: bertlite export {folder} --out FOLDER")
 
 
 def alike_of(figures: dict[str, Any]) -> list[tuple[str, float]]:
