@@ -35,6 +35,7 @@ from bertlite.runtime.packed import FILE
 from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER, PackedModel, is_packed
 from bertlite.runtime.texts import batches, check_texts, run_batches
 from bertlite.shipping.original import check_modules
+from bertlite.support.contexts import own_context
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
 from bertlite.support.progress import count_of
@@ -136,6 +137,7 @@ class Embedder(VectorSettings):
         """
         return self.load_packed() if is_packed(self.model) else self.load_sentences()
 
+    @own_context()
     def load_sentences(self) -> Loaded:
         """Return the model, loaded by sentence-transformers and optimised."""
         library = import_optional("sentence_transformers", "embedding texts", "embed")
@@ -275,7 +277,7 @@ class Embedder(VectorSettings):
 
         def run(texts: list[str], features: dict[str, Any]) -> torch.Tensor:
             try:
-                with torch.inference_mode():
+                with own_context(), torch.inference_mode():
                     vectors: torch.Tensor = encoder(features)["sentence_embedding"][:, : self.dimension].float()
                     return torch.nn.functional.normalize(vectors) if self.normalize else vectors
             except torch.OutOfMemoryError:
@@ -284,6 +286,7 @@ class Embedder(VectorSettings):
 
         yield from run_ahead(lambda texts: encoder.preprocess(texts, prompt=prompt), run, groups, device)
 
+    @own_context()
     def encode_batch(self, texts: list[str]) -> Floats:
         """Return the vectors of one batch; split it in halves if it does not fit into memory.
 
