@@ -174,14 +174,14 @@ def fastest(ways: Mapping[str, Way], x: Tensor) -> str:
 
     # The first way is the measure: it is torch's own, and right by definition.
     (first, *others), faults = ways, {}
-    right, times = ways[first](x), {first: seconds(partial(ways[first], x), x.device)}
+    right, times = ways[first](x), {first: seconds_of_run(partial(ways[first], x), x.device)}
 
     # A compiler that fails, or is wrong on this GPU, costs speed and nothing else.
     for name in others:
         try:
             error = (ways[name](x) - right).abs().max() / right.abs().max()
             if error <= WRONG:
-                times[name] = seconds(partial(ways[name], x), x.device)
+                times[name] = seconds_of_run(partial(ways[name], x), x.device)
             else:  # nan is
                 faults[name] = f"its error is {float(error):.1e}"
         except Exception as error:  # Triton's compiler and drivers raise many kinds
@@ -192,7 +192,7 @@ def fastest(ways: Mapping[str, Way], x: Tensor) -> str:
     return min(times, key=times.__getitem__)
 
 
-def seconds(run: Callable[[], object], device: torch.device) -> float:
+def seconds_of_run(run: Callable[[], object], device: torch.device) -> float:
     """Return the time of a run; on a GPU the least of some, without launching, which graphs save."""
     run()
     if device.type != "cuda":

@@ -20,7 +20,7 @@ try:
 except ImportError:
     triton = None
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)  # settled when a kernel is decorated
 
 GELU_TANH = ("gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh")
@@ -187,8 +187,8 @@ def missing_for_triton(device: str, dtype: torch.dtype) -> str | None:
         return "Triton is not installed, or older than 3.4; torch for CUDA brings it"
     if device != "cuda" and not INTERPRETED:
         return f"Triton runs on CUDA, not on {device}"
-    if dtype not in DTYPES:
-        return f"the kernels take {', '.join(map(str, DTYPES))}, not {dtype}"
+    if dtype not in TRITON_DTYPES:
+        return f"the kernels take {', '.join(map(str, TRITON_DTYPES))}, not {dtype}"
     return launch_fault() if device == "cuda" and torch.cuda.is_available() else None
 
 

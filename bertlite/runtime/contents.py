@@ -21,7 +21,7 @@ WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends o
 LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
 CLASSES = ("BertModel", "BertForSequenceClassification", "BertForTokenClassification")  # that run without torch
 WAY_OUT = "optimise the model again and save it"
-DTYPES = {  # bfloat16 as its bits
+NUMPY_DTYPES = {  # bfloat16 as its bits
     "F64": np.float64,
     "F32": np.float32,
     "BF16": np.uint16,
@@ -37,7 +37,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]  # {name: (dtype, shape)}
 # Fields
 
 HEADER = {"__metadata__": Maybe(every(TEXT, named=True))}
-ENTRIES = every({"dtype": one_of(*DTYPES), "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
+ENTRIES = every({"dtype": one_of(*NUMPY_DTYPES), "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
 EMBEDDINGS = {
     "epsilon": POSITIVE,
     "absolute": FLAG,

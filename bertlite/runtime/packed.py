@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .contents import (
-    DTYPES,
     ENTRIES,
     FORMATS,
     HEADER,
     LAYERS,
     MIXES,
+    NUMPY_DTYPES,
     ROTATES,
     RUNTIME,
     SCALES,
@@ -134,7 +134,7 @@ class OpenedFile:
             later = words_later and hasattr(os, "pread") and name.endswith(WORDS)  # no pread on Windows
             (dtype, size), (start, end) = wanted[name], entry["data_offsets"]
             memory = (untouched if later else aligned)(end - start)
-            tensors[name] = memory.view(DTYPES[dtype]).reshape(size)
+            tensors[name] = memory.view(NUMPY_DTYPES[dtype]).reshape(size)
             parts.append(read_bytes(self.file, first + start, tensors[name], keep=not later))
             if later:
                 words = RowsInFile(os.dup(self.file.fileno()), first + start, tensors[name])
@@ -161,7 +161,7 @@ class OpenedFile:
                 faults.append(f"{SHORT.repr(name)} is unknown")
                 continue
             dtype, size = wanted[name]
-            start, end = end, end + prod(size) * np.dtype(DTYPES[dtype]).itemsize
+            start, end = end, end + prod(size) * np.dtype(NUMPY_DTYPES[dtype]).itemsize
 
             found = entry["dtype"], tuple(entry["shape"])
             if found != (dtype, size):
