@@ -178,6 +178,8 @@ class Embedder(VectorSettings):
         about, folder = packed.texts.settings, packed.folder
         if packed.kind != "encoder":
             raise ValueError(f"{folder} is a packed {packed.kind}, which makes no vectors: give a sentence encoder")
+
+        # A packed folder has made its choices: a setting may repeat one, and not change it.
         own = {
             "pooling": "+".join(packed.about["pooling"]["modes"]),
             "dtype": packed.dtype,
@@ -193,10 +195,13 @@ class Embedder(VectorSettings):
                     f"{name} is {given}; {folder}, a packed folder, has {value}: leave {name} out, or give the"
                     " checkpoint that was packed"
                 )
+
         about.prompt(self.prompt_name)
         if self.max_length is not None:
             check_length(self.max_length, packed.encoder.embeddings["positions"])
             packed.max_seq_length = self.max_length
+
+        # The files that decide the vectors, for the key of a job.
         paths = filter(Path.is_file, [folder / name for name in (ABOUT, AFTER, FILE, TOKENIZER)])
         length = packed.texts.settings.max_length
         settings = {"dtype": packed.dtype, "reproducible": packed.reproducible, "max_length": length}
@@ -214,6 +219,8 @@ class Embedder(VectorSettings):
             if self.backend == "auto":
                 log.warning("embedding runs the model as it is: %s", error)
             return model.to(self.compute_dtype)
+
+        # Bits that torch computes may differ between processors, so all of them must come from the kernels.
         others = [type(part).__name__ for part in list(quick)[1:] if not in_order(part)]
         if self.reproducible and others:
             raise ValueError(
@@ -404,6 +411,8 @@ def check_fit_(encoder: Any, max_length: int | None) -> None:
         check_length(max_length, positions)
     if bodies or max_length is not None:
         encoder.max_seq_length = min(max_length or encoder.max_seq_length or sys.maxsize, positions)
+
+    # A wrong tokenizer gives vectors without an error: its ids must be rows of the model's table.
     vocab = encoder.tokenizer.get_vocab()
     if len(vocab.keys() - {*encoder.tokenizer.all_special_tokens}) < 2:  # transformers 5 makes up [UNK], [CLS], …
         raise ValueError("the model has no tokenizer, only special tokens: put its tokenizer.json or vocab.txt there")

@@ -188,9 +188,11 @@ def time_batches(
     def call(model: Original) -> Callable[[], Any]:
         return partial(run_singly, model, some) if size == 1 else partial(model.results, some, batch_size=size)
 
+    # All models take turns in each round, so that their ratios are fair on a busy machine.
     bar.stage(name_of_batch(size), ROUNDS, "rounds")
     calls = {name: call(model) for name, model in models.items()}
     times = alternate(calls, ROUNDS, device, warm=1, seconds=TIMING, after_round=bar.advance)
+
     first, *_ = models
     return {
         name: {
@@ -218,6 +220,8 @@ def describe_speed(record: dict[str, Any]) -> Iterator[str]:
     yield f"{record['checkpoint']}: {record['kind']}, against {library['name']} {library['version']}"
     yield f"{machine['gpu'] if 'gpu' in machine else machine['cpu']}, {count_of(machine['threads'], 'thread')}"
     yield f"{texts['timed']} texts of {texts['tokens']:.0f} tokens on average; medians, in brackets quartiles"
+
+    # A table for each size of batch.
     width = max(map(len, (*record["rows"], *map(name_of_batch, BATCHES))))
     for size in BATCHES:
         yield ""
@@ -227,6 +231,8 @@ def describe_speed(record: dict[str, Any]) -> Iterator[str]:
             times, rate = found["milliseconds"]["median"], found["texts_per_second"]["median"]
             faster = "" if row["backend"] is None else with_spread(found["speedup"])
             yield f"{name:{width}}  {times:9.2f}  {rate:14.1f}  {faster}".rstrip()
+
+    # And one of the agreement, on texts that were not timed.
     yield from (f"{name} is left out: {reason}" for name, reason in record["left_out"].items())
     kept = {name: row["kept"] for name, row in record["rows"].items() if row["kept"]}
     yield f"\nagreement with its results for {texts['judged']} other texts"

@@ -130,9 +130,13 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
     cls = family_class(model, config)
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     theirs, info = cls.from_pretrained(checkpoint, config=config, **options)
+
+    # A head of this checkpoint may be of other labels, whose tensors do not fit.
     missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     if not missing:
         return checkpoint
+
+    # Norms begin at 1, or a drawn head would give almost nothing.
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():

@@ -106,6 +106,8 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
     """Return the tensors outside the layers, of a description that obeys RUNTIME."""
     config, embeddings, width = about["config"], about["embeddings"], width_of(about)
     hidden: int = about["shape"]["hidden_size"]
+
+    # The embeddings' LayerNorm is as wide as the vectors that reach it, before or after the projection.
     normed = hidden if embeddings["norm"] == "after" else width
     sizes: dict[str, tuple[int, ...]] = {
         f"embeddings.{WORDS}": (word_count(about), width),
@@ -113,6 +115,8 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
         "embeddings.LayerNorm.weight": (normed,),
         "embeddings.LayerNorm.bias": (normed,),
     }
+
+    # The description says which of the other parts of the embeddings there are.
     if adds_positions(about):
         rows = embeddings["positions"] + embeddings["padding_has_position"]
         sizes["embeddings.position_embeddings.weight"] = rows, width
@@ -120,6 +124,8 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
         sizes["embeddings.projection.weight"] = hidden, width
     if embeddings["norm"] == "before":
         sizes["embeddings.projection.bias"] = (hidden,)
+
+    # A model with a head keeps the encoder under a prefix; only the head itself stands outside it.
     if "pooler" in about:
         sizes |= {"pooler.dense.weight": (hidden, hidden), "pooler.dense.bias": (hidden,)}
     if about["class"] != CLASSES[0]:
