@@ -81,9 +81,11 @@ def measure_speed(
     if len(texts) < FEWEST_TEXTS:
         raise ValueError(f"there are {len(texts)} texts; {FEWEST_TEXTS} or more are needed, better a thousand")
     packed = PackedModel(checkpoint, torch.get_num_threads()) if is_packed(checkpoint) else None
-    if packed is None and against is not None:
+    if packed is not None:
+        check_packed_options(checkpoint, dtype, backend, device)
+    elif against is not None:
         raise ValueError(f"against names the checkpoint of a packed folder, and {checkpoint} is not packed")
-    source = Source(checkpoint if packed is None else checkpoint_of(packed, against, dtype, backend, where))
+    source = Source(checkpoint if packed is None else against or checkpoint_of(packed))
     config, tokenizer = read_config(source), BertTokenizer.from_pretrained(source.name)
     kind, _ = checkpoint_kind(source, config)
     longest = longest_text(tokenizer, config)
@@ -121,18 +123,14 @@ def measure_speed(
     }
 
 
-def checkpoint_of(
-    packed: PackedModel,
-    against: str | PathLike[str] | None,
-    dtype: torch.dtype | str | None,
-    backend: str | None,
-    device: torch.device,
-) -> str:
-    """Return the checkpoint that a packed folder was made from; raise ValueError if it is unknown, or for options."""
-    if dtype is not None or backend is not None or device.type != "cpu":
-        raise ValueError(f"{packed.folder} is packed in {packed.dtype}, for CPUs: leave out dtype, backend and device")
-    if against is not None:
-        return fspath(against)
+def check_packed_options(folder: Any, dtype: Any, backend: str | None, device: str) -> None:
+    """Raise ValueError for options that a packed folder does not take."""
+    if dtype is not None or backend is not None or parse_device(device).type != "cpu":
+        raise ValueError(f"{folder} is a packed folder, for CPUs: leave out dtype, backend and device")
+
+
+def checkpoint_of(packed: PackedModel) -> str:
+    """Return the checkpoint that a packed folder was made from; raise ValueError if it is not known where that is."""
     found: str = packed.about.get("made", {}).get("checkpoint", "a checkpoint that it does not name")
     if "/" not in found and not Path(found).is_dir():  # a folder of this name is elsewhere
         raise ValueError(f"{packed.folder} was made from {found}: say where that is with against, or --against FOLDER")

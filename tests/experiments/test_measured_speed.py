@@ -65,7 +65,7 @@ def test_a_packed_folder_is_timed_against_the_checkpoint_that_it_was_made_from(s
     assert [*found["rows"]] == ["transformers", "packed int8"]
     assert found["rows"]["packed int8"]["backend"] == "runtime"
     assert found["rows"]["packed int8"]["kept"]["texts with the same labels"] > 0.5
-    with pytest.raises(ValueError, match="packed is packed in int8, for CPUs: leave out dtype, backend and device"):
+    with pytest.raises(ValueError, match="packed is a packed folder, for CPUs: leave out dtype, backend and device"):
         measure_speed("packed", texts(), dtype="float32")
     with pytest.raises(ValueError, match="against names the checkpoint of a packed folder, and model is not packed"):
         measure_speed("model", texts(), against="model")
