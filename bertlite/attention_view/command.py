@@ -8,12 +8,11 @@ from typing import Any
 
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
 from bertlite.attention_view.pages import page
-from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.folders import check_file_output
 from bertlite.models.base import BertModel
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.support.files import write_bytes
 from bertlite.support.process import door
-from bertlite.tokenizer import BertTokenizer
 
 
 @door
@@ -44,16 +43,15 @@ def attention(
         ValueError: there is no such layer or head, or the text is too long, or the checkpoints cannot be compared, or
             the page would replace another file.
     """
+    both = [Checkpoint.of(each) for each in (checkpoint, against) if each is not None]
     if html is not None:
-        check_file_output(Path(html).expanduser(), checkpoint, against)
+        check_file_output(Path(html).expanduser(), *both)
     found: list[AttentionMaps] = []
-    both = [fspath(each) for each in (checkpoint, against) if each is not None]
-    for each, name in zip(both, short_names(both[0], both[-1] if against else None), strict=False):
+    for each, name in zip(both, short_names(str(both[0]), str(both[-1]) if against else None), strict=False):
         try:
-            tokenizer = BertTokenizer.from_pretrained(each)
+            tokenizer = each.tokenizer
         except FileNotFoundError:
-            find_checkpoint(Source(each))  # raises if there is no model either
-            if not found:
+            if each.files and not found:  # it raises if there is no model either
                 raise
             warnings.warn(f"{each} has no tokenizer: the text is read with {checkpoint}'s", stacklevel=1)
         model = BertModel.from_pretrained(each, add_pooling_layer=False)

@@ -9,11 +9,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any, Self
 
 from bertlite.checkpoint.faults import MOST_SHOWN, damaged_file
 from bertlite.checkpoint.folders import allowed_root
+from bertlite.support.files import parse_json_object, read_json_text
 
 log = logging.getLogger("bertlite")
 CONFIG_FILES = ("config.json", "bert_config.json")  # the second is the name of 2018
@@ -45,7 +48,8 @@ OTHERS = {  # {ends of names: the format of such a file, and the way out}
 class Source:
     """The place of a checkpoint: a folder, a weights file in a folder with its config.json, or a hub id.
 
-    `revision`, `cache_dir`, `token` and `local_files_only` are for the hub; a folder ignores them.
+    `revision`, `cache_dir`, `token` and `local_files_only` are for the hub; a folder ignores them.  A source can be
+    given as a path, its name.  A copy, such as another process unpickles, looks for the files again.
     """
 
     name: str | os.PathLike[str]
@@ -56,6 +60,41 @@ class Source:
     token: str | bool | None = None
     local_files_only: bool = False
 
+    @classmethod
+    def of(cls, given: "str | os.PathLike[str] | Source", **options: Any) -> Self:
+        """Return the source with a name and these options; one that is given is itself, as it has its own.
+
+        Raises:
+            TypeError: there are options for a source.
+        """
+        if not isinstance(given, Source):
+            return cls(given, **options)
+        if stated := [name for name, value in options.items() if value]:
+            raise TypeError(f"{given} is opened already: leave out {', '.join(stated)}")
+        return given if isinstance(given, cls) else cls(*given.values)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, each.name) for each in fields(self))
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.name)
+
+    __str__ = __fspath__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.values
+
+    @cached_property
+    def place(self) -> "Folder | Repository":
+        """The place of its files, which are all of one commit."""
+        return locate(self)
+
+    @cached_property
+    def files(self) -> "CheckpointFiles":
+        """The files of its model; see `find_checkpoint`."""
+        return find_checkpoint(self)
+
 
 @dataclass(frozen=True)
 class CheckpointFiles:
@@ -64,14 +103,37 @@ class CheckpointFiles:
     shards: Mapping[Path, set[str]]  # which tensors each file must hold; empty without an index
 
 
-class Folder:
+class Place:
+    """The files of a checkpoint, of which a JSON file is read once."""
+
+    def __init__(self) -> None:
+        self.texts: dict[Path, str] = {}
+
+    def get(self, name: str) -> Path | None:
+        """Return the path of a file; None if there is none."""
+        raise NotImplementedError
+
+    def read(self, path: Path) -> str:
+        """Return the text of one of its JSON files."""
+        if path not in self.texts:
+            self.texts[path] = read_json_text(path)
+        return self.texts[path]
+
+    def values(self, name: str) -> dict[str, Any]:
+        """Return the values of a JSON file, which the caller may change; none if there is no such file."""
+        path = self.get(name)
+        return {} if path is None else parse_json_object(path, self.read(path))
+
+
+class Folder(Place):
     """The files of a folder; a model of sentence-transformers may be in a subfolder that its modules.json names."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path, self.paths = path, [path]
-        if os.path.isfile(path / "modules.json") and not os.path.isfile(path / CONFIG_FILES[0]):
+        if not os.path.isfile(path / CONFIG_FILES[0]) and (modules := self.get("modules.json")):
             with suppress(ValueError, TypeError, LookupError):  # `read_modules` names a damaged file
-                inner = PurePosixPath(json.loads((path / "modules.json").read_text(encoding="utf-8"))[0]["path"])
+                inner = PurePosixPath(json.loads(self.read(modules))[0]["path"])
                 self.paths += [] if inner.is_absolute() or ".." in inner.parts else [path / inner]
 
     def get(self, name: str) -> Path | None:
@@ -108,15 +170,23 @@ class Folder:
             return ""
 
 
-class Repository:
-    """The files of a hub repository, from the cache or fetched into it, all from one commit."""
+class Repository(Place):
+    """The files of a hub repository, from the cache or fetched into it, all of one commit; each is asked for once."""
 
     def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.found: dict[str, Path | None] = {}
         self.source, self.id = source, str(source.name)
         self.revision, self.unreached = source.revision, source.local_files_only
         self.asked = source.local_files_only  # whether it is known if the hub can be reached
 
     def get(self, name: str) -> Path | None:
+        if name not in self.found:
+            self.found[name] = self.fetch(name)
+        return self.found[name]
+
+    def fetch(self, name: str) -> Path | None:
+        """Return the path of a file, which is in the cache then; None if the repository has none."""
         from huggingface_hub import errors, hf_hub_download
 
         source = self.source
@@ -148,7 +218,9 @@ class Repository:
         except errors.LocalEntryNotFoundError:
             self.unreached = True
             return None
-        except errors.EntryNotFoundError:
+        except errors.EntryNotFoundError as error:
+            headers = getattr(getattr(error, "response", None), "headers", {})
+            self.revision = headers.get("X-Repo-Commit", self.revision)  # it is missing in this commit
             return None
         except Exception as error:  # several HTTP libraries are possible
             if isinstance(error, OSError) and error.errno is not None:  # the disk's
@@ -214,7 +286,7 @@ def find_checkpoint(source: Source) -> CheckpointFiles:
         if source.variant:
             raise ValueError(f"{path} is a file: leave subfolder and variant out")
         weights = [path.name]
-    place = locate(source)
+    place = source.place
     config, found = first_existing(place, CONFIG_FILES), first_existing(place, weights)
     if not path.is_file() and (adapter := place.get(ADAPTER)):
         raise ValueError(

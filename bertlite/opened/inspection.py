@@ -8,12 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from bertlite.checkpoint.checks import fit_tensors_, nonfinite_tensors
-from bertlite.checkpoint.families import BERT, Origin
-from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint.families import BERT
 from bertlite.checkpoint.names import (
     DECODER,
     DECODER_BIAS,
@@ -30,9 +29,9 @@ from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.config import POSITIONS, BertConfig, differs_from_bert, kept_heads, kept_neurons
-from bertlite.models import heads
-from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.body import LanguageModelBody
+from bertlite.opened.checkpoint import Checkpoint, class_of
 from bertlite.runtime.packed import FILE, read_packed
 from bertlite.runtime.tasks import ABOUT, is_packed, read_runtime_json
 from bertlite.support.activations import ONLY_HERE
@@ -60,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 @checked
-def inspect(checkpoint: str | Path) -> dict[str, Any]:
+def inspect(checkpoint: str | PathLike[str]) -> dict[str, Any]:
     """Return the contents of a checkpoint and the outcomes of loading it, JSON-ready.
 
     Args:
@@ -77,13 +76,13 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
         FileNotFoundError: there is no such checkpoint.
         ValueError: a file is damaged, or the config is not a BERT's.
     """
-    if is_packed(checkpoint):
-        return inspect_packed(Path(checkpoint).expanduser())
-    files = find_checkpoint(Source(checkpoint))
-    origin, stored = Origin.read(files.config), read_tensors(files)
-    cls = class_of(origin.config())
+    source = Checkpoint.of(checkpoint)
+    if is_packed(source):
+        return inspect_packed(Path(source).expanduser())
+    files, origin, cls = source.files, source.origin, class_of(source.config)
+    stored = read_tensors(files)
     _, config = origin.build(cls, {}, {}, stored)
-    absent, unused, faults = bertlite_faults(cls, origin, stored)
+    absent, unused, faults = source.faults(cls, stored)
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "position_embedding_type")
     layers = range(config.num_hidden_layers)
     weights = sorted(files.shards) or [files.weights]
@@ -138,26 +137,6 @@ def inspect_packed(folder: Path) -> dict[str, Any]:
         "bertlite": {"outcome": SAME, "notes": ["runs in bertlite.runtime, `bertlite embed` and `bertlite evaluate`"]},
         **{f"transformers {version}": elsewhere for version in (4, 5)},
     }
-
-
-def class_of(config: BertConfig) -> type[BertPreTrainedModel]:
-    """Return the class that the config names if bertlite has it, else BertModel."""
-    named = [name for name in config.extra.get("architectures") or () if isinstance(name, str)]
-    return heads.CLASSES.get(named[0], BertModel) if named else BertModel
-
-
-def bertlite_faults(
-    cls: type[BertPreTrainedModel], origin: Origin, stored: State
-) -> tuple[set[str], list[str], list[str]]:
-    """Return the parts that `cls.from_pretrained` would initialise, tensors that no BERT has, and faults it raises."""
-    options, config = origin.build(cls, {}, {}, stored)
-    model = make_skeleton(cls, config, options)
-    try:
-        state = origin.as_bert(dict(stored), model.state_dict())
-    except ValueError as error:
-        return set(), [], [str(error)]
-    fit = fit_tensors_(state, model.state_dict(), model, config)
-    return fit.absent, fit.unused, fit.faults + fit.mixed_dtypes + nonfinite_tensors(state)
 
 
 # transformers -------------------------------------------------------------------------------------------------------
