@@ -78,11 +78,11 @@ def count_heads(weights: Mapping[str, Mapping[str, object]]) -> str:
     return f"heads drawn: {len(rows) - rows.count(None)}, pruned: {rows.count(None)}"
 
 
-def short_names(checkpoint: str, against: str | None) -> tuple[str, str]:
+def short_names(path: str, other_path: str | None) -> tuple[str, str]:
     """Return a short name of each checkpoint: a folder's, with enough parents to distinguish the two."""
     one, other = (
-        Path(path).resolve().parts[1:] if path and Path(path).is_dir() else (path or "",)
-        for path in (checkpoint, against)
+        Path(each).resolve().parts[1:] if each and Path(each).is_dir() else (each or "",)
+        for each in (path, other_path)
     )
     depth = 1
     while one[-depth:] == other[-depth:] and depth < max(len(one), len(other)):

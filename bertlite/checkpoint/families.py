@@ -453,17 +453,11 @@ def class_name(name: str) -> str:
     return "BertModel" if part is None else "Bert" + part[0].replace("ForCausalLM", "LMHeadModel")
 
 
-def read_config(source: Source, **overrides: Any) -> BertConfig:
-    """Read the config of a checkpoint of any family as a BERT's; `Origin.read` lists the errors."""
-    return Origin.read(source).config(**overrides)
-
-
 @checked
 def config_of_checkpoint(source: str | PathLike[str], **options: Any) -> BertConfig:
     """Read the config of a checkpoint; see `BertConfig.from_pretrained`."""
-    place = {name: options.pop(name) for name in PLACE if name in options}
-    return read_config(Source.of(source, **place), **options)
+    place = [None if each.name == "variant" else options.pop(each.name, None) for each in fields(Source)[1:]]
+    return Origin.read(Source.of(source, *place)).config(**options)
 
 
-PLACE = ("revision", "subfolder", "cache_dir", "token", "local_files_only")
 BertConfig.read = config_of_checkpoint

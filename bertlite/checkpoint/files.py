@@ -7,10 +7,10 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import astuple, dataclass, fields
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
@@ -61,21 +61,17 @@ class Source:
     local_files_only: bool = False
 
     @classmethod
-    def of(cls, given: "str | os.PathLike[str] | Source", **options: Any) -> Self:
-        """Return the source with a name and these options; one that is given is itself, as it has its own.
+    def of(cls, given: "str | os.PathLike[str] | Source", *options: Any) -> Self:
+        """Return the source with a name and options, in their order; one that is given is itself, as it has its own.
 
         Raises:
             TypeError: there are options for a source.
         """
         if not isinstance(given, Source):
-            return cls(given, **options)
-        if stated := [name for name, value in options.items() if value]:
+            return cls(given, *options)
+        if stated := [each.name for each, value in zip(fields(cls)[1:], options, strict=False) if value]:
             raise TypeError(f"{given} is opened already: leave out {', '.join(stated)}")
-        return given if isinstance(given, cls) else cls(*given.values)
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, each.name) for each in fields(self))
+        return given if isinstance(given, cls) else cls(*astuple(given))
 
     def __fspath__(self) -> str:
         return os.fspath(self.name)
@@ -83,17 +79,59 @@ class Source:
     __str__ = __fspath__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.values
+        return type(self), astuple(self)
 
     @cached_property
     def place(self) -> "Folder | Repository":
-        """The place of its files, which are all of one commit."""
-        return locate(self)
+        """The folder or the repository; for a single file, the folder that holds it.
+
+        Raises:
+            FileNotFoundError: there is no such file or folder, and the name is not a hub id.
+            ValueError: the file is of another format; the message says what to do.
+        """
+        name, path = str(self.name), Path(self.name).expanduser()
+        if path.is_file():
+            if self.subfolder:
+                raise ValueError(f"{path} is a file: leave subfolder and variant out")
+            if what := other_format(name):
+                raise ValueError(f"{path} is {what}")
+            return Folder(path.parent)
+        if name and path.is_dir():
+            return Folder(path / (self.subfolder or ""))
+        if not isinstance(self.name, str) or path.is_absolute() or name.startswith((".", "~")):
+            raise FileNotFoundError(f"there is no folder or file {path}")
+        if "/" in name and path.parent.is_dir():
+            log.warning("there is no folder %s: asking the hub for it", name)
+        return Repository(self)
 
     @cached_property
     def files(self) -> "CheckpointFiles":
-        """The files of its model; see `find_checkpoint`."""
-        return find_checkpoint(self)
+        """The files of the model, which are fetched if they are on the hub.
+
+        Raises:
+            FileNotFoundError: one of them is missing.
+            PermissionError: the repository is gated.
+            ConnectionError: one of them was not completely received; the cache then does not have it.
+            ValueError: an index is damaged or points outside its folder, or the folder also has an adapter.
+        """
+        path = Path(self.name).expanduser()
+        weights: Sequence[str] = WEIGHT_FILES
+        if self.variant:
+            weights = [f".{self.variant}.".join(name.rsplit(".", 1)) for name in WEIGHT_FILES]
+        if path.is_file() and path.name in CONFIG_FILES:
+            raise ValueError(f"{path} is only the config: name its folder, {path.parent}, or the weights in it")
+        if path.is_file():
+            if self.variant:
+                raise ValueError(f"{path} is a file: leave subfolder and variant out")
+            weights = [path.name]
+        place = self.place
+        config, found = first_existing(place, CONFIG_FILES), first_existing(place, weights)
+        if not path.is_file() and (adapter := place.get(ADAPTER)):
+            raise ValueError(
+                f"{adapter} is an adapter of PEFT, and {found.name} would be loaded without it: merge it with PEFT's"
+                " merge_and_unload and save that, or name the weights file to load only the weights"
+            )
+        return CheckpointFiles(config, found, read_index(found, place) if found.suffix == ".json" else {})
 
 
 @dataclass(frozen=True)
@@ -104,14 +142,10 @@ class CheckpointFiles:
 
 
 class Place:
-    """The files of a checkpoint, of which a JSON file is read once."""
+    """The files of a checkpoint, each of which is looked up once; a JSON file is read once."""
 
-    def __init__(self) -> None:
-        self.texts: dict[Path, str] = {}
-
-    def get(self, name: str) -> Path | None:
-        """Return the path of a file; None if there is none."""
-        raise NotImplementedError
+    get: Callable[[str], Path | None]  # returns the path of a file; None if there is none
+    texts: dict[Path, str]  # of the JSON files that were read
 
     def read(self, path: Path) -> str:
         """Return the text of one of its JSON files."""
@@ -129,14 +163,14 @@ class Folder(Place):
     """The files of a folder; a model of sentence-transformers may be in a subfolder that its modules.json names."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path, self.paths = path, [path]
+        self.path, self.paths, self.texts = path, [path], {}
+        self.get = cache(self.find)
         if not os.path.isfile(path / CONFIG_FILES[0]) and (modules := self.get("modules.json")):
             with suppress(ValueError, TypeError, LookupError):  # `read_modules` names a damaged file
                 inner = PurePosixPath(json.loads(self.read(modules))[0]["path"])
                 self.paths += [] if inner.is_absolute() or ".." in inner.parts else [path / inner]
 
-    def get(self, name: str) -> Path | None:
+    def find(self, name: str) -> Path | None:
         found = (path / name for path in self.paths if os.path.isfile(path / name))  # accepts invalid names
         return next(found, None)
 
@@ -174,18 +208,12 @@ class Repository(Place):
     """The files of a hub repository, from the cache or fetched into it, all of one commit; each is asked for once."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__()
-        self.found: dict[str, Path | None] = {}
-        self.source, self.id = source, str(source.name)
+        self.get = cache(self.find)
+        self.source, self.id, self.texts = source, str(source.name), {}
         self.revision, self.unreached = source.revision, source.local_files_only
         self.asked = source.local_files_only  # whether it is known if the hub can be reached
 
-    def get(self, name: str) -> Path | None:
-        if name not in self.found:
-            self.found[name] = self.fetch(name)
-        return self.found[name]
-
-    def fetch(self, name: str) -> Path | None:
+    def find(self, name: str) -> Path | None:
         """Return the path of a file, which is in the cache then; None if the repository has none."""
         from huggingface_hub import errors, hf_hub_download
 
@@ -265,58 +293,6 @@ def hub_answers() -> bool:
 def other_format(name: str) -> str | None:
     """Return the format of a file without tensors to load, with the way out; None if it may hold some."""
     return next((what for ends, what in OTHERS.items() if name.lower().endswith(ends)), None)
-
-
-def find_checkpoint(source: Source) -> CheckpointFiles:
-    """Find the files of a checkpoint; fetch them if they are on the hub.
-
-    Raises:
-        FileNotFoundError: one of them is missing.
-        PermissionError: the repository is gated.
-        ConnectionError: one of them was not completely received; the cache then does not have it.
-        ValueError: an index is damaged or points outside its folder, or the folder also has an adapter.
-    """
-    path = Path(source.name).expanduser()
-    weights: Sequence[str] = WEIGHT_FILES
-    if source.variant:
-        weights = [f".{source.variant}.".join(name.rsplit(".", 1)) for name in WEIGHT_FILES]
-    if path.is_file() and path.name in CONFIG_FILES:
-        raise ValueError(f"{path} is only the config: name its folder, {path.parent}, or the weights in it")
-    if path.is_file():
-        if source.variant:
-            raise ValueError(f"{path} is a file: leave subfolder and variant out")
-        weights = [path.name]
-    place = source.place
-    config, found = first_existing(place, CONFIG_FILES), first_existing(place, weights)
-    if not path.is_file() and (adapter := place.get(ADAPTER)):
-        raise ValueError(
-            f"{adapter} is an adapter of PEFT, and {found.name} would be loaded without it: merge it with PEFT's"
-            " merge_and_unload and save that, or name the weights file to load only the weights"
-        )
-    return CheckpointFiles(config, found, read_index(found, place) if found.suffix == ".json" else {})
-
-
-def locate(source: Source) -> Folder | Repository:
-    """Return the folder or the repository of a checkpoint; for a single file, the folder that holds it.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder, and the name is not a hub id.
-        ValueError: the file is of another format; the message says what to do.
-    """
-    name, path = str(source.name), Path(source.name).expanduser()
-    if path.is_file():
-        if source.subfolder:
-            raise ValueError(f"{path} is a file: leave subfolder and variant out")
-        if what := other_format(name):
-            raise ValueError(f"{path} is {what}")
-        return Folder(path.parent)
-    if name and path.is_dir():
-        return Folder(path / (source.subfolder or ""))
-    if not isinstance(source.name, str) or path.is_absolute() or name.startswith((".", "~")):
-        raise FileNotFoundError(f"there is no folder or file {path}")
-    if "/" in name and path.parent.is_dir():
-        log.warning("there is no folder %s: asking the hub for it", name)
-    return Repository(source)
 
 
 def first_existing(place: Folder | Repository, names: Sequence[str]) -> Path:

@@ -79,8 +79,7 @@ class Pretrained:
         """
         check_habits(overrides)
         options = {} if add_pooling_layer is None else {"add_pooling_layer": add_pooling_layer}
-        hub = {"revision": revision, "cache_dir": cache_dir, "token": token, "local_files_only": local_files_only}
-        place = Source.of(source, subfolder=subfolder, variant=variant, **hub)
+        place = Source.of(source, revision, subfolder, variant, cache_dir, token, local_files_only)
         overrides = {"attn_implementation": attn_implementation, **overrides}
         model: Self = load_model(cast(Any, cls), place, options, overrides, dtype, device)
         return model
@@ -139,10 +138,10 @@ def load_model(
     stored = read_tensors(files)
     if asked is not None and origin.family is not BERT:  # it may add tensors, which must not have a narrower dtype
         stored = {name: t.to(asked) if t.dtype in DTYPES.values() else t for name, t in stored.items()}
-    model, state, fit = fit_model(cls, source, origin, stored, options, overrides)
+    model, state, fit = fit_model(cls, source, stored, options, overrides)
     if whole and "pooler" in fit.absent and not hasattr(cls, "needs_pooler"):
         options = {"add_pooling_layer": False, **options}
-        model, state, fit = fit_model(cls, source, origin, stored, options, overrides)
+        model, state, fit = fit_model(cls, source, stored, options, overrides)
     wanted, absent, faults = model.state_dict(), fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
     if whole and absent:
         raise ValueError(
@@ -172,20 +171,15 @@ def load_model(
 
 
 def fit_model(
-    cls: type[Model],
-    source: Source,
-    origin: Origin,
-    stored: State,
-    options: Mapping[str, Any],
-    overrides: Mapping[str, Any],
+    cls: type[Model], source: Source, stored: State, options: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> tuple[Model, State, Fit]:
     """Return a model without memory for the tensors of a checkpoint, these under its names, and how they fit.
 
     Raises:
         ValueError: a size in the config is implausible, or the tensors cannot be named.
     """
+    files, origin = source.files, Origin.read(source)
     options, config = origin.build(cls, options, overrides, stored)
-    files = source.files
     raise_faults(f"{files.weights} does not fit {files.config.name}:", implausible_sizes(stored, config))
     model = make_skeleton(cls, config, options)
     wanted: State = model.state_dict()

@@ -40,11 +40,10 @@ from bertlite.shipping.original import check_modules
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
 from bertlite.support.progress import count_of
-from bertlite.tokenizer.sentences import MODULES, TRANSFORMER_CONFIGS
+from bertlite.tokenizer.sentences import MODULES, POOLING, TRANSFORMER_CONFIGS
 
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 NO_PRIMITIVE = "could not create a primitive"  # oneDNN's message if memory runs out, or a matmul is unsupported
-POOLING = "Pooling"  # a module of sentence-transformers
 CHARACTERS_PER_TOKEN = 4  # for estimating the tokens of a text
 SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", MODULES, ADAPTER, *TRANSFORMER_CONFIGS)
 
@@ -148,13 +147,9 @@ class Embedder(VectorSettings):
         checkpoint = find_model(self.model, {"cache_dir": cache, **hub})
         check_modules(checkpoint)
         check_folder(checkpoint)
+        given = {"model_kwargs": {"dtype": torch.float32}, **self.options, **checkpoint.pinned}
         with registered():  # so that pruned checkpoints load
-            loaded = library.SentenceTransformer(
-                fspath(self.model),
-                device=self.device,
-                model_kwargs={"dtype": torch.float32},
-                **{**self.options, **checkpoint.pinned},
-            )
+            loaded = library.SentenceTransformer(fspath(self.model), device=self.device, **given)
         if self.pooling is not None:
             replace_pooling_(loaded, self.pooling)
         modules = {str(i): repr(part) for i, part in enumerate(loaded)}
@@ -387,11 +382,10 @@ def hashes_of(checkpoint: Checkpoint) -> dict[str, str]:
 def check_folder(checkpoint: Checkpoint) -> None:
     """Raise ValueError for the damaged folder of a BERT: transformers would make up missing tensors."""
     place = checkpoint.place
-    if not isinstance(place, Folder) or place.get(ADAPTER) or not (place.path / CONFIG_FILES[0]).is_file():
-        return
-    if place.values(CONFIG_FILES[0]).get("model_type") in FAMILIES:
-        *_, faults = checkpoint.faults(BertModel, read_tensors(checkpoint.files), add_pooling_layer=False)
-        raise_faults(f"{checkpoint.files.weights} does not fit {BertModel.__name__}:", faults)
+    kind = place.values(CONFIG_FILES[0]).get("model_type") if isinstance(place, Folder) else None
+    if kind in FAMILIES and not place.get(ADAPTER):
+        fit = checkpoint.fit(BertModel, read_tensors(checkpoint.files), add_pooling_layer=False)
+        raise_faults(f"{checkpoint.files.weights} cannot be used:", fit.faults)
 
 
 def check_length(max_length: int, positions: int) -> None:

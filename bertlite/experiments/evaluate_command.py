@@ -43,7 +43,7 @@ MASKED_BATCH = 8  # texts: a logit for every word of the vocabulary, at every to
 class Predictions:
     """The predictions of a checkpoint, and the labels, both in its own order of classes."""
 
-    checkpoint: str
+    checkpoint: Checkpoint
     classes: tuple[str, ...]
     outputs: Array
     labels: Array
@@ -147,7 +147,7 @@ def evaluate(
         other_kind = task_of_checkpoint(other_model, kind.name)
         other = predict_examples(other_model, other_kind, source, **where)[1].with_classes(ours)
         measured = measure_metrics(other.outputs, other.labels, kind, metric)
-        record["against"] = {"checkpoint": other.checkpoint, **measured}
+        record["against"] = {"checkpoint": str(against), **measured}
         record["comparison"] = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, kind, metric)
     if kind.labels is torch.long and kind is not MASKED:
         record["notes"] = notes_on(ours.labels, [ours.outputs], metric)
@@ -222,8 +222,7 @@ def predict_examples(
         optimised["kept"] = kept_vectors(quick, model, data, task)
     elif optimised and task is not MASKED:
         optimised["kept"] = kept_outputs(outputs, predict(model, data, task), data.targets(), task)
-    classes = dev.classes if task is not MASKED else ()
-    return dev, Predictions(str(checkpoint), classes, outputs, data.targets()), optimised
+    return dev, Predictions(checkpoint, dev.classes if task is not MASKED else (), outputs, data.targets()), optimised
 
 
 def packed_task(folder: Checkpoint, named: str | None) -> Task:
@@ -265,7 +264,7 @@ def predict_packed(
     else:
         packed.about = {**packed.about, "activation": "identity"}  # logits
         outputs = packed.predict(dev.inputs).reshape(len(dev), -1)
-    return dev, Predictions(str(folder), dev.classes, outputs, np.array(dev.labels))
+    return dev, Predictions(folder, dev.classes, outputs, np.array(dev.labels))
 
 
 def kept_vectors(quick: Any, model: Any, data: EncodedExamples, task: Task) -> dict[str, float]:

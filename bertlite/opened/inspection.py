@@ -82,7 +82,7 @@ def inspect(checkpoint: str | PathLike[str]) -> dict[str, Any]:
     files, origin, cls = source.files, source.origin, class_of(source.config)
     stored = read_tensors(files)
     _, config = origin.build(cls, {}, {}, stored)
-    absent, unused, faults = source.faults(cls, stored)
+    fit = source.fit(cls, stored)
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "position_embedding_type")
     layers = range(config.num_hidden_layers)
     weights = sorted(files.shards) or [files.weights]
@@ -103,10 +103,10 @@ def inspect(checkpoint: str | PathLike[str]) -> dict[str, Any]:
         "neurons": {"built": config.intermediate_size, "kept": [len(kept_neurons(config, layer)) for layer in layers]},
         "parameters": sum(t.numel() for t in stored.values() if t.is_floating_point()),
         "dtypes": dict(Counter(dtype_name(t.dtype) for t in stored.values() if t.is_floating_point()).most_common()),
-        "absent": sorted(absent),
-        "unused": unused,
+        "absent": sorted(fit.absent),
+        "unused": fit.unused,
         "legacy_names": dict(Counter(part for name in stored if (part := legacy_part(name)))),
-        "bertlite": {"outcome": FAILS if faults else SAME, "notes": faults},
+        "bertlite": {"outcome": FAILS if fit.faults else SAME, "notes": fit.faults},
         **{
             f"transformers {version}": combine_findings(
                 findings(cls, config, stored) if origin.family is BERT else [(SAME, f"as a {origin.kind!r} model")]

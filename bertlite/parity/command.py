@@ -109,7 +109,7 @@ def parity(
         print(f"bertlite against {versions}, on {settings.device}", flush=True)
     with sections(given, settings) as work:
         found = run_sections(work, settings, progress, verbose)
-        return record(found, settings, {name: section.kind for name, section in work.items()})
+        return record(found, settings, {name: section.checkpoint.origin.kind for name, section in work.items()})
 
 
 def known_cases(device: str) -> list[Case]:
@@ -123,13 +123,11 @@ class Section:
 
     Args:
         quick: the quick choice of them; by default `quick_choice` makes it.
-        kind: the checkpoint's model_type.
     """
 
     checkpoint: Checkpoint
     cases: tuple[Case, ...]
     quick: tuple[Case, ...] = ()
-    kind: str = "bert"
 
 
 def run_sections(
@@ -213,7 +211,7 @@ def sections(given: Checkpoint | None, settings: ParitySettings) -> Iterator[dic
         kind = trained.origin.kind
         cases = cases_for(device) if kind == "bert" else families.cases_of(kind)
         work["all-MiniLM-L6-v2 (trained)" if given is None else name] = Section(
-            trained, matching(cases, settings.only), kind=kind
+            trained, matching(cases, settings.only)
         )
     tokenizer = None if trained is None else trained.place.get(TOKENIZER)
     with TemporaryDirectory(prefix="bertlite-shapes-") as temporary:
@@ -237,7 +235,7 @@ def of_families(folder: Path, settings: ParitySettings) -> dict[str, Section]:
             cases = matching(families.cases_of(kind, quick=shape == "base"), settings.only)
             if cases and (quick or settings.all):
                 where = families.save_random(folder / kind.replace("/", "-") / shape, kind, shape)
-                work[f"{kind}, {shape} (random)"] = Section(Checkpoint(where), cases, quick, kind)
+                work[f"{kind}, {shape} (random)"] = Section(Checkpoint(where), cases, quick)
     return work
 
 

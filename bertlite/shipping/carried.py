@@ -18,19 +18,9 @@ from bertlite.tokenizer.sentences import LEGACY_ENCODERS, MODULES, POOLING, is_e
 TYPES = "sentence_transformers.models."  # module types, in every version
 
 
-def carry_tokenizer(
-    source: Checkpoint, folder: Path, config: BertConfig, tokenizer: BertTokenizer | None = None
-) -> None:
-    """Write a checkpoint's tokenizer into a folder, without truncation or padding, with its `model_max_length`.
-
-    Args:
-        tokenizer: a tokenizer to write instead.
-
-    Raises:
-        FileNotFoundError: the checkpoint has no tokenizer.json or vocab.txt.
-        ValueError: a file is damaged, or part of the tokenizer is not in these files.
-    """
-    tokenizer = copy.copy(tokenizer or source.tokenizer)
+def carry_tokenizer(tokenizer: BertTokenizer, folder: Path, config: BertConfig) -> None:
+    """Write a tokenizer into a model's folder, without truncation or padding, with its `model_max_length`."""
+    tokenizer = copy.copy(tokenizer)
     tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
     tokenizer.save_pretrained(folder)
 
@@ -47,22 +37,19 @@ def carry_modules(source: Checkpoint, folder: Path, cls: type[BertPreTrainedMode
     modules = source.modules
     if not modules or cls is not source.model_class:
         return False
-    flat = set[PurePosixPath]()  # folders of encoders, whose settings go next to our weights
     for module in modules:
         inner = PurePosixPath(module["path"])
         if is_encoder(module["type"]):
             if last_name(module["type"]) in LEGACY_ENCODERS:
                 module["type"] = "sentence_transformers.models.Transformer"
-            flat.add(inner)
-            module["path"] = ""
+            module["path"] = ""  # our weights are there
         elif not inner.name:  # a module without files of its own: those there are the model's
             module["path"] = unused_name(modules, last_name(module["type"]))
         else:
             (folder / inner).mkdir(parents=True, exist_ok=True)
     for path, content in source.module_files.items():
-        target = folder / (path.name if path.parent in flat else path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
     write_modules(folder, modules)
     return True
 

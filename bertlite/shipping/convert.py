@@ -78,23 +78,21 @@ def transformers_differences(source: Checkpoint, model: BertPreTrainedModel) -> 
         return {}, ["not compared: transformers has no pruned BERT"]
     if find_spec("transformers") is None:
         return {}, ["not compared: transformers is not installed"]
-    kind = source.origin.kind
-    found = {f"transformers' {kind}": difference(model, Checkpoint.of(source.local), "left", kind)}
+    found = {f"transformers' {source.origin.kind}": difference(model, source.local, "left", source.origin.kind)}
     if needs_code(model.config):
         return found, ["transformers' own BERT would compute something else, and refuses it: see the card"]
     skips = model.config.positions_skip_padding
     with TemporaryDirectory(prefix="bertlite-convert-") as folder:
         model.save_pretrained(folder)
-        side = "padded" if skips else "left"
-        found["transformers' BERT that loads the result"] = difference(model, Checkpoint.of(folder), side)
+        found["transformers' BERT that loads the result"] = difference(model, folder, "padded" if skips else "left")
     return found, ["transformers' BERT needs padding on the right"] if skips else []
 
 
-def difference(model: BertPreTrainedModel, checkpoint: Checkpoint, batch: str, family: str = "bert") -> float:
-    """Return the largest difference between the outputs of a model and of transformers' class for a checkpoint."""
+def difference(model: BertPreTrainedModel, folder: str | PathLike[str], batch: str, family: str = "bert") -> float:
+    """Return the largest difference between the outputs of a model and of transformers' class for a folder."""
     name = type(model).__name__
     batch = "padded" if getattr(model, "takes_choices", False) else batch
     case = Case(name, "eager", batch, "float64", family=family)
-    [report] = check_all([case], "cpu", checkpoint)
+    [report] = check_all([case], "cpu", folder)
     errors = torch.tensor([row.error for row in report.rows], dtype=torch.float64, device="cpu")
     return float(errors.max())  # nan if one is

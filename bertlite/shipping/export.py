@@ -59,9 +59,9 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         ValueError: the graph computes other outputs than the model, and then nothing is written; or the
             checkpoint cannot be read, or another program wrote the folder's graph.
     """
+    source, out = Checkpoint.of(checkpoint), Path(folder).expanduser()
     for package in PACKAGES:
         import_optional(package, "the export", "onnx")
-    source, out = Checkpoint.of(checkpoint), Path(folder).expanduser()
     files = source.files
     hashes = sha256_of(files.config, *(sorted(files.shards) or [files.weights]))
     in_place = check_target(source, out, hashes)
@@ -136,7 +136,7 @@ def write_beside(source: Checkpoint, folder: Path, model: BertPreTrainedModel) -
     config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": "float32"}
     config = {name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")}
     write_sorted_json(folder / "config.json", config)
-    carry_tokenizer(source, folder, model.config)
+    carry_tokenizer(source.tokenizer, folder, model.config)
     carry_modules(source, folder, type(model))
 
 

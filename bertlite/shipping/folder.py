@@ -15,8 +15,7 @@ from bertlite.checkpoint.saving import OPTIMISED, SUPERSEDED, write_sorted_json
 from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.remote import MODULE, export_remote_code
-from bertlite.opened.card import CARD, is_hub_id
-from bertlite.opened.checkpoint import Checkpoint
+from bertlite.opened.checkpoint import CARD, Checkpoint, is_hub_id
 from bertlite.shipping.card import Facts, Figure, make_card, needs_code
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, put_map
 from bertlite.shipping.vectors import VectorHead
@@ -89,7 +88,7 @@ def write_model(
         saved = {**read_json_object(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
         saved.pop("auto_map", None)  # it names the source's code, which is not copied
         write_sorted_json(new / "config.json", saved)
-        carry_tokenizer(source, new, config, tokenizer)
+        carry_tokenizer(tokenizer or source.tokenizer, new, config)
         sentences = carry_modules(source, new, type(model)) and cls == "BertModel"
         if mapped is not None:
             put_map(new, mapped)

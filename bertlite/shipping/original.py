@@ -11,7 +11,6 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from bertlite.models.heads import CLASSES
@@ -98,19 +97,12 @@ class Original:
     model: Any
 
     @classmethod
-    def load(
-        cls,
-        checkpoint: Checkpoint,
-        kind: str,
-        longest: int,
-        device: str = "cpu",
-        dtype: torch.dtype | str | None = None,
-    ) -> Any:
+    def load(cls, checkpoint: Checkpoint, kind: str, longest: int, device: str = "cpu", **given: Any) -> Any:
         """Load a checkpoint, pruned ones too.
 
         Args:
             longest: the number of tokens to truncate texts to.
-            dtype: the dtype to compute in; by default the library's, which is the weights' in transformers 5.
+            given: arguments of the library's, such as `model_kwargs`.
 
         Raises:
             ModuleNotFoundError: the library is not installed.
@@ -118,8 +110,7 @@ class Original:
         """
         from bertlite.hf.registry import registered
 
-        given: dict[str, Any] = {"device": device, **checkpoint.pinned}
-        given |= {} if dtype is None else {"model_kwargs": {"dtype": dtype}}
+        given |= {"device": device, **checkpoint.pinned}
         with registered(), named_errors(checkpoint):  # so that pruned checkpoints load
             if kind in ("encoder", "cross-encoder"):
                 check_modules(checkpoint)

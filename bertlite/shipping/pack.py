@@ -7,6 +7,7 @@ CrossEncoder or a pipeline of transformers.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,13 +21,10 @@ from bertlite import __version__
 from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.checkpoint.reading import State
 from bertlite.checkpoint.saving import OPTIMISED, dtype_name
-from bertlite.inference import optimize_for_inference
+from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.inference.native.linear import kernel_activation
-from bertlite.inference.native.rounding import Sample
 from bertlite.inference.native.saving import CHECKPOINT, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
-from bertlite.inference.support import ComputeDtype
-from bertlite.models.base import BertPreTrainedModel
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime import PackedModel
 from bertlite.runtime.tasks import ABOUT, AFTER, CALLS, FORMAT, TOKENIZER, checksum_of
@@ -97,9 +95,11 @@ def pack(
     about, after = describe_checkpoint(source)
     given, kind = texts_to_compare(texts, source.tokenizer), about["kind"]
     texts, fitted = texts_to_fit(given) if numbers == torch.int8 else (given, [])
-    original = Original.load(source, kind, about["texts"]["max_length"], dtype=torch.float32)
-    options: dict[str, Any] = {"add_pooling_layer": False} if kind == "encoder" else {}
-    model = source.load(source.model_class, dtype=torch.float32, **options)
+    as_float32: dict[str, Any] = {"dtype": torch.float32}
+    original = Original.load(source, kind, about["texts"]["max_length"], model_kwargs=as_float32)
+    options = as_float32 | ({"add_pooling_layer": False} if kind == "encoder" else {})
+    model = source.load(source.model_class, **options)
+    optimise = partial(optimize_for_inference, model, backend="native", reproducible=reproducible)
 
     with Progress(None, "", what="pack", shown=progress) as bar:
         bar.stage(f"comparing results in float32 with {original.library}")
@@ -107,7 +107,7 @@ def pack(
         if kind != "tagger" and not np.isfinite(wanted).all():
             raise ValueError(f"results of {checkpoint} in {original.library} are not finite: repair its weights")
         with TemporaryDirectory(prefix="bertlite-pack-") as exact:
-            write(source, Path(exact), model, about, after, torch.float32, reproducible)
+            write(Path(exact), optimise(**as_float32), source.tokenizer, about, after)
             packed = PackedModel(exact)
             error = largest_difference(results(packed, texts), wanted)
             sample = sample_of(packed, fitted) if fitted else None
@@ -119,7 +119,9 @@ def pack(
 
         with replacing(out, superseded=PACKED) as new:
             bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
-            rounding = write(source, new, model, about, after, numbers, reproducible, sample)
+            quick = optimise(dtype=numbers, sample=sample)
+            write(new, quick, source.tokenizer, about, after)
+            rounding = quick.rounding
             if fitted:
                 rounding = f"{rounding}, to {len(fitted)} {'given' if fitted[0] in given else 'built-in'} texts"
             bar.stage(f"comparing results in {dtype_name(numbers)}")
@@ -184,24 +186,13 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
         yield f"  weights: {record['rounding']}"
 
 
-def write(
-    source: Checkpoint,
-    folder: Path,
-    model: BertPreTrainedModel,
-    about: dict[str, Any],
-    after: State,
-    dtype: ComputeDtype,
-    reproducible: bool,
-    sample: Sample | None = None,
-) -> str | None:
-    """Write the files of a packed folder; return how its weights were rounded to 8 bits."""
-    quick = optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible, sample=sample)
+def write(folder: Path, quick: InferenceModel, tokenizer: BertTokenizer, about: dict[str, Any], after: State) -> None:
+    """Write the files of a packed folder."""
     quick.save(folder)
-    carry_tokenizer(source, folder, model.config)
+    carry_tokenizer(tokenizer, folder, quick.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
     write_about(folder, about)
-    return quick.rounding
 
 
 def write_about(folder: Path, about: dict[str, Any]) -> None:

@@ -118,8 +118,7 @@ class BertTokenizer:
             ValueError: a file is damaged, the tokenizer needs Python code, or a setting is for BERT's parts only.
             TypeError: the constructor does not take a setting.
         """
-        hub = {"revision": revision, "cache_dir": cache_dir, "token": token, "local_files_only": local_files_only}
-        place = Source.of(source, subfolder=subfolder, **hub).place
+        place = Source.of(source, revision, subfolder, None, cache_dir, token, local_files_only).place
         named = [Path(source).name] if Path(source).expanduser().is_file() else ["tokenizer.json", "vocab.txt"]
         found = first_existing(place, named)
         check_habits(settings)

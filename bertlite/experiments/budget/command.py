@@ -164,12 +164,7 @@ class Job:
     """The common part of a command's targets: the given model, the texts, and everything that determines a result."""
 
     def __init__(
-        self,
-        source: Checkpoint,
-        tokenizer: BertTokenizer | None,
-        texts: Texts,
-        dev: Texts | None,
-        settings: PruneSettings,
+        self, source: Checkpoint, own: BertTokenizer | None, texts: Texts, dev: Texts | None, settings: PruneSettings
     ) -> None:
         source.hold()
         config = source.config
@@ -182,7 +177,7 @@ class Job:
         self.work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
         check_work(self.work, config)
         every, judging = read_both(texts, dev, settings, config)
-        self.read_model(tokenizer, every, judging, settings)
+        self.read_model(own or source.tokenizer, every, judging, settings)
         timed = self.read_clock(settings)
         longest = min(read_length(settings.max_length, self.tokenizer), config.max_position_embeddings)
         fit, held_out = split(every, settings.calibration or TEXTS, HELD_OUT, settings.seed, judging)
@@ -226,7 +221,7 @@ class Job:
         self.texts = {**counts, "of": held_out.name, "note": note}
 
     def read_model(
-        self, tokenizer: BertTokenizer | None, texts: Examples, dev: Examples | None, settings: PruneSettings
+        self, tokenizer: BertTokenizer, texts: Examples, dev: Examples | None, settings: PruneSettings
     ) -> None:
         """Read the model and its tokenizer, with fewer tokens if asked for, and facts for the report.
 
@@ -239,7 +234,7 @@ class Job:
                 f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs"
             )
         self.model: Any = self.source.load(cls, device=settings.device)
-        self.tokenizer = copy.copy(tokenizer or self.source.tokenizer)
+        self.tokenizer = copy.copy(tokenizer)
         self.head = read_head(self.source) if isinstance(self.model, BertModel) else MEAN
         self.given: dict[str, Any] = {"dense_bytes": file_size(self.model), "start_bytes": start}
         if settings.vocabulary:
