@@ -145,7 +145,7 @@ class Place:
     """The files of a checkpoint, each of which is looked up once; a JSON file is read once."""
 
     get: Callable[[str], Path | None]  # returns the path of a file; None if there is none
-    texts: dict[Path, str]  # of the JSON files that were read
+    texts: dict[Path, str]  # the JSON files that were read
 
     def read(self, path: Path) -> str:
         """Return the text of one of its JSON files."""

@@ -323,7 +323,7 @@ def find_model(model: str | PathLike[str], hub: Mapping[str, Any]) -> Checkpoint
     Raises:
         FileNotFoundError: it is in neither place.
     """
-    given = model if isinstance(model, Checkpoint) else Checkpoint(model, **hub)
+    given = Checkpoint.of(model, hub.get("revision")) if isinstance(model, Checkpoint) else Checkpoint(model, **hub)
     bare = "/" not in str(given) and not Path(given).exists()
     for each in (replace(given, name=f"sentence-transformers/{given}"), given) if bare else (given,):
         try:

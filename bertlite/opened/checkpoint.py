@@ -99,7 +99,7 @@ class Checkpoint(Source):
         return {**found, "base_model": base if len(base) > 1 else base[0]} if base else found
 
     def hold(self) -> object:
-        """Read what is written with a model, for a command that takes hours: a folder may change meanwhile."""
+        """Read now the files to write with a model: a command may take hours, and a folder may change meanwhile."""
         return self.card, self.module_files
 
     @property

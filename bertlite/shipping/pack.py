@@ -119,9 +119,7 @@ def pack(
 
         with replacing(out, superseded=PACKED) as new:
             bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
-            quick = optimise(dtype=numbers, sample=sample)
-            write(new, quick, source.tokenizer, about, after)
-            rounding = quick.rounding
+            rounding = write(new, optimise(dtype=numbers, sample=sample), source.tokenizer, about, after)
             if fitted:
                 rounding = f"{rounding}, to {len(fitted)} {'given' if fitted[0] in given else 'built-in'} texts"
             bar.stage(f"comparing results in {dtype_name(numbers)}")
@@ -186,13 +184,16 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
         yield f"  weights: {record['rounding']}"
 
 
-def write(folder: Path, quick: InferenceModel, tokenizer: BertTokenizer, about: dict[str, Any], after: State) -> None:
-    """Write the files of a packed folder."""
+def write(
+    folder: Path, quick: InferenceModel, tokenizer: BertTokenizer, about: dict[str, Any], after: State
+) -> str | None:
+    """Write the files of a packed folder; return how its weights were rounded to 8 bits."""
     quick.save(folder)
     carry_tokenizer(tokenizer, folder, quick.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
     write_about(folder, about)
+    return quick.rounding
 
 
 def write_about(folder: Path, about: dict[str, Any]) -> None:
