@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from bertlite.support.activations import ACTIVATIONS, ONLY_HERE
-from bertlite.support.files import to_json, write_text
+from bertlite.support.files import read_json_object, to_json, write_text
 from bertlite.support.habits import habit_hint
 
 
@@ -290,26 +289,6 @@ def refuse_to_change(config: BertConfig, name: str, *value: Any) -> NoReturn:
 
 
 BertConfig.__setattr__ = BertConfig.__delattr__ = refuse_to_change  # type: ignore[method-assign, assignment]
-
-
-def read_json_object(path: str | Path) -> dict[str, Any]:
-    """Read a file of one JSON object; see `parse_json_object`."""
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    return parse_json_object(path, text)
-
-
-def parse_json_object(path: str | Path, text: str) -> dict[str, Any]:
-    """Parse a JSON object; raise ValueError, which names the file at the path, if the text is not one."""
-    try:
-        values = json.loads(text, parse_constant=lambda _: None)  # NaN is not JSON
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON, or cut short ({error}): fetch it again") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object")
-    return values
 
 
 def check_type(name: str, value: Any, kind: Any, default: Any = ()) -> None:

@@ -12,7 +12,7 @@ from bertlite.experiments.evaluate_command import evaluate as evaluate
 from bertlite.experiments.experiment import prune_run as prune_run
 from bertlite.experiments.settings import PruneSettings as PruneSettings
 from bertlite.experiments.speed import measure_speed as measure_speed
-from bertlite.inspection import inspect as inspect
+from bertlite.opened.inspection import inspect as inspect
 from bertlite.shipping.convert import convert as convert
 from bertlite.shipping.export import export as export
 from bertlite.shipping.pack import pack as pack

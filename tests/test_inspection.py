@@ -18,7 +18,7 @@ import bertlite
 from bertlite import BertForMaskedLM, BertModel, prune_heads, prune_neurons
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS
 from bertlite.cli import main
-from bertlite.inspection import DIFFERS, FAILS, SAME, inspect
+from bertlite.opened.inspection import DIFFERS, FAILS, SAME, inspect
 from bertlite.runtime.tasks import TOKENIZER, checksum_of
 from tests.clients.checks.common import minilm
 

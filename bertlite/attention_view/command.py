@@ -9,12 +9,11 @@ from typing import Any
 
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
 from bertlite.attention_view.pages import page
-from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.folders import check_file_output
 from bertlite.models.base import BertModel
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.support.files import write_bytes
 from bertlite.support.process import door
-from bertlite.tokenizer import BertTokenizer
 
 
 @door
@@ -45,20 +44,19 @@ def attention(
         ValueError: there is no such layer or head, or the text is too long, or the checkpoints cannot be compared, or
             the page would replace another file.
     """
+    both = [Checkpoint.of(each) for each in (checkpoint, against) if each is not None]
     if html is not None:
-        check_file_output(Path(html).expanduser(), checkpoint, against)
+        check_file_output(Path(html).expanduser(), *both)
     if isdir(str(text)) and not exists(fspath(checkpoint)):
         raise ValueError(f"{text} is a folder: a checkpoint is named before its text")
 
     # The maps of each checkpoint; one without a tokenizer is read with the tokenizer of the one before.
     found: list[AttentionMaps] = []
-    both = [fspath(each) for each in (checkpoint, against) if each is not None]
-    for each, name in zip(both, short_names(both[0], both[-1] if against else None), strict=False):
+    for each, name in zip(both, short_names(str(both[0]), str(both[-1]) if against else None), strict=False):
         try:
-            tokenizer = BertTokenizer.from_pretrained(each)
+            tokenizer = each.tokenizer
         except FileNotFoundError:
-            find_checkpoint(Source(each))  # raises if there is no model either
-            if not found:
+            if each.files and not found:  # it raises if there is no model either
                 raise
             warnings.warn(f"{each} has no tokenizer: the text is read with {checkpoint}'s", stacklevel=1)
         model = BertModel.from_pretrained(each, add_pooling_layer=False)
@@ -87,11 +85,11 @@ def count_heads(weights: Mapping[str, Mapping[str, object]]) -> str:
     return f"heads drawn: {len(rows) - rows.count(None)}, pruned: {rows.count(None)}"
 
 
-def short_names(checkpoint: str, against: str | None) -> tuple[str, str]:
+def short_names(path: str, other_path: str | None) -> tuple[str, str]:
     """Return a short name of each checkpoint: a folder's, with enough parents to distinguish the two."""
     one, other = (
-        Path(path).resolve().parts[1:] if path and Path(path).is_dir() else (path or "",)
-        for path in (checkpoint, against)
+        Path(each).resolve().parts[1:] if each and Path(each).is_dir() else (each or "",)
+        for each in (path, other_path)
     )
     depth = 1
     while one[-depth:] == other[-depth:] and depth < max(len(one), len(other)):

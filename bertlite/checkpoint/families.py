@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing, locate
+from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing
 from bertlite.checkpoint.names import WRAPPER_PREFIXES
-from bertlite.config import BertConfig, check_type, read_json_object
+from bertlite.config import BertConfig, check_type
 from bertlite.support.kinds import checked
 
 State = dict[str, Tensor]
@@ -336,13 +336,15 @@ class Origin:
     values: Values
 
     @classmethod
-    def read(cls, path: Path) -> "Origin":
-        """Read a config.json.
+    def read(cls, source: Source) -> "Origin":
+        """Read the config.json of a checkpoint.
 
         Raises:
+            FileNotFoundError: there is no such checkpoint.
             ValueError: the file is not a JSON object, or describes a model that is not a BERT; the message says why.
         """
-        return cls.of(path, read_json_object(path))
+        path = first_existing(source.place, CONFIG_FILES)
+        return cls.of(path, source.place.values(path.name))
 
     @classmethod
     def of(cls, path: Path | str, values: Values) -> "Origin":
@@ -460,17 +462,11 @@ def class_name(name: str) -> str:
     return "BertModel" if part is None else "Bert" + part[0].replace("ForCausalLM", "LMHeadModel")
 
 
-def read_config(source: Source, **overrides: Any) -> BertConfig:
-    """Read the config of a checkpoint of any family as a BERT's; `Origin.read` lists the errors."""
-    return Origin.read(first_existing(locate(source), CONFIG_FILES)).config(**overrides)
-
-
 @checked
 def config_of_checkpoint(source: str | PathLike[str], **options: Any) -> BertConfig:
     """Read the config of a checkpoint; see `BertConfig.from_pretrained`."""
-    place = {name: options.pop(name) for name in PLACE if name in options}
-    return read_config(Source(source, **place), **options)
+    place = [None if each.name == "variant" else options.pop(each.name, None) for each in fields(Source)[1:]]
+    return Origin.read(Source.of(source, *place)).config(**options)
 
 
-PLACE = ("revision", "subfolder", "cache_dir", "token", "local_files_only")
 BertConfig.read = config_of_checkpoint

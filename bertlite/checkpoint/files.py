@@ -7,13 +7,16 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any, Self
 
 from bertlite.checkpoint.faults import MOST_SHOWN, damaged_file
 from bertlite.checkpoint.folders import allowed_root
+from bertlite.support.files import parse_json_object, read_json_text
 
 log = logging.getLogger("bertlite")
 CONFIG_FILES = ("config.json", "bert_config.json")  # the second is the name of 2018
@@ -45,7 +48,8 @@ OTHERS = {  # {ends of names: the format of such a file, and the way out}
 class Source:
     """The place of a checkpoint: a folder, a weights file in a folder with its config.json, or a hub id.
 
-    `revision`, `cache_dir`, `token` and `local_files_only` are for the hub; a folder ignores them.
+    `revision`, `cache_dir`, `token` and `local_files_only` are for the hub; a folder ignores them.  A source can be
+    given as a path, its name.  A copy, such as another process unpickles, looks for the files again.
     """
 
     name: str | os.PathLike[str]
@@ -56,6 +60,79 @@ class Source:
     token: str | bool | None = None
     local_files_only: bool = False
 
+    @classmethod
+    def of(cls, given: "str | os.PathLike[str] | Source", *options: Any) -> Self:
+        """Return the source with a name and options, in their order; one that is given is itself, as it has its own.
+
+        Raises:
+            TypeError: there are options for a source.
+        """
+        if not isinstance(given, Source):
+            return cls(given, *options)
+        if stated := [each.name for each, value in zip(fields(cls)[1:], options, strict=False) if value]:
+            raise TypeError(f"{given} is opened already: leave out {', '.join(stated)}")
+        return given if isinstance(given, cls) else cls(*astuple(given))
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.name)
+
+    __str__ = __fspath__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), astuple(self)
+
+    @cached_property
+    def place(self) -> "Folder | Repository":
+        """The folder or the repository; for a single file, the folder that holds it.
+
+        Raises:
+            FileNotFoundError: there is no such file or folder, and the name is not a hub id.
+            ValueError: the file is of another format; the message says what to do.
+        """
+        name, path = str(self.name), Path(self.name).expanduser()
+        if path.is_file():
+            if self.subfolder:
+                raise ValueError(f"{path} is a file: leave subfolder and variant out")
+            if what := other_format(name):
+                raise ValueError(f"{path} is {what}")
+            return Folder(path.parent)
+        if name and path.is_dir():
+            return Folder(path / (self.subfolder or ""))
+        if not isinstance(self.name, str) or path.is_absolute() or name.startswith((".", "~")):
+            raise FileNotFoundError(f"there is no folder or file {path}")
+        if "/" in name and path.parent.is_dir():
+            log.warning("there is no folder %s: asking the hub for it", name)
+        return Repository(self)
+
+    @cached_property
+    def files(self) -> "CheckpointFiles":
+        """The files of the model, which are fetched if they are on the hub.
+
+        Raises:
+            FileNotFoundError: one of them is missing.
+            PermissionError: the repository is gated.
+            ConnectionError: one of them was not completely received; the cache then does not have it.
+            ValueError: an index is damaged or points outside its folder, or the folder also has an adapter.
+        """
+        path = Path(self.name).expanduser()
+        weights: Sequence[str] = WEIGHT_FILES
+        if self.variant:
+            weights = [f".{self.variant}.".join(name.rsplit(".", 1)) for name in WEIGHT_FILES]
+        if path.is_file() and path.name in CONFIG_FILES:
+            raise ValueError(f"{path} is only the config: name its folder, {path.parent}, or the weights in it")
+        if path.is_file():
+            if self.variant:
+                raise ValueError(f"{path} is a file: leave subfolder and variant out")
+            weights = [path.name]
+        place = self.place
+        config, found = first_existing(place, CONFIG_FILES), first_existing(place, weights)
+        if not path.is_file() and (adapter := place.get(ADAPTER)):
+            raise ValueError(
+                f"{adapter} is an adapter of PEFT, and {found.name} would be loaded without it: merge it with PEFT's"
+                " merge_and_unload and save that, or name the weights file to load only the weights"
+            )
+        return CheckpointFiles(config, found, read_index(found, place) if found.suffix == ".json" else {})
+
 
 @dataclass(frozen=True)
 class CheckpointFiles:
@@ -64,17 +141,36 @@ class CheckpointFiles:
     shards: Mapping[Path, set[str]]  # which tensors each file must hold; empty without an index
 
 
-class Folder:
+class Place:
+    """The files of a checkpoint, each of which is looked up once; a JSON file is read once."""
+
+    get: Callable[[str], Path | None]  # returns the path of a file; None if there is none
+    texts: dict[Path, str]  # the JSON files that were read
+
+    def read(self, path: Path) -> str:
+        """Return the text of one of its JSON files."""
+        if path not in self.texts:
+            self.texts[path] = read_json_text(path)
+        return self.texts[path]
+
+    def values(self, name: str) -> dict[str, Any]:
+        """Return the values of a JSON file, which the caller may change; none if there is no such file."""
+        path = self.get(name)
+        return {} if path is None else parse_json_object(path, self.read(path))
+
+
+class Folder(Place):
     """The files of a folder; a model of sentence-transformers may be in a subfolder that its modules.json names."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.paths = path, [path]
-        if os.path.isfile(path / "modules.json") and not os.path.isfile(path / CONFIG_FILES[0]):
+        self.path, self.paths, self.texts = path, [path], {}
+        self.get = cache(self.find)
+        if not os.path.isfile(path / CONFIG_FILES[0]) and (modules := self.get("modules.json")):
             with suppress(ValueError, TypeError, LookupError):  # `read_modules` names a damaged file
-                inner = PurePosixPath(json.loads((path / "modules.json").read_text(encoding="utf-8"))[0]["path"])
+                inner = PurePosixPath(json.loads(self.read(modules))[0]["path"])
                 self.paths += [] if inner.is_absolute() or ".." in inner.parts else [path / inner]
 
-    def get(self, name: str) -> Path | None:
+    def find(self, name: str) -> Path | None:
         found = (path / name for path in self.paths if os.path.isfile(path / name))  # accepts invalid names
         return next(found, None)
 
@@ -108,15 +204,17 @@ class Folder:
             return ""
 
 
-class Repository:
-    """The files of a hub repository, from the cache or fetched into it, all from one commit."""
+class Repository(Place):
+    """The files of a hub repository, from the cache or fetched into it, all of one commit; each is asked for once."""
 
     def __init__(self, source: Source) -> None:
-        self.source, self.id = source, str(source.name)
+        self.get = cache(self.find)
+        self.source, self.id, self.texts = source, str(source.name), {}
         self.revision, self.unreached = source.revision, source.local_files_only
         self.asked = source.local_files_only  # whether it is known if the hub can be reached
 
-    def get(self, name: str) -> Path | None:
+    def find(self, name: str) -> Path | None:
+        """Return the path of a file, which is in the cache then; None if the repository has none."""
         from huggingface_hub import errors, hf_hub_download
 
         source = self.source
@@ -148,7 +246,9 @@ class Repository:
         except errors.LocalEntryNotFoundError:
             self.unreached = True
             return None
-        except errors.EntryNotFoundError:
+        except errors.EntryNotFoundError as error:
+            headers = getattr(getattr(error, "response", None), "headers", {})
+            self.revision = headers.get("X-Repo-Commit", self.revision)  # it is missing in this commit
             return None
         except Exception as error:  # several HTTP libraries are possible
             if isinstance(error, OSError) and error.errno is not None:  # the disk's
@@ -193,58 +293,6 @@ def hub_answers() -> bool:
 def other_format(name: str) -> str | None:
     """Return the format of a file without tensors to load, with the way out; None if it may hold some."""
     return next((what for ends, what in OTHERS.items() if name.lower().endswith(ends)), None)
-
-
-def find_checkpoint(source: Source) -> CheckpointFiles:
-    """Find the files of a checkpoint; fetch them if they are on the hub.
-
-    Raises:
-        FileNotFoundError: one of them is missing.
-        PermissionError: the repository is gated.
-        ConnectionError: one of them was not completely received; the cache then does not have it.
-        ValueError: an index is damaged or points outside its folder, or the folder also has an adapter.
-    """
-    path = Path(source.name).expanduser()
-    weights: Sequence[str] = WEIGHT_FILES
-    if source.variant:
-        weights = [f".{source.variant}.".join(name.rsplit(".", 1)) for name in WEIGHT_FILES]
-    if path.is_file() and path.name in CONFIG_FILES:
-        raise ValueError(f"{path} is only the config: name its folder, {path.parent}, or the weights in it")
-    if path.is_file():
-        if source.variant:
-            raise ValueError(f"{path} is a file: leave subfolder and variant out")
-        weights = [path.name]
-    place = locate(source)
-    config, found = first_existing(place, CONFIG_FILES), first_existing(place, weights)
-    if not path.is_file() and (adapter := place.get(ADAPTER)):
-        raise ValueError(
-            f"{adapter} is an adapter of PEFT, and {found.name} would be loaded without it: merge it with PEFT's"
-            " merge_and_unload and save that, or name the weights file to load only the weights"
-        )
-    return CheckpointFiles(config, found, read_index(found, place) if found.suffix == ".json" else {})
-
-
-def locate(source: Source) -> Folder | Repository:
-    """Return the folder or the repository of a checkpoint; for a single file, the folder that holds it.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder, and the name is not a hub id.
-        ValueError: the file is of another format; the message says what to do.
-    """
-    name, path = str(source.name), Path(source.name).expanduser()
-    if path.is_file():
-        if source.subfolder:
-            raise ValueError(f"{path} is a file: leave subfolder and variant out")
-        if what := other_format(name):
-            raise ValueError(f"{path} is {what}")
-        return Folder(path.parent)
-    if name and path.is_dir():
-        return Folder(path / (source.subfolder or ""))
-    if not isinstance(source.name, str) or path.is_absolute() or name.startswith((".", "~")):
-        raise FileNotFoundError(f"there is no folder or file {path}")
-    if "/" in name and path.parent.is_dir():
-        log.warning("there is no folder %s: asking the hub for it", name)
-    return Repository(source)
 
 
 def first_existing(place: Folder | Repository, names: Sequence[str]) -> Path:

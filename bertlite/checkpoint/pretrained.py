@@ -14,6 +14,7 @@ import torch
 from bertlite.checkpoint.checks import (
     DTYPES,
     NONFINITE,
+    Fit,
     fit_tensors_,
     implausible_sizes,
     nonfinite_tensors,
@@ -21,7 +22,7 @@ from bertlite.checkpoint.checks import (
 )
 from bertlite.checkpoint.families import BERT, Origin
 from bertlite.checkpoint.faults import MOST_SHOWN, raise_faults
-from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.hub import push_folder
 from bertlite.checkpoint.names import LoadableModel, optional_part
 from bertlite.checkpoint.reading import State, read_tensors
@@ -78,7 +79,7 @@ class Pretrained:
         """
         check_habits(overrides)
         options = {} if add_pooling_layer is None else {"add_pooling_layer": add_pooling_layer}
-        place = Source(source, revision, subfolder, variant, cache_dir, token, local_files_only)
+        place = Source.of(source, revision, subfolder, variant, cache_dir, token, local_files_only)
         overrides = {"attn_implementation": attn_implementation, **overrides}
         model: Self = load_model(cast(Any, cls), place, options, overrides, dtype, device)
         return model
@@ -125,25 +126,28 @@ def load_model(
     overrides: Mapping[str, Any],
     dtype: torch.dtype | str | None,
     device: torch.device | str | None,
+    *,
+    whole: bool = False,
 ) -> Model:
-    """Find the files, read them, rename, check, and give the tensors to a model made for them."""
-    asked = parse_dtype(dtype)
-    files = find_checkpoint(source)
-    origin = Origin.read(files.config)
-    state = read_tensors(files)
-    options, config = origin.build(cls, options, overrides, state)
-    raise_faults(f"{files.weights} does not fit {files.config.name}:", implausible_sizes(state, config))
-    if asked is not None and origin.family is not BERT:  # it may add tensors, which must not have a narrower dtype
-        state = {name: t.to(asked) if t.dtype in DTYPES.values() else t for name, t in state.items()}
-    model = make_skeleton(cls, config, options)
-    wanted: State = model.state_dict()
-    try:
-        state = origin.as_bert(state, wanted)
-    except ValueError as error:
-        raise ValueError(f"{files.weights} does not fit {cls.__name__}: {error}") from None
+    """Find the files, read them, rename, check, and give the tensors to a model made for them.
 
-    fit = fit_tensors_(state, wanted, model, config, drop_decoder=bool(overrides.get("tie_word_embeddings")))
-    absent, faults = fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
+    Args:
+        whole: raise ValueError if a part would be initialised at random; a base model gets no pooler then.
+    """
+    asked, files, origin = parse_dtype(dtype), source.files, Origin.read(source)
+    stored = read_tensors(files)
+    if asked is not None and origin.family is not BERT:  # it may add tensors, which must not have a narrower dtype
+        stored = {name: t.to(asked) if t.dtype in DTYPES.values() else t for name, t in stored.items()}
+    model, state, fit = fit_model(cls, source, stored, options, overrides)
+    if whole and "pooler" in fit.absent and not hasattr(cls, "needs_pooler"):
+        options = {"add_pooling_layer": False, **options}
+        model, state, fit = fit_model(cls, source, stored, options, overrides)
+    wanted, absent, faults = model.state_dict(), fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
+    if whole and absent:
+        raise ValueError(
+            f"{source} has no {' and no '.join(sorted(absent))}, which would be random: train it first, with"
+            " `bertlite prune finetune`"
+        )
     title = f"{files.weights}{origin.naming} does not fit {cls.__name__} as {files.config.name} describes it:"
     raise_faults(title, faults)
     log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
@@ -164,3 +168,24 @@ def load_model(
         parts = " and no ".join(sorted(absent))
         log.warning("%s has no %s: initialised at random, to be trained before use", files.weights, parts)
     return model.eval()
+
+
+def fit_model(
+    cls: type[Model], source: Source, stored: State, options: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> tuple[Model, State, Fit]:
+    """Return a model without memory for the tensors of a checkpoint, these under its names, and how they fit.
+
+    Raises:
+        ValueError: a size in the config is implausible, or the tensors cannot be named.
+    """
+    files, origin = source.files, Origin.read(source)
+    options, config = origin.build(cls, options, overrides, stored)
+    raise_faults(f"{files.weights} does not fit {files.config.name}:", implausible_sizes(stored, config))
+    model = make_skeleton(cls, config, options)
+    wanted: State = model.state_dict()
+    try:
+        state = origin.as_bert(dict(stored), wanted)
+    except ValueError as error:
+        raise ValueError(f"{files.weights} does not fit {cls.__name__}: {error}") from None
+    drop_decoder = bool(overrides.get("tie_word_embeddings"))
+    return model, state, fit_tensors_(state, wanted, model, config, drop_decoder=drop_decoder)

@@ -25,7 +25,7 @@ def add_inspect(commands: Commands) -> None:
     action = command(
         commands,
         "inspect",
-        "bertlite.inspection",
+        "bertlite.opened.inspection",
         summary="list the contents of a checkpoint and the libraries that load it",
         description="""\
 List the contents of a checkpoint, layer by layer, and tell whether bertlite, transformers 4 and transformers 5 load it

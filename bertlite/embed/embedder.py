@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from os import PathLike, fspath
@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from bertlite.checkpoint.families import FAMILIES
-from bertlite.checkpoint.files import ADAPTER, CONFIG_FILES, Folder, Repository, Source, first_existing, locate
+from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint.files import ADAPTER, CONFIG_FILES, Folder, first_existing
+from bertlite.checkpoint.reading import read_tensors
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.config import read_json_object
 from bertlite.embed.settings import VectorSettings, compared
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.ahead import run_ahead
@@ -30,6 +31,7 @@ from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse
 from bertlite.inference.pooling import in_order, normalize_rows
 from bertlite.inference.support import ComputeDtype, parse_device
 from bertlite.models.base import BertModel
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.encoder import Floats
 from bertlite.runtime.packed import FILE
 from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER, PackedModel, is_packed
@@ -39,11 +41,10 @@ from bertlite.support.contexts import own_context
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
 from bertlite.support.progress import count_of
-from bertlite.tokenizer.sentences import MODULES, TRANSFORMER_CONFIGS, read_modules
+from bertlite.tokenizer.sentences import MODULES, POOLING, TRANSFORMER_CONFIGS
 
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 NO_PRIMITIVE = "could not create a primitive"  # oneDNN's message if memory runs out, or a matmul is unsupported
-POOLING = "Pooling"  # a module of sentence-transformers
 CHARACTERS_PER_TOKEN = 4  # for estimating the tokens of a text
 SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", MODULES, ADAPTER, *TRANSFORMER_CONFIGS)
 
@@ -145,17 +146,16 @@ class Embedder(VectorSettings):
 
         hub = {name: self.options[name] for name in ("revision", "token", "local_files_only") if name in self.options}
         cache = self.options.get("cache_folder") or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
-        place = find_folder(fspath(self.model), {"cache_dir": cache, **hub})
-        check_modules(place)
-        check_folder(Path(self.model))
+        checkpoint = find_model(self.model, {"cache_dir": cache, **hub})
+        check_modules(checkpoint)
+        check_folder(checkpoint)
+        given = {"model_kwargs": {"dtype": torch.float32}, **self.options, **checkpoint.pinned}
         with registered():  # so that pruned checkpoints load
-            loaded = library.SentenceTransformer(
-                fspath(self.model), device=self.device, model_kwargs={"dtype": torch.float32}, **self.options
-            )
+            loaded = library.SentenceTransformer(fspath(self.model), device=self.device, **given)
         if self.pooling is not None:
             replace_pooling_(loaded, self.pooling)
         modules = {str(i): repr(part) for i, part in enumerate(loaded)}
-        before = fingerprint(loaded), hashes_of(place)
+        before = fingerprint(loaded), hashes_of(checkpoint)
         encoder = self.optimise(loaded.eval())
         check_fit_(encoder, self.max_length)
         options = {
@@ -327,23 +327,23 @@ class Embedder(VectorSettings):
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-def find_folder(name: str, hub: Mapping[str, Any]) -> Folder | Repository:
-    """Return the place of a model; a name without a slash is looked up in sentence-transformers' account first.
+def find_model(model: str | PathLike[str], hub: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint of a model; a name without a slash is looked up in sentence-transformers' account first.
 
     Raises:
         FileNotFoundError: it is in neither place.
     """
-    bare = "/" not in name and not Path(name).exists()
-    for each in (f"sentence-transformers/{name}", name) if bare else (name,):
-        place = locate(Source(each, **hub))
+    given = Checkpoint.of(model, hub.get("revision")) if isinstance(model, Checkpoint) else Checkpoint(model, **hub)
+    bare = "/" not in str(given) and not Path(given).exists()
+    for each in (replace(given, name=f"sentence-transformers/{given}"), given) if bare else (given,):
         try:
-            first_existing(place, (MODULES, *CONFIG_FILES, ADAPTER))
+            first_existing(each.place, (MODULES, *CONFIG_FILES, ADAPTER))
         except (OSError, ValueError):
-            if each == name:
+            if each is given:
                 raise
         else:
             break
-    return place
+    return each
 
 
 def to_texts(column: Any) -> str | list[str]:
@@ -381,19 +381,21 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()
 
 
-def hashes_of(place: Folder | Repository) -> dict[str, str]:
+def hashes_of(checkpoint: Checkpoint) -> dict[str, str]:
     """Return a hash of the values in each JSON file that changes vectors, without weights and tokens."""
-    folders = dict.fromkeys(["", *(str(module["path"]) for module in read_modules(place))])
+    folders, place = dict.fromkeys(["", *(str(module["path"]) for module in checkpoint.modules)]), checkpoint.place
     names = [f"{folder}/{name}".lstrip("/") for folder in folders for name in SETTINGS]
     found = {name: path for name in names if (path := place.get(name)) is not None}
-    return {name: sha256_of(json.dumps(json.loads(path.read_bytes()), sort_keys=True)) for name, path in found.items()}
+    return {name: sha256_of(json.dumps(json.loads(place.read(path)), sort_keys=True)) for name, path in found.items()}
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(checkpoint: Checkpoint) -> None:
     """Raise ValueError for the damaged folder of a BERT: transformers would make up missing tensors."""
-    config = folder / "config.json"
-    if config.is_file() and read_json_object(config).get("model_type") in FAMILIES and not (folder / ADAPTER).exists():
-        BertModel.from_pretrained(folder, add_pooling_layer=False)
+    place = checkpoint.place
+    kind = place.values(CONFIG_FILES[0]).get("model_type") if isinstance(place, Folder) else None
+    if kind in FAMILIES and not place.get(ADAPTER):
+        fit = checkpoint.fit(BertModel, read_tensors(checkpoint.files), add_pooling_layer=False)
+        raise_faults(f"{checkpoint.files.weights} cannot be used:", fit.faults)
 
 
 def check_length(max_length: int, positions: int) -> None:

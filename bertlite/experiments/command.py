@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.config import LARGEST
 from bertlite.experiments.compare import (
@@ -35,6 +33,7 @@ from bertlite.experiments.finetune import STATE, finetune_, is_main_process, kee
 from bertlite.experiments.settings import Recipe, from_options
 from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.inference.support import parse_device
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.support.files import lock_folder, write_json
 from bertlite.support.kinds import checked
 from bertlite.support.process import door
@@ -110,18 +109,19 @@ def finetune(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: the task has no head to train, examples do not fit it, or the unfinished run has other settings.
     """
+    source, kind, folder = Checkpoint.of(checkpoint), task_named(task), Path(folder).expanduser()
     parse_device(device)
-    kind, checkpoint, folder = task_named(task), fspath(checkpoint), Path(folder).expanduser()
-    check_output(folder, EVERYTHING, checkpoint, *(getattr(each, "path", each) for each in (train, dev)), own=True)
-    model, examples, held_out = read_training(checkpoint, train, dev, kind, recipe.seed)
-    tokenizer = kind.read_tokenizer(checkpoint, max_length)
+    check_output(folder, EVERYTHING, source, *(getattr(each, "path", each) for each in (train, dev)), own=True)
+    model, examples, held_out = read_training(source, train, dev, kind, recipe.seed)
+    source.hold()
+    tokenizer = kind.read_tokenizer(source, max_length)
     examples = examples.sample(train_examples, recipe.seed)
     data, judged = (kind.encode(each, tokenizer) for each in (examples, held_out))
     if not is_main_process(device):
         finetune_(model, data, kind, recipe, device=device, state=folder / STATE)
         return record_of("finetune", [])
     length = tokenizer.model_max_length
-    config = {"recipe": asdict(recipe), "task": task, "max_length": length, "checkpoint": checkpoint}
+    config = {"recipe": asdict(recipe), "task": task, "max_length": length, "checkpoint": str(source)}
     hashes, before = {"train": examples.sha256, "dev": held_out.sha256}, {"before": model_sha256(model)}
     facts: dict[str, Any] = {"data": hashes, "model": before, "device": device, "kept": (STATE, METRICS)}
     with lock_folder(folder), Run("finetune", config, folder=folder, seed=recipe.seed, **facts) as run:
@@ -132,13 +132,13 @@ def finetune(
         finetune_(model, data, kind, recipe, device=device, state=state, **shown)
         run.results["sha256"] = model_sha256(model)
         how = [f"It was fine-tuned on {examples.name} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
-        finish_run(run, model, judged, kind, data_name=held_out.name, source=checkpoint, how=how)
+        finish_run(run, model, judged, kind, data_name=held_out.name, source=source, how=how)
         shutil.rmtree(state, ignore_errors=True)
     return record_of("finetune", read_runs(folder))
 
 
 def read_training(
-    checkpoint: str,
+    checkpoint: Checkpoint,
     train: DataSource | str | PathLike[str],
     dev: DataSource | str | PathLike[str],
     task: Task,
@@ -157,7 +157,7 @@ def read_training(
     if task.apart:
         raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
     named = task.labels is torch.long
-    known = class_names(read_config(Source(checkpoint))) if named else ()
+    known = class_names(checkpoint.config) if named else ()
     sources = [each if isinstance(each, DataSource) else DataSource(fspath(each)) for each in (train, dev)]
     examples = read_examples(sources[0], words=task.words, classes=known, collect=named)
     changes = head_changes(examples, task)

@@ -3,6 +3,7 @@
 A batch holds a model's keyword arguments: input_ids, attention_mask and token_type_ids (B, S), labels (B,).
 """
 
+import copy
 import json
 import random
 import re
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.tasks import check_count
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
@@ -353,8 +355,8 @@ def label_values(
         yield tuple(x for label in each if (x := numbers[label]) is not None)
 
 
-def read_tokenizer(checkpoint: str, max_length: int | None = None, *, sentences: bool = False) -> BertTokenizer:
-    """Load the tokenizer of a folder or a hub id, with the length to truncate to as its `model_max_length`.
+def read_tokenizer(checkpoint: Checkpoint, max_length: int | None = None, *, sentences: bool = False) -> BertTokenizer:
+    """Return the tokenizer of a checkpoint, with the length to truncate to as its `model_max_length`.
 
     Args:
         max_length: as for `read_length`.
@@ -364,7 +366,7 @@ def read_tokenizer(checkpoint: str, max_length: int | None = None, *, sentences:
         FileNotFoundError: there is no tokenizer.
         ValueError: `max_length` leaves no room for a word.
     """
-    tokenizer = BertTokenizer.from_pretrained(checkpoint)
+    tokenizer = copy.copy(checkpoint.tokenizer)
     tokenizer.sentences = tokenizer.sentences if sentences else SentenceSettings()
     tokenizer.model_max_length = read_length(max_length, tokenizer)
     special = tokenizer.backend_tokenizer.num_special_tokens_to_add(True)  # for a pair

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from bertlite.checkpoint.files import Source
 from bertlite.experiments.data import (
     NO_LABEL,
     EncodedExamples,
@@ -29,9 +28,9 @@ from bertlite.experiments.statistics import Array, Ends, Metric, crossed_estimat
 from bertlite.inference.ahead import run_ahead
 from bertlite.models.base import BertModel
 from bertlite.models.heads import BertForSequenceClassification, BertForTokenClassification
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.batches import Batch, eval_mode, inputs_of, real_tokens
 from bertlite.runtime.texts import run_batches
-from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.original import spearman
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head
 from bertlite.tokenizer import BertTokenizer
@@ -97,17 +96,13 @@ class Task:
         p, q = (F.log_softmax(torch.from_numpy(x).double(), -1) for x in (dense, outputs))
         return float(F.kl_div(q, p, reduction="batchmean", log_target=True))
 
-    def load(self, checkpoint: str, **options: Any) -> Any:
-        """Load a checkpoint into the task's class; raise ValueError if the checkpoint has no head for it."""
-        return load_trained(self.model_class, checkpoint, **options)
-
-    def of_checkpoint(self, checkpoint: str) -> "Task":
+    def of_checkpoint(self, checkpoint: Checkpoint) -> "Task":
         """Return the task with the vectors of a checkpoint; `read_head` lists the errors."""
         return replace(self, head=read_head(checkpoint)) if self.apart else self
 
-    def read_tokenizer(self, checkpoint: str, max_length: int | None) -> BertTokenizer:
-        """Load a checkpoint's tokenizer; for a model without another head it follows sentence-transformers' files."""
-        own = self.scores is None and self.model_class is class_for(Source(checkpoint))
+    def read_tokenizer(self, checkpoint: Checkpoint, max_length: int | None) -> BertTokenizer:
+        """Return a checkpoint's tokenizer; without another head it follows sentence-transformers' files."""
+        own = self.scores is None and self.model_class is checkpoint.model_class
         return read_tokenizer(checkpoint, max_length, sentences=own)
 
     def encode(self, examples: Examples, tokenizer: BertTokenizer) -> EncodedExamples:

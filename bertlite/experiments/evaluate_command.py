@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import check_known
 from bertlite.experiments.command import data_source
@@ -29,8 +27,8 @@ from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.support import parse_device
 from bertlite.models.heads import BertForMaskedLM
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.tasks import ABOUT, PackedModel, is_packed, read_runtime_json
-from bertlite.shipping.carried import class_for
 from bertlite.shipping.original import same_labels, what_is_kept
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
@@ -45,7 +43,7 @@ MASKED_BATCH = 8  # texts: a logit for every word of the vocabulary, at every to
 class Predictions:
     """The predictions of a checkpoint, and the labels, both in its own order of classes."""
 
-    checkpoint: str
+    checkpoint: Checkpoint
     classes: tuple[str, ...]
     outputs: Array
     labels: Array
@@ -126,29 +124,30 @@ def evaluate(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: examples do not fit the task or the model, or the two checkpoints have different classes.
     """
-    name, kind = fspath(checkpoint), task_of_checkpoint(fspath(checkpoint), task)
+    model, other_model = Checkpoint.of(checkpoint), None if against is None else Checkpoint.of(against)
+    kind = task_of_checkpoint(model, task)
     kind.metric(metric)  # before any work
     parse_device(device)
     source = data if isinstance(data, DataSource) else DataSource(fspath(data))
     if kind.apart and len(source.text) != 2:
-        train = f"or train a classifier on {name} with `bertlite prune finetune`"
+        train = f"or train a classifier on {model} with `bertlite prune finetune`"
         raise ValueError(f"{kind.name} compares two texts; name two text columns, not one, {train}")
     where: dict[str, Any] = {"max_length": max_length, "device": device}
-    dev, ours, optimised = predict_examples(name, kind, source, dtype=dtype, backend=backend, **where)
+    dev, ours, optimised = predict_examples(model, kind, source, dtype=dtype, backend=backend, **where)
     metric = kind.metric(metric, ours.outputs.shape[-1])
     record: dict[str, Any] = {
         "what": "bertlite evaluate",
         "task": kind.name,
         "metric": metric,
         "data": {"name": dev.name, "examples": len(dev), "sha256": dev.sha256},
-        "model": {"checkpoint": name, **measure_metrics(ours.outputs, ours.labels, kind, metric)},
+        "model": {"checkpoint": str(model), **measure_metrics(ours.outputs, ours.labels, kind, metric)},
         **optimised,
     }
-    if against is not None:
-        other_kind = task_of_checkpoint(fspath(against), kind.name)
-        other = predict_examples(fspath(against), other_kind, source, **where)[1].with_classes(ours)
+    if other_model is not None:
+        other_kind = task_of_checkpoint(other_model, kind.name)
+        other = predict_examples(other_model, other_kind, source, **where)[1].with_classes(ours)
         measured = measure_metrics(other.outputs, other.labels, kind, metric)
-        record["against"] = {"checkpoint": other.checkpoint, **measured}
+        record["against"] = {"checkpoint": str(against), **measured}
         record["comparison"] = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, kind, metric)
     if kind.labels is torch.long and kind is not MASKED:
         record["notes"] = notes_on(ours.labels, [ours.outputs], metric)
@@ -162,7 +161,7 @@ def is_worse(record: dict[str, Any]) -> bool:
     return low is not None and bool(low > 0 if record["metric"] == "loss" else high < 0)
 
 
-def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
+def task_of_checkpoint(checkpoint: Checkpoint, named: str | None) -> Task:
     """Return the task of a checkpoint: its class's, unless one is given.
 
     Raises:
@@ -170,8 +169,7 @@ def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
     """
     if is_packed(checkpoint):
         return packed_task(checkpoint, named)
-    config = read_config(Source(checkpoint))
-    cls, known = class_for(Source(checkpoint)), {**TASKS, MASKED.name: MASKED}
+    config, cls, known = checkpoint.config, checkpoint.model_class, {**TASKS, MASKED.name: MASKED}
     if named is None and cls is TASKS["regression"].model_class:
         number = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
         named = "regression" if number else "classification"
@@ -186,7 +184,7 @@ def task_of_checkpoint(checkpoint: str, named: str | None) -> Task:
 
 
 def predict_examples(
-    checkpoint: str,
+    checkpoint: Checkpoint,
     task: Task,
     source: DataSource,
     *,
@@ -202,7 +200,7 @@ def predict_examples(
     if is_packed(checkpoint):
         check_packed_options(checkpoint, dtype, backend, device)
         return *predict_packed(checkpoint, task, source, max_length), {}
-    model = task.load(checkpoint).to(device)
+    model = checkpoint.load(task.model_class).to(device)
     tokenizer = task.read_tokenizer(checkpoint, max_length)
     if task is MASKED:
         dev = read_examples(replace(source, label=None))
@@ -226,7 +224,7 @@ def predict_examples(
     return dev, Predictions(checkpoint, dev.classes if task is not MASKED else (), outputs, data.targets()), optimised
 
 
-def packed_task(folder: str, named: str | None) -> Task:
+def packed_task(folder: Checkpoint, named: str | None) -> Task:
     """Return the task of a packed folder: of its kind.
 
     Raises:
@@ -245,7 +243,7 @@ def packed_task(folder: str, named: str | None) -> Task:
 
 
 def predict_packed(
-    folder: str, task: Task, source: DataSource, max_length: int | None
+    folder: Checkpoint, task: Task, source: DataSource, max_length: int | None
 ) -> tuple[Examples, Predictions]:
     """Return the examples, with labels in the order of a packed folder's classes, and its predictions."""
     packed = PackedModel(folder, torch.get_num_threads())

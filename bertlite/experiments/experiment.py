@@ -37,6 +37,7 @@ from bertlite.experiments.files import (
 from bertlite.experiments.finetune import DivergedError, Recipe, finetune_
 from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.experiments.statistics import Array
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.criteria import CRITERIA
 from bertlite.pruning.importance import (
     METHODS,
@@ -172,8 +173,10 @@ class Experiment:
     def __init__(self, setting: Setting, device: str = "cpu") -> None:
         self.setting, self.device = setting, device
         self.task = task_named(setting.task)
-        self.dense = self.task.load(setting.model, device=device)
-        self.task = self.task.of_checkpoint(setting.model)
+        self.source = Checkpoint.of(setting.model)
+        self.source.hold()
+        self.dense = self.source.load(self.task.model_class, device=device)
+        self.task = self.task.of_checkpoint(self.source)
         classes = class_names(self.dense.config) if self.task.labels is torch.long else ()
         read = partial(read_examples, words=self.task.words, classes=classes)
         self.train, self.dev = read(setting.train), read(setting.dev)
@@ -182,7 +185,7 @@ class Experiment:
                 raise ValueError(f"--{option} is {count}; {self.train.name} has {len(self.train)}: take fewer")
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
-        self.tokenizer = self.task.read_tokenizer(setting.model, setting.max_length)
+        self.tokenizer = self.task.read_tokenizer(self.source, setting.max_length)
         self.setting = replace(setting, max_length=self.tokenizer.model_max_length)
         self.known_scores: dict[tuple[str, int], Tensor] = {}
         self.task.check_both(self.train, self.dev)
@@ -299,7 +302,7 @@ class Experiment:
                 self.task,
                 data_name=self.dev.name,
                 dense=self.dense_outputs,
-                source=self.setting.model if save_model else None,
+                source=self.source if save_model else None,
                 how=self.describe(cell),
                 class_names=self.setting.train.classes if self.task.name == "classification" else (),
             )

@@ -10,6 +10,7 @@ from bertlite.experiments.evaluate import Task, interval_over_examples, metrics_
 from bertlite.experiments.files import DENSE, prediction_lines
 from bertlite.experiments.finetune import DivergedError
 from bertlite.experiments.statistics import Array
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
 from bertlite.support.runs import Run
@@ -26,7 +27,7 @@ def finish_run(
     *,
     data_name: str,
     dense: Array | None = None,
-    source: str | None = None,
+    source: Checkpoint | None = None,
     how: Sequence[str] = (),
     class_names: Sequence[str] = (),
 ) -> None:

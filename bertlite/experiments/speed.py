@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Source
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.bodies import OptimizedBody
 from bertlite.inference.holders import modules_of
 from bertlite.inference.support import parse_device
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.tasks import PackedModel, check_count, is_packed
 from bertlite.runtime.texts import check_texts
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept
@@ -26,7 +25,6 @@ from bertlite.support.environment import environment, version_of
 from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of
 from bertlite.support.timing import FEWEST, alternate, quartiles, ratios, time_calls, with_spread
-from bertlite.tokenizer import BertTokenizer
 
 DTYPES = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16", "float16")}  # that are compared
 BATCHES = (1, 32)  # texts in a call
@@ -77,22 +75,20 @@ def measure_speed(
         ValueError: the same; or there are too few texts, no such device, or the checkpoint has no results for texts;
             or `against` is missing, or given for a checkpoint that is not packed.
     """
-    texts, where = check_texts(texts, pairs=True), parse_device(device)
+    source, texts, where = Checkpoint.of(checkpoint), check_texts(texts, pairs=True), parse_device(device)
     if len(texts) < FEWEST_TEXTS:
         raise ValueError(f"there are {len(texts)} texts; {FEWEST_TEXTS} or more are needed, better a thousand")
-    packed = PackedModel(checkpoint, torch.get_num_threads()) if is_packed(checkpoint) else None
+    packed = PackedModel(source, torch.get_num_threads()) if is_packed(source) else None
     if packed is not None:
-        check_packed_options(checkpoint, dtype, backend, device)
+        check_packed_options(source, dtype, backend, device)
+        source = Checkpoint.of(against or checkpoint_of(packed))
     elif against is not None:
         raise ValueError(f"against names the checkpoint of a packed folder, and {checkpoint} is not packed")
-    source = Source(checkpoint if packed is None else against or checkpoint_of(packed))
-    config, tokenizer = read_config(source), BertTokenizer.from_pretrained(source.name)
-    kind, _ = checkpoint_kind(source, config)
-    longest = longest_text(tokenizer, config)
+    (kind, _), longest = checkpoint_kind(source), longest_text(source)
     longest = longest if max_length is None else min(check_count("max_length", max_length), longest)
     if kind == "tagger" and not all(isinstance(text, str) for text in texts):
         raise ValueError("texts holds pairs, and a tagger reads single texts: give a list of strings")
-    original = Original.load(fspath(source.name), kind, longest, device)
+    original = Original.load(source, kind, longest, device)
     if packed is None:
         models, left_out = optimised(original, dtype, backend, where)
     else:
@@ -110,7 +106,7 @@ def measure_speed(
         }
         for name, model in models.items()
     }
-    lengths = [len(ids) for ids in tokenizer.encode_texts(timed, longest)["input_ids"]]
+    lengths = [len(ids) for ids in source.tokenizer.encode_texts(timed, longest)["input_ids"]]
     return {
         "what": "bertlite.measure_speed",
         "checkpoint": fspath(checkpoint),

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertlite.checkpoint.checks import dtype_faults, implausible_sizes, pruning_faults
 from bertlite.checkpoint.faults import raise_faults
-from bertlite.checkpoint.files import ADAPTER, Folder, Source, find_checkpoint, locate
+from bertlite.checkpoint.files import ADAPTER, Folder, Source
 from bertlite.checkpoint.names import WRAPPER_PREFIXES, current_name
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.checkpoint.skeleton import make_skeleton
@@ -39,7 +39,7 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
     if (Path(source) / ADAPTER).exists():
         return  # transformers reads the model that the adapter names
     try:
-        files = find_checkpoint(Source(source, subfolder=options.get("subfolder"), variant=options.get("variant")))
+        files = Source(source, subfolder=options.get("subfolder"), variant=options.get("variant")).files
     except FileNotFoundError:
         return
 
@@ -88,7 +88,7 @@ def says_if_missing(source: str) -> Iterator[None]:
     Raises:
         FileNotFoundError: there is no such file or folder, and the hub did not return it.
     """
-    place = locate(Source(source))
+    place = Source(source).place
     try:
         yield
     except OSError as error:

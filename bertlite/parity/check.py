@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
+from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, cast
@@ -20,12 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 import bertlite
-from bertlite.checkpoint.families import Origin, read_config
-from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig
 from bertlite.inference import optimize_for_inference
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.heads import CLASSES, BertForQuestionAnswering, BertForSequenceClassification
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, RELATIVE, Case, Overrides
 from bertlite.parity.compare import (
@@ -59,7 +59,9 @@ NO_KERNEL = re.compile("No (available kernel|viable backend)")  # an error of to
 
 @door
 @own_context(gradients=True)
-def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: Tamper | None = None) -> Report:
+def check(
+    case: Case, device: str = "cpu", checkpoint: str | PathLike[str] = "", tamper: Tamper | None = None
+) -> Report:
     """Run one case on both sides and compare everything they return.
 
     Args:
@@ -74,35 +76,37 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
         ModuleNotFoundError: transformers is not installed.
         FileNotFoundError, ValueError: the checkpoint cannot be loaded.
     """
+    source = Checkpoint.of(checkpoint)
     if reason := reference.unsupported(case):
         return Report(case.name, not_checked=reason)
     kernel = sdpa_kernel(SDPA_KERNELS[case.mode]) if case.mode in KERNELS else nullcontext()
     try:
         with reference.silent(), kernel:
-            return compare_sides(case, device, checkpoint, tamper)
+            return compare_sides(case, device, source, tamper)
     except RuntimeError as error:
         if case.mode not in KERNELS or not NO_KERNEL.match(str(error)):
             raise
         return Report(case.name, not_checked=f"torch {torch.__version__} has no {case.mode} kernel for it here")
 
 
-def check_all(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Iterator[Report]:
+def check_all(cases: Iterable[Case], device: str, checkpoint: str | PathLike[str]) -> Iterator[Report]:
     """Check one case after the other, and release the models at the end."""
+    source = Checkpoint.of(checkpoint)
     try:
         for case in cases:
-            yield check(case, device, checkpoint)
+            yield check(case, device, source)
     finally:
         models_for.cache_clear()
         encoded_sentences.cache_clear()
 
 
-def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | None) -> Report:
+def compare_sides(case: Case, device: str, checkpoint: Checkpoint, tamper: Tamper | None) -> Report:
     """Run a case on both sides; report the differences and the first module to differ."""
     start = time.perf_counter()
-    overrides = tuple(overrides_for(case, checkpoint).items())
+    overrides = tuple(overrides_for(case, checkpoint.config).items())
 
     # Both sides read one checkpoint and get the same inputs.
-    models = models_for(str(checkpoint), case.model, overrides, case.dtype, device)
+    models = models_for(checkpoint, case.model, overrides, case.dtype, device)
     inputs = case_inputs(case, models.ours, models.source, device)
     ours = our_model(case, models.ours, inputs, tamper)
 
@@ -120,7 +124,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
 
     others = {side: tensors(case, model, inputs, is_ours=False) for side, model in references.items()}
     if case.family and case.feature in GRADIENTS:
-        our_tensors, others = families.gradients_as_ours(models.origin, our_tensors, others, models.ours)
+        our_tensors, others = families.gradients_as_ours(models.source.origin, our_tensors, others, models.ours)
 
     report = Report(
         case.name,
@@ -135,7 +139,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     runs = {side: partial(run_forward, case, model, inputs, is_ours=False) for side, model in references.items()}
     traces = {side: trace(model, runs[side]) for side, model in references.items()}
     if case.family:
-        traces = {side: families.modules_as_ours(models.origin, found) for side, found in traces.items()}
+        traces = {side: families.modules_as_ours(models.source.origin, found) for side, found in traces.items()}
     traces["ours"] = trace(ours, partial(run_forward, case, ours, inputs, is_ours=True))
 
     real: Any = {side: without_padding(case, found, inputs) for side, found in traces.items()}
@@ -143,12 +147,11 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     return replace(report, first_module=first, seconds=time.perf_counter() - start)
 
 
-def overrides_for(case: Case, checkpoint: str | Path) -> Overrides:
+def overrides_for(case: Case, config: BertConfig) -> Overrides:
     """Return the fields of the config to change; a head that the checkpoint has keeps its labels.
 
     A new head has three labels: with two, a loss that swaps them could pass.
     """
-    config = read_config(Source(checkpoint))
     architectures = config.extra.get("architectures") or ()
     head, labels = CLASSES[case.model], dict[str, Any]()
     if getattr(head, "own_labels", False) and case.model not in architectures:
@@ -313,7 +316,9 @@ def weighted_sum(out: Output) -> Tensor:
 class Models:
     """Our model, theirs for each backend, and theirs in float64, each loaded on first use."""
 
-    def __init__(self, checkpoint: str, model: str, overrides: Overrides, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, model: str, overrides: Overrides, dtype: torch.dtype, device: str
+    ) -> None:
         self.checkpoint, self.model, self.overrides = checkpoint, model, overrides
         self.dtype, self.device = dtype, device
         self.loaded: dict[str, nn.Module] = {}  # theirs, by backend
@@ -321,13 +326,9 @@ class Models:
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     @cached_property
-    def source(self) -> str | Path:
+    def source(self) -> Checkpoint:
         """Return the checkpoint, or a copy that has the tensors of this class's head."""
         return reference.complete(self.checkpoint, self.model, self.overrides, self.folder)
-
-    @cached_property
-    def origin(self) -> Origin:
-        return Origin.read(find_checkpoint(Source(self.source)).config)
 
     @cached_property
     def ours(self) -> BertPreTrainedModel:
@@ -338,7 +339,7 @@ class Models:
     def theirs(self, backend: str) -> nn.Module:
         if backend not in self.loaded:
             self.loaded[backend] = reference.load(
-                self.source, self.model, self.overrides, self.dtype, backend, self.device
+                self.source.local, self.model, self.overrides, self.dtype, backend, self.device
             )
         return self.loaded[backend]
 
@@ -351,7 +352,7 @@ class Models:
 
 @lru_cache(maxsize=1)
 def models_for(
-    checkpoint: str, model: str, overrides: tuple[tuple[str, bool | int | str], ...], dtype: str, device: str
+    checkpoint: Checkpoint, model: str, overrides: tuple[tuple[str, bool | int | str], ...], dtype: str, device: str
 ) -> Models:
     """Return the models of a case, or the previous case's if they are the same."""
     return Models(checkpoint, model, dict(overrides), getattr(torch, dtype), device)

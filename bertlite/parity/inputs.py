@@ -3,17 +3,15 @@
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from bertlite.checkpoint.files import Source, locate
 from bertlite.config import BertConfig
 from bertlite.models.body import HeadBody
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity.cases import DECODER, Case
-from bertlite.tokenizer import BertTokenizer
 
 CaseInputs: TypeAlias = Mapping[str, Tensor | bool]  # keyword arguments of forward
 
@@ -27,7 +25,7 @@ TOKENIZER = "tokenizer.json"
 LENGTH = 24  # tokens of the longest sequence, or fewer if the position table is shorter
 
 
-def case_inputs(case: Case, model: Any, checkpoint: str | Path, device: str) -> dict[str, Tensor | bool]:
+def case_inputs(case: Case, model: Any, checkpoint: Checkpoint, device: str) -> dict[str, Tensor | bool]:
     """Return the keyword arguments of both models' forward for one case, by ours."""
     config: BertConfig = model.config
     ids, types, mask = tokens(case, config, checkpoint)  # each (B, S)
@@ -121,13 +119,13 @@ def labels_of(case: Case, model: Any, ids: Tensor, mask: Tensor, draw: torch.Gen
     return found
 
 
-def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tensor, Tensor, Tensor]:
+def tokens(case: Case, config: BertConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, token types and mask, each (4, S), padded on the right.
 
     The tokens come from real sentences if the checkpoint has a tokenizer.
     """
     longest = config.max_position_embeddings if case.batch == "long" else min(LENGTH, config.max_position_embeddings)
-    encoded = encoded_sentences(str(checkpoint), config.vocab_size, config.type_vocab_size)
+    encoded = encoded_sentences(checkpoint, config.vocab_size, config.type_vocab_size)
     sequences = encoded or random_tokens(config, longest)
 
     # How much of each sequence this batch takes: all, equally much, or as much as there are positions.
@@ -147,15 +145,15 @@ def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tens
 
 
 @lru_cache(maxsize=1)
-def encoded_sentences(checkpoint: str, vocab_size: int, segments: int) -> list[tuple[list[int], list[int]]]:
+def encoded_sentences(checkpoint: Checkpoint, vocab_size: int, segments: int) -> list[tuple[list[int], list[int]]]:
     """Return token ids and types of SENTENCES; an empty list if no tokenizer for this vocabulary can be loaded.
 
     Types are 0 if the tokenizer makes none, and at most the last of the model's segments.
     """
-    if locate(Source(checkpoint)).get(TOKENIZER) is None:
+    if checkpoint.place.get(TOKENIZER) is None:
         return []
     try:
-        tokenizer = BertTokenizer.from_pretrained(checkpoint)
+        tokenizer = checkpoint.tokenizer
     except ValueError:  # the tokenizer needs Python code
         return []
     if len(tokenizer) > vocab_size:

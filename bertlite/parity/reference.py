@@ -4,15 +4,15 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Source
 from bertlite.config import BertConfig
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity.cases import DECODER, LARGEST, RELATIVE, Case, Overrides
 from bertlite.parity.inputs import CaseInputs
 from bertlite.support.extras import import_optional
@@ -100,25 +100,24 @@ def family_class(name: str, config: Any) -> Any:
 
 @silent()
 def load(
-    checkpoint: str | Path, model: str, overrides: Overrides, dtype: torch.dtype, backend: str, device: str
+    folder: str | PathLike[str], model: str, overrides: Overrides, dtype: torch.dtype, backend: str, device: str
 ) -> nn.Module:
     """Return transformers' model of this class, in eval mode; a family without sdpa, such as MPNet, runs eager."""
-    config = stock().AutoConfig.from_pretrained(checkpoint, **overrides)
+    config = stock().AutoConfig.from_pretrained(folder, **overrides)
     cls = family_class(model, config)
     if backend == "sdpa" and not cls._supports_sdpa:
         backend = "eager"
-    loaded: nn.Module = cls.from_pretrained(checkpoint, config=config, dtype=dtype, attn_implementation=backend)
+    loaded: nn.Module = cls.from_pretrained(folder, config=config, dtype=dtype, attn_implementation=backend)
     return loaded.to(device).eval()
 
 
-def weights_of_layers(checkpoint: str | Path) -> int:
+def weights_of_layers(config: BertConfig) -> int:
     """Return the number of weights in the matrices of all layers."""
-    config = read_config(Source(checkpoint))
     per_layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
     return int(config.num_hidden_layers * per_layer)
 
 
-def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: Path) -> str | Path:
+def complete(checkpoint: Checkpoint, model: str, overrides: Overrides, folder: Path) -> Checkpoint:
     """Return a checkpoint that holds every tensor of this class: the given one, or a copy with a head added.
 
     A head of another class, or for other labels, does not count.
@@ -126,10 +125,10 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
     transformers loads the checkpoint and saves the copy.  Missing tensors are drawn once, so that both sides read the
     same ones.
     """
-    config = stock().AutoConfig.from_pretrained(checkpoint, **overrides)
+    config = stock().AutoConfig.from_pretrained(checkpoint.local, **overrides)
     cls = family_class(model, config)
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    theirs, info = cls.from_pretrained(checkpoint, config=config, **options)
+    theirs, info = cls.from_pretrained(checkpoint.local, config=config, **options)
 
     # A head of this checkpoint may be of other labels, whose tensors do not fit.
     missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
@@ -144,7 +143,7 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
                 noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32, device="cpu")
                 parameter.copy_(0.1 * noise + float(name.endswith("LayerNorm.weight")))
     theirs.save_pretrained(folder)
-    return folder
+    return Checkpoint(folder)
 
 
 @silent()

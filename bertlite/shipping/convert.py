@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 
-from bertlite.checkpoint.families import Origin
-from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.structure import densify
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
 from bertlite.shipping.card import is_pruned, needs_code
-from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import check_model_folder, write_model
 from bertlite.support.contexts import own_context
 from bertlite.support.process import door
@@ -41,14 +39,11 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
         ValueError: the outputs differ, and then nothing is written; or the checkpoint is not a BERT by any name; or
             the folder is the checkpoint's own or holds something else.
     """
-    source, out = Source(checkpoint), Path(folder).expanduser()
-    files = find_checkpoint(source)
+    source, out = Checkpoint.of(checkpoint), Path(folder).expanduser()
     check_model_folder(out, source)
-    origin, cls = Origin.read(files.config), class_for(source)
-    model = load_trained(cls, checkpoint)
-    differences, notes = transformers_differences(
-        files.config.parent if Path(checkpoint).is_dir() else checkpoint, origin, model
-    )
+    origin, cls = source.origin, source.model_class
+    model = source.load(cls)
+    differences, notes = transformers_differences(source, model)
     for what, difference in differences.items():
         if not difference <= ALLOWED:  # nan too
             raise ValueError(
@@ -77,15 +72,13 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
     yield from (f"  {note}" for note in record["notes"])
 
 
-def transformers_differences(
-    checkpoint: str | PathLike[str], origin: Origin, model: BertPreTrainedModel
-) -> tuple[dict[str, float], list[str]]:
+def transformers_differences(source: Checkpoint, model: BertPreTrainedModel) -> tuple[dict[str, float], list[str]]:
     """Return the largest differences of a model from transformers' models of its source and of its copy, and notes."""
     if is_pruned(model.config):
         return {}, ["not compared: transformers has no pruned BERT"]
     if find_spec("transformers") is None:
         return {}, ["not compared: transformers is not installed"]
-    found = {f"transformers' {origin.kind}": difference(model, str(checkpoint), "left", origin.kind)}
+    found = {f"transformers' {source.origin.kind}": difference(model, source.local, "left", source.origin.kind)}
     if needs_code(model.config):
         return found, ["transformers' own BERT would compute something else, and refuses it: see the card"]
     skips = model.config.positions_skip_padding
@@ -95,11 +88,11 @@ def transformers_differences(
     return found, ["transformers' BERT needs padding on the right"] if skips else []
 
 
-def difference(model: BertPreTrainedModel, checkpoint: str, batch: str, family: str = "bert") -> float:
-    """Return the largest difference between the outputs of a model and of transformers' class for a checkpoint."""
+def difference(model: BertPreTrainedModel, folder: str | PathLike[str], batch: str, family: str = "bert") -> float:
+    """Return the largest difference between the outputs of a model and of transformers' class for a folder."""
     name = type(model).__name__
     batch = "padded" if getattr(model, "takes_choices", False) else batch
     case = Case(name, "eager", batch, "float64", family=family)
-    [report] = check_all([case], "cpu", checkpoint)
+    [report] = check_all([case], "cpu", folder)
     errors = torch.tensor([row.error for row in report.rows], dtype=torch.float64, device="cpu")
     return float(errors.max())  # nan if one is

@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
+from bertlite.checkpoint.files import Folder
 from bertlite.checkpoint.folders import carry, check_output, replacing
 from bertlite.checkpoint.saving import write_sorted_json
-from bertlite.config import read_json_object
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity.compare import distance, largest, rms_distance
-from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for, load_trained
+from bertlite.shipping.carried import carry_modules, carry_tokenizer
 from bertlite.shipping.onnx import FILE, PACKAGES, Graph, load_onnx, write_onnx
 from bertlite.support.contexts import own_context
 from bertlite.support.extras import import_optional
-from bertlite.support.files import sha256_of, write_json
+from bertlite.support.files import read_json_object, sha256_of, write_json
 from bertlite.support.process import door
 from bertlite.support.progress import Progress
 
@@ -59,14 +59,14 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         ValueError: the graph computes other outputs than the model, and then nothing is written; or the
             checkpoint cannot be read, or another program wrote the folder's graph.
     """
+    source, out = Checkpoint.of(checkpoint), Path(folder).expanduser()
     for package in PACKAGES:
         import_optional(package, "the export", "onnx")
-    source, out = Source(checkpoint), Path(folder).expanduser()
-    files = find_checkpoint(source)
+    files = source.files
     hashes = sha256_of(files.config, *(sorted(files.shards) or [files.weights]))
     in_place = check_target(source, out, hashes)
-    model_class = class_for(source)
-    model = load_trained(model_class, checkpoint, dtype=torch.float32)
+    model_class = source.model_class
+    model = source.load(model_class, dtype=torch.float32)
     graph = Graph(model)
     with (
         Progress(None, "", what="export", shown=progress) as bar,
@@ -110,18 +110,18 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
     yield f"  error: {worst['error']:.1e} (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
 
 
-def check_target(source: Source, folder: Path, sha256: str) -> bool:
+def check_target(source: Checkpoint, folder: Path, sha256: str) -> bool:
     """Return whether a folder is the checkpoint's own.
 
     Raises:
         FileExistsError: it is neither empty, nor the checkpoint's, nor an export of the checkpoint.
         ValueError: another program wrote its graph, or the checkpoint is next to the graph.
     """
-    place = locate(source)
+    place = source.place
     record = folder / RECORD
     own = record.is_file() and read_json_object(record).get("what") == WHAT
     check_output(folder, re.compile(re.escape(RECORD)), own=own)
-    check_output(folder / FILE.parent, GRAPH, source.name, own=own)
+    check_output(folder / FILE.parent, GRAPH, source, own=own)
     if isinstance(place, Folder) and folder.exists() and folder.samefile(place.path):
         return True
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -131,12 +131,12 @@ def check_target(source: Source, folder: Path, sha256: str) -> bool:
     raise FileExistsError(f"{folder} does not hold an export of this checkpoint: name another folder")
 
 
-def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> None:
+def write_beside(source: Checkpoint, folder: Path, model: BertPreTrainedModel) -> None:
     """Write the files that loaders need with a graph: config.json, the tokenizer, sentence-transformers' modules."""
     config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": "float32"}
     config = {name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")}
     write_sorted_json(folder / "config.json", config)
-    carry_tokenizer(source, folder, model.config)
+    carry_tokenizer(source.tokenizer, folder, model.config)
     carry_modules(source, folder, type(model))
 
 

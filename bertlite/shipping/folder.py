@@ -10,16 +10,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing, locate
 from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.checkpoint.saving import OPTIMISED, SUPERSEDED, write_sorted_json
-from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons, read_json_object
+from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.remote import MODULE, export_remote_code
-from bertlite.shipping.card import CARD, Facts, Figure, is_hub_id, make_card, needs_code, read_origin
+from bertlite.opened.checkpoint import CARD, Checkpoint, is_hub_id
+from bertlite.shipping.card import Facts, Figure, make_card, needs_code
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, put_map
 from bertlite.shipping.vectors import VectorHead
-from bertlite.support.files import write_json
+from bertlite.support.files import read_json_object, write_json
 from bertlite.support.kinds import checked
 from bertlite.tokenizer import BertTokenizer
 
@@ -35,7 +35,7 @@ WRITTEN = re.compile(  # files that a new model replaces in a folder
 def write_model(
     folder: str | PathLike[str],
     model: BertPreTrainedModel,
-    source: str | PathLike[str] | Source,
+    source: str | PathLike[str],
     *,
     class_names: Sequence[str] = (),
     figures: Sequence[Figure] = (),
@@ -70,10 +70,9 @@ def write_model(
         ValueError: there are more or fewer class names than labels, base_model is not a hub id, a file of the
             source is damaged, or the folder is the source's or holds something else.
     """
-    source = source if isinstance(source, Source) else Source(source)
+    source = Checkpoint.of(source)
     check_model_folder(folder, source)
-    config = with_class_names(model.config, class_names)
-    origin = read_origin(source)
+    config, origin = with_class_names(model.config, class_names), dict(source.card)
     if base_model is not None:
         if not is_hub_id(base_model):
             raise ValueError(
@@ -89,7 +88,7 @@ def write_model(
         saved = {**read_json_object(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
         saved.pop("auto_map", None)  # it names the source's code, which is not copied
         write_sorted_json(new / "config.json", saved)
-        carry_tokenizer(source, new, config, tokenizer)
+        carry_tokenizer(tokenizer or source.tokenizer, new, config)
         sentences = carry_modules(source, new, type(model)) and cls == "BertModel"
         if mapped is not None:
             put_map(new, mapped)
@@ -113,11 +112,11 @@ def write_model(
     return folder
 
 
-def check_model_folder(folder: str | PathLike[str], source: Source) -> None:
+def check_model_folder(folder: str | PathLike[str], source: Checkpoint) -> None:
     """Raise ValueError if `write_model` would replace its source, or files that it did not write."""
     report = Path(folder).expanduser() / REPORT
     own = report.is_file() and str(read_json_object(report).get("what")).startswith("bertlite")
-    check_output(folder, WRITTEN, source.name, first_existing(locate(source), CONFIG_FILES).parent, own=own)
+    check_output(folder, WRITTEN, source, Path(source.origin.path).parent, own=own)
 
 
 def with_class_names(config: BertConfig, names: Sequence[str]) -> BertConfig:

@@ -11,25 +11,14 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from bertlite.checkpoint.files import Source, locate
 from bertlite.models.heads import CLASSES
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.tasks import CALLS, PackedModel
-from bertlite.shipping.carried import class_for
 from bertlite.shipping.vectors import ACTIVATIONS, ENCODER
 from bertlite.support.extras import import_optional
-from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import (
-    LEGACY_ENCODERS,
-    MODULES,
-    SENTENCE_CONFIG,
-    Place,
-    last_name,
-    read_modules,
-    read_object,
-)
+from bertlite.tokenizer.sentences import LEGACY_ENCODERS, MODULES, SENTENCE_CONFIG, last_name
 
 Array = NDArray[Any]
 NEAREST = 10  # neighbours of each text that are counted
@@ -40,7 +29,7 @@ ACTIVATION_BEFORE_4 = "sbert_ce_default_activation_function"  # a key in config.
 MOST = 2000  # neighbours are sought among at most so many texts
 
 
-def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
+def checkpoint_kind(source: Checkpoint) -> tuple[str, str]:
     """Return the kind of a checkpoint, and the name of its scores' activation; torch's without its module.
 
     A cross-encoder is a classifier that sentence-transformers loads as one; one with a single label is.
@@ -49,19 +38,18 @@ def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
         ValueError: its class has no kind, its labels are not numbered from 0, or it is a cross-encoder with further
             modules.
     """
-    cls, place = class_for(source), locate(source)
+    cls, config, modules = source.model_class, source.config, source.modules
     if (kind := cls.runtime_kind) is None:
         known = ", ".join(name for name, each in CLASSES.items() if each.runtime_kind)
         raise ValueError(f"{source.name} is a {cls.__name__}, not one of {known}")
     if kind != "encoder" and {*config.id2label} != {*range(config.num_labels)}:
         keys, last = ", ".join(map(str, config.id2label)), config.num_labels - 1
         raise ValueError(f"{source.name}: id2label in its config.json has the labels {keys}; number them 0 to {last}")
-    modules, own = read_modules(place), read_object(place, "config.json")
-    whole = read_object(place, SENTENCE_CONFIG) if modules else {}
+    own, whole = source.place.values("config.json"), source.place.values(SENTENCE_CONFIG) if modules else {}
     stated = own.get("sentence_transformers") or {}
     named = [whole.get("activation_fn"), stated.get("activation_fn"), own.get(ACTIVATION_BEFORE_4)]
     if kind != "classifier" or not (config.num_labels == 1 or stated or named[2] or modules):
-        return kind, PIPELINES.get(config.problem_type, "Softmax")
+        return kind, PIPELINES.get(str(config.problem_type), "Softmax")
 
     # If a folder names another type, sentence-transformers reads only the weights and passes over its settings.
     found = whole.get("model_type", ENCODER) if modules else CROSS_ENCODER
@@ -73,25 +61,25 @@ def checkpoint_kind(source: Source, config: Any) -> tuple[str, str]:
     return "cross-encoder", last_name(name) if name.startswith(ACTIVATIONS) else name
 
 
-def longest_text(tokenizer: BertTokenizer, config: Any) -> int:
+def longest_text(source: Checkpoint) -> int:
     """Return the most tokens of a text that the library of a checkpoint reads."""
-    most = tokenizer.sentences.max_seq_length or tokenizer.model_max_length
-    return min(most, int(config.max_position_embeddings))
+    most = source.tokenizer.sentences.max_seq_length or source.tokenizer.model_max_length
+    return min(most, source.config.max_position_embeddings)
 
 
-def check_modules(place: Place) -> None:
+def check_modules(source: Checkpoint) -> None:
     """Raise ValueError for an encoder's module that sentence-transformers has not supported since 2020."""
-    for module in read_modules(place):
+    for module in source.modules:
         if last_name(module["type"]) in LEGACY_ENCODERS:
             which = module["path"] or module["type"]
             raise ValueError(
-                f"{place.get(MODULES)} is of sentence-transformers 0.x: change the type of {which} in it to"
+                f"{source.place.get(MODULES)} is of sentence-transformers 0.x: change the type of {which} in it to"
                 " sentence_transformers.models.Transformer, which reads that folder"
             )
 
 
 @contextmanager
-def named_errors(checkpoint: str) -> Iterator[None]:
+def named_errors(checkpoint: Checkpoint) -> Iterator[None]:
     """Raise ValueError that names a checkpoint for errors of a library that would name none."""
     try:
         yield
@@ -109,14 +97,12 @@ class Original:
     model: Any
 
     @classmethod
-    def load(
-        cls, checkpoint: str, kind: str, longest: int, device: str = "cpu", dtype: torch.dtype | str | None = None
-    ) -> Any:
+    def load(cls, checkpoint: Checkpoint, kind: str, longest: int, device: str = "cpu", **given: Any) -> Any:
         """Load a checkpoint, pruned ones too.
 
         Args:
             longest: the number of tokens to truncate texts to.
-            dtype: the dtype to compute in; by default the library's, which is the weights' in transformers 5.
+            given: arguments of the library's, such as `model_kwargs`.
 
         Raises:
             ModuleNotFoundError: the library is not installed.
@@ -124,13 +110,13 @@ class Original:
         """
         from bertlite.hf.registry import registered
 
-        given: dict[str, Any] = {} if dtype is None else {"model_kwargs": {"dtype": dtype}}
+        given |= {"device": device, **checkpoint.pinned}
         with registered(), named_errors(checkpoint):  # so that pruned checkpoints load
             if kind in ("encoder", "cross-encoder"):
-                check_modules(locate(Source(checkpoint)))
+                check_modules(checkpoint)
                 library = import_optional("sentence_transformers", f"running this {kind}", "embed")
                 make = library.SentenceTransformer if kind == "encoder" else library.CrossEncoder
-                model = make(checkpoint, device=device, **given)
+                model = make(str(checkpoint), **given)
                 model.max_seq_length = min(model.max_seq_length or longest, longest)
                 model.tokenizer.padding_side = "right"  # on the left it would shift absolute positions
                 return cls(kind, "sentence-transformers", model)
@@ -140,7 +126,7 @@ class Original:
                 how: dict[str, Any] = {"task": "token-classification", "aggregation_strategy": "first"}
             else:
                 how = {"task": "text-classification", "top_k": None}
-            model = transformers.pipeline(model=checkpoint, device=device, **how, **given)
+            model = transformers.pipeline(model=str(checkpoint), **how, **given)
             model.tokenizer.model_max_length = longest
             config = model.model.config
             each = config.id2label.items()  # two labels of a classifier may have one name

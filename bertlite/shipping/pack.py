@@ -7,6 +7,7 @@ CrossEncoder or a pipeline of transformers.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
 from os.path import abspath
 from pathlib import Path
@@ -18,22 +19,18 @@ import torch
 from torch import nn
 
 from bertlite import __version__
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Source, locate
 from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.checkpoint.reading import State
 from bertlite.checkpoint.saving import OPTIMISED, dtype_name
-from bertlite.inference import optimize_for_inference
+from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.inference.native.linear import kernel_activation
-from bertlite.inference.native.rounding import Sample
 from bertlite.inference.native.saving import CHECKPOINT, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
-from bertlite.inference.support import ComputeDtype
-from bertlite.models.base import BertModel
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime import PackedModel
 from bertlite.runtime.tasks import ABOUT, AFTER, CALLS, FORMAT, TOKENIZER, checksum_of
 from bertlite.runtime.texts import check_texts
-from bertlite.shipping.carried import carry_tokenizer, class_for
+from bertlite.shipping.carried import carry_tokenizer
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.contexts import own_context
@@ -43,7 +40,6 @@ from bertlite.support.progress import Progress
 from bertlite.support.rows import TEXT, Table, read_rows
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.files import SUPERSEDED
-from bertlite.tokenizer.sentences import read_pooling
 
 ALLOWED = 1e-4  # difference over the largest number, in float32: MiniLM's vectors differ by 2e-7
 PACKED = re.compile(rf"{OPTIMISED.pattern}|tokenizer(_config)?\.json|{SUPERSEDED.pattern}")  # files of a packed folder
@@ -93,13 +89,18 @@ def pack(
         ValueError: the runtime cannot compute this checkpoint, there are no texts, or results differ: nothing is
             written then.
     """
-    source, numbers, out = Source(checkpoint), parse_compute_dtype(dtype) or torch.float32, Path(folder).expanduser()
+    source, out = Checkpoint.of(checkpoint), Path(folder).expanduser()
+    numbers = parse_compute_dtype(dtype) or torch.float32
     check_output(out, CHECKPOINT, checkpoint, own=False)
     check_output(out, PACKED, checkpoint, texts, own=(out / ABOUT).exists())
     about, after = describe_checkpoint(source)
-    given, kind = texts_to_compare(texts, BertTokenizer.from_pretrained(source.name)), about["kind"]
+    given, kind = texts_to_compare(texts, source.tokenizer), about["kind"]
     texts, fitted = texts_to_fit(given) if numbers == torch.int8 else (given, [])
-    original = Original.load(fspath(checkpoint), kind, about["texts"]["max_length"], dtype=torch.float32)
+    as_float32: dict[str, Any] = {"dtype": torch.float32}
+    original = Original.load(source, kind, about["texts"]["max_length"], model_kwargs=as_float32)
+    options = as_float32 | ({"add_pooling_layer": False} if kind == "encoder" else {})
+    model = source.load(source.model_class, **options)
+    optimise = partial(optimize_for_inference, model, backend="native", reproducible=reproducible)
 
     with Progress(None, "", what="pack", shown=progress) as bar:
         bar.stage(f"comparing results in float32 with {original.library}")
@@ -107,7 +108,7 @@ def pack(
         if kind != "tagger" and not np.isfinite(wanted).all():
             raise ValueError(f"results of {checkpoint} in {original.library} are not finite: repair its weights")
         with TemporaryDirectory(prefix="bertlite-pack-") as exact:
-            write(source, Path(exact), about, after, torch.float32, reproducible)
+            write(Path(exact), optimise(**as_float32), source.tokenizer, about, after)
             packed = PackedModel(exact)
             error = largest_difference(results(packed, texts), wanted)
             sample = sample_of(packed, fitted) if fitted else None
@@ -119,7 +120,7 @@ def pack(
 
         with replacing(out, superseded=PACKED) as new:
             bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
-            rounding = write(source, new, about, after, numbers, reproducible, sample)
+            rounding = write(new, optimise(dtype=numbers, sample=sample), source.tokenizer, about, after)
             if fitted:
                 rounding = f"{rounding}, to {len(fitted)} {'given' if fitted[0] in given else 'built-in'} texts"
             bar.stage(f"comparing results in {dtype_name(numbers)}")
@@ -185,21 +186,11 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
 
 
 def write(
-    source: Source,
-    folder: Path,
-    about: dict[str, Any],
-    after: State,
-    dtype: ComputeDtype,
-    reproducible: bool,
-    sample: Sample | None = None,
+    folder: Path, quick: InferenceModel, tokenizer: BertTokenizer, about: dict[str, Any], after: State
 ) -> str | None:
     """Write the files of a packed folder; return how its weights were rounded to 8 bits."""
-    cls = class_for(source)
-    options: dict[str, Any] = {"add_pooling_layer": False} if cls is BertModel else {}
-    model = cls.from_pretrained(source.name, dtype=torch.float32, **options).eval()
-    quick = optimize_for_inference(model, dtype=dtype, backend="native", reproducible=reproducible, sample=sample)
     quick.save(folder)
-    carry_tokenizer(source, folder, model.config)
+    carry_tokenizer(tokenizer, folder, quick.config)
     if after:
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
     write_about(folder, about)
@@ -221,13 +212,13 @@ def write_about(folder: Path, about: dict[str, Any]) -> None:
 # The description of a checkpoint
 
 
-def describe_checkpoint(source: Source) -> tuple[dict[str, Any], State]:
+def describe_checkpoint(source: Checkpoint) -> tuple[dict[str, Any], State]:
     """Return the runtime's description of a checkpoint, without the model, and the tensors of steps after pooling."""
-    tokenizer, config, place = BertTokenizer.from_pretrained(source.name), read_config(source), locate(source)
-    sentences, (kind, activation) = tokenizer.sentences, checkpoint_kind(source, config)
+    tokenizer, config = source.tokenizer, source.config
+    sentences, (kind, activation) = tokenizer.sentences, checkpoint_kind(source)
     sentences.check()
     texts = {
-        "max_length": longest_text(tokenizer, config),
+        "max_length": longest_text(source),
         "lower_case": sentences.do_lower_case,
         "segments": "token_type_ids" in tokenizer.model_input_names,
         "truncation_side": tokenizer.text_settings["truncation_side"],
@@ -236,19 +227,19 @@ def describe_checkpoint(source: Source) -> tuple[dict[str, Any], State]:
     }
     about: dict[str, Any] = {"format": FORMAT, "kind": kind, "texts": texts}
     if kind == "encoder":
-        head = read_head(fspath(source.name))
-        steps, after = head_steps(head, fspath(source.name))
-        pooling = {"modes": list(head.pooling), "include_prompt": read_pooling(place)[1]}
+        head = read_head(source)
+        steps, after = head_steps(head, source)
+        pooling = {"modes": list(head.pooling), "include_prompt": source.pooling[1]}
         return {**about, "pooling": pooling, "after": steps, "similarity": head.similarity}, after
     labels = [str(config.id2label[i]) for i in range(config.num_labels)]
     if kind == "tagger":
         about["unknown"] = tokenizer.unk_token
     elif activation not in SCORES:
-        raise ValueError(f"{source.name} has the activation {activation}; the runtime has {', '.join(SCORES)}")
+        raise ValueError(f"{source} has the activation {activation}; the runtime has {', '.join(SCORES)}")
     return {**about, "labels": labels, "activation": SCORES[activation]}, {}
 
 
-def head_steps(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State]:
+def head_steps(head: VectorHead, source: Checkpoint) -> tuple[list[dict[str, Any]], State]:
     """Return the runtime's steps after pooling, and their tensors.
 
     Raises:
@@ -266,7 +257,7 @@ def head_steps(head: VectorHead, name: str) -> tuple[list[dict[str, Any]], State
         elif not isinstance(module, nn.Identity):
             residual = " and a residual" if hasattr(module, "residual") else ""
             what = f"Dense with {module.act}{residual}" if isinstance(module, Dense) else "LayerNorm"
-            raise ValueError(f"{name} has a {what} after its pooling, which the runtime lacks: use it with torch")
+            raise ValueError(f"{source} has a {what} after its pooling, which the runtime lacks: use it with torch")
     return steps + ([] if head.size is None else [{"type": "truncate", "size": head.size}]), tensors
 
 

@@ -12,22 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertlite.checkpoint.files import WEIGHT_FILES, Source, locate
+from bertlite.checkpoint.files import WEIGHT_FILES, Place
 from bertlite.checkpoint.reading import read_weights
-from bertlite.config import read_json_object
 from bertlite.inference.pooling import VECTOR, pool_states
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.pooling import POOLINGS
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import (
-    POOLING,
-    SENTENCE_CONFIG,
-    Place,
-    is_encoder,
-    last_name,
-    read_modules,
-    read_object,
-    read_pooling,
-)
+from bertlite.tokenizer.sentences import POOLING, SENTENCE_CONFIG, is_encoder, last_name
 
 ENCODER = "SentenceTransformer"  # the type of models that make vectors
 LIBRARY = "sentence_transformers."  # its modules are in it; modules of other libraries may have the same names
@@ -78,17 +69,16 @@ MEAN = VectorHead()
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
-def read_head(checkpoint: str) -> VectorHead:
+def read_head(checkpoint: Checkpoint) -> VectorHead:
     """Read how a checkpoint makes vectors: by the mean of its states, unless sentence-transformers' files say more.
 
     Raises:
         ValueError: it makes a vector for each token, as ColBERT does, or has a module or an entry that is not
             supported here.
     """
-    place = locate(Source(checkpoint))
-    kinds = [(module["type"], str(PurePosixPath(module["path"]))) for module in read_modules(place)]
-    pooling, pools_prompt = read_pooling(place)
-    if (kinds and not pooling) or "HF_ColBERT" in (read_object(place, "config.json").get("architectures") or []):
+    place, (pooling, pools_prompt) = checkpoint.place, checkpoint.pooling
+    kinds = [(module["type"], str(PurePosixPath(module["path"]))) for module in checkpoint.modules]
+    if (kinds and not pooling) or "HF_ColBERT" in (place.values("config.json").get("architectures") or []):
         raise ValueError(f"{checkpoint} makes no vector of a whole text, since it has no Pooling (is it a ColBERT?)")
     if not kinds:
         return MEAN
@@ -109,7 +99,7 @@ def read_head(checkpoint: str) -> VectorHead:
     if unknown := {*pooling} - {*POOLINGS}:
         raise ValueError(f"{checkpoint} pools by {', '.join(sorted(unknown))}; known are {', '.join(POOLINGS)}")
 
-    values = read_object(place, SENTENCE_CONFIG)
+    values = place.values(SENTENCE_CONFIG)
     if (kind := values.get("model_type", ENCODER)) != ENCODER:
         raise ValueError(f"{checkpoint} is a {kind} of modules, {', '.join(names)}; its vectors are no {ENCODER}'s")
     size, similarity = values.get("truncate_dim"), values.get("similarity_fn_name") or "cosine"
@@ -117,14 +107,13 @@ def read_head(checkpoint: str) -> VectorHead:
         raise ValueError(f"{checkpoint}: truncate_dim is {size!r} in {SENTENCE_CONFIG}; it must be 1 or more")
     if similarity not in SIMILARITIES:
         raise ValueError(f"{checkpoint} compares by {similarity!r}; known are {', '.join(SIMILARITIES)}")
-    skip = 0 if pools_prompt else prompt_length(checkpoint)
+    skip = 0 if pools_prompt else prompt_length(checkpoint.tokenizer)
     name = ", ".join(["+".join(pooling), *(name for name in names[at + 1 :] if name != "Normalize")])
     return VectorHead(tuple(pooling), skip, modules, size, similarity, name)
 
 
-def prompt_length(checkpoint: str) -> int:
+def prompt_length(tokenizer: BertTokenizer) -> int:
     """Return the number of tokens of the default prompt before a text, special ones before it included."""
-    tokenizer = BertTokenizer.from_pretrained(checkpoint)
     if not tokenizer.sentences.prompt:
         return 0
     [ids] = tokenizer.encode_texts([""], tokenizer.sentences.max_seq_length)["input_ids"]
@@ -176,7 +165,7 @@ def read_module(kind: str, place: Place, inner: str) -> nn.Module:
         ValueError: it has no weights, or weights of another shape; or it makes vectors of other features.
     """
     config = place.get(f"{inner}/config.json")
-    values = {} if config is None else read_json_object(config)
+    values = place.values(f"{inner}/config.json")
     takes = values.get("module_input_name") or VECTOR
     if (values.get("module_output_name") or takes) != VECTOR:
         return nn.Identity()  # a later module that made vectors of its output would be refused

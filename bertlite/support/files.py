@@ -20,6 +20,30 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
 
 
+def read_json_object(path: str | Path) -> dict[str, Any]:
+    """Read a file of one JSON object; see `parse_json_object`."""
+    return parse_json_object(path, read_json_text(path))
+
+
+def read_json_text(path: str | Path) -> str:
+    """Return the text of a JSON file; raise ValueError, which names the file, if it is not UTF-8."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def parse_json_object(path: str | Path, text: str) -> dict[str, Any]:
+    """Parse a JSON object; raise ValueError, which names the file at the path, if the text is not one."""
+    try:
+        values = json.loads(text, parse_constant=lambda _: None)  # NaN is not JSON
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON, or cut short ({error}): fetch it again") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object")
+    return values
+
+
 def sha256(part: str | bytes | memoryview | Path) -> str:
     """Return the SHA-256 of a text in UTF-8, of bytes or of a file's contents, in hexadecimal digits."""
     if isinstance(part, Path):

@@ -12,11 +12,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertlite.checkpoint.files import Folder, Repository
+from bertlite.checkpoint.files import Place
 from bertlite.checkpoint.folders import check_output, replacing
-from bertlite.config import read_json_object
+from bertlite.support.files import read_json_object
 from bertlite.tokenizer.encoding import explained_errors
-from bertlite.tokenizer.sentences import read_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -46,7 +45,7 @@ SUPERSEDED = re.compile(  # old files that a save removes
 )
 
 
-def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def read_files(place: Place, found: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Read a checkpoint's tokenizer.
 
     Args:
@@ -60,18 +59,18 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
     Raises:
         ValueError: a file is damaged, or part of the tokenizer is not in the files.
     """
-    paths = [place.get(name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
-    tokens, config = (read_json_object(path) if path is not None else {} for path in paths)
+    path = place.get("tokenizer_config.json")
+    tokens, config = place.values("special_tokens_map.json"), place.values("tokenizer_config.json")
 
     # A class with code of its own does what no file tells.
     kind = (config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     is_bert, is_json = kind in BERT_CLASSES, found.suffix == ".json"
     if kind in PYTHON_CLASSES or config.get("auto_map") or not (is_bert or is_json):
         raise ValueError(
-            f"{paths[1]} is for a {kind}, and {found.name} does not hold all of it: load it with transformers"
+            f"{path} is for a {kind}, and {found.name} does not hold all of it: load it with transformers"
         )
     if config.get("do_basic_tokenize") is False:
-        raise ValueError(f"{paths[1]} has do_basic_tokenize false, which only transformers 4's slow tokenizer honours")
+        raise ValueError(f"{path} has do_basic_tokenize false, which only transformers 4's slow tokenizer honours")
 
     # tokenizer_config.json goes before the map of special tokens, and both before tokenizer.json.
     config = {**tokens, **config}
@@ -87,7 +86,7 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
     }
 
     # Settings of BERT's parts: by their names in the config, else as the parts state them.
-    alone = paths[1] is None and place.get("config.json") is None  # then transformers uses the parts as they are
+    alone = path is None and place.get("config.json") is None  # then transformers uses the parts as they are
     parts = {**word_pieces({})["normalizer"], **((alone and content.get("normalizer")) or {})}
     own = {ours: config.get(ours, parts.get(theirs)) for ours, theirs in NORMALIZER.items()}
     if kind == "MPNetTokenizer" and has_berts_parts(content):  # with its own special tokens
@@ -123,15 +122,15 @@ def has_berts_parts(content: Mapping[str, Any]) -> bool:
     return True
 
 
-def read_model(place: Folder | Repository) -> tuple[dict[str, Any], "Family | None"]:
+def read_model(place: Place) -> tuple[dict[str, Any], "Family | None"]:
     """Return the config.json of a checkpoint's model, and its family; None if that is unknown."""
     from bertlite.checkpoint.families import FAMILIES
 
-    values = read_object(place, "config.json")
+    values = place.values("config.json")
     return values, FAMILIES.get(str(values.get("model_type", "bert")))
 
 
-def read_positions(place: Folder | Repository) -> int | None:
+def read_positions(place: Place) -> int | None:
     """Return how many positions a checkpoint's model has; None if its family is unknown."""
     values, family = read_model(place)
     positions = values.get("max_position_embeddings")
@@ -141,7 +140,7 @@ def read_positions(place: Folder | Repository) -> int | None:
     return positions - (pad + 1 if "positions_skip_padding" in family.fixed and isinstance(pad, int) else 0)
 
 
-def input_names(place: Folder | Repository, config: Mapping[str, Any]) -> list[str]:
+def input_names(place: Place, config: Mapping[str, Any]) -> list[str]:
     """Return the inputs that a tokenizer makes: its tokenizer_config.json lists them, or they follow from its class.
 
     As in transformers 5.24, only some classes make token types; in 4.57.6 PreTrainedTokenizerFast does too.
@@ -205,9 +204,9 @@ def word_pieces(vocab: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def read_vocabulary(path: Path, place: Folder | Repository, config: Mapping[str, Any]) -> dict[str, Any]:
+def read_vocabulary(path: Path, place: Place, config: Mapping[str, Any]) -> dict[str, Any]:
     """Read a vocab.txt as a tokenizer.json, with the tokens that transformers 4 writes into added_tokens.json."""
-    added = {index(number): {"content": token} for token, number in read_object(place, "added_tokens.json").items()}
+    added = {index(number): {"content": token} for token, number in place.values("added_tokens.json").items()}
     added |= {int(number): token for number, token in (config.get("added_tokens_decoder") or {}).items()}
     flags = {**dict.fromkeys(FLAGS, False), "normalized": True}
     tokens = [{"id": i, **flags, **token} for i, token in sorted(added.items())]

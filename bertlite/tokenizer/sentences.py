@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertlite.checkpoint.files import Folder, Repository
-from bertlite.config import read_json_object
+from bertlite.checkpoint.files import Place
 
-Place = Folder | Repository
 MODULES, POOLING = "modules.json", "Pooling"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 LEGACY_ENCODERS = ("BERT", "RoBERTa", "DistilBERT", "XLMRoBERTa", "CamemBERT", "ALBERT", "XLNet")  # in version 0
@@ -86,7 +84,7 @@ def read_sentences(place: Place, longest: int, positions: int | None = None) -> 
     modules = read_modules(place)
     if not modules:
         return SentenceSettings()
-    whole, (values, path) = read_object(place, SENTENCE_CONFIG), read_transformer(place, modules[0]["path"])
+    whole, (values, path) = place.values(SENTENCE_CONFIG), read_transformer(place, modules[0]["path"])
     prompts: dict[str, str] = {name: text for name, text in (whole.get("prompts") or {}).items() if text is not None}
     default, arguments, fault = whole.get("default_prompt_name"), values.get("processor_kwargs") or {}, ""
 
@@ -107,10 +105,10 @@ def read_sentences(place: Place, longest: int, positions: int | None = None) -> 
 def read_transformer(place: Place, inner: str) -> tuple[dict[str, Any], Path | None]:
     """Return the settings of the module that holds the model, by their names in version 6, and their file."""
     for name in TRANSFORMER_CONFIGS:
-        path = place.get(str(PurePosixPath(inner) / name))
-        if path is not None and (values := read_json_object(path)):
+        named = str(PurePosixPath(inner) / name)
+        if values := place.values(named):
             older = {RENAMED[name]: values.pop(name) for name in RENAMED if name in values}
-            return {**values, **older}, path
+            return {**values, **older}, place.get(named)
     return {}, None
 
 
@@ -119,7 +117,7 @@ def unobeyed(place: Place, values: Mapping[str, Any]) -> Iterator[tuple[str, Any
     usual = OUTPUTS.get(values.get("transformer_task", "feature-extraction"), ())
     for group, given in values.items():
         parts = (given or {}) if group in GROUPS else {"": given}
-        there = read_object(place, GROUPS[group]) if parts and GROUPS.get(group) else {}
+        there = place.values(GROUPS[group]) if parts and GROUPS.get(group) else {}
         for name, value in parts.items():
             entry = f"{group}.{name}".rstrip(".")
             changes = value not in (None, {}, there.get(name), *usual)
@@ -137,19 +135,13 @@ def read_modules(place: Place) -> list[dict[str, Any]]:
     if path is None:
         return []
     try:
-        modules: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        modules: list[dict[str, Any]] = json.loads(place.read(path))
         folders = [PurePosixPath(module["path"]) for module in modules if module["type"].strip()]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
     if outside := [inner for inner in folders if inner.is_absolute() or ".." in inner.parts]:
         raise ValueError(f"{path} points outside its folder, to {str(outside[0])!r}: do not trust this checkpoint")
     return list({module.get("name", i): module for i, module in enumerate(modules)}.values())  # the last of a name
-
-
-def read_object(place: Place, name: str) -> dict[str, Any]:
-    """Return the values of a JSON file of a checkpoint; none if it has no such file."""
-    path = place.get(name)
-    return {} if path is None else read_json_object(path)
 
 
 def read_pooling(place: Place) -> tuple[list[str], bool]:
@@ -160,7 +152,7 @@ def read_pooling(place: Place) -> tuple[list[str], bool]:
     folders = [module["path"] for module in read_modules(place) if last_name(module["type"]) == POOLING]
     if not folders:
         return [], True
-    values = read_object(place, str(PurePosixPath(folders[0]) / "config.json"))
+    values = place.values(str(PurePosixPath(folders[0]) / "config.json"))
     modes = values.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if values.get(key)] or "mean"
     return [modes] if isinstance(modes, str) else list(modes), bool(values.get("include_prompt", True))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from bertlite.checkpoint.files import Source, first_existing, locate
+from bertlite.checkpoint.files import Source, first_existing
 from bertlite.checkpoint.hub import push_folder
 from bertlite.support.habits import check_habits, habit_hint
 from bertlite.support.kinds import checked
@@ -118,7 +118,7 @@ class BertTokenizer:
             ValueError: a file is damaged, the tokenizer needs Python code, or a setting is for BERT's parts only.
             TypeError: the constructor does not take a setting.
         """
-        place = locate(Source(source, revision, subfolder, None, cache_dir, token, local_files_only))
+        place = Source.of(source, revision, subfolder, None, cache_dir, token, local_files_only).place
         named = [Path(source).name] if Path(source).expanduser().is_file() else ["tokenizer.json", "vocab.txt"]
         found = first_existing(place, named)
 

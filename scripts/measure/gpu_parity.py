@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import reference
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
@@ -27,16 +28,16 @@ ENDED = Row("nothing: the process ended", 1.0, 0.0)
 AGAIN = 20  # so many cases run once more at the end
 
 
-def shuffled(cases: Sequence[Case], checkpoint: str | Path) -> tuple[Case, ...]:
+def shuffled(cases: Sequence[Case], checkpoint: Checkpoint) -> tuple[Case, ...]:
     """Return cases in the order in which they run on a checkpoint."""
-    if reference.weights_of_layers(checkpoint) > LARGEST_IN_PAIRS:
+    if reference.weights_of_layers(checkpoint.config) > LARGEST_IN_PAIRS:
         return tuple(cases)
     drawn = random.Random(0).sample(cases, len(cases))
     return (*drawn, *drawn[:AGAIN])
 
 
 def check_noted(
-    cases: Sequence[Case], device: str, checkpoint: str | Path, journal: Path, section: str
+    cases: Sequence[Case], device: str, checkpoint: Checkpoint, journal: Path, section: str
 ) -> Iterator[Report]:
     """Yield the reports of cases: from the journal if it has them, otherwise from a run, which it notes.
 
@@ -88,14 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     only, shapes = (tuple(filter(None, (text or "").split(","))) for text in (args.only, args.shapes))
     settings = ParitySettings(shapes=shapes, device=args.device, all=True, only=only)
     start, found = time.monotonic(), dict[str, list[Report]]()
-    with sections(args.checkpoint, settings) as work:
+    with sections(Checkpoint.of(args.checkpoint), settings) as work:
         for name, section in work.items():
             plan, found[name] = shuffled(section.cases, section.checkpoint), []
             for report in check_noted(plan, args.device, section.checkpoint, args.journal, name):
                 found[name].append(report)
                 if report.failed:
                     print(f"{name}\n{report}", flush=True)
-        result = record(found, settings, {name: section.kind for name, section in work.items()})
+        result = record(found, settings, {name: section.checkpoint.origin.kind for name, section in work.items()})
     print(claims_table(result))
     write_json(args.out, result)
     return print_verdict(result, time.monotonic() - start)

@@ -41,6 +41,7 @@ from bertlite.experiments.evaluate import TASKS, Task, labelled, predict
 from bertlite.experiments.settings import Recipe
 from bertlite.experiments.statistics import Array, Metric, crossed_estimate
 from bertlite.inference import InferenceModel
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.shipping.original import kept_neighbours, same_labels, spearman, what_is_kept
 from bertlite.shipping.pack import SENTENCES, pack
@@ -112,10 +113,10 @@ def prepared(name: str, data: Path, folder: Path, demo: str) -> tuple[Task, str,
 
 def measure(task: Task, checkpoint: str, source: DataSource) -> dict[str, Any]:
     """Return the metric of one task, in points, of the model as it is, and of it optimised in every dtype."""
-    task = task.of_checkpoint(checkpoint)
-    model = task.load(checkpoint).eval()
+    task = task.of_checkpoint(Checkpoint.of(checkpoint))
+    model = Checkpoint.of(checkpoint).load(task.model_class).eval()
     examples = read_examples(source, words=task.words, classes=[*model.config.id2label.values()] if task.words else ())
-    tokenizer = task.read_tokenizer(checkpoint, MAX_LENGTH)
+    tokenizer = task.read_tokenizer(Checkpoint.of(checkpoint), MAX_LENGTH)
     data = task.encode(examples, tokenizer)
     truth, metric = data.targets(), task.metrics[task.headline]
     plain, native = predict(model, data, task), {}

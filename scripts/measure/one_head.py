@@ -24,6 +24,7 @@ from bertlite.experiments.command import data_source
 from bertlite.experiments.data import EncodedExamples, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, predict
 from bertlite.experiments.files import model_sha256
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from bertlite.support.progress import Progress
@@ -33,8 +34,8 @@ TASK = TASKS["classification"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    model = TASK.load(args.checkpoint)
-    tokenizer = read_tokenizer(args.checkpoint, args.max_length)
+    model = Checkpoint.of(args.checkpoint).load(TASK.model_class)
+    tokenizer = read_tokenizer(Checkpoint.of(args.checkpoint), args.max_length)
     sources = [read_examples(data_source(vars(args), name)) for name in ("train", "dev")]
     for examples in sources:
         TASK.check(examples, model.config)

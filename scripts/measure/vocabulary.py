@@ -24,6 +24,7 @@ from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.data import encode_examples
 from bertlite.experiments.evaluate import TASKS, metrics_of, predict
 from bertlite.experiments.files import model_sha256
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def rows_of(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     """Return a row for each number of tokens."""
     checkpoint = args.runs / name / "dense-0" / "model"
-    model, tokenizer = TASK.load(str(checkpoint)), BertTokenizer.from_pretrained(checkpoint)
+    model, tokenizer = Checkpoint.of(checkpoint).load(TASK.model_class), BertTokenizer.from_pretrained(checkpoint)
     paths = [args.runs / "data" / name / f"{part}.jsonl" for part in ("train", "dev")]
     train, dev = (examples_of(path, ("a",), "label", (), model.config) for path in paths)
     data = encode_examples(dev, tokenizer, args.max_length)

@@ -43,8 +43,8 @@ from bertlite.checkpoint.saving import write_safetensors
 from bertlite.checkpoint.skeleton import SkeletonMode, is_misaligned, make_skeleton
 from bertlite.cli import main
 from bertlite.inference import InferenceModel
-from bertlite.inspection import inspect
 from bertlite.models.remote import export_remote_code
+from bertlite.opened.inspection import inspect
 from bertlite.shipping.folder import write_model
 from bertlite.support.runs import Run, read_runs
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from bertlite import densify, optimize_for_inference, prune_heads
 from bertlite.checkpoint import families
 from bertlite.checkpoint.families import FAMILIES, REASONS, Origin
-from bertlite.inspection import inspect
+from bertlite.checkpoint.files import Source
 from bertlite.models.heads import CLASSES
+from bertlite.opened.inspection import inspect
 from bertlite.parity.families import FIELDS, gradients_as_ours
 
 transformers = pytest.importorskip("transformers")
@@ -153,7 +154,7 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
         {f"grad.{name}": p.grad for name, p in model.named_parameters(remove_duplicate=False) if p.grad is not None}
         for model in (ours, theirs)
     )
-    grads, expected = gradients_as_ours(Origin.read(folder / "config.json"), mine, {"theirs": other}, ours)
+    grads, expected = gradients_as_ours(Origin.read(Source(folder)), mine, {"theirs": other}, ours)
     assert len(grads) > 30
     assert_same(grads, {name: expected["theirs"][name] for name in grads})
     with torch.no_grad():
@@ -188,7 +189,7 @@ def test_every_kind_of_disentangled_attention_is_the_same_here(changes: dict[str
         outs[-1].sin().sum().backward()
         grads.append({f"grad.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert_same([outs[0]], [outs[1]])
-    mine, expected = gradients_as_ours(Origin.read(tmp_path / "config.json"), grads[0], {"theirs": grads[1]}, ours)
+    mine, expected = gradients_as_ours(Origin.read(Source(tmp_path)), grads[0], {"theirs": grads[1]}, ours)
     assert mine.keys() == expected["theirs"].keys()
     assert_same(mine, {name: expected["theirs"][name] for name in mine})
     assert ("grad.encoder.rel_embeddings.weight" in mine) == bool(

@@ -27,7 +27,7 @@ from bertlite.cli import main
 from bertlite.embed import Embedder, EmbedSettings, embed
 from bertlite.embed import job as job_module
 from bertlite.embed.command import read_placement
-from bertlite.embed.embedder import find_folder
+from bertlite.embed.embedder import find_model
 from bertlite.embed.job import Job, Rows, run, write_shard
 from bertlite.embed.settings import ROUNDING, SHOWN_BY
 from bertlite.hf.registry import registered
@@ -98,8 +98,8 @@ def test_a_name_without_a_slash_is_one_of_sentence_transformers(checkpoint, monk
         (tmp_path / owner / "refs" / "main").write_text("0" * 40)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert find_folder("tiny", {}).source.name == "sentence-transformers/tiny"
-    assert find_folder("bare", {}).source.name == "bare"
+    assert find_model("tiny", {}).name == "sentence-transformers/tiny"
+    assert find_model("bare", {}).name == "bare"
 
 
 @pytest.mark.parametrize("name", ["nowhere", "models/nowhere", "/nowhere"])

@@ -37,6 +37,7 @@ from bertlite.experiments.evaluate import TASKS, metrics_of, predict
 from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, prune_run
 from bertlite.experiments.files import class_names, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance import distillation_loss
 from bertlite.support.environment import commit_of
 from bertlite.support.files import lock_folder
@@ -224,7 +225,7 @@ def test_words_have_labels_each(world, tmp_path):
     source = DataSource(str(tmp_path / "x.jsonl"))
     found = read_examples(source, words=True, collect=True)
     assert (found.classes, found.labels) == (("O", "B"), ((1, 0, 0), (0, 1)))
-    tokenizer = read_tokenizer(str(world / "model"), 9)
+    tokenizer = read_tokenizer(Checkpoint(world / "model"), 9)
     data = encode_examples(found, tokenizer, words=True)
     assert data.labels == ((-100, 1, 0, 0, -100), (-100, 0, 1, -100))
     assert data.batch([0, 1], torch.long)["labels"].tolist() == [[-100, 1, 0, 0, -100], [-100, 0, 1, -100, -100]]
@@ -247,7 +248,7 @@ def test_missing_data_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"x\.ods is none of \.txt, \.text, \.csv, \.tsv, \.jsonl"):
         read_examples(DataSource(str(tmp_path / "x.ods")))
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json or vocab\.txt"):
-        read_tokenizer(str(tmp_path), 9)
+        read_tokenizer(Checkpoint(tmp_path), 9)
     with pytest.raises(ValueError, match="50 examples of x were requested; it has 2"):
         Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
 
@@ -286,7 +287,7 @@ def test_a_sample_is_drawn_by_its_seed():
 
 
 def test_batches_hold_every_example_once_and_pad_little(world):
-    tokenizer = read_tokenizer(str(world / "model"), 9)
+    tokenizer = read_tokenizer(Checkpoint(world / "model"), 9)
     data = encode_examples(read_examples(DataSource(str(world / "train.tsv"))), tokenizer)
     for seed in (None, 0):
         batches = batch_indices(data, 8, seed)
@@ -303,7 +304,7 @@ def test_no_segments_are_made_where_the_tokenizer_makes_none(world, tmp_path):
     config |= {"model_input_names": ["input_ids", "attention_mask"], "truncation_side": "left"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     pairs = Examples("x", (("good film", "bad"), ("a", "the plot is")), (1.0, 2.0))
-    tokenizer = read_tokenizer(str(folder), 6)
+    tokenizer = read_tokenizer(Checkpoint(folder), 6)
     batch = encode_examples(pairs, tokenizer).batch([0, 1], torch.float32)
     assert batch.keys() == {"input_ids", "attention_mask", "labels"}
     assert batch["input_ids"].tolist() == tokenizer([*pairs.texts], truncation=True, padding=True)["input_ids"]
@@ -311,7 +312,7 @@ def test_no_segments_are_made_where_the_tokenizer_makes_none(world, tmp_path):
 
 
 def test_pairs_make_one_row_with_two_segments_or_two_rows(world):
-    tokenizer = read_tokenizer(str(world / "model"), 9)
+    tokenizer = read_tokenizer(Checkpoint(world / "model"), 9)
     pairs = Examples("x", (("good film", "bad"), ("a", "the plot is")), (1.0, 2.0))
     together, apart = encode_examples(pairs, tokenizer), encode_examples(pairs, tokenizer, apart=True)
     assert together.batch([0], torch.float32)["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1]]
@@ -491,14 +492,14 @@ def test_similarity_is_that_of_the_checkpoints_own_library(world, tmp_path):
     with pytest.raises(
         ValueError, match=r"makes no vector of a whole text, since it has no Pooling \(is it a ColBERT"
     ):
-        TASKS["similarity"].of_checkpoint(str(folder))
+        TASKS["similarity"].of_checkpoint(Checkpoint(folder))
     (folder / "modules.json").write_text(
         json.dumps([*modules[:2], {"type": "sentence_transformers.CNN", "path": "2"}])
     )
     with pytest.raises(
         ValueError, match=r"has sentence_transformers.CNN; vectors are made by an encoder, its Pooling, then Dense"
     ):
-        TASKS["similarity"].of_checkpoint(str(folder))
+        TASKS["similarity"].of_checkpoint(Checkpoint(folder))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from bertlite import (
 )
 from bertlite.cli import main
 from bertlite.experiments import speed
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.shipping.folder import write_model
 from bertlite.shipping.original import Original, what_is_kept
 
@@ -132,7 +133,7 @@ def test_each_kind_is_timed_in_its_library_and_in_each_dtype(
 def test_a_classifier_of_pairs_gets_pairs(save: Any) -> None:
     save("BertForSequenceClassification", num_labels=3)
     pairs = [*zip(texts(), texts()[::-1], strict=True)]
-    original = Original.load("model", "classifier", 64)
+    original = Original.load(Checkpoint("model"), "classifier", 64)
     found = original.results(pairs, batch_size=7)
     model = BertForSequenceClassification.from_pretrained("model").eval()
     tokenizer = BertTokenizer.from_pretrained("model")

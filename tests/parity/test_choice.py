@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import Case, command, reference
 from bertlite.parity.cases import CASES, GRADIENTS, cases_for, choose, facets_of, seconds_of
 
@@ -64,10 +65,11 @@ def test_a_dear_case_is_chosen_only_where_nothing_cheaper_will_do():
 def test_a_large_checkpoint_has_fewer_cases(tmp_path, monkeypatch):
     sizes = {"vocab_size": 31, "num_attention_heads": 4, "max_position_embeddings": 16}
     reference.base_shaped(tmp_path / "small", **sizes, hidden_size=16, num_hidden_layers=1, intermediate_size=24)
-    small = command.quick_choice(CASES, tmp_path / "small")
+    small_one = Checkpoint(tmp_path / "small")
+    small = command.quick_choice(CASES, small_one)
     assert small == choose(CASES, reference.unsupported)
-    assert reference.weights_of_layers(tmp_path / "small") == 4 * 16 * 16 + 2 * 16 * 24
-    monkeypatch.setattr(reference, "weights_of_layers", lambda checkpoint: 85_000_000)
-    large = command.quick_choice(CASES, tmp_path / "small")
+    assert reference.weights_of_layers(small_one.config) == 4 * 16 * 16 + 2 * 16 * 24
+    monkeypatch.setattr(reference, "weights_of_layers", lambda config: 85_000_000)
+    large = command.quick_choice(CASES, small_one)
     assert large == choose(CASES, reference.unsupported, pairs=False)
     assert len(large) < len(small)

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from bertlite import BertTokenizer
-from bertlite.checkpoint.families import FAMILIES, read_config
-from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.families import FAMILIES
 from bertlite.cli import main
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import Case, check
 from bertlite.parity.command import claims_table
 from bertlite.parity.families import FAMILY_HEADS, KINDS, cases_of, save_random
@@ -88,9 +88,9 @@ def test_a_folder_of_a_family_is_compared_with_its_own_class(
     roles |= {f"{name}_token": f"<{name}>" for name in ("unk", "mask")}
     letters = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
     BertTokenizer([*roles.values(), *letters], **roles).save_pretrained(folder)
-    config = read_config(Source(folder))
+    config = Checkpoint(folder).config
     # of one segment, though a pair has two
-    rows = encoded_sentences(str(folder), config.vocab_size, config.type_vocab_size)
+    rows = encoded_sentences(Checkpoint(folder), config.vocab_size, config.type_vocab_size)
     assert len(rows) == 4
     assert {segment for _, segments in rows for segment in segments} == {0}
     assert main(["parity", str(folder), "--only", "BertModel", "--out", str(out)]) == 0

@@ -19,8 +19,8 @@ from bertlite import BertForSequenceClassification, BertModel
 from bertlite.cli import main, parser
 from bertlite.cli.parts import subcommands
 from bertlite.models import heads
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.shipping import onnx
-from bertlite.shipping.carried import class_for
 from bertlite.shipping.export import SHAPES, export
 from bertlite.shipping.onnx import INPUTS, Graph
 from bertlite.support.extras import install_hint
@@ -186,11 +186,9 @@ def test_the_checkpoints_own_folder_gets_the_graph_alone(source, tmp_path, monke
 
 
 def test_the_class_is_that_of_the_config_or_of_sentence_transformers(source, tmp_path, monkeypatch):
-    from bertlite.checkpoint.files import Source
-
-    assert class_for(Source(source)) is BertForSequenceClassification
+    assert Checkpoint.of(source).model_class is BertForSequenceClassification
     pooled = add_pooling(save(tmp_path / "pooled", heads.BertForMaskedLM))
-    assert class_for(Source(pooled)) is BertModel
+    assert Checkpoint.of(pooled).model_class is BertModel
     pretend(monkeypatch)
     export(pooled, tmp_path / "out")
     assert read(tmp_path / "out" / "modules.json") == read(pooled / "modules.json")

@@ -16,6 +16,7 @@ from bertlite import BertModel, BertTokenizer, runtime
 from bertlite.experiments.budget.quality import Quality
 from bertlite.experiments.data import Examples
 from bertlite.experiments.evaluate import TASKS, predict
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.batches import real_tokens
 from bertlite.shipping.pack import pack
 from bertlite.shipping.vectors import read_head
@@ -146,7 +147,7 @@ def test_vectors_are_those_of_sentence_transformers(name: str, tmp_path: Path) -
     tokens = tokenizer.encode_texts(TEXTS, tokenizer.sentences.max_seq_length, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = BertModel.from_pretrained(folder, dtype=torch.float32).eval()(**tokens).last_hidden_state
-    np.testing.assert_allclose(read_head(str(folder))(states, tokens["attention_mask"]), wanted, atol=2e-5)
+    np.testing.assert_allclose(read_head(Checkpoint(folder))(states, tokens["attention_mask"]), wanted, atol=2e-5)
     assert pack(folder, tmp_path / "packed", texts=TEXTS)["difference"] < 1e-5
     np.testing.assert_allclose(runtime.load(tmp_path / "packed").encode(TEXTS), wanted, atol=2e-5)
 
@@ -161,14 +162,14 @@ def test_a_folder_that_cannot_be_obeyed_is_refused_before_any_work(name: str, tm
     if name in REFUSED:
         task = TASKS["similarity"]
         with pytest.raises(ValueError, match=message):
-            task.of_checkpoint(str(folder)), task.read_tokenizer(str(folder), None).encode_texts(TEXTS)
+            task.of_checkpoint(Checkpoint(folder)), task.read_tokenizer(Checkpoint(folder), None).encode_texts(TEXTS)
     assert len(BertTokenizer.from_pretrained(folder)) > 0, "a tokenizer alone is loaded"
 
 
 def test_a_search_judges_by_the_vectors_of_the_folder(tmp_path: Path) -> None:
     """The best state of a training is that with the nearest vectors, of which a folder may keep two numbers."""
     folder = write(tmp_path, [modules.Pooling(D, "cls"), UNIT], change(SENTENCES, truncate_dim=2))
-    head, dense = read_head(str(folder)), BertModel.from_pretrained(folder).eval()
+    head, dense = read_head(Checkpoint(folder)), BertModel.from_pretrained(folder).eval()
     other = BertModel.from_pretrained(folder).eval()
     torch.nn.init.normal_(other.encoder.layer[-1].output.dense.weight)
     batch = dict(BertTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt"))
@@ -181,8 +182,8 @@ def test_a_search_judges_by_the_vectors_of_the_folder(tmp_path: Path) -> None:
 
 def test_similarities_of_a_task_are_computed_in_float64(tmp_path: Path) -> None:
     folder = write(tmp_path, [POOL], same)
-    task = TASKS["similarity"].of_checkpoint(str(folder))
+    task = TASKS["similarity"].of_checkpoint(Checkpoint(folder))
     examples = Examples("pairs", tuple(zip(TEXTS, TEXTS, strict=True)), (1.0,) * len(TEXTS))
-    data = task.encode(examples, task.read_tokenizer(str(folder), None))
+    data = task.encode(examples, task.read_tokenizer(Checkpoint(folder), None))
     found = predict(BertModel.from_pretrained(folder, dtype=torch.bfloat16), data, task)
     np.testing.assert_allclose(found, 1, atol=1e-7)

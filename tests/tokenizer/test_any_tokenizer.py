@@ -10,7 +10,7 @@ from conftest import SIZES
 from test_tokenizer import TRICKY, fuzzed, with_more  # type: ignore[import-not-found]
 
 from bertlite import BertConfig, BertModel, BertTokenizer
-from bertlite.checkpoint.files import Source
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.shipping.carried import carry_tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -159,7 +159,7 @@ def test_what_is_written_is_read_by_both(way, pair, folder, tmp_path) -> None:
     if way == "saved":
         ours.save_pretrained(tmp_path)
     else:
-        carry_tokenizer(Source(folder), tmp_path, BertConfig.from_json_file(folder / "config.json"))
+        carry_tokenizer(Checkpoint(folder).tokenizer, tmp_path, BertConfig.from_json_file(folder / "config.json"))
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert (config["tokenizer_class"], "name_or_path" in config) == ("PreTrainedTokenizerFast", False)

@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite.checkpoint import families
-from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.checkpoint.saving import file_size
 from bertlite.config import BertConfig
@@ -50,8 +48,8 @@ from bertlite.inference.optimize import GRAPHS, PLAIN, optimize_for_inference, p
 from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import MultipleChoiceBody
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.least_squares import FEW
-from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
 from bertlite.support.environment import environment
@@ -126,6 +124,7 @@ def prune_to(
         ValueError: the target is not valid or cannot be met, a text or a label does not fit the model, a setting does
             not fit the target, there are too few texts or minutes, or unfinished work has other settings.
     """
+    given = Checkpoint.of(checkpoint) if isinstance(checkpoint, str | PathLike) else checkpoint
     folder = Path(folder).expanduser()
     settings = replace(settings, backend=timing_backend(settings))
     targets = read_targets([target] if isinstance(target, str) else [*target], settings.size, folder)
@@ -133,9 +132,9 @@ def prune_to(
     place = whole.with_name(f".{whole.name}.unfinished") if keep is None else Path(keep).expanduser()
     if keep is None:
         check_output(place, EVERYTHING, checkpoint, texts, dev, own=True)  # removed at the end
-    with lock_folder(folder), as_folder(checkpoint, tokenizer) as source:
+    with lock_folder(folder), as_checkpoint(given, tokenizer) as source:
         job = Job(source, tokenizer, texts, dev, settings)
-        job.named = source if isinstance(checkpoint, str | PathLike) else None
+        job.named = str(source) if source is given else None
         reports = prune_all(job, targets, place, progress)
         if keep is None:
             shutil.rmtree(place)
@@ -145,39 +144,40 @@ def prune_to(
 
 
 @contextmanager
-def as_folder(checkpoint: str | PathLike[str] | BertPreTrainedModel, tokenizer: BertTokenizer | None) -> Iterator[str]:
-    """Yield the folder or hub id of a checkpoint; a loaded model is saved to a temporary one.
+def as_checkpoint(given: Checkpoint | BertPreTrainedModel, tokenizer: BertTokenizer | None) -> Iterator[Checkpoint]:
+    """Yield a checkpoint; a loaded model is saved to a temporary folder.
 
     Raises:
         ValueError: a loaded model comes without its tokenizer.
     """
-    if isinstance(checkpoint, str | PathLike):
-        yield fspath(checkpoint)
+    if isinstance(given, Checkpoint):
+        yield given
         return
     if tokenizer is None:
         raise ValueError("a loaded model has no tokenizer of its own: give tokenizer too")
     with TemporaryDirectory(prefix="bertlite-prune-") as folder:
-        checkpoint.save_pretrained(folder)
-        yield folder
+        given.save_pretrained(folder)
+        yield Checkpoint(folder)
 
 
 class Job:
     """The common part of a command's targets: the given model, the texts, and everything that determines a result."""
 
     def __init__(
-        self, source: str, tokenizer: BertTokenizer | None, texts: Texts, dev: Texts | None, settings: PruneSettings
+        self, source: Checkpoint, own: BertTokenizer | None, texts: Texts, dev: Texts | None, settings: PruneSettings
     ) -> None:
-        config = families.read_config(Source(source))
+        source.hold()
+        config = source.config
         if config.is_decoder:
             raise ValueError(f"{source} is a decoder; `prune to` takes encoders")
         self.source = source
-        self.named: str | None = source  # in the report; None for a loaded model
+        self.named: str | None = str(source)  # in the report; None for a loaded model
         self.plain = settings.backend == PLAIN
         lengths = None if settings.lengths is None else fspath(settings.lengths)
         self.work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
         check_work(self.work, config)
         every, judging = read_both(texts, dev, settings, config)
-        self.read_model(tokenizer, every, judging, settings)
+        self.read_model(own or source.tokenizer, every, judging, settings)
         timed = self.read_clock(settings)
         longest = min(read_length(settings.max_length, self.tokenizer), config.max_position_embeddings)
         fit, held_out = split(every, settings.calibration or TEXTS, HELD_OUT, settings.seed, judging)
@@ -221,20 +221,20 @@ class Job:
         self.texts = {**counts, "of": held_out.name, "note": note}
 
     def read_model(
-        self, tokenizer: BertTokenizer | None, texts: Examples, dev: Examples | None, settings: PruneSettings
+        self, tokenizer: BertTokenizer, texts: Examples, dev: Examples | None, settings: PruneSettings
     ) -> None:
         """Read the model and its tokenizer, with fewer tokens if asked for, and facts for the report.
 
         Raises:
             ValueError: the model chooses between texts, and files of texts have no groups.
         """
-        cls, start = class_for(Source(self.source)), peak_memory()
+        cls, start = self.source.model_class, peak_memory()
         if issubclass(cls, MultipleChoiceBody):
             raise ValueError(
                 f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs"
             )
-        self.model: Any = load_trained(cls, self.source, device=settings.device)
-        self.tokenizer = copy.copy(tokenizer) or BertTokenizer.from_pretrained(self.source)
+        self.model: Any = self.source.load(cls, device=settings.device)
+        self.tokenizer = copy.copy(tokenizer)
         self.head = read_head(self.source) if isinstance(self.model, BertModel) else MEAN
         self.given: dict[str, Any] = {"dense_bytes": file_size(self.model), "start_bytes": start}
         if settings.vocabulary:

@@ -19,7 +19,7 @@ from bertlite.experiments.data import (
     read_examples,
 )
 from bertlite.experiments.evaluate import task_of_head
-from bertlite.inspection import class_of
+from bertlite.opened.checkpoint import class_of
 from bertlite.runtime.texts import check_texts
 from bertlite.tokenizer import BertTokenizer
 

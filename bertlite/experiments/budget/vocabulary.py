@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 
-from bertlite.checkpoint import families
-from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.texts import Texts, examples_of, split
 from bertlite.experiments.data import Examples, read_length
 from bertlite.inference.support import parse_device
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.vocabulary import Text, prune_vocabulary
 from bertlite.shipping.card import Figure
-from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
 from bertlite.support.environment import environment
 from bertlite.support.process import door
@@ -58,16 +56,14 @@ def prune_vocabulary_of(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: a text cannot be read, or there are too few.
     """
+    folder, source = Path(folder).expanduser(), Checkpoint.of(checkpoint)
     parse_device(device)
-    folder, source = Path(folder).expanduser(), Source(checkpoint)
-    config = families.read_config(source)
-    every = examples_of(texts, text, None, columns, config)
-    judged = None if dev is None else examples_of(dev, text, None, columns, config)
+    every = examples_of(texts, text, None, columns, source.config)
+    judged = None if dev is None else examples_of(dev, text, None, columns, source.config)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is there already: name another folder")
-    model = load_trained(class_for(source), checkpoint, device=device)
-    tokenizer = BertTokenizer.from_pretrained(checkpoint)
-    small, fewer, facts = with_fewer_tokens(model, tokenizer, every, judged, tokens or 0, max_length)
+    model = source.load(source.model_class, device=device)
+    small, fewer, facts = with_fewer_tokens(model, source.tokenizer, every, judged, tokens or 0, max_length)
     report = {
         "what": "bertlite prune vocabulary",
         "checkpoint": fspath(checkpoint),

@@ -38,6 +38,7 @@ from bertlite.experiments.evaluate import TASKS, Task, metrics_of, predict
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance import macs
 from bertlite.support.environment import version_of
 from bertlite.support.files import write_json
@@ -204,7 +205,7 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
         task, found = task_of(name), read_examples(source(name, files["train"]))
         recipe = Recipe(epochs=tasks.TASKS[name].epochs, lr=args.lr, batch_size=BATCH, seed=seed)
         examples = found.sample(min(tasks.TASKS[name].examples, len(found)), seed)
-        tokenizer = read_tokenizer(args.checkpoint, args.max_length)
+        tokenizer = read_tokenizer(Checkpoint.of(args.checkpoint), args.max_length)
         torch.manual_seed(seed)
         model = task.model_class.from_pretrained(args.checkpoint, num_labels=tasks.TASKS[name].outputs)
         with Run("finetune", {"task": name, "examples": len(examples), **asdict(recipe)}, folder=folder) as run:
@@ -221,11 +222,11 @@ class Bench:
     def __init__(self, name: str, files: dict[str, Path], checkpoint: Path, args: argparse.Namespace) -> None:
         self.name, self.task, self.metric = name, task_of(name), task_of(name).headline
         self.examples, self.lr, self.minutes = args.distil, args.lr, args.minutes
-        tokenizer = read_tokenizer(str(checkpoint), args.max_length)
+        tokenizer = read_tokenizer(Checkpoint.of(checkpoint), args.max_length)
         train, dev = (read_examples(source(name, files[part])) for part in ("train", "dev"))
         self.train = self.task.encode(train.sample(len(train), 0), tokenizer)  # shuffled
         self.dev, self.labels = self.task.encode(dev, tokenizer), np.array(dev.labels)
-        self.model = self.task.load(str(checkpoint))
+        self.model = Checkpoint.of(checkpoint).load(self.task.model_class)
         self.dense = predict(self.model, self.dev, self.task)
         self.hashes: dict[str, Any] = {"model": {"dense": model_sha256(self.model)}, "data": {"dev": dev.sha256}}
         self.subject = cache(self.make_subject)
@@ -319,7 +320,7 @@ class Bench:
         return {"speedup": speedup, "int8_speedup": int8}
 
     def load(self, pruned: Record) -> Any:
-        return self.task.load(str(pruned.folder / "model"))
+        return Checkpoint.of(pruned.folder / "model").load(self.task.model_class)
 
     def judge(self, model: Any) -> dict[str, float]:
         return metrics_of(predict(model, self.dev, self.task), self.labels, self.task, self.dense)

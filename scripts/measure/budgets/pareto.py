@@ -38,7 +38,7 @@ from bertlite.experiments.data import Examples, batch_indices
 from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Array
-from bertlite.shipping.carried import load_trained
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.shipping.folder import write_model
 from bertlite.shipping.original import NEIGHBOURS, what_is_kept
 from bertlite.shipping.vectors import read_head, with_map
@@ -145,7 +145,7 @@ class Encoder:
         if way.startswith("layers"):
             model = with_fewer_layers(Subject(self.model, [], LENGTH), float(target.rstrip("%")) / 100)
         else:
-            model = load_trained(BertModel, self.path(PLAIN, target))
+            model = Checkpoint.of(self.path(PLAIN, target)).load(BertModel)
         if way in ("distilled", "layers"):
             self.distil_(model)
         unseen = batches_of(self.rest.chosen(range(TEXTS, len(self.rest))), self.tokenizer, self.model, LENGTH)
@@ -180,7 +180,7 @@ class Encoder:
                 np.save(path, embedder.encode(pieces[path]))
                 print(path, flush=True)
         x = torch.from_numpy(np.concatenate([np.load(path) for path in pieces]))
-        for module in read_head(str(self.place if key.way == PLAIN else place)).modules:
+        for module in read_head(Checkpoint.of(self.place if key.way == PLAIN else place)).modules:
             x = module(x)
         return x.numpy()
 
@@ -195,7 +195,7 @@ class Encoder:
 
     @cached_property
     def model(self) -> Any:
-        return load_trained(BertModel, self.place)
+        return Checkpoint.of(self.place).load(BertModel)
 
     @cached_property
     def tokenizer(self) -> BertTokenizer:
@@ -203,7 +203,7 @@ class Encoder:
 
     @cached_property
     def head(self) -> Any:
-        return read_head(str(self.place))
+        return read_head(Checkpoint.of(self.place))
 
     @cached_property
     def encoded(self) -> Any:
@@ -283,7 +283,7 @@ def time_models(
     timed = [key._replace(way="layers mapped" if key.way.startswith("layers") else "mapped") for key in keys]
     timed = [same if key.way != GIVEN[0] else key for key, same in zip(keys, timed, strict=True)]
     for key in dict.fromkeys(timed):
-        model = load_trained(BertModel, given[key.model].path(key.way, key.target))
+        model = Checkpoint.of(given[key.model].path(key.way, key.target)).load(BertModel)
         inputs, pooled = work.inputs(model.config.vocab_size), torch.zeros(BATCH, model.config.hidden_size)
         after = nn.Linear(pooled.shape[1], pooled.shape[1]) if key.way != GIVEN[0] else nn.Identity()
         quick = optimize_for_inference(model, dtype=key.dtype, backend="native")

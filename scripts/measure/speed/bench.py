@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 import bertlite
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Source
 from bertlite.experiments.budget.work import Work
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import reference
 from bertlite.support.timing import Timings, alternate, with_spread
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
@@ -110,7 +109,7 @@ class Bench:
 
     @cached_property
     def config(self) -> bertlite.BertConfig:
-        return read_config(Source(self.folder))
+        return Checkpoint.of(self.folder).config
 
     @cached_property
     def runs(self) -> dict[str, Forward]:

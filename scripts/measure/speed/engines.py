@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Source
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import reference
 from scripts.measure.speed.accuracy import Forward
 
@@ -159,7 +158,7 @@ def onnxruntime_engine(folder: Path, dtype: str, device: str) -> Forward:
 
     def optimise(path: Path) -> None:
         plain = export_once(folder, "plain.onnx", write)
-        config = read_config(Source(folder))
+        config = Checkpoint.of(folder).config
         graph = optimizer.optimize_model(
             str(plain), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=0
         )
@@ -185,7 +184,7 @@ def openvino_engine(folder: Path, dtype: str, device: str) -> Forward:
     import openvino as ov
 
     def write(path: Path) -> None:
-        relative = read_config(Source(folder)).position_embedding_type == "disentangled"  # for which there is no sdpa
+        relative = Checkpoint.of(folder).config.position_embedding_type == "disentangled"  # for which there is no sdpa
         model = reference.load(folder, "BertModel", {}, torch.float32, "eager" if relative else "sdpa", "cpu")
         ov.save_model(ov.convert_model(model, example_input=sample_inputs()), path, compress_to_fp16=False)
 
@@ -275,7 +274,7 @@ def write_gguf(folder: Path, dtype: str, path: Path) -> None:
     """
     import gguf
 
-    config = read_config(Source(folder))
+    config = Checkpoint.of(folder).config
     if config.position_embedding_type != "absolute" or config.positions_skip_padding:
         raise ValueError("llama.cpp's BERT has absolute positions only, counted over all tokens")
     writer = gguf.GGUFWriter(path, "bert")

@@ -15,6 +15,7 @@ from bertlite import BertModel, BertTokenizer
 from bertlite.cli import main
 from bertlite.experiments.budget import command, search
 from bertlite.experiments.budget.mapping import fit_map, layer_of_map
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.batches import real_tokens
 from bertlite.shipping.folder import write_model
 from bertlite.shipping.vectors import MEAN, Dense, Norm, Normalize, VectorHead, read_head, with_map
@@ -128,9 +129,9 @@ def test_a_folder_with_a_map_gives_its_vectors_everywhere(name: str, tmp_path: P
     from bertlite.embed import Embedder
 
     model = write(tmp_path / "given", HEADS[name][0])
-    mapped = with_map(read_head(str(tmp_path / "given")), linear())
+    mapped = with_map(read_head(Checkpoint(tmp_path / "given")), linear())
     write_model(tmp_path / "out", model, tmp_path / "given", mapped=mapped)
-    assert len(read_head(str(tmp_path / "out")).modules) == len(mapped.modules) == HEADS[name][1]
+    assert len(read_head(Checkpoint(tmp_path / "out")).modules) == len(mapped.modules) == HEADS[name][1]
     texts = [" ".join(WORDS[5 + (i * j) % 40] for j in range(1, 3 + i % 9)) for i in range(40)]
     tokens = BertTokenizer(WORDS)(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -157,7 +158,7 @@ def test_a_map_takes_no_other_modules_folder(first: str, tmp_path: Path) -> None
     else:
         modules.append({**modules[2], "idx": 3, "name": "again"})
     (tmp_path / "given" / "modules.json").write_text(json.dumps(modules))
-    mapped = with_map(read_head(str(tmp_path / "given")), linear())
+    mapped = with_map(read_head(Checkpoint(tmp_path / "given")), linear())
     write_model(tmp_path / "out", model, tmp_path / "given", mapped=mapped)
     written = json.loads((tmp_path / "out" / "modules.json").read_text())
     assert len({each["path"] for each in written}) == len({each["name"] for each in written}) == len(written)
@@ -192,7 +193,7 @@ def test_an_encoder_gets_a_map_where_enough_texts_are_left(
     assert report["rank_correlation"] > report["without_map"]["rank_correlation"]
     assert "without the map after the pooling, fitted to 180 other texts: " in said
     assert math.isclose(report["bytes"], size + 4 * (D * D + D), rel_tol=0.01)
-    assert read_head(str(tmp_path / "out")).name == "mean, Dense"
+    assert read_head(Checkpoint(tmp_path / "out")).name == "mean, Dense"
     assert "A linear layer after the pooling" in (tmp_path / "out" / "README.md").read_text()
     main([*words, "--calibration", "60", "--no-mapping", "--out", str(tmp_path / "plain")])
     assert not (tmp_path / "plain" / "modules.json").exists()

@@ -8,12 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from bertlite.checkpoint.checks import fit_tensors_, nonfinite_tensors
-from bertlite.checkpoint.families import BERT, Origin
-from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint.families import BERT
 from bertlite.checkpoint.names import (
     DECODER,
     DECODER_BIAS,
@@ -30,9 +29,9 @@ from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.config import POSITIONS, BertConfig, differs_from_bert, kept_heads, kept_neurons
-from bertlite.models import heads
-from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.body import LanguageModelBody
+from bertlite.opened.checkpoint import Checkpoint, class_of
 from bertlite.runtime.packed import FILE, read_packed
 from bertlite.runtime.tasks import ABOUT, is_packed, read_runtime_json
 from bertlite.support.activations import ONLY_HERE
@@ -60,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 @checked
-def inspect(checkpoint: str | Path) -> dict[str, Any]:
+def inspect(checkpoint: str | PathLike[str]) -> dict[str, Any]:
     """Return the contents of a checkpoint and the outcomes of loading it, JSON-ready.
 
     Args:
@@ -77,15 +76,15 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
         FileNotFoundError: there is no such checkpoint.
         ValueError: a file is damaged, or the config is not a BERT's.
     """
-    if is_packed(checkpoint):
-        return inspect_packed(Path(checkpoint).expanduser())
+    source = Checkpoint.of(checkpoint)
+    if is_packed(source):
+        return inspect_packed(Path(source).expanduser())
 
     # Everything is read from the files themselves; no model is loaded.
-    files = find_checkpoint(Source(checkpoint))
-    origin, stored = Origin.read(files.config), read_tensors(files)
-    cls = class_of(origin.config())
+    files, origin, cls = source.files, source.origin, class_of(source.config)
+    stored = read_tensors(files)
     _, config = origin.build(cls, {}, {}, stored)
-    absent, unused, faults = bertlite_faults(cls, origin, stored)
+    fit = source.fit(cls, stored)
 
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "position_embedding_type")
     layers = range(config.num_hidden_layers)
@@ -109,11 +108,11 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
         "neurons": {"built": config.intermediate_size, "kept": [len(kept_neurons(config, layer)) for layer in layers]},
         "parameters": sum(t.numel() for t in stored.values() if t.is_floating_point()),
         "dtypes": dict(Counter(dtype_name(t.dtype) for t in stored.values() if t.is_floating_point()).most_common()),
-        "absent": sorted(absent),
-        "unused": unused,
+        "absent": sorted(fit.absent),
+        "unused": fit.unused,
         "legacy_names": dict(Counter(part for name in stored if (part := legacy_part(name)))),
         # The outcome of loading it here, and in each transformers.
-        "bertlite": {"outcome": FAILS if faults else SAME, "notes": faults},
+        "bertlite": {"outcome": FAILS if fit.faults else SAME, "notes": fit.faults},
         **{
             f"transformers {version}": combine_findings(
                 findings(cls, config, stored) if origin.family is BERT else [(SAME, f"as a {origin.kind!r} model")]
@@ -146,26 +145,6 @@ def inspect_packed(folder: Path) -> dict[str, Any]:
         "bertlite": {"outcome": SAME, "notes": ["runs in bertlite.runtime, `bertlite embed` and `bertlite evaluate`"]},
         **{f"transformers {version}": elsewhere for version in (4, 5)},
     }
-
-
-def class_of(config: BertConfig) -> type[BertPreTrainedModel]:
-    """Return the class that the config names if bertlite has it, else BertModel."""
-    named = [name for name in config.extra.get("architectures") or () if isinstance(name, str)]
-    return heads.CLASSES.get(named[0], BertModel) if named else BertModel
-
-
-def bertlite_faults(
-    cls: type[BertPreTrainedModel], origin: Origin, stored: State
-) -> tuple[set[str], list[str], list[str]]:
-    """Return the parts that `cls.from_pretrained` would initialise, tensors that no BERT has, and faults it raises."""
-    options, config = origin.build(cls, {}, {}, stored)
-    model = make_skeleton(cls, config, options)
-    try:
-        state = origin.as_bert(dict(stored), model.state_dict())
-    except ValueError as error:
-        return set(), [], [str(error)]
-    fit = fit_tensors_(state, model.state_dict(), model, config)
-    return fit.absent, fit.unused, fit.faults + fit.mixed_dtypes + nonfinite_tensors(state)
 
 
 # transformers -------------------------------------------------------------------------------------------------------

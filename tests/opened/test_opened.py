@@ -1,0 +1,286 @@
+"""A checkpoint is a value: each command reads one commit, and each file once."""
+
+import json
+import pickle
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import make
+from natively import kernels_or_skip
+
+import bertlite
+from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, PruneSettings
+from bertlite.attention_view.command import attention
+from bertlite.checkpoint import files as checkpoint_files
+from bertlite.checkpoint.files import Source
+from bertlite.embed.embedder import Embedder
+from bertlite.experiments.budget.command import prune_to
+from bertlite.experiments.budget.vocabulary import prune_vocabulary_of
+from bertlite.experiments.command import finetune
+from bertlite.experiments.data import DataSource
+from bertlite.experiments.evaluate_command import evaluate
+from bertlite.experiments.settings import Recipe
+from bertlite.opened.checkpoint import Checkpoint
+from bertlite.opened.inspection import inspect
+from bertlite.parity.cases import Case
+from bertlite.parity.check import check_all
+from bertlite.shipping import pack as packing
+from bertlite.shipping.convert import convert
+from bertlite.shipping.export import export
+from bertlite.shipping.folder import write_model
+from bertlite.shipping.original import Original
+from bertlite.shipping.pack import describe_checkpoint, pack
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
+TEXTS = [f"the {one} {other} is {word}" for one in WORDS[9:] for other in WORDS[9:12] for word in WORDS[5:9]]
+MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+SENTENCE_FILES = {
+    "modules.json": [
+        {"name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(MODULES.items())
+    ],
+    "1_Pooling/config.json": {
+        "word_embedding_dimension": 48,
+        "pooling_mode_mean_tokens": True,
+        "include_prompt": False,
+    },
+    "sentence_bert_config.json": {"max_seq_length": 20},
+    "config_sentence_transformers.json": {"prompts": {"query": "the "}, "default_prompt_name": "query"},
+}
+NAME = "someone/model"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with a sentence encoder, a classifier, and labelled texts."""
+    folder, tokenizer = tmp_path_factory.mktemp("world"), BertTokenizer({word: i for i, word in enumerate(WORDS)})
+    classifier = make(BertForSequenceClassification, id2label={0: "no", 1: "yes"}).float()
+    for name, model in (("encoder", classifier.bert), ("classifier", classifier)):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        (folder / name / "README.md").write_text("---\nlicense: mit\n---\n")
+    (folder / "encoder" / "1_Pooling").mkdir()
+    for name, values in SENTENCE_FILES.items():
+        (folder / "encoder" / name).write_text(json.dumps(values))
+    rows = [f"{text}\t{'yes' if text.split()[-1] in WORDS[5:7] else 'no'}" for text in TEXTS]
+    (folder / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    return folder
+
+
+class Hub:
+    """A hub with one repository, to which a commit is pushed before each request that names none."""
+
+    def __init__(self, given: Path, folder: Path) -> None:
+        self.given, self.folder = given, folder
+        self.read, self.asked = set[str](), Counter[str]()
+        self.pushed = 0
+
+    def snapshot(self, commit: str) -> Path:
+        """Return the folder of the cache with a commit."""
+        place = self.folder / "snapshots" / commit
+        if not place.exists():
+            shutil.copytree(self.given, place)
+        self.read.add(commit)
+        return place
+
+    def download(self, repo: str, name: str, *, subfolder: Any = None, revision: Any = None, **options: Any) -> str:
+        from huggingface_hub import errors
+
+        assert repo == NAME
+        self.pushed += revision is None
+        self.asked[name] += 1
+        commit = revision or f"{self.pushed:040x}"
+        path = self.snapshot(commit) / (subfolder or "") / name
+        if not path.is_file():
+            error: Any = errors.EntryNotFoundError("no")
+            error.response = SimpleNamespace(headers={"X-Repo-Commit": commit})
+            raise error
+        return str(path)
+
+
+@pytest.fixture
+def hub_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Hub]:
+    """Return a function that makes a folder the repository; other libraries load the commit that they are told to."""
+
+    def make_hub(given: Path) -> Hub:
+        hub, load = Hub(given, tmp_path / "hub"), Original.load.__func__  # type: ignore[attr-defined]
+
+        def load_original(cls: Any, checkpoint: Checkpoint, *args: Any, **options: Any) -> Any:
+            snapshot = hub.snapshot(str(checkpoint.pinned["revision"]))
+            return load(cls, Checkpoint(snapshot), *args, **options)
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
+        monkeypatch.setattr(checkpoint_files, "hub_answers", lambda: True)
+        monkeypatch.setattr(Original, "load", classmethod(load_original))
+        return hub
+
+    return make_hub
+
+
+def train(name: Any, out: Path, world: Path) -> Any:
+    source = DataSource(str(world / "rows.tsv"))
+    return finetune(name, source, source, out, recipe=Recipe(epochs=1, batch_size=20))
+
+
+SETTINGS = PruneSettings(at=(2, 8), calibration=16, max_length=16)
+COMMANDS: dict[str, tuple[str, Callable[[Any, Path, Path], Any]]] = {
+    "pack": ("encoder", lambda name, out, world: pack(name, out)),
+    "pack int8": ("classifier", lambda name, out, world: pack(name, out, dtype="int8")),
+    "convert": ("encoder", lambda name, out, world: convert(name, out)),
+    "export": ("encoder", lambda name, out, world: export(name, out)),
+    "prune to": ("encoder", lambda name, out, world: prune_to(name, "60%", TEXTS, out, settings=SETTINGS)),
+    "prune vocabulary": ("classifier", lambda name, out, world: prune_vocabulary_of(name, TEXTS, out)),
+    "prune finetune": ("classifier", train),
+    "evaluate": ("classifier", lambda name, out, world: evaluate(name, world / "rows.tsv")),
+    "attention": ("encoder", lambda name, out, world: attention(name, TEXTS[0])),
+    "inspect": ("encoder", lambda name, out, world: inspect(name)),
+    "parity": ("encoder", lambda name, out, world: [*check_all([Case()], "cpu", name)]),
+}
+NEEDS = {"export": ("onnx", "onnxscript", "onnxruntime"), "prune finetune": ("accelerate",)}
+NEEDS |= {"pack": ("sentence_transformers",), "pack int8": ("transformers",), "parity": ("transformers",)}
+
+
+def run_command(command: str, name: Any, out: Path, world: Path) -> Any:
+    for package in NEEDS.get(command, ()):
+        pytest.importorskip(package)
+    if command.startswith("pack"):
+        kernels_or_skip()
+    return COMMANDS[command][1](name, out, world)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_reads_one_commit_whatever_is_pushed_meanwhile(command, world, hub_of, tmp_path) -> None:
+    hub = hub_of(world / COMMANDS[command][0])
+    run_command(command, NAME, tmp_path / "out", world)
+    assert len(hub.read) == 1 == hub.pushed
+
+
+def test_an_embedder_reads_one_commit(world, hub_of, monkeypatch) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    hub, real = hub_of(world / "encoder"), library.SentenceTransformer
+
+    def load(name: str, *, revision: str, **options: Any) -> Any:
+        assert name == NAME
+        return real(str(hub.snapshot(revision)), **options)
+
+    monkeypatch.setattr(library, "SentenceTransformer", load)
+    assert Embedder(NAME, backend="plain").encode("a film").shape == (48,)
+    assert len(hub.read) == 1 == hub.pushed
+
+
+def own_reads(folder: Path, run: Callable[[], object]) -> Counter[str]:
+    """Return how often bertlite itself opens each file of a folder; tokenizers and safetensors open theirs in Rust.
+
+    Files that transformers reads through `bertlite.hf`, and parity's own models, do not count.
+    """
+    found, watched, package = Counter[str](), [True], str(Path(bertlite.__file__).parent)
+
+    def watch(event: str, args: Any) -> None:
+        if event == "open" and watched[0] and str(args[0]).startswith(str(folder)):
+            frame: Any = sys._getframe(1)
+            callers = []
+            while frame:
+                callers.append(frame.f_code.co_filename)
+                frame = frame.f_back
+            first = next(each for each in callers if "pathlib" not in each)
+            others = [each for each in callers if re.search(r"bertlite/(hf|parity)/", each)]
+            if first.startswith(package) and not others:
+                found[str(Path(args[0]).relative_to(folder))] += 1
+
+    sys.addaudithook(watch)  # for good, but it counts only here
+    try:
+        run()
+    finally:
+        watched[0] = False
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each not in ("export", "parity")])
+def test_a_command_reads_each_file_once(command, world, tmp_path) -> None:
+    """An export hashes the files too, and parity makes several models; what is copied is read once more as bytes."""
+    folder = shutil.copytree(world / COMMANDS[command][0], tmp_path / "given")
+    found = own_reads(folder, lambda: run_command(command, str(folder), tmp_path / "out", world))
+    copied = set(Checkpoint(folder).module_files) if command in ("convert", "prune to") else set()
+    assert {"config.json", "model.safetensors"} <= found.keys()
+    assert {name: times for name, times in found.items() if times > 1 + (name in copied)} == {}
+
+
+def test_a_checkpoint_of_the_hub_is_described_in_few_requests(world, hub_of) -> None:
+    hub = hub_of(world / "encoder")
+    describe_checkpoint(Checkpoint(NAME))
+    assert max(hub.asked.values()) == 1
+    assert hub.asked.total() <= 20
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_held_is_written_whatever_becomes_of_the_folder(world, tmp_path) -> None:
+    """A search takes hours: the card, the modules and the tokenizer are those of its beginning."""
+    folder = shutil.copytree(world / "encoder", tmp_path / "given")
+    checkpoint = Checkpoint(folder)
+    checkpoint.hold()
+    model, tokenizer = checkpoint.load(BertModel), checkpoint.tokenizer
+    written = [name for name in SENTENCE_FILES if name != "modules.json"]
+    for name in (*written, "tokenizer.json"):
+        (folder / name).write_text("{}")
+    (folder / "README.md").write_text("---\nlicense: other\n---\n")
+    (folder / "modules.json").unlink()
+    out = write_model(tmp_path / "out", model, checkpoint)
+    for name in written:
+        assert (out / name).read_bytes() == (world / "encoder" / name).read_bytes()
+    assert "license: mit" in (out / "README.md").read_text()
+    assert BertTokenizer.from_pretrained(out).get_vocab() == tokenizer.get_vocab()
+
+
+def test_what_was_compared_is_what_is_packed(world, tmp_path, monkeypatch) -> None:
+    """Weights that another program writes during the comparison are not packed."""
+    pytest.importorskip("transformers")
+    kernels_or_skip()
+    folder, compare = shutil.copytree(world / "classifier", tmp_path / "given"), packing.largest_difference
+    pack(folder, tmp_path / "wanted")
+
+    def change(*args: Any) -> float:
+        make(BertForSequenceClassification, id2label={0: "no", 1: "yes"}, hidden_act="relu").save_pretrained(folder)
+        return compare(*args)
+
+    monkeypatch.setattr(packing, "largest_difference", change)
+    pack(folder, tmp_path / "out")
+    for path in (tmp_path / "wanted").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+def test_an_opened_checkpoint_is_taken_wherever_a_name_is(world) -> None:
+    checkpoint = Checkpoint.of(world / "classifier")
+    assert Checkpoint.of(checkpoint) is checkpoint
+    assert checkpoint.model_class is BertForSequenceClassification
+    assert BertConfig.from_pretrained(checkpoint) == checkpoint.config
+    assert BertTokenizer.from_pretrained(checkpoint).get_vocab() == checkpoint.tokenizer.get_vocab()
+    assert BertForSequenceClassification.from_pretrained(checkpoint).config.id2label == {0: "no", 1: "yes"}
+    assert inspect(checkpoint) == inspect(str(world / "classifier"))
+    with pytest.raises(TypeError, match="is opened already: leave out revision, token"):
+        BertModel.from_pretrained(checkpoint, revision="main", token="t")
+
+
+def test_a_copy_opens_it_again_and_a_source_keeps_its_options(world) -> None:
+    checkpoint = Checkpoint.of(Source(str(world), subfolder="encoder"))
+    assert checkpoint.pooling == (["mean"], False)
+    again = pickle.loads(pickle.dumps(checkpoint))
+    assert again == checkpoint
+    assert again.place is not checkpoint.place
+    assert again.modules == checkpoint.modules
+
+
+def test_values_that_a_caller_changes_are_not_the_next_ones(world) -> None:
+    checkpoint = Checkpoint(world / "encoder")
+    checkpoint.modules[0]["path"] = "elsewhere"
+    checkpoint.place.values("config.json").clear()
+    assert checkpoint.modules[0]["path"] == ""
+    assert checkpoint.config.hidden_size == 48
