@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from os import PathLike, fspath
+from os import PathLike
 from os.path import abspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -125,7 +125,7 @@ def pack(
                 rounding = f"{rounding}, to {len(fitted)} {'given' if fitted[0] in given else 'built-in'} texts"
             bar.stage(f"comparing results in {dtype_name(numbers)}")
             kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
-            made = {"checkpoint": name_of(checkpoint), "bertlite": __version__, "kept": kept, "rounding": rounding}
+            made = {"checkpoint": name_of(source), "bertlite": __version__, "kept": kept, "rounding": rounding}
             write_about(new, {**about, "made": made})
             size = sum(path.stat().st_size for path in new.iterdir())
     return {
@@ -197,10 +197,10 @@ def write(
     return quick.rounding
 
 
-def name_of(checkpoint: str | PathLike[str]) -> str:
+def name_of(source: Checkpoint) -> str:
     """Return a hub id, or the name of a folder without its path, which tells of this machine and helps on no other."""
-    path = Path(checkpoint).expanduser()
-    return Path(abspath(path)).name if path.exists() else fspath(checkpoint)
+    path = Path(source).expanduser()
+    return Path(abspath(path)).name if path.exists() else str(source)
 
 
 def write_about(folder: Path, about: dict[str, Any]) -> None:
