@@ -143,8 +143,9 @@ COMMANDS: dict[str, tuple[str, Callable[[Any, Path, Path], Any]]] = {
     "inspect": ("encoder", lambda name, out, world: inspect(name)),
     "parity": ("encoder", lambda name, out, world: [*check_all([Case()], "cpu", name)]),
 }
-NEEDS = {"export": ("onnx", "onnxscript", "onnxruntime"), "prune finetune": ("accelerate",)}
+NEEDS = {"export": ("onnx", "onnxscript", "onnxruntime"), "prune finetune": ("accelerate", "scipy")}
 NEEDS |= {"pack": ("sentence_transformers",), "pack int8": ("transformers",), "parity": ("transformers",)}
+NEEDS |= dict.fromkeys(("prune to", "evaluate"), ("scipy",))
 
 
 def run_command(command: str, name: Any, out: Path, world: Path) -> Any:
