@@ -3,8 +3,8 @@
 from bertlite.config import BertConfig as BertConfig
 from bertlite.config import kept_heads as kept_heads
 from bertlite.config import kept_neurons as kept_neurons
+from bertlite.inference.gpu.training import TrainingStep as TrainingStep
 from bertlite.inference.optimize import optimize_for_inference as optimize_for_inference
-from bertlite.inference.training import TrainingStep as TrainingStep
 from bertlite.models.base import BertModel as BertModel
 from bertlite.models.heads import *  # noqa: F403  # the task heads, each of which names itself there
 from bertlite.models.structure import compact as compact

@@ -34,7 +34,7 @@ from bertlite.experiments.files import class_names, labels, model_sha256, output
 from bertlite.experiments.finetune import STATE, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.settings import Recipe, from_options
 from bertlite.experiments.ship import MODEL, finish_run
-from bertlite.inference.support import parse_device
+from bertlite.inference.checks import parse_device
 from bertlite.support.files import lock_folder, write_json
 from bertlite.support.kinds import checked
 from bertlite.support.process import door

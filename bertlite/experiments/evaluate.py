@@ -26,7 +26,7 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.statistics import Array, Ends, Metric, crossed_estimate, wilson
-from bertlite.inference.ahead import run_ahead
+from bertlite.inference.gpu.ahead import run_ahead
 from bertlite.models.base import BertModel
 from bertlite.models.heads import BertForSequenceClassification, BertForTokenClassification
 from bertlite.pruning.importance.batches import Batch, eval_mode, inputs_of, real_tokens

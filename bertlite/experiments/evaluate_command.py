@@ -27,7 +27,7 @@ from bertlite.experiments.files import class_names
 from bertlite.experiments.speed import describe_speed, measure_speed
 from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
-from bertlite.inference.support import parse_device
+from bertlite.inference.checks import parse_device
 from bertlite.models.heads import BertForMaskedLM
 from bertlite.runtime.tasks import ABOUT, PackedModel, is_packed, read_runtime_json
 from bertlite.shipping.carried import class_for

@@ -17,7 +17,7 @@ from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import Task
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import Recipe as Recipe
-from bertlite.inference.training import TrainingStep
+from bertlite.inference.gpu.training import TrainingStep
 from bertlite.support.files import read_json_lines, sha256_of, write_json, write_text
 from bertlite.support.process import door
 from bertlite.support.progress import Progress

@@ -15,9 +15,9 @@ import torch
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.inference import optimize_for_inference
-from bertlite.inference.bodies import OptimizedBody
-from bertlite.inference.holders import modules_of
-from bertlite.inference.support import parse_device
+from bertlite.inference.checks import parse_device
+from bertlite.inference.clients.bodies import OptimizedBody
+from bertlite.inference.clients.holders import modules_of
 from bertlite.runtime.tasks import PackedModel, check_count, is_packed
 from bertlite.runtime.texts import check_texts
 from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept

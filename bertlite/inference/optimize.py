@@ -7,15 +7,15 @@ import torch
 
 from bertlite.checkpoint.checks import DTYPES as WEIGHTS
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.inference.bodies import optimize_bodies
-from bertlite.inference.graphs import use_graphs_
+from bertlite.inference.checks import ComputeDtype, check_unaltered, refuse_optimised
+from bertlite.inference.clients.bodies import optimize_bodies
+from bertlite.inference.clients.readers import reader_of, warn_of
+from bertlite.inference.clients.verification import verify_model
+from bertlite.inference.gpu.graphs import use_graphs_
 from bertlite.inference.model import InferenceModel
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.inference.native.rounding import Sample
-from bertlite.inference.readers import reader_of, warn_of
-from bertlite.inference.support import ComputeDtype, check_unaltered, refuse_optimised
-from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.support.contexts import own_context
 from bertlite.support.habits import refuse_others

@@ -18,7 +18,7 @@ import torch
 
 from bertlite.checkpoint.families import Origin
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
-from bertlite.inference.support import parse_device
+from bertlite.inference.checks import parse_device
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DTYPES, Case, cases_for, choose
 from bertlite.parity.check import check_all

@@ -23,11 +23,11 @@ from bertlite.checkpoint.folders import check_output, replacing
 from bertlite.checkpoint.reading import State
 from bertlite.checkpoint.saving import OPTIMISED, dtype_name
 from bertlite.inference import optimize_for_inference
+from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.native.linear import kernel_activation
 from bertlite.inference.native.rounding import Sample
 from bertlite.inference.native.saving import CHECKPOINT, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
-from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel
 from bertlite.runtime import PackedModel
 from bertlite.runtime.tasks import ABOUT, AFTER, CALLS, FORMAT, TOKENIZER, checksum_of

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from bertlite.checkpoint.files import WEIGHT_FILES, Source, locate
 from bertlite.checkpoint.reading import read_weights
 from bertlite.config import read_json_object
-from bertlite.inference.pooling import VECTOR, pool_states
+from bertlite.inference.clients.pooling import VECTOR, pool_states
 from bertlite.runtime.pooling import POOLINGS
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import (

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bertlite import BertConfig, BertModel, optimize_for_inference
-from bertlite.inference import fused
+from bertlite.inference.gpu import fused
 from bertlite.parity import reference
 from bertlite.pruning.importance import macs
 from bertlite.support.environment import environment

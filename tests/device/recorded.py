@@ -21,8 +21,8 @@ from bertlite import (
     BertForTokenClassification,
     TrainingStep,
 )
-from bertlite.inference import fused, graphs, triton_kernels
-from bertlite.inference.graphs import Bucket, use_graphs_
+from bertlite.inference.gpu import fused, graphs, triton_kernels
+from bertlite.inference.gpu.graphs import Bucket, use_graphs_
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.modules import BertIntermediate
 

@@ -31,10 +31,10 @@ from bertlite.embed.embedder import find_folder
 from bertlite.embed.job import Job, Rows, run, write_shard
 from bertlite.embed.settings import ROUNDING, SHOWN_BY
 from bertlite.hf.registry import registered
-from bertlite.inference.ahead import Parcel
-from bertlite.inference.bodies import OptimizedBody
+from bertlite.inference.checks import MIXED
+from bertlite.inference.clients.bodies import OptimizedBody
+from bertlite.inference.gpu.ahead import Parcel
 from bertlite.inference.native import choice
-from bertlite.inference.support import MIXED
 from bertlite.runtime import PackedModel
 from bertlite.runtime.library import missing_platform
 from bertlite.runtime.packed import FILE

@@ -46,8 +46,8 @@ from bertlite.experiments.data import Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import PruneSettings, from_options
+from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.optimize import GRAPHS, PLAIN, optimize_for_inference, parse_compute_dtype
-from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.pruning.importance.least_squares import FEW

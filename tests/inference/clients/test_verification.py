@@ -1,4 +1,4 @@
-"""bertlite/inference/verification.py: a copy that computes another model is an error, and a right one never is."""
+"""bertlite/inference/clients/verification.py: a copy that computes another model is an error; a right one never is."""
 
 import copy
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import bertlite
 from bertlite import BertModel, causal, drop_layers, optimize_for_inference
 from bertlite.inference import InferenceModel
-from bertlite.inference.verification import add_noise_, random_inputs, verify, verify_model
+from bertlite.inference.clients.verification import add_noise_, random_inputs, verify, verify_model
 from bertlite.parity.command import demo_checkpoint
 from bertlite.pruning.importance import head_importance
 from bertlite.stack import modules

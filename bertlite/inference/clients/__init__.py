@@ -1,0 +1,1 @@
+"""Encoders inside objects of other libraries: found, replaced by optimised ones, and verified."""
