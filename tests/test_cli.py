@@ -66,7 +66,6 @@ def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> N
         assert " ".join(text.split()).endswith(" ".join(FOOT.split()))
     others = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
     assert not others & {"torch", "transformers", "numpy", "tokenizers", "safetensors", "pyarrow", "tqdm"}
-    assert "bertlite.public" not in modules
 
 
 @pytest.mark.parametrize("words", LEAVES)

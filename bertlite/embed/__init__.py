@@ -1,27 +1,14 @@
-"""Turn texts into vectors: `Embedder`, and `embed`, which embeds files of any size as `bertlite embed` does.
+"""Turn texts into vectors: `Embedder`, and the job that embeds files of any size, as `bertlite embed` does."""
 
-`bertlite.embed(…)` calls the function.
-"""
-
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from bertlite.embed.settings import EmbedSettings
-from bertlite.support.extras import CallableModule
-
-sys.modules[__name__].__class__ = CallableModule
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bertlite.embed.command import embed
-    from bertlite.embed.embedder import Embedder
+    from bertlite.embed.command import embed as embed
+    from bertlite.embed.embedder import Embedder as Embedder
+    from bertlite.embed.settings import EmbedSettings as EmbedSettings
+
+    __all__: list[str]
 else:  # imported when asked for, as `--help` imports the settings without torch
+    from bertlite.support.extras import on_demand
 
-    def __getattr__(name: str) -> Any:
-        homes = {"Embedder": "bertlite.embed.embedder", "embed": "bertlite.embed.command"}
-        if name not in homes:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
-
-
-__all__ = ["EmbedSettings", "Embedder", "embed"]
+    __getattr__, __dir__ = on_demand(__name__)
