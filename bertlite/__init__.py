@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # each public name, from the module it lives in; `import_publ
     from bertlite.config import kept_neurons as kept_neurons
     from bertlite.embed.embedder import Embedder as Embedder
     from bertlite.experiments.budget.command import prune_to as prune_to
-    from bertlite.experiments.budget.vocabulary import prune_vocabulary_of as prune_vocabulary_of
+    from bertlite.experiments.budget.vocabulary import prune_vocabulary as prune_vocabulary
     from bertlite.experiments.command import finetune as finetune
     from bertlite.experiments.command import prune_compare as prune_compare
     from bertlite.experiments.evaluate_command import evaluate as evaluate
@@ -41,12 +41,11 @@ if TYPE_CHECKING:  # each public name, from the module it lives in; `import_publ
     from bertlite.models.structure import with_pruned as with_pruned
     from bertlite.pruning.importance.allocation import rank_heads as rank_heads
     from bertlite.pruning.importance.allocation import rank_neurons as rank_neurons
-    from bertlite.pruning.importance.layerwise import prune_to_macs as prune_to_macs
+    from bertlite.pruning.importance.layerwise import prune_layerwise as prune_layerwise
     from bertlite.pruning.importance.least_squares import repair as repair
     from bertlite.pruning.importance.least_squares import repair_ as repair_
     from bertlite.pruning.importance.scores import head_importance as head_importance
     from bertlite.pruning.importance.scores import neuron_importance as neuron_importance
-    from bertlite.pruning.vocabulary import prune_vocabulary as prune_vocabulary
     from bertlite.shipping.convert import convert as convert
     from bertlite.shipping.export import export as export
     from bertlite.shipping.pack import pack as pack

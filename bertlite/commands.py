@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bertlite.embed.command import embed as embed
     from bertlite.embed.settings import EmbedSettings as EmbedSettings
     from bertlite.experiments.budget.command import prune_to as prune_to
-    from bertlite.experiments.budget.vocabulary import prune_vocabulary_of as prune_vocabulary_of
+    from bertlite.experiments.budget.vocabulary import prune_vocabulary as prune_vocabulary
     from bertlite.experiments.command import finetune as finetune
     from bertlite.experiments.command import prune_compare as prune_compare
     from bertlite.experiments.evaluate_command import evaluate as evaluate

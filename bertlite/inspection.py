@@ -45,8 +45,8 @@ SAME, DIFFERS, FAILS = "same", "differs", "fails"  # outcomes, from good to bad
 ONLY_5 = ("hardswish", "sqrtsoftplus")  # activations that transformers 4 does not know
 NO_PRUNING = (
     "does not support pruned heads: it fails on smaller matrices, initialises them at random with"
-    " ignore_mismatched_sizes=True, and uses every head of full-size ones.  bertlite.densify makes a checkpoint for"
-    " it, and bertlite.hf.export_remote_code one for trust_remote_code=True"
+    " ignore_mismatched_sizes=True, and uses every head of full-size ones.  bertlite.pruning.densify makes a"
+    " checkpoint for it, and bertlite.hf.export_remote_code one for trust_remote_code=True"
 )
 MOST_SHOWN = 3
 

@@ -215,7 +215,7 @@ def add_vocabulary(actions: Commands) -> None:
         actions,
         "vocabulary",
         "bertlite.experiments.budget.vocabulary",
-        function="prune_vocabulary_of",
+        function="prune_vocabulary",
         summary="keep only the tokens that texts use, and their embeddings",
         record="the report",
         out={FOLDER: "the checkpoint with its tokenizer, a card and report.json"},

@@ -224,7 +224,7 @@ def training_loss(
     """Return the loss of a batch: for its labels, and with `recipe.distil` for the distance to the teacher."""
     from accelerate.utils import convert_outputs_to_fp32
 
-    from bertlite.pruning.importance import distillation_loss
+    from bertlite.pruning import distillation_loss
 
     options: Any = {"return_dict": True, "output_hidden_states": recipe.hidden > 0}
     known: dict[str, Any] = {name.removeprefix(TEACHER): x for name, x in batch.items() if name.startswith(TEACHER)}

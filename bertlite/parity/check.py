@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 import bertlite
+import bertlite.pruning
 from bertlite.checkpoint.families import Origin, read_config
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig
@@ -254,7 +255,7 @@ def named(case: Case, out: Output, inputs: CaseInputs, config: BertConfig) -> It
             yield name, value
         elif value:
             ours = name == "attentions" and isinstance(config, BertConfig)
-            parts = bertlite.scatter_heads(value, config) if ours else value
+            parts = bertlite.pruning.scatter_heads(value, config) if ours else value
             yield from ((f"{name}.{i}", part) for i, part in enumerate(parts))
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from bertlite.pruning.importance.distillation import distillation_loss as distillation_loss
     from bertlite.pruning.importance.layerwise import loss_curves as loss_curves
     from bertlite.pruning.importance.layerwise import output_metrics as output_metrics
+    from bertlite.pruning.importance.layerwise import prune_layerwise as prune_layerwise
     from bertlite.pruning.importance.layerwise import prune_layerwise_ as prune_layerwise_
-    from bertlite.pruning.importance.layerwise import prune_to_macs as prune_to_macs
     from bertlite.pruning.importance.least_squares import METHODS as METHODS
     from bertlite.pruning.importance.least_squares import repair as repair
     from bertlite.pruning.importance.least_squares import repair_ as repair_

@@ -13,10 +13,8 @@ import torch
 from conftest import SIZES, assert_same, make, make_batch
 from torch import Tensor, nn
 
-from bertlite import BertModel, BertTokenizer, optimize_for_inference, prune_heads
-from bertlite.embed import Embedder
+from bertlite import BertModel, BertTokenizer, Embedder, head_importance, optimize_for_inference, prune_heads
 from bertlite.models.heads import BertForSequenceClassification
-from bertlite.pruning.importance import head_importance
 
 THREADS, ROUNDS = 4, 5
 BATCHES = [

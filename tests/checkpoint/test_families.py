@@ -11,12 +11,13 @@ import torch
 from conftest import assert_same
 from torch import Tensor, nn
 
-from bertlite import densify, optimize_for_inference, prune_heads
+from bertlite import optimize_for_inference, prune_heads
 from bertlite.checkpoint import families
 from bertlite.checkpoint.families import FAMILIES, REASONS, Origin
 from bertlite.inspection import inspect
 from bertlite.models.heads import CLASSES
 from bertlite.parity.families import FIELDS, gradients_as_ours
+from bertlite.pruning import densify
 
 transformers = pytest.importorskip("transformers")
 

@@ -22,9 +22,9 @@ from conftest import SIZES, randomise_
 from natively import assert_near, kernels_or_skip, natively
 
 import bertlite
-from bertlite import BertConfig, BertModel, BertTokenizer
+from bertlite import BertConfig, BertModel, BertTokenizer, Embedder
 from bertlite.cli import main
-from bertlite.embed import Embedder, EmbedSettings, embed
+from bertlite.commands import EmbedSettings, embed
 from bertlite.embed import job as job_module
 from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import find_folder

@@ -231,7 +231,7 @@ class Job:
         cls, start = class_for(Source(self.source)), peak_memory()
         if issubclass(cls, MultipleChoiceBody):
             raise ValueError(
-                f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs"
+                f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.pruning.prune_layerwise"
             )
         self.model: Any = load_trained(cls, self.source, device=settings.device)
         self.tokenizer = copy.copy(tokenizer) or BertTokenizer.from_pretrained(self.source)

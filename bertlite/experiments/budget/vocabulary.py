@@ -14,7 +14,7 @@ from bertlite.experiments.budget.texts import Texts, examples_of, split
 from bertlite.experiments.data import Examples, read_length
 from bertlite.inference.checks import parse_device
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
-from bertlite.pruning.vocabulary import Text, prune_vocabulary
+from bertlite.pruning.vocabulary import Text, keep_used_tokens
 from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import write_model
@@ -27,7 +27,7 @@ Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
 
 
 @door
-def prune_vocabulary_of(
+def prune_vocabulary(
     checkpoint: str | PathLike[str],
     texts: Texts,
     folder: str | PathLike[str],
@@ -94,10 +94,10 @@ def with_fewer_tokens(
     """
     most, judged = (texts, dev) if dev else split(texts, len(texts), HELD_OUT, 0)
     longest = min(read_length(max_length, tokenizer), model.config.max_position_embeddings)
-    small, fewer = prune_vocabulary(model, tokenizer, most.inputs, at_least=at_least)
+    small, fewer = keep_used_tokens(model, tokenizer, most.inputs, at_least=at_least)
     changes = compare((model, tokenizer), (small, fewer), judged.inputs, longest)
     if dev is None:
-        small, fewer = prune_vocabulary(model, tokenizer, texts.inputs, at_least=at_least)
+        small, fewer = keep_used_tokens(model, tokenizer, texts.inputs, at_least=at_least)
     kept = {"tokens": len(fewer), "dense_tokens": len(tokenizer), "texts": len(texts), "of": texts.name}
     sizes = {"bytes": file_size(small), "dense_bytes": file_size(model)}
     judged_on = f"{len(judged)} texts {'' if dev else 'held out '}of {judged.name}"

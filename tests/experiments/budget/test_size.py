@@ -9,15 +9,9 @@ import pytest
 import torch
 from conftest import make
 
-from bertlite import (
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    BertTokenizer,
-    prune_heads,
-    prune_neurons,
-    prune_vocabulary_of,
-)
+from bertlite import BertForMaskedLM, BertForSequenceClassification, BertTokenizer, prune_heads, prune_neurons
 from bertlite.cli import main
+from bertlite.commands import prune_vocabulary
 from bertlite.experiments.budget import search
 from bertlite.experiments.budget.target import Target, UnitCosts
 from bertlite.stack.positions import DISTANCES
@@ -81,7 +75,7 @@ def test_from_python_a_vocabulary_is_pruned_as_by_the_command(world: Path, tmp_p
     wanted = prune(world, tmp_path / "command", "vocabulary", "--dev", str(world / "dev.txt"))
     capsys.readouterr()
     texts, dev = ((world / f"{name}.txt").read_text(encoding="utf-8").splitlines() for name in ("texts", "dev"))
-    found = prune_vocabulary_of(world / "BertForSequenceClassification", texts, tmp_path / "python", dev=dev)
+    found = prune_vocabulary(world / "BertForSequenceClassification", texts, tmp_path / "python", dev=dev)
     assert capsys.readouterr().out == ""
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "command" / name).read_bytes(), name

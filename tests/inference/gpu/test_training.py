@@ -23,10 +23,10 @@ from bertlite import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    TrainingStep,
 )
 from bertlite.experiments.finetune import training_loss
 from bertlite.experiments.settings import Recipe
+from bertlite.inference import TrainingStep
 from bertlite.inference.gpu import training
 from bertlite.inference.gpu.training import make_recordable_, own_loss
 from bertlite.stack.attention import Backend
