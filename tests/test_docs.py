@@ -219,8 +219,8 @@ def make_reranker(minilm: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("bertlite", "bertlite.runtime", "bertlite.causal", "bertlite.embed", "bertlite.hf"),
-        *("bertlite.pruning.importance", "bertlite.parity"),
+        *("bertlite", "bertlite.runtime", "bertlite.causal", "bertlite.embed", "bertlite.hf", "bertlite.parity"),
+        *("bertlite.commands", "bertlite.inference", "bertlite.pruning"),
     ],
 )
 def test_every_public_name_is_in_the_reference(module: str) -> None:

@@ -221,6 +221,34 @@ def test_what_is_public_is_there_and_nothing_else() -> None:
         from bertlite import BertModle  # type: ignore[attr-defined]  # noqa: F401
 
 
+def moved_names() -> list[tuple[str, str, str]]:
+    """Return (old package, name, new package or name) from the changelog's table."""
+    docs = PACKAGE.parent / "notebooks" / "docs"
+    pages = [(docs / page).read_text(encoding="utf-8") for page in ("changelog.md", "migration.md")]
+    tables = [re.findall(r"^\| (`bertlite.*`) \| (`\w+`.*) \| `([\w.]+)`.* \|$", page, re.M) for page in pages]
+    found = tables[0]
+    assert tables[1][-len(found) :] == found
+    quoted = re.compile("`([^`]+)`").findall
+    return [(old, name, new) for olds, names, new in found for old in quoted(olds) for name in quoted(names)]
+
+
+def test_a_name_that_moved_is_in_its_new_home_and_an_error_gives_it() -> None:
+    moved = moved_names()
+    assert len(moved) > 50
+    for old, name, new in moved:
+        with pytest.raises(AttributeError, match=re.escape(f"module '{old}' has no attribute '{name}'; it is {new}")):
+            getattr(importlib.import_module(old), name)
+        package, _, last = new.rpartition(".")
+        try:
+            assert hasattr(importlib.import_module(new), name)
+        except ModuleNotFoundError:
+            assert hasattr(importlib.import_module(package), last)
+
+
+def test_the_package_has_few_names() -> None:
+    assert len(bertlite.__all__) <= 31
+
+
 IN_FORKS = """
 import os, sys, torch
 for use in sys.argv[1:]:

@@ -173,7 +173,7 @@ def command(
             return getattr(home, main)(args)
         work = getattr(home, function)
         options = {**vars(args), "progress": True}
-        record = work(**{name: options[name] for name in signature(work).parameters})
+        record = work(**{name: options[name] for name in signature(work).parameters if name in options})
         if args.record:
             write_json(args.record, record)
         print(*home.summary_lines(record, args.out), sep="\n")

@@ -3,9 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bertlite.embed.command import embed as embed
     from bertlite.embed.embedder import Embedder as Embedder
-    from bertlite.embed.settings import EmbedSettings as EmbedSettings
 
     __all__: list[str]
 else:  # imported when asked for, as `--help` imports the settings without torch

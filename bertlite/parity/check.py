@@ -20,13 +20,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 import bertlite
-import bertlite.pruning
 from bertlite.checkpoint.families import Origin, read_config
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig
 from bertlite.inference import optimize_for_inference
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.heads import CLASSES, BertForQuestionAnswering, BertForSequenceClassification
+from bertlite.models.structure import scatter_heads
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, RELATIVE, Case, Overrides
 from bertlite.parity.compare import (
@@ -255,7 +255,7 @@ def named(case: Case, out: Output, inputs: CaseInputs, config: BertConfig) -> It
             yield name, value
         elif value:
             ours = name == "attentions" and isinstance(config, BertConfig)
-            parts = bertlite.pruning.scatter_heads(value, config) if ours else value
+            parts = scatter_heads(value, config) if ours else value
             yield from ((f"{name}.{i}", part) for i, part in enumerate(parts))
 
 

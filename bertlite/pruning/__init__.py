@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from bertlite.pruning.importance.least_squares import repair_ as repair_
     from bertlite.pruning.importance.scores import neuron_importance as neuron_importance
     from bertlite.pruning.importance.scores import normalise as normalise
+    from bertlite.pruning.vocabulary import keep_used_tokens as keep_used_tokens
 
     __all__: list[str]
 else:

@@ -7,13 +7,11 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -44,7 +42,7 @@ from bertlite.experiments.budget.texts import (
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.data import Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
-from bertlite.experiments.files import model_key
+from bertlite.experiments.files import as_folder, model_key
 from bertlite.experiments.settings import PruneSettings, from_options
 from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.optimize import GRAPHS, PLAIN, optimize_for_inference, parse_compute_dtype
@@ -142,23 +140,6 @@ def prune_to(
     if len(reports) == 1:
         return reports[0]
     return {"what": "bertlite prune to", "targets": reports, "environment": environment(settings.device)}
-
-
-@contextmanager
-def as_folder(checkpoint: str | PathLike[str] | BertPreTrainedModel, tokenizer: BertTokenizer | None) -> Iterator[str]:
-    """Yield the folder or hub id of a checkpoint; a loaded model is saved to a temporary one.
-
-    Raises:
-        ValueError: a loaded model comes without its tokenizer.
-    """
-    if isinstance(checkpoint, str | PathLike):
-        yield fspath(checkpoint)
-        return
-    if tokenizer is None:
-        raise ValueError("a loaded model has no tokenizer of its own: give tokenizer too")
-    with TemporaryDirectory(prefix="bertlite-prune-") as folder:
-        checkpoint.save_pretrained(folder)
-        yield folder
 
 
 class Job:

@@ -1,7 +1,7 @@
 """Fewer tokens, and the changes in texts that use removed ones: `prune vocabulary`, and `prune to --vocabulary`."""
 
 from collections.abc import Mapping
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.texts import Texts, examples_of, split
 from bertlite.experiments.data import Examples, read_length
+from bertlite.experiments.files import as_folder
 from bertlite.inference.checks import parse_device
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
 from bertlite.pruning.vocabulary import Text, keep_used_tokens
 from bertlite.shipping.card import Figure
@@ -28,10 +30,11 @@ Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
 
 @door
 def prune_vocabulary(
-    checkpoint: str | PathLike[str],
+    checkpoint: str | PathLike[str] | BertPreTrainedModel,
     texts: Texts,
     folder: str | PathLike[str],
     *,
+    tokenizer: BertTokenizer | None = None,
     dev: Texts | None = None,
     text: tuple[str, ...] = ("text",),
     columns: tuple[str, ...] = (),
@@ -41,9 +44,12 @@ def prune_vocabulary(
 ) -> dict[str, Any]:
     """Write a checkpoint with only the tokens that texts use, its tokenizer, a card and its report.
 
+    `bertlite.pruning.keep_used_tokens` returns a model and a tokenizer instead, and writes nothing.
+
     Args:
-        checkpoint: a folder or a hub id, with its tokenizer.
+        checkpoint: a folder or a hub id; or a loaded model, which is not changed.
         texts: a file, or the texts: strings, or pairs of them; they are not truncated.
+        tokenizer: the tokenizer of a loaded model; by default the checkpoint's.
         dev: other texts, to measure changes on; by default a held-out fifth of the texts.
         text: names of the columns with the text: one, or two for pairs.
         columns: names of all columns, for a .csv or .tsv file without a header.
@@ -59,24 +65,27 @@ def prune_vocabulary(
         ValueError: a text cannot be read, or there are too few.
     """
     parse_device(device)
-    folder, source = Path(folder).expanduser(), Source(checkpoint)
-    config = families.read_config(source)
-    every = examples_of(texts, text, None, columns, config)
-    judged = None if dev is None else examples_of(dev, text, None, columns, config)
+    folder = Path(folder).expanduser()
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is there already: name another folder")
-    model = load_trained(class_for(source), checkpoint, device=device)
-    tokenizer = BertTokenizer.from_pretrained(checkpoint)
-    small, fewer, facts = with_fewer_tokens(model, tokenizer, every, judged, tokens or 0, max_length)
-    report = {
-        "what": "bertlite prune vocabulary",
-        "checkpoint": fspath(checkpoint),
-        "texts": {"of": every.name, "sha256": every.sha256},
-        "vocabulary": facts,
-        "environment": environment(device),
-    }
-    figures = [Figure("megabytes of the weights", facts["bytes"] / 1e6, dense=facts["dense_bytes"] / 1e6)]
-    write_model(folder, small, source, tokenizer=fewer, figures=figures, how=describe(facts), report=report)
+
+    with as_folder(checkpoint, tokenizer) as name:
+        source = Source(name)
+        config = families.read_config(source)
+        every = examples_of(texts, text, None, columns, config)
+        judged = None if dev is None else examples_of(dev, text, None, columns, config)
+        model = load_trained(class_for(source), name, device=device)
+        own = tokenizer or BertTokenizer.from_pretrained(name)
+        small, fewer, facts = with_fewer_tokens(model, own, every, judged, tokens or 0, max_length)
+        report = {
+            "what": "bertlite prune vocabulary",
+            "checkpoint": name if isinstance(checkpoint, str | PathLike) else None,
+            "texts": {"of": every.name, "sha256": every.sha256},
+            "vocabulary": facts,
+            "environment": environment(device),
+        }
+        figures = [Figure("megabytes of the weights", facts["bytes"] / 1e6, dense=facts["dense_bytes"] / 1e6)]
+        write_model(folder, small, source, tokenizer=fewer, figures=figures, how=describe(facts), report=report)
     return report
 
 
