@@ -219,7 +219,7 @@ def make_reranker(minilm: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("bertlite", "bertlite.runtime", "bertlite.causal", "bertlite.embed", "bertlite.hf", "bertlite.parity"),
+        *("bertlite", "bertlite.runtime", "bertlite.causal", "bertlite.hf", "bertlite.parity"),
         *("bertlite.commands", "bertlite.inference", "bertlite.pruning"),
     ],
 )

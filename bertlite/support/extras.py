@@ -13,7 +13,7 @@ from typing import Any
 from bertlite.support.habits import habit_hint
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, if this is one
-PUBLIC = ("bertlite", *(f"bertlite.{name}" for name in ("commands", "pruning", "inference", "embed")))
+PUBLIC = ("bertlite", *(f"bertlite.{name}" for name in ("commands", "pruning", "inference")))
 
 
 def on_demand(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

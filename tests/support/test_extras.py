@@ -32,12 +32,12 @@ def test_a_package_that_is_missing_is_named_with_the_hint() -> None:
 
 
 def test_a_command_whose_package_is_missing_gives_the_hint(monkeypatch, capsys) -> None:
-    def work(args: object) -> int:
+    def work(*args: object, **options: object) -> int:
         import no_such_package  # type: ignore[import-not-found]
 
         return no_such_package.status
 
-    monkeypatch.setattr("bertlite.parity.command.main", work)
+    monkeypatch.setattr("bertlite.parity.command.parity", work)
     assert main(["parity"]) == 2
     assert capsys.readouterr().err == f"bertlite parity: No module named 'no_such_package': {install_hint('cli')}\n"
 

@@ -1,6 +1,5 @@
 """Prune a checkpoint to a speed, a time, a size or a share of its MACs: `prune_to`, and `bertlite prune to`."""
 
-import argparse
 import copy
 import json
 import math
@@ -43,7 +42,7 @@ from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.data import Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import as_folder, model_key
-from bertlite.experiments.settings import PruneSettings, from_options
+from bertlite.experiments.settings import PruneSettings
 from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.optimize import GRAPHS, PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
@@ -53,8 +52,8 @@ from bertlite.shipping.carried import class_for, load_trained
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
 from bertlite.support.environment import environment
-from bertlite.support.files import lock_folder, write_json
-from bertlite.support.memory import map_large_blocks, peak_memory
+from bertlite.support.files import lock_folder
+from bertlite.support.memory import peak_memory
 from bertlite.support.process import door
 from bertlite.support.progress import Progress
 from bertlite.support.rows import format_of
@@ -67,20 +66,6 @@ NOT_UNSEEN = (
     " unseen texts may be worse: give --dev FILE."
 )
 DEFAULTS = PruneSettings()
-
-
-def main(args: argparse.Namespace) -> int:
-    """Prune a checkpoint to each target; return 1 if a measured time misses its target, or too much is lost."""
-    map_large_blocks()
-    inputs = args.checkpoint, args.target, args.texts, args.folder
-    settings = from_options(PruneSettings, vars(args))
-    record = prune_to(*inputs, dev=args.dev, settings=settings, keep=args.keep, progress=True)
-    if args.keep is not None:
-        print(f"for other targets or minutes, with the same model and texts: --keep {args.keep}")
-    if args.record:
-        write_json(args.record, record)
-    reports = record.get("targets", [record])
-    return 0 if all(report["met"] and not report["lost"]["too_much"] for report in reports) else 1
 
 
 @door
