@@ -1,10 +1,9 @@
 """The BERT you can read, prove, prune and run.
 
-load      BertModel, BertForSequenceClassification and the other task heads, BertConfig, BertTokenizer
-run       optimize_for_inference, InferenceModel, Embedder, token_budget_batches
-prune     prune_heads, prune_neurons, drop_layers, head_importance, kept_heads, kept_neurons; prune_to a budget
-judge     evaluate
-ship      pack
+- load: BertModel, BertForSequenceClassification and all other task heads, BertConfig, BertTokenizer
+- run: optimize_for_inference, InferenceModel, Embedder, token_budget_batches
+- prune: prune_heads, prune_neurons, drop_layers, head_importance, kept_heads, kept_neurons, prune_to
+- judge and ship: evaluate, pack
 
 More names stand in `bertlite.pruning`, `bertlite.inference`, `bertlite.commands` (each command as a function),
 `bertlite.parity`, `bertlite.causal`, `bertlite.runtime` and `bertlite.hf`.

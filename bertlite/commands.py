@@ -1,6 +1,6 @@
 """The commands of `bertlite` as functions, and their settings: each is imported when it is first asked for.
 
-They are not names of `bertlite` itself, but for three, and no module of the library imports them.
+`bertlite` itself has three of these names.  No module of the library imports them.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The `bertlite` command: commands.py and prune.py have the tables of its subcommands, work.py what they do.
+"""The `bertlite` command: commands.py and prune.py have the tables of its subcommands, work.py does their work.
 
 The code that a command runs is imported when it runs, so that --help is instant.
 """

@@ -1,7 +1,7 @@
 """The tables of every command but `prune`."""
 
 from bertlite.cli import parts, work
-from bertlite.cli.parts import CHECKPOINT, DEVICE, FOLDER, Command, Group, flag, option
+from bertlite.cli.parts import CHECKPOINT, DEVICE, FOLDER, Command, OptionGroup, flag, option
 from bertlite.cli.prune import HEADER, METRIC, data_options
 from bertlite.embed.settings import EmbedSettings
 
@@ -114,7 +114,7 @@ sentence-transformers, and every dtype of optimize_for_inference, and reports ho
         METRIC,
         parts.dtype_option("run CHECKPOINT in this dtype and compare: %(choices)s (default: unchanged)"),
         parts.backend_option("run CHECKPOINT with optimize_for_inference and compare: %(choices)s (default: auto)"),
-        Group(
+        OptionGroup(
             "speed, instead of --dev",
             option(
                 "--texts FILE",

@@ -133,21 +133,21 @@ class Option(NamedTuple):
     given: dict[str, Any]
 
 
-class Group:
+class OptionGroup:
     """Options with a heading of their own in --help."""
 
     def __init__(self, title: str, *options: Option, description: str | None = None) -> None:
         self.title, self.options, self.description = title, options, description
 
 
-Options: TypeAlias = Iterable[Option | Group]
+Options: TypeAlias = Iterable[Option | OptionGroup]
 
 
 def option(spec: str, words: str, kind: Callable[[str], Any] | None = None, **given: Any) -> Option:
     """Return an option.
 
     Args:
-        spec: its names and that of its value, as --help shows them: "-o --out PATH"; of an argument "text TEXT".
+        spec: its names and the name of its value, as in --help: "-o --out PATH", or "text TEXT" for an argument.
         words: its help.
         kind: the parser of its value.
     """
@@ -189,9 +189,9 @@ CHECKPOINT, DEVICE = checkpoint_option(), device_option()
 
 
 def add_options(parser: Any, options: Options) -> None:
-    """Add options to a parser, those of a group under its heading."""
+    """Add options to a parser; a group has a heading."""
     for each in options:
-        if isinstance(each, Group):
+        if isinstance(each, OptionGroup):
             add_options(parser.add_argument_group(each.title, each.description), each.options)
         else:
             parser.add_argument(*each.names, **each.given)

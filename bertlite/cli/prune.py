@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bertlite.cli import parts, work
-from bertlite.cli.parts import CHECKPOINT, DEVICE, FOLDER, Command, Group, Option, Options, flag, option
+from bertlite.cli.parts import CHECKPOINT, DEVICE, FOLDER, Command, Option, OptionGroup, Options, flag, option
 from bertlite.experiments.settings import LABELS_FOR, PruneSettings, Recipe, steps_of
 from bertlite.pruning.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
@@ -70,7 +70,7 @@ METRIC = option(
     " accuracy, f1 of tokens, or spearman)",
     choices=METRICS,
 )
-TRAINING = Group(
+TRAINING = OptionGroup(
     "training",
     option("--lr", "peak learning rate", parts.number, default=Recipe.lr),
     option("--batch-size N", "examples in a batch", parts.count, default=Recipe.batch_size),
@@ -88,7 +88,7 @@ def data_options(train: bool = True, task: str | None = "classification") -> Opt
         words = "the split to read, which a hub data set needs (default: none)"
         own.append(option(f"--{name}-split NAME", words))
     known, usual = (TASKS, "") if task else ((*TASKS, "masked"), " (default: the task of its class)")
-    group = Group(
+    group = OptionGroup(
         "data",
         *own,
         option("--task TASK", f"the task to do with the data: %(choices)s{usual}", choices=known, default=task),
@@ -106,9 +106,9 @@ def data_options(train: bool = True, task: str | None = "classification") -> Opt
     return CHECKPOINT, group
 
 
-def text_options(*more: Option) -> Group:
+def text_options(*more: Option) -> OptionGroup:
     """Return the options that name texts, and more of their group."""
-    return Group(
+    return OptionGroup(
         "texts of the kind that the model will see",
         option(
             "--texts FILE",
@@ -168,7 +168,7 @@ PRUNE_TO = Command(
                 parts.count,
             ),
         ),
-        Group(
+        OptionGroup(
             "work that the target is for",
             option(
                 "--at BxS", "one batch of B sequences of S tokens each (default: 8x128 without --lengths)", parts.shape

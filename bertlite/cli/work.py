@@ -106,15 +106,15 @@ def run_prune_to(args: Namespace) -> Outcome:
 
 def run_finetune(args: Namespace) -> Outcome:
     """Train a checkpoint on a task; the lines are its metrics, and the next step."""
-    from bertlite.experiments.command import data_source, describe_training, finetune
+    from bertlite.experiments.command import data_source, finetune, training_lines
 
-    sources = (data_source(vars(args), name) for name in ("train", "dev"))
+    train, dev = (data_source(vars(args), name) for name in ("train", "dev"))
     options = {name: getattr(args, name) for name in ("task", "max_length", "train_examples", "device")}
     recipe = from_options(Recipe, vars(args))
-    record = finetune(args.checkpoint, *sources, args.folder, recipe=recipe, progress=True, **options)
+    record = finetune(args.checkpoint, train, dev, args.folder, recipe=recipe, progress=True, **options)
     if not record["runs"]:
         return None, (), 0  # another process writes
-    return record, describe_training(record, args.folder), 0
+    return record, training_lines(record, args.folder), 0
 
 
 def run_prune_run(args: Namespace) -> Outcome:

@@ -214,7 +214,7 @@ def prune_compare(
     }
 
 
-def describe_training(record: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def training_lines(record: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Yield the metrics of a training, its folder, and the next step."""
     [facts] = record["runs"]
     yield "   ".join(f"{name} {value:.4f}" for name, value in facts["results"].items() if name != "sha256")

@@ -1,6 +1,6 @@
 """Find the heads and neurons that a BERT can do without: scores, choices and repair.
 
-The public names are those of `bertlite.pruning`.
+`bertlite.pruning` has the public names.
 """
 
 from bertlite.support.extras import on_demand
