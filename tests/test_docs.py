@@ -25,7 +25,7 @@ import pytest
 
 from bertlite.cli import parser
 from bertlite.cli.parts import subcommands
-from bertlite.runtime import contents, shapes, tasks
+from bertlite.runtime import contents, pooling, shapes, tasks
 from bertlite.shipping.pack import pack
 from tests.clients.checks import common
 
@@ -239,11 +239,18 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
 
 def test_the_page_of_the_packed_format_has_every_field_and_format() -> None:
     page = (DOCS / "packed_format.md").read_text(encoding="utf-8")
-    fields = [contents.DESCRIPTION, contents.EMBEDDINGS, contents.CONFIG, shapes.FIELDS]
+    fields: list[Any] = [contents.DESCRIPTION, contents.EMBEDDINGS, contents.CONFIG, shapes.FIELDS]
     fields += [tasks.VECTORS, tasks.VECTORS["pooling"], tasks.SCORES, tasks.TAGS, tasks.TEXTS[0], tasks.STEPS["dense"]]
     fields += [shapes.PARTS, shapes.MATRICES, shapes.VECTORS, shapes.TABLES.values(), [contents.LAYERS]]
     assert {name for each in fields for name in each if f"`{name}`" not in page} == set()
-    values = [shapes.FLOATS, contents.STORED, tasks.CALLS, tasks.STEPS, tasks.POOLINGS, tasks.SIMILARITIES]
+    values: list[Any] = [
+        shapes.FLOATS,
+        contents.STORED,
+        tasks.CALLS,
+        tasks.STEPS,
+        pooling.POOLINGS,
+        pooling.SIMILARITIES,
+    ]
     assert {name for each in values for name in each if f'"{name}"' not in page} == set()
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [*map(str, contents.FORMATS)]
 
