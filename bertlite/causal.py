@@ -75,6 +75,8 @@ def edited(model: BertLike, site: str, edits: Mapping[int, Edit], batch: Batch |
     """
     if hasattr(model, "_orig_mod"):
         raise ValueError("the model is compiled, so new hooks do not run; pass the model from before torch.compile")
+
+    # A head's value is a part of the input of a projection; at other sites it is the whole output.
     modules, levels_run = SITES[site](model), set[int]()
     parts = (-1, context_shape(model)[-1]) if site == "head" else (1, -1)
     real = None if batch is None else real_tokens(batch)
@@ -86,6 +88,8 @@ def edited(model: BertLike, site: str, edits: Mapping[int, Edit], batch: Batch |
         units = x.unflatten(-1, parts)
         if real is None or units.dim() == 4:
             return edits[level](units).flatten(-2)
+
+        # Edits count positions in rows, so packed tokens are put into rows and taken out again.
         rows = units.new_zeros(*real.shape, *units.shape[1:]).index_put((real,), units)
         return edits[level](rows)[real].flatten(-2)
 
@@ -98,6 +102,8 @@ def edited(model: BertLike, site: str, edits: Mapping[int, Edit], batch: Batch |
             register = module.register_forward_pre_hook if site == "head" else module.register_forward_hook
             hooks.enter_context(register(partial(hook, level)))
         yield
+
+    # A level that no hook saw would leave the output unchanged, as if it had no effect.
     if missed := set(range(len(modules))) - levels_run:
         raise RuntimeError(f"the {site} of level {min(missed)} was not computed by its module, so no hook reads it")
 
@@ -105,7 +111,12 @@ def edited(model: BertLike, site: str, edits: Mapping[int, Edit], batch: Batch |
 def read_values(model: BertLike, batch: Batch, site: str) -> tuple[Any, list[Tensor]]:
     """Run the model on a batch; return its output, and the value at each level, (R, S, u, W)."""
     found: dict[int, Tensor] = {}
-    edits = {level: partial(found.setdefault, level) for level in range(len(SITES[site](model)))}
+
+    def keep(level: int, x: Tensor) -> Tensor:
+        found[level] = x
+        return x
+
+    edits = {level: partial(keep, level) for level in range(len(SITES[site](model)))}
     with edited(model, site, edits, batch):
         return run(model, batch, **EVERY_TOKEN), [*found.values()]
 
@@ -127,6 +138,8 @@ def replace_each(
     """
     columns: Sequence[slice | int] = [slice(None)] if positions is None else positions
     units = model.config.num_attention_heads if site == "head" else 1
+
+    # Pruned units keep nan: they cannot be measured, which is not the same as no effect.
     shape = (input_shape(batch)[0], len(values), units, len(columns))
     found = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
 
@@ -135,6 +148,7 @@ def replace_each(
         new[:, column, index] = given[:, column, index].to(x)
         return new
 
+    # One forward for each unit, and for each position if they are patched alone.
     for level, given in enumerate(values):
         for index, unit in enumerate(kept_heads(model.config, level) if site == "head" else [0]):
             for i, column in enumerate(columns):
@@ -218,14 +232,18 @@ def patch(
     check_known("direction", direction, DIRECTIONS)
     if not (metric is None or callable(metric) or metric in METRICS):
         raise ValueError(f"metric {metric!r} is unknown; have: {', '.join(METRICS)}, or give a function")
+
+    # Examples correspond in order, so both sides must have equal batches.
     both = ([given] if isinstance(given, Mapping) else given for given in (clean, corrupted))
     ours, theirs = (read_batches(model, batches) for batches in both)
     if len(ours) != len(theirs):
         raise ValueError(f"there are {len(ours)} clean batches and {len(theirs)} corrupted ones: give equally many")
     for pair in zip(ours, theirs, strict=True):
         check_aligned(*pair, positions)
+
     source, base = (0, 1) if direction == "denoise" else (1, 0)
 
+    # The unchanged runs give the values to put in, and the metric at either end of the scale.
     def patch_pair(*pair: Batch) -> tuple[str, Tensor, Tensor]:  # -> the metric's name, (2, B), (B, L, U, P)
         outs, values = zip(*(read_values(model, batch, site) for batch in pair), strict=True)
         name, measure = metric_of(metric, model, *zip(outs, pair, strict=True))
@@ -246,12 +264,15 @@ def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | Non
     shape, other = input_shape(clean), input_shape(corrupted)
     if shape != other:
         raise ValueError(f"clean inputs are {shape}, corrupted ones {other}; tokenize both together")
+
     ours, theirs = real_tokens(clean), real_tokens(corrupted)
     length = ours.shape[1]
     columns = range(length) if positions is None else positions
     for position in columns:
         if not 0 <= position < length:
             raise ValueError(f"there is no position {position}: the inputs have {length}, 0 to {length - 1}")
+
+    # At a position that is padding on one side, a patch would move a value that no layer reads.
     if differing := (ours != theirs)[:, list(columns)].any(1).nonzero()[:, 0].tolist():
         row = differing[0]
         raise ValueError(
@@ -277,6 +298,8 @@ def logit_difference(model: BertLike, clean: End, corrupted: End) -> Metric:
             f"{type(model).__name__} does not give each example the logits of classes; use metric='kl', or a"
             " function of (output, batch)"
         )
+
+    # Labels of one side alone cannot be compared, so then both come from the model.
     labels = [batch.get("labels") for _, batch in (clean, corrupted)]
     if any(each is None for each in labels):
         labels = [out.logits.argmax(-1) for out, _ in (clean, corrupted)]
@@ -286,6 +309,7 @@ def logit_difference(model: BertLike, clean: End, corrupted: End) -> Metric:
             f"example {same[0]} has label {int(right[same[0]])} clean and corrupted, so no difference of logits;"
             " choose other pairs, give labels, or use metric='kl'"
         )
+
     columns = torch.stack([wrong, right], -1)
     return lambda out, batch: out.logits.gather(-1, columns).diff()[:, 0]
 
@@ -384,6 +408,7 @@ def ablate(
         without = replace_each(model, batch, "head", values, objective)[..., 0]
         return without - whole[:, None, None], whole
 
+    # Zeros are the contexts above; means are taken over the reference, or over the batches themselves.
     with eval_mode(*task.models), torch.no_grad():
         if method == "mean":
             contexts = mean_contexts(model, read if reference is None else reference)
@@ -432,6 +457,8 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
     given = torch.zeros(shape, dtype=torch.float32, device="cpu") if contexts is None else contexts
     if tuple(given.shape) != shape:
         raise ValueError(f"contexts are {tuple(given.shape)}; expected {shape}")
+
+    # Pruned heads have no context to replace; heads that remain must have one to put there.
     chosen = torch.zeros_like(present)
     for layer, units in normalise_units(heads, *shape[:2], "head").items():
         chosen[layer, list(units)] = present[layer, list(units)]

@@ -177,6 +177,7 @@ class BertConfig:
         label2id: Any = self.label2id
         if stated is not None and not 1 <= stated <= LARGEST["num_labels"]:
             raise ValueError(f"num_labels is {stated}; it must be 1 to {LARGEST['num_labels']}")
+
         if named is None:
             named = default_labels(2 if stated is None else stated)
         try:
@@ -184,12 +185,16 @@ class BertConfig:
             hash(tuple(id2label.values()))
         except (TypeError, ValueError):
             raise ValueError(f"id2label is {named!r}; its keys must be integers, its values names") from None
+
         if not id2label:
             raise ValueError("id2label is {}; name at least one label, or leave it out")
+
+        # A number of labels may replace default names, which say nothing; given names it would contradict.
         if stated not in (None, len(id2label)):
             if id2label != default_labels(len(id2label)):
                 raise ValueError(f"num_labels is {stated} but id2label names {len(id2label)}; leave one of them out")
             id2label, label2id = default_labels(stated), None  # `replace` passes on default names
+
         if label2id is None:
             label2id = {label: i for i, label in id2label.items()}
         self._set(num_labels=len(id2label), id2label=id2label, label2id=dict(label2id))
@@ -331,6 +336,8 @@ def check_values(config: BertConfig) -> None:
         low, high = 0 if name == "num_hidden_layers" else 1, LARGEST.get(name, LARGEST_SIZE)
         if not low <= getattr(config, name) <= high:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be {low} to {high}")
+
+    # Sizes must be possible, and fit together.
     if not 1 <= (own_field(config, "embedding_size") or 1) <= LARGEST_SIZE:
         raise ValueError(f"embedding_size is {own_field(config, 'embedding_size')}; it must be 1 to {LARGEST_SIZE}")
     if config.hidden_size % config.num_attention_heads:
@@ -340,6 +347,8 @@ def check_values(config: BertConfig) -> None:
     if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
         raise ValueError(f"pad_token_id {config.pad_token_id} is outside the vocabulary, 0 to {config.vocab_size - 1}")
     check_numbers(config)
+
+    # Names must be known, whatever a table looks up by them.
     for name, value, allowed in (
         ("hidden_act", config.hidden_act.rpartition("bertlite:")[2], tuple(ACTIVATIONS)),
         ("pooler_act", own_field(config, "pooler_act"), tuple(ACTIVATIONS)),
@@ -443,6 +452,7 @@ def normalise_units(
     wanted = f"{unit}s are given as {{layer: [{unit}s]}}, all integers (of a mask, mask[layer].nonzero().flatten())"
     if not isinstance(units, Mapping):
         raise ValueError(f"{wanted}; not as {units!r:.80}")
+
     merged: dict[int, set[int]] = {}
     for key, named in units.items():
         try:
@@ -451,6 +461,8 @@ def normalise_units(
             raise ValueError(f"{wanted}; not as {{{key!r}: {named!r:.80}}}") from None
         if not -layers <= layer < layers:
             raise ValueError(f"there is no layer {layer}: the model has {layers} layers, 0 to {layers - 1}")
+
+        # Units are numbered as the model was built, so that pruning twice is pruning the union.
         layer %= layers  # -1 is the last, as in transformers 4
         for each in sorted(chosen):
             if not 0 <= each < built_with:
@@ -458,6 +470,7 @@ def normalise_units(
                     f"layer {layer} has no {unit} {each}: it was built with {built_with} {unit}s,"
                     f" 0 to {built_with - 1}"
                 )
+
         merged.setdefault(layer, set()).update(chosen)
     return {layer: tuple(sorted(merged[layer])) for layer in sorted(merged) if merged[layer]}
 
@@ -502,16 +515,21 @@ def set_config(model: Any, config: BertConfig) -> None:
     """
     before, base, parts = model.config, model.base_model, list(model.modules())
     new = {id(before): config}
+
+    # In bertlite.hf a model may be held by others, such as a SentenceTransformer; only the collector knows them.
     if vars(model).get("config") is before:
         for holder in gc.get_objects():
             if issubclass(type(holder), nn.Module) and any(part is base for part in holder.modules()):
                 parts += [holder, getattr(holder, "config", None)]
+
+    # Another head on the same BertModel keeps its own config, apart from what has changed here.
     changes = {name: value for name, value in vars(config).items() if vars(before).get(name) != value}
     for part in parts:
         own = getattr(part, "__dict__", {}).get("config")
         if getattr(part, "base_model", None) is base and own is not None and id(own) not in new:
             new[id(own)] = copy.copy(own)
             vars(new[id(own)]).update(changes)
+
     for part in parts:
         fields = getattr(part, "__dict__", {})
         for name in [name for name, value in fields.items() if id(value) in new]:

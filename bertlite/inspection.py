@@ -68,11 +68,14 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
     """
     if is_packed(checkpoint):
         return inspect_packed(Path(checkpoint).expanduser())
+
+    # Everything is read from the files themselves; no model is loaded.
     files = find_checkpoint(Source(checkpoint))
     origin, stored = Origin.read(files.config), read_tensors(files)
     cls = class_of(origin.config())
     _, config = origin.build(cls, {}, {}, stored)
     absent, unused, faults = bertlite_faults(cls, origin, stored)
+
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "position_embedding_type")
     layers = range(config.num_hidden_layers)
     weights = sorted(files.shards) or [files.weights]
@@ -82,6 +85,7 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
         "class": cls.__name__,
         "model_type": origin.kind,
         "becomes": origin.family.becomes,
+        # The files that loading it would read.
         "files": [
             files.config.name,
             *([files.weights.name] if files.shards else []),
@@ -89,6 +93,7 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
         ],
         "bytes": sum(path.stat().st_size for path in weights),
         **{name: getattr(config, name) for name in names},
+        # The units that are left, and the tensors that are too many or missing.
         "heads": {"built": config.num_attention_heads, "kept": [list(kept_heads(config, layer)) for layer in layers]},
         "neurons": {"built": config.intermediate_size, "kept": [len(kept_neurons(config, layer)) for layer in layers]},
         "parameters": sum(t.numel() for t in stored.values() if t.is_floating_point()),
@@ -96,6 +101,7 @@ def inspect(checkpoint: str | Path) -> dict[str, Any]:
         "absent": sorted(absent),
         "unused": unused,
         "legacy_names": dict(Counter(part for name in stored if (part := legacy_part(name)))),
+        # The outcome of loading it here, and in each transformers.
         "bertlite": {"outcome": FAILS if faults else SAME, "notes": faults},
         **{
             f"transformers {version}": combine_findings(
@@ -111,6 +117,7 @@ def inspect_packed(folder: Path) -> dict[str, Any]:
     about, file = read_runtime_json(folder / ABOUT), read_packed(folder / FILE, words_later=True)
     shape, files = file.about["shape"], sorted(path for path in folder.iterdir() if path.is_file())
     elsewhere = {"outcome": FAILS, "notes": ["it is for bertlite.runtime: name the checkpoint that it was made from"]}
+
     return {
         "what": "bertlite inspect",
         "checkpoint": str(folder),
@@ -119,6 +126,7 @@ def inspect_packed(folder: Path) -> dict[str, Any]:
         "dtype": file.dtype,
         "reproducible": file.about.get("reproducible") is True,
         "made": about.get("made"),
+        # Its sizes, its labels and its files.
         "num_hidden_layers": len(shape["layers"]),
         "max_length": about["texts"]["max_length"],
         "labels": about.get("labels", []),
@@ -205,15 +213,22 @@ def tensors_in(cls: type[BertPreTrainedModel], config: BertConfig, stored: State
     model = make_skeleton(cls, config, {})
     wanted: State = model.state_dict()
     base = body_prefix(model)
+
+    # The tensors as this transformers renames them, and as its model wants them.
     names = {name: name if name.startswith(WRAPPER_PREFIXES) else current_name(name, base) for name in stored}
     state = {new: stored[name] for name, new in names.items() if new}  # transformers keeps a wrapper's prefix
+
+    # Shared tensors are made from others, so a file need not hold them.
     for shared in (HEAD_BIAS, DECODER_BIAS, *([DECODER] if config.tie_word_embeddings else [])):
         wanted.pop(shared, None)
+
     absent = missing_parts(state, wanted, config)
     missing = [name for name in wanted if name not in state]
     lost = missing_names(state, wanted, absent)
     wrong = [name for name, t in state.items() if name in wanted and t.shape != wanted[name].shape]
     ignored = [name for name in state if re.match(r"(bert\.)?(embeddings|encoder)\.", name) and name not in wanted]
+
+    # The worst first: an error, then wrong numbers, then mere warnings.
     if wrong:
         yield FAILS, f"fails on the sizes of {len(wrong)} tensors: {format_some(wrong)}"
     if lost:
@@ -264,6 +279,8 @@ def format_contents(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines about a checkpoint."""
     layers, built, neurons = found["num_hidden_layers"], found["heads"]["built"], found["neurons"]["built"]
     dtypes = ", ".join(found["dtypes"])
+
+    # The same lines for every checkpoint: its class, its sizes and its files.
     yield f"{found['checkpoint']}: {found['class']}, {found['parameters']:,} parameters, {dtypes}"
     yield f"  {count_of(layers, 'layer')} of {found['hidden_size']:,}, {built} heads and {neurons:,} neurons each"
     yield (
@@ -271,6 +288,8 @@ def format_contents(found: Mapping[str, Any]) -> Iterator[str]:
         f" ({found['position_embedding_type']})"
     )
     yield f"  {', '.join(found['files'])}: {found['bytes'] / 1e6:,.1f} MB"
+
+    # And a line for each unusual thing: another family, pruned layers, old or missing tensors.
     if found["model_type"] != "bert":
         yield f"  {found['model_type']}, which becomes a BERT: {found['becomes'] or 'other names'}"
     for layer, (kept, wide) in enumerate(zip(found["heads"]["kept"], found["neurons"]["kept"], strict=True)):

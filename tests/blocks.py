@@ -53,6 +53,7 @@ def run(page: Path, folder: Path) -> dict[str, Any]:
     """Run the blocks of a page, in order, in one namespace that has what the pages speak of; return the namespace."""
     names = given(folder)
     with hub(names["checkpoint"], folder), chdir(folder), pytest.MonkeyPatch.context() as patch:
+        # Only models that the page names are written: most pages need none.
         text = page.read_text(encoding="utf-8")
         for name, (cls, changes) in DENSE.items():
             if f'"{name}"' in text:
@@ -63,12 +64,15 @@ def run(page: Path, folder: Path) -> dict[str, Any]:
             write_gliner("gliner")
         if '"colbert"' in text:
             write_colbert("colbert")
+
         for name, cls in PRUNED.items():
             if f'"{name}"' in text:
                 model = prune_heads(cls.from_pretrained("checkpoint"), {0: [1, 5], 3: range(12)})
                 write_model(name, model, "checkpoint")
                 if find_spec("transformers"):  # where it puts code that is trusted
                     patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder / "modules"))
+
+        # One namespace, as a reader who goes on typing has it.
         for i, code in enumerate(blocks(page)):
             for words, library in LIBRARIES.items():
                 if words in code:
@@ -129,11 +133,14 @@ def given(folder: Path) -> dict[str, Any]:
     sizes = {**SIZES, "num_attention_heads": 12, "num_hidden_layers": 4, "max_position_embeddings": 64}
     checkpoint = folder / "checkpoint"
     BertForMaskedLM(BertConfig(**sizes)).save_pretrained(checkpoint)
+
+    # Single letters and their pieces: any English text has tokens.
     letters = [*string.ascii_lowercase, *".,"]
     words = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
     tokenizer = BertTokenizer(words)
     tokenizer.save_pretrained(checkpoint)
     ids = torch.randint(1, len(words), (2, 11))
+
     return {
         "checkpoint": checkpoint,
         "folder": folder / "folder",

@@ -67,6 +67,7 @@ def state_of_process() -> dict[str, Any]:
         "torch's generator": torch.get_rng_state().tolist(),
         "numpy's generator": repr(np.random.get_state()),
         "Python's generator": random.getstate(),
+        # torch's defaults, which change what a caller computes afterwards.
         "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
         "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
@@ -76,6 +77,7 @@ def state_of_process() -> dict[str, Any]:
         "attention": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
         "numpy's errors": np.geterr(),
         "numpy's print options": repr(np.get_printoptions()),
+        # Python's own state: what a program printed, caught or loaded before must still work.
         "variables": dict(os.environ),
         "working directory": os.getcwd(),
         "warnings": (list(warnings.filters), warnings.formatwarning, warnings.showwarning),
@@ -90,6 +92,8 @@ def state_of_process() -> dict[str, Any]:
         "collector": (gc.isenabled(), gc.get_threshold()),
         "locale": locale.setlocale(locale.LC_ALL),
     }
+
+    # Libraries that are already imported; asking for any other would import it.
     if "matplotlib" in sys.modules:
         state["matplotlib"] = sys.modules["matplotlib"].get_backend()
     if "transformers" in sys.modules:

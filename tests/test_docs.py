@@ -290,6 +290,15 @@ def test_a_table_has_no_empty_cell_and_no_column_without_a_value() -> None:
             assert all({*column} != {"–"} for column in zip(*lines[2:], strict=True)), f"{page.name}: {table}"
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_measured_times_stand_in_tables_of_records(page: Path) -> None:
+    """In a sentence no script would write them anew."""
+    apart = re.compile(r"<!-- ([a-z]+) -->.*?<!-- /\1 -->|```.*?```|`[^`\n]+`", re.DOTALL)
+    text = apart.sub("", page.read_text("utf-8"))
+    found = re.findall(r"\d[\d.]* (?:CPU )?(?:ms|milliseconds?|s|seconds?|minutes?|hours?)\b", text)
+    assert [each for each in found if each != "10 seconds"] == []  # between two lines of a log
+
+
 def test_pictures_can_be_read_in_a_column_of_text() -> None:
     """A column has some 700 pixels; a picture that is much wider than high has letters of a few of them there."""
     for page in PAGES:

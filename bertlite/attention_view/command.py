@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ def attention(
     """
     if html is not None:
         check_file_output(Path(html).expanduser(), checkpoint, against)
+    if isdir(str(text)) and not exists(fspath(checkpoint)):
+        raise ValueError(f"{text} is a folder: a checkpoint is named before its text")
+
+    # The maps of each checkpoint; one without a tokenizer is read with the tokenizer of the one before.
     found: list[AttentionMaps] = []
     both = [fspath(each) for each in (checkpoint, against) if each is not None]
     for each, name in zip(both, short_names(both[0], both[-1] if against else None), strict=False):
@@ -58,6 +63,8 @@ def attention(
             warnings.warn(f"{each} has no tokenizer: the text is read with {checkpoint}'s", stacklevel=1)
         model = BertModel.from_pretrained(each, add_pooling_layer=False)
         found.append(attention_maps(model, tokenizer, text, pair, layers=layers, heads=heads, name=name))
+
+    # The page comes last, so that an error leaves no file behind.
     if against is not None:
         check_comparable(*found)
     if html is not None:

@@ -67,21 +67,27 @@ def attention_maps(
     for given in (text, pair):
         if given is not None and not tokenizer.tokenize(given):
             raise ValueError(f"the text {given!r} has no words, so there is no attention to draw: give a sentence")
+
+    # Nothing is truncated: the map of half a text would mislead.
     encoded = tokenizer(text, pair, return_tensors="pt")
     tokens = tuple(encoded.encodings[0].tokens)
     if len(tokens) > config.max_position_embeddings:
         raise ValueError(
             f"the text has {len(tokens)} tokens, and this model takes {config.max_position_embeddings}: shorten it"
         )
+
+    # Heads are called by their numbers in the unpruned model; the outputs hold only those that are left.
     indices = {  # {kept head: its index in the model's outputs}
         (layer, head): i for layer in layers for i, head in enumerate(kept_heads(config, layer)) if head in heads
     }
     frame = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token}  # [UNK] and [MASK] are words
     special = tuple(i for i, token in enumerate(tokens) if token in frame)
+
     out = model.base_model(**encoded.to(model.device), output_attentions=True, return_dict=True)
     attentions = out.attentions
     assert attentions is not None  # as requested
     weights = {(layer, head): attentions[layer][0, i].to("cpu", torch.float32) for (layer, head), i in indices.items()}
+
     for (layer, head), each in weights.items():
         if each.isnan().any():
             raise ValueError(f"the attention of layer {layer}, head {head} is nan: is the checkpoint damaged?")
@@ -95,10 +101,14 @@ def in_letters(tokens: Sequence[str], backend: Tokenizer) -> tuple[str, ...]:
     """
     if not any(part and b"ByteLevel" in part.__getstate__() for part in (backend.pre_tokenizer, backend.normalizer)):
         return tuple(tokens)
+
+    # Each letter of the byte-level alphabet stands for one byte.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())  # printable bytes as themselves, then the other bytes
     byte_of = {letter: ord(letter) for letter in alphabet if ord(letter) < 256}
     byte_of |= dict(zip(alphabet[len(byte_of) :], [b for b in range(256) if b not in byte_of.values()], strict=True))
     added = {str(token) for token in backend.get_added_tokens_decoder().values()}
+
+    # A character may be spread over several tokens: they are shown when its last byte has come.
     shown: list[str] = []
     parts, content = 0, b""
     for token in tokens:

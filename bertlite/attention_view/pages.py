@@ -57,6 +57,7 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:
     Raises:
         ValueError: there are more than MOST_WEIGHTS weights, or the two cannot be compared.
     """
+    # A browser holds only so many weights.
     models = [maps] if against is None else [maps, against]
     drawn = sum(len(each.weights) for each in models)
     count = drawn * len(maps.tokens) ** 2
@@ -65,6 +66,8 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:
             f"{drawn} maps of {len(maps.tokens)} tokens are {count:,} weights, and a page holds"
             f" {MOST_WEIGHTS:,}: choose layers or heads, or shorten the text"
         )
+
+    # Heads are compared if both models have them.
     moved: dict[Head, float] = {}  # for heads that both models have
     if against is not None:
         check_comparable(maps, against)
@@ -74,12 +77,15 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> Page:
         "special": maps.special,
         "layers": maps.layers,
         "heads": maps.heads,
+        # The script draws with these, and begins with the first map.
         "steps": STEPS,
         "targets": TARGETS,
         "first": choose_first(maps, against, moved),
         "models": [describe_model(each) for each in models],
         "moved": {format_head(head): round(share, 4) for head, share in moved.items()},
     }
+
+    # The security policy names the hashes of exactly this style and script, so that no other code can run.
     style = read("page.css")
     script = '"use strict";\n' + "".join(map(read, SCRIPTS))
     parts = {

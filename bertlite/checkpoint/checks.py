@@ -127,8 +127,12 @@ def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set
     checked = {optional_part(name) for name in wanted} - absent
     missing = missing_names(state, wanted, absent)
     unknown = [name for name in state if name not in wanted and optional_part(name) in checked]
+
+    # A file of something else would give a line for every tensor.
     if not any(name in state for name in wanted if optional_part(name) is None):
         return [f"it is not a BERT: its tensors are {', '.join(list(state)[:3]) or 'none'} …"]
+
+    # If the number of layers is wrong, that is one fault, and only layers that both have are compared.
     faults = []
     stated, there = config.num_hidden_layers, {int(match[1]) for name in state if (match := LAYER_NAME.match(name))}
     if len(there) != stated and there == set(range(len(there))):
@@ -140,6 +144,8 @@ def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set
             [name for name in names if not (match := LAYER_NAME.match(name)) or int(match[1]) < both]
             for names in (missing, unknown)
         )
+
+    # Wrong shapes that pruning explains are told for a whole layer; the rest are told one by one.
     wrong = {name: t.shape for name, t in state.items() if name in wanted and t.shape != wanted[name].shape}
     faults += pruning_faults(wrong, wanted, config)
     faults += [f"{name} is missing" for name in missing]
@@ -169,15 +175,19 @@ def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConf
         for start, layer in dict.fromkeys(
             (match[0], int(match[1])) for name in wrong if (match := LAYER_NAME.match(name))
         ):
+            # A layer was pruned if all of its matrices have one and the same other width, in whole units.
             stem = start + part
             there = {name: axis for name, axis in shrinking.items() if stem + name in wanted}
             widths = {
                 differing_width(wrong.get(stem + name), wanted[stem + name].shape, axis)
                 for name, axis in there.items()
             }
+
             found = widths.pop()
             if widths or found is None or found % size or found > built * size:
                 continue
+
+            # The way out depends on whether the config knows of it.
             for name in there:
                 del wrong[stem + name]
             gone, have = list(pruned.get(layer, ())), found // size

@@ -136,6 +136,7 @@ def disentangled_fields(values: Values) -> Values:
         "type_vocab_size": values["type_vocab_size"] or 2,
         "projected_before_norm": width != values.get("hidden_size"),
         "tie_word_embeddings": values.get("tie_word_embeddings", True) or not values.get("legacy", True),
+        # Without relative attention the fields of distances have their defaults.
         "position_embedding_type": "disentangled" if relative else "absolute",
         "pos_att_type": "|".join(kinds) if relative else "",
         "share_att_key": relative and values.get("share_att_key", False),
@@ -387,12 +388,16 @@ class Origin:
         values = {**self.values, **family.translate(self.values), "model_type": "bert"}
         if isinstance(named := values.get("architectures"), list):
             values["architectures"] = [class_name(str(name)) for name in named]
+
+        # A family's pooler and dropouts become fields of the config, where BERT has constants.
         if pooled:
             values["pooler_act"] = values.get(family.pooler_act, family.pooler_act)
             values["classifier_dropout"] = values.get(family.rates.get(pooled, "classifier_dropout"))
             if pooled == CLASSIFIER and TWO_LAYERS[0] in family.renames:  # dropout before both of its layers
                 rate = values["classifier_dropout"]
                 values["pooler_dropout"] = values.get("hidden_dropout_prob", 0.1) if rate is None else rate
+
+        # RoBERTa's positions begin behind the padding token's id, so the table has as many rows more.
         if "positions_skip_padding" in family.fixed:
             if not isinstance(pad := values["pad_token_id"], int):
                 raise ValueError(
@@ -420,12 +425,16 @@ class Origin:
         if self.family is BERT:
             return state
         family = self.family
+
+        # BERT's language model head has the layers' activation, and a family's may have a fixed one.
         act = self.values.get("hidden_act", "gelu")
         if "cls.predictions.bias" in wanted and family.lm_acts is not None and act not in family.lm_acts:
             raise ValueError(f"the language model head of {self.kind!r} with hidden_act {act!r} is not a BERT's")
         read, unread = ("pooler.dense.", "classifier.dense.")[:: -1 if "classifier.weight" in wanted else 1]
+
         if any(read in name for name in state):  # a pooler and a classifier's own layer: one is read
             state = {name: tensor for name, tensor in state.items() if unread not in name}
+
         found, own = State(), dict[str, str]()
         for name, tensor in state.items():
             new = self.bert_name(name)

@@ -265,10 +265,14 @@ def read_index(index: Path, place: Folder | Repository) -> dict[Path, set[str]]:
         outside = [shard for shard in shards if not shard or re.search(r"^/|\\|:|(^|/)\.\.(/|$)", shard)]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise damaged_file(index, error) from None
+
+    # An index is read before anything is trusted, and its names must not lead out of the folder.
     if not shards:
         raise ValueError(f"{index} names no file: fetch it again")
     if outside:
         raise ValueError(f"{index} points outside its folder, to {outside[0]!r}: do not trust this checkpoint")
+
+    # Nor may a link.
     files = {}
     for shard, tensors in shards.items():
         path = place.get(shard)

@@ -112,18 +112,24 @@ def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
         raise ValueError(
             f"{folder} is a mount point, which cannot be replaced in one step: save to a folder inside it"
         )
+
+    # Errors of permission come first: after the work they would cost it.
     check_is_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     for place in (folder.parent, folder):
         if place.exists() and not os.access(place, os.W_OK):
             raise PermissionError(f"{folder} cannot be replaced: {place} is not writable")
+
     new = folder.with_name(f".{folder.name[:100]}.{uuid.uuid4().hex}.new")
     try:
         with naming(folder):
             new.mkdir()
+
+        # The files must be on the disk before a name points to them.
         yield new
         for path in (*new.iterdir(), new):
             sync(path)
+
         stays = is_at_or_above_cwd(folder)
         if not stays:
             if folder.exists():
@@ -133,6 +139,8 @@ def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
+
+    # A folder that a shell is in is filled in place, outside the handler: from here on nothing can be undone.
     if stays:
         fill(new, folder, superseded)
 
@@ -191,6 +199,8 @@ def exchange(a: Path, b: Path) -> None:
         number = ctypes.get_errno()
         if number not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # errors of a disk that cannot exchange
             raise OSError(number, os.strerror(number), str(b))
+
+    # Two renames: if the second fails, the first is undone.
     aside = a.with_name(f"{a.name}.old")
     os.rename(b, aside)
     try:

@@ -104,12 +104,16 @@ def fill_shared_names_(state: MutableMapping[str, Any], prefix: str, model: Load
     bias, decoder_bias, words, decoder = (
         prefix + name for name in (HEAD_BIAS, DECODER_BIAS, WORD_EMBEDDINGS, DECODER)
     )
+
+    # The bias of the decoder has two names, and a file may hold either.
     if decoder_bias in state:
         state[bias] = state[decoder_bias]
     elif bias in state:
         state[decoder_bias] = state[bias]
     if not model.config.tie_word_embeddings or words not in state:
         return []
+
+    # A decoder of its own must equal the embeddings that it is tied to, or one of them would be lost.
     own = state.get(decoder)
     state[decoder] = state[words]
     if own is None or equal_tensors(own, state[words]):

@@ -73,9 +73,12 @@ def read_safetensors(path: Path, start: bytes) -> State:
             whole: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
     except SafetensorError as error:
         raise damaged_file(path, error) from None
+
+    # The header was checked by safetensors; it says where in the mapped file each tensor lies.
     first = 8 + int.from_bytes(start[:8], "little")
     header = json.loads(torch.empty((), dtype=torch.uint8, device="cpu").set_(whole)[8:first].numpy().tobytes())
     header.pop("__metadata__", None)
+
     unknown = {name: entry["dtype"] for name, entry in header.items() if entry["dtype"] not in SAFETENSORS_DTYPES}
     raise_faults(
         f"{path} cannot be read:",
@@ -114,10 +117,13 @@ def read_pickle(path: Path, start: bytes) -> State:
         *_, last = "", *lines  # the lines before advise to trust the file
         reason = last.rpartition("WeightsUnpickler error: ")[2]
         raise ValueError(f"{path} is damaged or holds more than tensors; nothing in it was run: {reason}") from None
+
     except Exception as error:  # torch and zipfile raise a dozen kinds
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek outside the file
             raise
         raise damaged_file(path, error) from None
+
+    # A checkpoint is plain tensors by name, and nothing else.
     if not isinstance(state, Mapping):
         raise ValueError(f"{path} holds a {type(state).__name__}, not tensors by name")
     for name, value in state.items():

@@ -62,6 +62,7 @@ def answer(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError, ImportError, RuntimeError, MemoryError) as error:
+        # An error of input, files or machine is one line; any other is a fault of ours and keeps its traceback.
         if isinstance(error, ModuleNotFoundError) and error.name:  # Python's own error, without a hint
             error = ModuleNotFoundError(f"{error}: {install_hint('cli')}")
         print(f"{name}: {str(error) or type(error).__name__}", file=sys.stderr)

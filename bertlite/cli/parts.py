@@ -290,6 +290,8 @@ def paths(kinds: Iterable[str]) -> Callable[[str], dict[str, Path]]:
             kind = suffix if suffix in kinds else FOLDER
             if kind not in kinds:
                 raise argparse.ArgumentTypeError(f"{part!r} has none of the suffixes {', '.join(kinds)}")
+
+            # A folder with the suffix of a file is more likely a mistake.
             path = Path(part).expanduser()
             if kind == FOLDER and FILES.fullmatch(suffix) and not path.is_dir():
                 raise argparse.ArgumentTypeError(

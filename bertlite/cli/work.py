@@ -44,10 +44,10 @@ def run_inspect(args: Namespace) -> Outcome:
 
 def run_parity(args: Namespace) -> Outcome:
     """Run the cases, or list them; the lines are a table of the claims and the verdict."""
-    from bertlite.parity.command import ParitySettings, claims_table, differing, known_cases, parity, verdict
+    from bertlite.parity.command import ParitySettings, claims_table, differing, known_cases, matching, parity, verdict
 
     if args.list:
-        return None, [case.name for case in known_cases(args.device)], 0
+        return None, [case.name for case in matching(known_cases(args.device), args.only)], 0
     start = time.monotonic()
     settings = from_options(ParitySettings, vars(args))
     record = parity(args.checkpoint, settings, progress=True, verbose=args.verbose)
@@ -72,7 +72,7 @@ def run_evaluate(args: Namespace) -> Outcome:
     shared = {"dtype": args.dtype, "backend": args.backend, "max_length": args.max_length, "device": args.device}
     if args.speed:
         texts = read_examples(DataSource(args.texts, args.text, None, args.columns)).inputs
-        record = measure_speed(args.checkpoint, texts, **shared, progress=True)
+        record = measure_speed(args.checkpoint, texts, against=args.against, **shared, progress=True)
         return record, describe_speed(record), 0
     asked = {"task": args.task, "against": args.against, "metric": args.metric}
     record = evaluate(args.checkpoint, data_source(vars(args), "dev"), **asked, **shared)

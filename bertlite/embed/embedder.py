@@ -35,6 +35,7 @@ from bertlite.runtime.packed import FILE
 from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER, PackedModel, is_packed
 from bertlite.runtime.texts import batches, check_texts, run_batches
 from bertlite.shipping.original import check_modules
+from bertlite.support.contexts import own_context
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
 from bertlite.support.progress import count_of
@@ -136,6 +137,7 @@ class Embedder(VectorSettings):
         """
         return self.load_packed() if is_packed(self.model) else self.load_sentences()
 
+    @own_context()
     def load_sentences(self) -> Loaded:
         """Return the model, loaded by sentence-transformers and optimised."""
         library = import_optional("sentence_transformers", "embedding texts", "embed")
@@ -178,6 +180,8 @@ class Embedder(VectorSettings):
         about, folder = packed.texts.settings, packed.folder
         if packed.kind != "encoder":
             raise ValueError(f"{folder} is a packed {packed.kind}, which makes no vectors: give a sentence encoder")
+
+        # A packed folder has made its choices: a setting may repeat one, and not change it.
         own = {
             "pooling": "+".join(packed.about["pooling"]["modes"]),
             "dtype": packed.dtype,
@@ -193,10 +197,13 @@ class Embedder(VectorSettings):
                     f"{name} is {given}; {folder}, a packed folder, has {value}: leave {name} out, or give the"
                     " checkpoint that was packed"
                 )
+
         about.prompt(self.prompt_name)
         if self.max_length is not None:
             check_length(self.max_length, packed.encoder.embeddings["positions"])
             packed.max_seq_length = self.max_length
+
+        # The files that decide the vectors, for the key of a job.
         paths = filter(Path.is_file, [folder / name for name in (ABOUT, AFTER, FILE, TOKENIZER)])
         length = packed.texts.settings.max_length
         settings = {"dtype": packed.dtype, "reproducible": packed.reproducible, "max_length": length}
@@ -214,6 +221,8 @@ class Embedder(VectorSettings):
             if self.backend == "auto":
                 log.warning("embedding runs the model as it is: %s", error)
             return model.to(self.compute_dtype)
+
+        # Bits that torch computes may differ between processors, so all of them must come from the kernels.
         others = [type(part).__name__ for part in list(quick)[1:] if not in_order(part)]
         if self.reproducible and others:
             raise ValueError(
@@ -268,7 +277,7 @@ class Embedder(VectorSettings):
 
         def run(texts: list[str], features: dict[str, Any]) -> torch.Tensor:
             try:
-                with torch.inference_mode():
+                with own_context(), torch.inference_mode():
                     vectors: torch.Tensor = encoder(features)["sentence_embedding"][:, : self.dimension].float()
                     return torch.nn.functional.normalize(vectors) if self.normalize else vectors
             except torch.OutOfMemoryError:
@@ -277,6 +286,7 @@ class Embedder(VectorSettings):
 
         yield from run_ahead(lambda texts: encoder.preprocess(texts, prompt=prompt), run, groups, device)
 
+    @own_context()
     def encode_batch(self, texts: list[str]) -> Floats:
         """Return the vectors of one batch; split it in halves if it does not fit into memory.
 
@@ -404,6 +414,8 @@ def check_fit_(encoder: Any, max_length: int | None) -> None:
         check_length(max_length, positions)
     if bodies or max_length is not None:
         encoder.max_seq_length = min(max_length or encoder.max_seq_length or sys.maxsize, positions)
+
+    # A wrong tokenizer gives vectors without an error: its ids must be rows of the model's table.
     vocab = encoder.tokenizer.get_vocab()
     if len(vocab.keys() - {*encoder.tokenizer.all_special_tokens}) < 2:  # transformers 5 makes up [UNK], [CLS], …
         raise ValueError("the model has no tokenizer, only special tokens: put its tokenizer.json or vocab.txt there")

@@ -86,6 +86,8 @@ class Rows:
         hint = "; name the column of the text with --text, and the column of the id with --id"
         tables = (Table(path, columns, self.columns, hint) for path in self.paths)
         rows = chain.from_iterable(read_rows(table, self.format) for table in tables)
+
+        # All ids go into one column, so each id narrows the types that are left.
         possible = {*ID_TYPES, "string"}
         for number, (place, (text, *ids)) in enumerate(rows):
             if not text.strip():
@@ -172,22 +174,30 @@ def run(job: Job, progress: bool = False) -> Manifest:
     """
     import_pyarrow()
     check_is_folder(job.out)
+
+    # Every process derives the same shards from the input, so that none has to ask another.
     found = summarise_input(job)
     manifest = open_manifest(job, found)
     count = len(found.counts)
     paths = [job.out / f"part-{shard:05d}-of-{count:05d}.parquet" for shard in range(count)]
+
     if foreign := sorted({path.name for path in job.out.glob("*.parquet")} - {path.name for path in paths}):
         raise ValueError(f"{job.out / foreign[0]} is not a file of this job: choose another --out folder")
+
+    # A shard with this job's key is finished, whoever wrote it and when.
     key = job_key(manifest)
     metadata = {KEY: key.encode(), IN_SHARD: json.dumps(manifest).encode()}
     todo = {
         shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
     }
+
     began, characters = time.monotonic(), sum(found.sizes[shard] for shard in todo)
     with Progress(characters, "characters", what="embed", shown=progress and job.rank == 0) as bar:
         for shard, rows in job.shards() if todo else ():
             if shard in todo:
                 write_shard(job, paths[shard], list(rows), found.id_type, metadata, bar)
+
+    # The last process to finish closes the job; if two are last, both write the same.
     rate = characters / max(time.monotonic() - began, 1e-9)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
         for leftover in filter(lambda path: LEFT.fullmatch(path.name), job.out.iterdir()):
@@ -236,10 +246,13 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
         "dimension": embedder.dimension,
         "complete": False,
     }
+
+    # The first process writes the manifest; any other one, and any later start, reads it.
     job.out.mkdir(parents=True, exist_ok=True)
     there = manifest_of_shards(job.out)
     if there is None:
         temporary = job.out / f"{MANIFEST}.{uuid.uuid4().hex}.tmp"
+
         try:
             with naming(path):
                 write_json(temporary, wanted)
@@ -249,6 +262,8 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
             there = (read_manifest(path) if path.exists() else manifest_of_shards(job.out)) or wanted
         finally:
             temporary.unlink(missing_ok=True)
+
+    # Vectors of two models must not end in one folder.
     usual = compared(EmbedSettings, EmbedSettings())  # for settings that an older job did not have
     known = {**there, "settings": {**usual, **there["settings"]}}
     if differing := list(differing_values(identity(known), identity(wanted))):

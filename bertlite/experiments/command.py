@@ -199,12 +199,14 @@ def prune_compare(
     rows = summarise(runs, against, metric)
     task = task_of(runs)
     headline = task.metric(metric)
+
     return {
         "what": "bertlite prune",
         "task": task.name,
         "headline": headline,
         "commands": sorted({run.facts["command"] for run in runs}),
         **provenance(runs),
+        # The data and the models, and a row for each way of pruning.
         "data": runs[0].facts["data"],
         "models": sorted({run.facts["model"]["dense"] for run in runs}),
         "setting": runs[0].config["setting"],

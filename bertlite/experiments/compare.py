@@ -69,6 +69,8 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
     if against not in (None, DENSE) and not any(dict(way)["criterion"] == against for way in groups):
         have = [DENSE, *sorted({dict(way)["criterion"] for way in groups})]
         raise ValueError(f"no run has the criterion {against!r}; have: {', '.join(have)}")
+
+    # A row for each way; two runs that differ in nothing would count one result twice.
     rows = []
     for way, group in sorted(groups.items(), key=lambda item: sort_key(item[0])):
         for same in group_runs(group, lambda run: (model_of(run), run.config["cell"]["seed"])).values():
@@ -77,6 +79,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
                     f"{same[0].folder} and {same[1].folder} are of one way, model and seed, such as before and after"
                     " its data were edited: remove one"
                 )
+
         (low, high), over = interval_of(group, task, metric)
         row = {
             **dict(way),
@@ -89,6 +92,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
                 for name in task.metrics
                 if name in group[0].results
             },
+            # Means over seeds and dense models, and the interval of the metric.
             "kl": float(np.mean([run.results["kl"] for run in group])),
             "low": low,
             "high": high,
@@ -96,6 +100,8 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
             "macs": float(np.mean([run.results["macs"] for run in group])),
             "heads_kept": np.mean([run.results["heads_kept"] for run in group], axis=0).tolist(),
         }
+
+        # The same way with the other criterion is the partner of a paired test.
         other = groups.get(way_of(group[0], criterion=against)) if against is not None else None
         if against == DENSE:
             dense = {model: [outputs(each[0], DENSE)] for model, each in group_runs(group, model_of).items()}
@@ -207,6 +213,7 @@ def comparison(
             return [np.array(side[0]) for side in values]
         return [np.array([np.mean(x) - np.mean(y) for x, y in zip(*values, strict=True)])]
 
+    # For the accuracies of two single runs there is an exact test.
     least, most = RANGES.get(metric, SHARE)
     estimate = crossed_estimate(figures, len(truth))
     (low, high), p = estimate.interval(least - most, most - least), estimate.p

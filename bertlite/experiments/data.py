@@ -156,6 +156,8 @@ def read_examples(
     if not 1 <= len(source.text) <= (1 if words else 2):
         wanted = "words have one column" if words else "the text has one column or two"
         raise ValueError(f"{wanted}; {len(source.text)} were named: {', '.join(source.text)}")
+
+    # One row after another, so that an error names its place.
     named, rows = read_source(source, words)
     plain = Path(source.path).suffix.lower() in PLAIN
     locations, texts, found = [], [], []
@@ -167,19 +169,25 @@ def read_examples(
                 f"{place}: {len(text)} words in {source.text[0]} and {len(labels)} labels in {source.label}; each word"
                 " has one label"
             )
+
+        # A blank line of a plain text file is no text; in a table it is a mistake.
         empty = next((i for i, part in enumerate(text) if not part.strip()), None if text else 0)
         if empty is not None and plain:
             continue
         if empty is not None:
             raise ValueError(f"{place}: column {source.text[0 if words else empty]!r} is empty; leave the row out")
+
         locations.append(f"{place}, column {source.label!r}")
         texts.append(tuple(text))
         found.append([label_name(label, named, locations[-1]) for label in labels])
+
     name = Path(source.path).name
     if not texts:
         raise ValueError(f"{source.path} has no examples: it is empty, or has only a header")
     if source.label is None:
         return Examples(name, tuple(texts), ())
+
+    # Classes are known only when all labels have been seen.
     known = choose_classes(source, found, locations, classes, named, collect)
     if collect:
         warn_of_rare_labels(name, found)
@@ -198,10 +206,13 @@ def read_source(source: DataSource, words: bool) -> tuple[tuple[str, ...], Itera
     if Path(source.path).suffix.lower() in SUFFIXES:
         hint = "" if source.columns else "; name others with --text and --label, or all with --columns if no header"
         return (), read_rows(Table(source.path, columns, source.columns, hint))
+
+    # Any other path is a data set of the hub, which brings the names of its classes.
     if Path(source.path).exists():
         raise ValueError(f"{source.path} is none of {', '.join(SUFFIXES)}")
     if source.split is None:
         raise ValueError(f"{source.path} is no {', '.join(SUFFIXES)} file; for a hub data set name a split")
+
     datasets = import_optional("datasets", "a hub data set", "experiments")
     name, _, configuration = source.path.partition(":")
     found = datasets.load_dataset(name, configuration or None, split=source.split)
@@ -271,11 +282,14 @@ def check_names(column: str, found: Sequence[Sequence[str]], locations: Sequence
     """
     known: dict[str, str] = {}  # {label in lower case: as it was written first}
     counts = Counter(label for each in found for label in {*each} - {str(NO_LABEL)})
+
+    # Labels are all names or all numbers; the fewer ones of either kind are the suspicious ones.
     mostly_numbers = 2 * sum(n for label, n in counts.items() if number_of(label) is not None) > counts.total()
     for place, each in zip(locations, found, strict=True):
         for label in each:
             first, fault = known.setdefault(label.casefold(), label), None
             number = number_of(label) is not None
+
             if label != str(NO_LABEL) and number != mostly_numbers:
                 fault = "is a number, and most are words" if number else "is a word, and most are numbers"
             elif not number and LIKE_A_NUMBER.fullmatch(label):
@@ -286,6 +300,7 @@ def check_names(column: str, found: Sequence[Sequence[str]], locations: Sequence
                 fault = f"differs from {first!r} only in upper and lower case: write one of them"
             elif label.casefold() == column.casefold() and is_rare(counts[label], len(found)):
                 fault = "is the name of the column, as if files were joined: remove the row"
+
             if fault:
                 raise ValueError(f"{place}: the label {label!r} {fault}; or {CLASSES}")
 
@@ -317,6 +332,8 @@ def label_values(
     names = [plain_name(name) for name in classes]
     if len({*names}) < len(names):
         raise ValueError(f"two classes share a name: {', '.join(classes)}")
+
+    # A label may be the name of a class or its index; if a class is named by a number, it is the name.
     numbers = {label: number_of(label) for each in found for label in each}
     if (names and None in numbers.values()) or any(number_of(name) is not None for name in names):
         numbers = {label: float(names.index(label)) if label in names else None for label in numbers}
@@ -324,6 +341,8 @@ def label_values(
         numbers = {label: x if x in range(len(names)) else None for label, x in numbers.items()}
     if words:
         numbers[str(NO_LABEL)] = float(NO_LABEL)
+
+    # The first label that is neither is told with its place.
     for place, each in zip(locations, found, strict=True):
         wrong = [label for label in each if numbers[label] is None]
         if wrong and names:

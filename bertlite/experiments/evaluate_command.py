@@ -22,6 +22,7 @@ from bertlite.experiments.compare import comparison, notes_on, show_interval
 from bertlite.experiments.data import NO_LABEL, DataSource, EncodedExamples, Examples, read_examples, rows_of
 from bertlite.experiments.evaluate import BATCH, TASKS, Task, labelled, measure_metrics, predict, vectors_of
 from bertlite.experiments.files import class_names
+from bertlite.experiments.speed import check_packed_options
 from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
 from bertlite.inference.checks import parse_device
@@ -177,8 +178,7 @@ def predict_examples(
     With a dtype or a backend, also return how it ran, and the agreement with its own results.
     """
     if is_packed(checkpoint):
-        if dtype is not None or backend is not None or device != "cpu":
-            raise ValueError(f"{checkpoint} is a packed folder, for CPUs: leave out dtype, backend and device")
+        check_packed_options(checkpoint, dtype, backend, device)
         return *predict_packed(checkpoint, task, source, max_length), {}
     model = task.load(checkpoint).to(device)
     tokenizer = task.read_tokenizer(checkpoint, max_length)

@@ -338,20 +338,25 @@ def prune_run(
     """
     root = Path(folder).expanduser()
     setting = experiment.setting
+
+    # All cells are checked before the first runs, which may take hours.
     for cell in cells:
         experiment.check(cell)
         inputs = setting.model, setting.train.path, setting.dev.path
         check_output(experiment.folder(cell, root), EVERYTHING, *inputs, own=True)
+
     before = sum(run_is_finished(experiment.folder(cell, root)) for cell in cells)
     with lock_folder(root), Progress(len(cells), "cells", what="run", done=before, shown=progress) as bar:
         runs: list[Record] = []
         for cell in cells:
+            # A cell that diverges must not cost the results of all other cells.
             known = run_is_finished(experiment.folder(cell, root))
             try:
                 runs += read_runs(experiment.run(cell, root, save_model=save_model))
             except DivergedError as error:
                 warnings.warn(f"{experiment.folder(cell, root).name} failed and is left out: {error}", stacklevel=2)
             bar.advance(0 if known else 1)
+
     if not runs:
         raise DivergedError(f"all {len(cells)} runs diverged: give a smaller --lr")
     return record_of("run", runs)

@@ -77,24 +77,32 @@ def finetune_(
         raise ValueError(f"distil is {recipe.distil}; that needs a teacher")
     home = next(model.parameters()).device
     torch.manual_seed(recipe.seed)
+
+    # Under torchrun each process takes its share of every step's batches.
     accelerator = Accelerator(cpu=device == "cpu")
     batches = plan_batches(data, recipe)
     share, rank = accelerator.num_processes, accelerator.process_index
     steps = len(batches) // share  # a remainder would leave some processes waiting
     if not steps:
         raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {share} processes make no step")
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor(steps, recipe.warmup))
+
+    # A state continues only the training that it came from, by a hash of all that decides the steps.
     best = Best(model, score, steps, checks)
     accelerator.register_for_checkpointing(schedule, best)
     what = "" if state is None else fingerprint(model, data, recipe, share, teacher)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     first = 0 if state is None else resume(accelerator, state, what)
+
     wrapped.train(dropout)
     train_on = training_step(accelerator, wrapped, optimizer, schedule, recipe, teacher, half)
     every, epoch = max(1, steps // 20), len(batch_indices(data, recipe.batch_size)) / share  # steps; may be a fraction
     losses: list[Tensor] = []  # in this epoch
     shown = progress and accelerator.is_local_main_process
+
+    # Steps, with the loss watched, the best weights kept and the state saved on the way.
     with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
         for step in range(first, steps):
             loss = train_on(data.batch(batches[step * share + rank], task.labels))
@@ -102,12 +110,15 @@ def finetune_(
             if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
                 log(step=step + 1, loss=loss.item(), lr=float(schedule.get_last_lr()[0]))
             best.offer(step + 1)
+
             if state is not None and is_part(step + 1, steps, saves):
                 save_state(accelerator, state, step + 1, what)
             bar.advance()
             losses.append(loss.detach())
             if int((step + 1) / epoch) > int(step / epoch) or step + 1 == steps:
                 print_epoch(bar, (step + 1) / epoch, losses, describe)
+
+    # The model goes back to the device it came from, with the best weights.
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.to(home).eval().zero_grad(set_to_none=True)
@@ -148,6 +159,7 @@ def training_step(
         optimizer.zero_grad()
         return found
 
+    # A step that can be recorded is launched at once on a GPU.
     run: Callable[[Mapping[str, Tensor]], Tensor] = run_plainly
     if records_steps(accelerator):
         casts = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -161,6 +173,8 @@ def training_step(
             autocast=torch.bfloat16 if half else casts.get(accelerator.mixed_precision),
             frozen=[] if teacher is None or known else [teacher],
         )
+
+    # A teacher's stored outputs belong to the batch, as inputs of the loss.
     if known is None:
         return run
     return lambda batch: run({**batch, **{f"{TEACHER}{name}": x for name, x in known(batch).items()}})

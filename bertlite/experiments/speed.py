@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -41,6 +42,7 @@ def measure_speed(
     checkpoint: str | PathLike[str],
     texts: Sequence[Any],
     *,
+    against: str | PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
     backend: str | None = None,
     max_length: int | None = None,
@@ -56,6 +58,7 @@ def measure_speed(
         texts: strings or pairs of them, 20 or more, of the kind that the model will see.  A reranker of single texts
             gets each with the next.  Timed texts are drawn at random; other texts are for judging the results.
         checkpoint: a packed folder is compared with the checkpoint that it was made from.
+        against: that checkpoint, if the packed folder was made from a folder that is not in the working directory.
         dtype: compare the library only with this one.
         backend: a backend of `optimize_for_inference`; by default "auto".
         max_length: tokens to truncate texts to, at most what the checkpoint reads.
@@ -71,13 +74,18 @@ def measure_speed(
     Raises:
         ModuleNotFoundError: the library is not installed.
         RuntimeError, TypeError: the dtype, or each, cannot run, as `optimize_for_inference` says; or a text is none.
-        ValueError: the same; or there are too few texts, no such device, or the checkpoint has no results for texts.
+        ValueError: the same; or there are too few texts, no such device, or the checkpoint has no results for texts;
+            or `against` is missing, or given for a checkpoint that is not packed.
     """
     texts, where = check_texts(texts, pairs=True), parse_device(device)
     if len(texts) < FEWEST_TEXTS:
         raise ValueError(f"there are {len(texts)} texts; {FEWEST_TEXTS} or more are needed, better a thousand")
     packed = PackedModel(checkpoint, torch.get_num_threads()) if is_packed(checkpoint) else None
-    source = Source(checkpoint if packed is None else checkpoint_of(packed, dtype, backend, where))
+    if packed is not None:
+        check_packed_options(checkpoint, dtype, backend, device)
+    elif against is not None:
+        raise ValueError(f"against names the checkpoint of a packed folder, and {checkpoint} is not packed")
+    source = Source(checkpoint if packed is None else against or checkpoint_of(packed))
     config, tokenizer = read_config(source), BertTokenizer.from_pretrained(source.name)
     kind, _ = checkpoint_kind(source, config)
     longest = longest_text(tokenizer, config)
@@ -115,15 +123,17 @@ def measure_speed(
     }
 
 
-def checkpoint_of(
-    packed: PackedModel, dtype: torch.dtype | str | None, backend: str | None, device: torch.device
-) -> str:
-    """Return the checkpoint that a packed folder was made from; raise ValueError if it names none, or for options."""
-    if dtype is not None or backend is not None or device.type != "cpu":
-        raise ValueError(f"{packed.folder} is packed in {packed.dtype}, for CPUs: leave out dtype, backend and device")
-    if "made" not in packed.about:
-        raise ValueError(f"{packed.folder} does not say which checkpoint it was made from: pack it again")
-    found: str = packed.about["made"]["checkpoint"]
+def check_packed_options(folder: Any, dtype: Any, backend: str | None, device: str) -> None:
+    """Raise ValueError for options that a packed folder does not take."""
+    if dtype is not None or backend is not None or parse_device(device).type != "cpu":
+        raise ValueError(f"{folder} is a packed folder, for CPUs: leave out dtype, backend and device")
+
+
+def checkpoint_of(packed: PackedModel) -> str:
+    """Return the checkpoint that a packed folder was made from; raise ValueError if it is not known where that is."""
+    found: str = packed.about.get("made", {}).get("checkpoint", "a checkpoint that it does not name")
+    if "/" not in found and not Path(found).is_dir():  # a folder of this name is elsewhere
+        raise ValueError(f"{packed.folder} was made from {found}: say where that is with against, or --against FOLDER")
     return found
 
 
@@ -178,9 +188,11 @@ def time_batches(
     def call(model: Original) -> Callable[[], Any]:
         return partial(run_singly, model, some) if size == 1 else partial(model.results, some, batch_size=size)
 
+    # All models take turns in each round, so that their ratios are fair on a busy machine.
     bar.stage(name_of_batch(size), ROUNDS, "rounds")
     calls = {name: call(model) for name, model in models.items()}
     times = alternate(calls, ROUNDS, device, warm=1, seconds=TIMING, after_round=bar.advance)
+
     first, *_ = models
     return {
         name: {
@@ -208,6 +220,8 @@ def describe_speed(record: dict[str, Any]) -> Iterator[str]:
     yield f"{record['checkpoint']}: {record['kind']}, against {library['name']} {library['version']}"
     yield f"{machine['gpu'] if 'gpu' in machine else machine['cpu']}, {count_of(machine['threads'], 'thread')}"
     yield f"{texts['timed']} texts of {texts['tokens']:.0f} tokens on average; medians, in brackets quartiles"
+
+    # A table for each size of batch.
     width = max(map(len, (*record["rows"], *map(name_of_batch, BATCHES))))
     for size in BATCHES:
         yield ""
@@ -217,6 +231,8 @@ def describe_speed(record: dict[str, Any]) -> Iterator[str]:
             times, rate = found["milliseconds"]["median"], found["texts_per_second"]["median"]
             faster = "" if row["backend"] is None else with_spread(found["speedup"])
             yield f"{name:{width}}  {times:9.2f}  {rate:14.1f}  {faster}".rstrip()
+
+    # And one of the agreement, on texts that were not timed.
     yield from (f"{name} is left out: {reason}" for name, reason in record["left_out"].items())
     kept = {name: row["kept"] for name, row in record["rows"].items() if row["kept"]}
     yield f"\nagreement with its results for {texts['judged']} other texts"

@@ -36,6 +36,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         if gets_context(encoder, inputs, x):
             out = encoder(x, inputs=inputs)
         else:
+            # An encoder that is not ours gets every input in the form that transformers has for it.
             options: dict[str, Any] = {"output_attentions": True} if inputs.weights is not None else {}
             if inputs.keep_states:
                 options["output_hidden_states"] = True
@@ -47,6 +48,8 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
                 options["encoder_hidden_states"] = inputs.encoder.source
                 options["encoder_attention_mask"] = mask_tensor(inputs.encoder, x)
             out = encoder(x, mask_tensor(inputs, x), **options)
+
+        # Ours has left its weights in the context; another encoder returns them.
         for given, name in ((inputs, "attentions"), (inputs.encoder, "cross_attentions")):
             found = getattr(out, name, None)
             if given is not None and given.weights is not None and found is not None:

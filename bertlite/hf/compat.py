@@ -85,12 +85,16 @@ def registered_mask(
     name = config._attn_implementation
     if name not in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping and (mask is None or mask.dim() != 4):
         return None  # transformers passes such a function no mask either
+
+    # Older versions make no mask for such functions; without padding none is needed.
     maker = "create_causal_mask" if causal else "create_bidirectional_mask"
     if maker not in TAKEN:
         if mask is None or bool(mask.all()):
             return None
         version = transformers.__version__
         raise ValueError(f"transformers {version} makes no mask for {name!r}; use eager or sdpa, or 5.x")
+
+    # The maker's arguments have had several names; each version is given those that it takes.
     past = 0 if cache is None else cache.get_seq_length()
     known = {
         "config": config,
@@ -110,9 +114,11 @@ def run_registered(module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerCo
         raise ValueError(f"attention {name!r} cannot do first_token_only=True; use eager, sdpa or packed")
     if module.position_embedding_type != "absolute":
         raise ValueError(f"attention {name!r} cannot add relative positions to the scores; use eager or sdpa")
+
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if not q.shape[1]:  # a layer without heads; not every function runs on none
         return q.transpose(1, 2).flatten(-2), q.new_zeros(*q.shape[:-1], k.shape[2]) if wanted else None
+
     dropout = module.dropout.p if module.training else 0.0
     function = ALL_ATTENTION_FUNCTIONS[name]
     context, weights = function(module, q, k, v, inputs.mask, dropout=dropout, scaling=q.shape[-1] ** -0.5)

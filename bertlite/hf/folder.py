@@ -32,6 +32,8 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
     """
     if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
         return
+
+    # These are read by transformers in ways of its own.
     if options.get("state_dict") is not None or options.get("gguf_file") is not None:
         return
     if (Path(source) / ADAPTER).exists():
@@ -40,6 +42,8 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
         files = find_checkpoint(Source(source, subfolder=options.get("subfolder"), variant=options.get("variant")))
     except FileNotFoundError:
         return
+
+    # The config as transformers will see it, with the sizes that the call changes.
     config = options.get("config")
     given = {name: options[name] for name in (*SIZES, *PRUNED) if name in options}
     with nullcontext() if is_bert else suppress(ValueError):
@@ -47,20 +51,26 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
             config = BertConfig.from_json_file(files.config, **given)
         elif not isinstance(config, str | os.PathLike):
             config = BertConfig.from_dict(config.to_dict(), **given)
+
     if options.get("use_safetensors") is False and "safetensors" in files.weights.name:
         return  # transformers reads another file
     state = read_tensors(files)
+
+    # transformers drops names that it does not know, and goes on with random weights.
     wrapped = [name for name in state if name.startswith(WRAPPER_PREFIXES)]
     if wrapped and not options.get("key_mapping"):
         raise ValueError(
             f"{files.weights} holds {wrapped[0]}, a wrapper's name, which transformers would initialise at random:"
             " load it with bertlite, which knows such names, and save it"
         )
+
     names = [(current_name(name, ""), name) for name in state]
     twice = [f"{new} is there twice, once as {old}" for new, old in names if new != old and new in state]
     if not isinstance(config, str | os.PathLike | None):
         twice += implausible_sizes(state, config)
     raise_faults(f"{files.weights} does not fit {files.config.name}:", twice)
+
+    # Sizes and dtypes must fit the pruned model that the config describes.
     if isinstance(config, BertConfig):  # otherwise the caller gave another config
         wanted = make_skeleton(BertModel, config, {"add_pooling_layer": False}).state_dict()
         state = {new: state[old] for new, old in names if new in wanted}

@@ -47,13 +47,18 @@ def mask_tensor(inputs: LayerContext | None, x: Tensor) -> Any:
     """
     if inputs is None:
         return None
+
+    # Such a part has its own idea of a batch: rows, and all of their positions.
     if inputs.first_only:
         raise ValueError("first_token_only=True runs only bertlite's own layers, and one has been replaced")
     if inputs.backend.packs:
         raise ValueError("packed attention runs only bertlite's own layers, and one was replaced; use 'sdpa'")
+
     mask, layout = inputs.mask, inputs.layout
     if not isinstance(mask, Mask):
         return mask
+
+    # Scores to add, as in transformers 4: the lowest number of the dtype forbids a key.
     keys = layout.keys if isinstance(layout, Padded) else x.shape[1]
     scores = torch.zeros(x.shape[0], 1, 1, keys, dtype=x.dtype, device=x.device)
     if mask.bias is not None:
@@ -61,6 +66,8 @@ def mask_tensor(inputs: LayerContext | None, x: Tensor) -> Any:
     if mask.allowed is not None:
         allowed = mask.allowed if mask.attends_anything is None else mask.allowed & mask.attends_anything
         scores = torch.where(allowed, scores, torch.finfo(x.dtype).min)
+
+    # If the part is ours after all, it finds here everything that a mask cannot say.
     if not torch.compiler.is_compiling():
         scores.layer_context = inputs  # type: ignore[attr-defined]
     return scores

@@ -71,6 +71,8 @@ def _update() -> None:
     if not asked:
         _restore_mappings()
         return
+
+    # Each Auto class finds our model of the same name; its earlier model is kept for the way back.
     for auto in compat.auto_classes():
         mapping = auto._model_mapping
         if auto in _before or BertConfig not in mapping:
@@ -79,6 +81,8 @@ def _update() -> None:
         if ours is not None:
             _before[auto] = mapping._extra_content.get(BertConfig)
             mapping._extra_content[BertConfig] = ours
+
+    # Calls may also ask for the names in transformers' modules, which other libraries import.
     if any(asked) and not _names:
         for module in _modules():
             for name in NAMES:

@@ -41,11 +41,16 @@ def in_order(order: Sequence[str]) -> Callable[[Class], Class]:
         cls.forward_by_name = plain = getattr(cls, "forward_by_name", cls.forward)
         ours = {name: each for name, each in inspect.signature(plain).parameters.items() if name != "self"}
         cls.accepts_loss_kwargs = "num_items_in_batch" in ours  # Trainer reads it
+
+        # Arguments that are only ignored are there for callers who pass them by place.
         names = dict.fromkeys((*order, *ours, *compat.IGNORED))
         used, unused = {name: name for name in ours}, {name: name for name in names if name not in ours}
+
         if "cache" in order and "past_key_values" in ours:
             used["past_key_values"] = "cache if past_key_values is None else past_key_values"
             unused["cache"] = "None if past_key_values is None else cache"
+
+        # Debuggers and tracers look for the source in linecache, under the file that the code names.
         source = FORWARD.format(
             parameters=", ".join(f"{name}={ours[name].default if name in ours else None}" for name in names),
             unused=", ".join(f"{name}={value}" for name, value in unused.items()),
@@ -53,8 +58,11 @@ def in_order(order: Sequence[str]) -> Callable[[Class], Class]:
         )
         file = f"<{cls.__module__}.{cls.__qualname__}.forward>"
         linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+
+        # The code runs in the module of the class, where a library that runs it again will run it.
         made: dict[str, Any] = {}
         exec(compile(source, file, "exec"), vars(sys.modules[cls.__module__]), made)
+
         cls.forward = made["forward"]
         cls.forward.__qualname__ = f"{cls.__qualname__}.forward"
         cls.forward.__doc__ = plain.__doc__

@@ -50,12 +50,15 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
     their own.  Embeddings and pooler may have hooks, which see the same values.  LayerNorm and activations may be
     anything: backends that replace them check them.
     """
+    # The layers themselves: their number and kinds.
     body = model.base_model
     prefix = "encoder" if body is model else f"{model.base_model_prefix}.encoder"
     check_kind(f"{prefix}.layer", body.encoder.layer, (nn.ModuleList,))
     for i, layer in enumerate(body.encoder.layer):
         for name, kinds in LAYER_PARTS.items():
             check_kind(f"{prefix}.layer.{i}.{name}".rstrip("."), layer.get_submodule(name), kinds)
+
+    # Matmuls are repacked anywhere in the model, so everywhere they must be plain.
     outside = tuple(f"{prefix.removesuffix('encoder')}{name}" for name in ("embeddings", "pooler"))
     for name, part in model.named_modules():
         if isinstance(part, nn.Linear) or name.endswith((".dense", ".query", ".key", ".value")):
@@ -65,10 +68,13 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
                     " model that is not quantised"
                 )
             change = own_code(part)
+
+        # Inside the encoder no module will run, so none may have code of its own.
         elif name.startswith(f"{prefix}."):
             change = own_code(part)
         else:
             change = own_method(part) if name.startswith(outside) else None
+
         if change:
             raise TypeError(
                 f"{name} has {change}, which an optimised model would not run: remove it first (a mask of"
@@ -159,20 +165,27 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
     if change := own_code(encoder):
         yield f"encoder has {change}"
     config = model.config
+
+    # The kernels take one head size and kind of positions for all layers.
     wanted = (config.hidden_size // config.num_attention_heads, config.position_embedding_type)
     for i, layer in enumerate(model._layers()):
         own = layer.attention.self
         if (own.attention_head_size, own.position_embedding_type) != wanted:
             yield f"encoder.layer.{i}.attention.self has {own.position_embedding_type} positions or another head dim"
+
+        # They normalise as torch's LayerNorm with the config's epsilon.
         norms = {"attention.output": layer.attention.output.LayerNorm, "output": layer.output.LayerNorm}
         for name, norm in norms.items():
             fault = norm_fault(norm, model.config.hidden_size, model.config.layer_norm_eps)
             if fault is not None:
                 yield f"encoder.layer.{i}.{name}.LayerNorm {fault}"
+
         act = layer.intermediate.intermediate_act_fn
         if type(act) is not Activation or act.name != config.hidden_act:
             place = f"encoder.layer.{i}.intermediate.intermediate_act_fn"
             yield f"{place} is {act!r}, and the config has {config.hidden_act!r}"
+
+        # Pruned layers differ in size, and the config has to say so.
         for name, shape in matrix_shapes(layer, config).items():
             found = tuple(layer.get_parameter(f"{name}.weight").shape)
             if found != shape:

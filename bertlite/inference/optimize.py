@@ -88,9 +88,9 @@ def optimize_for_inference(
             padding.  It is also computed, with one warning, for classes, heads and objects that `inference.readers`
             does not know.  attn_implementation "eager" always computes it, and "packed" leaves it out.
         sample: token ids of a hundred texts or more, or what a tokenizer returns for them, to which int8's weights
-            are fitted.  The copy is then nearer to the model and as fast, but the fit takes 5 to 60 seconds: save the
-            copy, or use `bertlite pack`, which does this by default.  At most 16,384 tokens are used.  Which integers
-            are chosen may depend on the machine; a saved copy has the same ones everywhere.
+            are fitted.  The copy is then nearer to the model and as fast, but the fit takes time: save the copy,
+            or use `bertlite pack`, which does this by default.  At most 16,384 tokens are used.  Which integers are
+            chosen may depend on the machine; a saved copy has the same ones everywhere.
 
     Raises:
         ValueError: the backend does not exist, or not for this model, device and dtype; or it is not reproducible; or
@@ -104,13 +104,18 @@ def optimize_for_inference(
     refuse_others("optimize_for_inference", habits)
     dtype = parse_compute_dtype(dtype)
     check_backend(backend)
+
+    # An object of another library: each encoder in it comes back to this function.  The whole is verified at the end.
     if not isinstance(model, BertPreTrainedModel):
         settings = Options(dtype=dtype, backend=backend, verify=False, reproducible=reproducible, sample=sample)
         optimise = partial(optimize_for_inference, **settings)
         return optimize_bodies(model, optimise, verify, skip_padding)
+
     dtype = dtype or model.dtype
     for part in model.modules():
         refuse_optimised(type(model).__name__, part)
+
+    # A wish that cannot be met is refused before any work.
     if sample is not None and dtype != torch.int8:
         raise ValueError(f"sample is for int8, and the dtype is {dtype}: leave it out")
     if reproducible and (backend in (GRAPHS, PLAIN) or dtype not in (torch.float32, torch.int8)):
@@ -120,14 +125,20 @@ def optimize_for_inference(
             f"backend {backend!r} has no {dtype_name(dtype)}, which needs the native kernels: use 'auto', or a float"
             " dtype"
         )
+
+    # The plain copy runs the modules themselves, so they may be anything.
     if backend == PLAIN:
         return InferenceModel(plain_copy(model, dtype), PLAIN, dtype, skip_padding)
+
+    # Every other backend computes what plain modules would.
     check_unaltered(model)
     check_dtype(dtype, model.device)
     if backend == GRAPHS:
         copied = plain_copy(model, dtype)
         use_graphs_(copied)
         return finished(model, copied, GRAPHS, dtype, skip_padding, verify)
+
+    # With "auto" the kernels may be missing or slower; whoever needs them gets an error instead of another backend.
     required = backend == "native" or dtype == torch.int8 or reproducible
     kernels = require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype)
     if kernels is None:

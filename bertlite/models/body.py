@@ -40,12 +40,14 @@ def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
 
     def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
+        # The signature that callers read: BertModel's arguments, then the head's own, then options for the output.
         mine, parameters = inspect.signature(run).parameters.values(), []
         for name, each in inspect.signature(BertBody.forward).parameters.items():
             if name in ("self", *FIRST, *COMMON, *names):
                 parameters.append(each)
             if name == "use_cache":  # the last input; options for the output follow
                 parameters += [each for each in mine if each.kind is each.KEYWORD_ONLY]
+
         known = [each.name for each in parameters[1:]]
 
         @functools.wraps(run)

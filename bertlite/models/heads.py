@@ -81,9 +81,13 @@ class CausalLMBody(MaskedLMBody[Out]):
         """
         if labels is not None:
             inputs["use_cache"] = False
+
+        # Only the positions that are asked for meet the vocabulary, which is most of the work.
         encoded = self.encode(**inputs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.cls(encoded.last_hidden_state[:, kept])
+
+        # Labels may be shifted already, as by transformers' Trainer; otherwise each position predicts the next word.
         loss = None
         if shift_labels is None and labels is not None:
             shift_labels = shifted(labels)
@@ -94,6 +98,7 @@ class CausalLMBody(MaskedLMBody[Out]):
                 )
             exact = logits if logits.dtype == torch.float64 else logits.float()  # transformers sums in float32 too
             loss = self.loss(exact, shift_labels, num_items_in_batch)
+
         cached, crossed = encoded.past_key_values, encoded.cross_attentions
         return self.finish(encoded, loss, logits=logits, past_key_values=cached, cross_attentions=crossed)
 
@@ -266,11 +271,14 @@ class QuestionAnsweringBody(HeadBody[Out]):
                 "start_positions and end_positions are indices in rows: give them with input_ids (B, S) and an"
                 " attention_mask, which attn_implementation='packed' packs"
             )
+
+        # Padding that was left out gets the lowest score, so that no answer can lie there.
         encoded = self.encode(**inputs)
         start, end = self.qa_outputs(encoded.last_hidden_state).split(1, dim=-1)
         start, end = start.squeeze(-1).contiguous(), end.squeeze(-1).contiguous()  # (B, S)
         lowest = torch.finfo(start.dtype).min
         start, end = encoded.layout.unpack(start, lowest), encoded.layout.unpack(end, lowest)
+
         loss = None
         if start_positions is not None and end_positions is not None:
             real = encoded.layout.real()

@@ -59,6 +59,8 @@ class Resizable:
         """
         size = positive("new_num_position_embeddings", new_num_position_embeddings)
         config, old = replace(self.config, max_position_embeddings=size), self.config.max_position_embeddings
+
+        # Everything that has a row for each position, or for each distance.
         embeddings = self.base_model.embeddings
         positions = embeddings.position_embeddings
         relative = [
@@ -66,16 +68,22 @@ class Resizable:
             for layer in layers_of(self)
             if not POSITIONS[layer.attention.self.position_embedding_type].in_embeddings
         ]
+
+        # All tables are checked before the first one changes.
         if positions is not None:
             check_embedding("position_embeddings", positions)
         for attention in relative:
             check_embedding("distance_embedding", attention.distance_embedding)
+
+        # New positions repeat the old ones from the first on.
         rows = torch.arange(size, device="cpu") % old
         if config.padding_has_position:  # padding's row stays the last
             rows = torch.cat([rows, torch.tensor([old], dtype=torch.long, device="cpu")])
             embeddings.padding_row = positions.padding_idx = size
         if positions is not None:
             set_table_(positions, positions.weight[rows])
+
+        # A distance beyond the old ones is like the largest of them.
         distances = torch.arange(1 - size, size, device="cpu").clamp(1 - old, old - 1)
         for attention in relative:
             set_table_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])

@@ -180,9 +180,12 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
         raise ValueError(
             f"layers are given as a list of their numbers, such as [9, 10, 11]; not as {layers!r}"
         ) from None
+
     for layer in gone:
         if not 0 <= layer < count:
             raise ValueError(f"there is no layer {layer!r}: the model has {count} layers, 0 to {count - 1}")
+
+    # The config's entries for the remaining layers follow them to their new numbers.
     kept = [layer for layer in range(count) if layer not in gone]
 
     def renumber(units: Heads) -> dict[int, Iterable[int]]:
@@ -190,8 +193,12 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
 
     units = {"pruned_heads": renumber(pruned_heads(before)), "pruned_neurons": renumber(pruned_neurons(before))}
     after = with_fields(before, {"num_hidden_layers": len(kept), **units})
+
+    # The config was checked above, so from here on nothing can fail half-way.
     for layer in gone:
         del model.base_model.encoder.layer[layer]
+
+    # A layer knows its number, by which it finds its part of a cache.
     for new, block in enumerate(layers_of(model)):
         parts: Iterator[Any] = block.modules()
         for part in parts:
@@ -228,8 +235,12 @@ def compact_(model: Model) -> Model:
         for name, part in {**attention_parts(layer, block.attention), **feed_forward_parts(layer, block)}.items():
             if id(part) not in masked:
                 check_linear(name, part)
+
+    # Masks are multiplied in, so that their zeros are zeros of the weights.
     for module, name in pruning_masks(model):
         torch_prune.remove(module, name)
+
+    # A unit is idle if nothing reaches it or nothing reads it; its bias may still pass on a constant.
     heads, neurons, constants = {}, {}, []
     for layer, block in enumerate(layers_of(model)):
         attention, first, second = block.attention, block.intermediate, block.output
@@ -237,10 +248,13 @@ def compact_(model: Model) -> Model:
         idle = idle_columns(value, dense).unflatten(0, (-1, size) if len(value.weight) else (0, size)).all(1)
         heads[layer] = [*compress(kept_heads(model.config, layer), idle.tolist())]
         constants.append((dense, constant_of(dense, value.bias, idle.repeat_interleave(size))))
+
         idle = idle_columns(first.dense, second.dense)
         neurons[layer] = [*compress(kept_neurons(model.config, layer), idle.tolist())]
         active = first.intermediate_act_fn(first.dense.bias)
         constants.append((second.dense, constant_of(second.dense, active, idle)))
+
+    # The constants of the removed units are added to the bias of the output, in float64.
     prune_neurons_(prune_heads_(model, heads), neurons)
     for part, constant in constants:
         if constant.any():
@@ -287,9 +301,12 @@ def resize_layers_(model: Model, after: Any) -> Model:
         TypeError: a matrix to change is not in a plain nn.Linear; nothing is changed then.
     """
     before, changes = model.config, list[Callable[[], None]]()
+
     linear = [part for block in layers_of(model) for part in block.modules() if isinstance(part, nn.Linear)]
     if len({*linear}) < len(linear):
         raise ValueError("layers share a matrix, and would all lose its heads or neurons: give each a copy of it")
+
+    # All layers are checked before the first changes: a refusal must leave the model as it was.
     for layer, block in enumerate(layers_of(model)):
         heads, left = kept_heads(before, layer), kept_heads(after, layer)
         if heads != left:
@@ -297,10 +314,12 @@ def resize_layers_(model: Model, after: Any) -> Model:
             changes.append(partial(resize_attention_, block.attention, move_units(heads, left)))
             gone = {*range(after.num_attention_heads)} - {*left}
             changes.append(partial(setattr, block.attention, "pruned_heads", gone))
+
         neurons, rest = kept_neurons(before, layer), kept_neurons(after, layer)
         if neurons != rest:
             check_linear_parts(feed_forward_parts(layer, block))
             changes.append(partial(resize_feed_forward_, block, move_units(neurons, rest)))
+
     parameters = sum(each.numel() for each in model.parameters())
     for change in changes:
         change()

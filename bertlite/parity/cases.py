@@ -106,6 +106,7 @@ def _each(
 
 
 def _cases() -> Iterator[Case]:
+    # Against the same backend of theirs: all kinds of batches, features, heads, gradients, and the decoder.
     changed = [f for f in FEATURES if f not in ("", "crossed", *GRADIENTS)]
     yield from _each("BertModel", BACKENDS, BATCHES, DTYPES)
     yield from _each("BertModel", BACKENDS, "padded", DTYPES, changed)

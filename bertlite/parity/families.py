@@ -68,6 +68,8 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         quick: a few of them, with every backend, and with padding on either side and without.
     """
     known = tuple(head for head in FAMILY_HEADS if (kind.partition("/")[0], head) not in WITHOUT)
+
+    # A few cases for each family; together the families have every head.
     if quick:
         plan = [("sdpa", "left", "float64", ""), ("packed", "padded", "float64", "gradients")]
         plan += [("native", "left", "float32", ""), ("eager", "full", "float32", "gradients")]
@@ -75,6 +77,8 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         first = KINDS.index(kind)  # so that together the families have every head
         some = [known[(first + step) % len(known)] for step in (0, 2)] if known else []
         return (*found, *(Case(head, "sdpa", "padded", "float64", family=kind) for head in some))
+
+    # All: the body on every backend, and each head on the two that transformers has.
     found = [
         Case("BertModel", backend, batch, dtype, feature, family=kind)
         for dtype in ("float64", "float32")
@@ -83,6 +87,7 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         for feature in ("", "gradients")
         if backend != "native" or (dtype == "float32" and not feature)
     ]
+
     found += [
         Case(head, backend, "padded", "float64", feature, family=kind)
         for head in known
@@ -133,11 +138,15 @@ def gradients_as_ours(
     ours = {name: x for name, x in our_grads.items() if not name.endswith("key.bias") or x.dtype == torch.float64}
     if origin.family.fixed.get("type_vocab_size") or origin.values.get("type_vocab_size") == 0:
         ours = {name: x for name, x in ours.items() if "token_type_embeddings" not in name}
+
+    # Their one table is here a copy in each layer.
     copies = [name for name in ours if name.endswith("distance_embedding.weight")]
     if copies:
         ours[copies[0]] = sum((ours.pop(name) for name in copies[1:]), ours[copies[0]])
+
     plain = replace(origin, values={**origin.values, "use_task_id": False})
 
+    # Gradients take the way of the weights: renamed, and then shared or scaled like them.
     def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state = {name.removeprefix("grad."): x for name, x in theirs.items() if "task_type" not in name}
         found = plain.as_bert(state, model.state_dict())

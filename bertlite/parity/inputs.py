@@ -34,25 +34,32 @@ def case_inputs(case: Case, model: Any, checkpoint: str | Path, device: str) -> 
     batch, length = ids.shape
     dtype: torch.dtype = getattr(torch, case.dtype)
     draw = torch.Generator().manual_seed(2)
+
+    # Each feature adds its inputs; all are drawn from one generator, so that a case is always the same.
     inputs = masked_tokens(case, ids, types, mask, draw, dtype)
     if case.batch == "embeds":
         del inputs["input_ids"]
         inputs["inputs_embeds"] = torch.randn(
             batch, length, config.hidden_size, generator=draw, dtype=torch.float32, device="cpu"
         ).to(dtype)
+
     if case.feature == "head_mask":
         gate = torch.rand(
             config.num_hidden_layers, config.num_attention_heads, generator=draw, dtype=torch.float32, device="cpu"
         )
         inputs["head_mask"] = gate.where(gate > 0.3, 0.0)
+
     if case.feature == "crossed":
         states = torch.randn(batch, length // 2, config.hidden_size, generator=draw, dtype=torch.float32, device="cpu")
         inputs["encoder_hidden_states"] = states.to(dtype)
         inputs["encoder_attention_mask"] = mask[:, : length // 2]
+
     inputs.update(labels_of(case, model, ids, mask, draw))
     if getattr(model, "takes_choices", False):
         for name in ("input_ids", "token_type_ids", "attention_mask"):
             inputs[name] = inputs[name].unflatten(0, (-1, 2))
+
+    # A decoder would return a cache, which is no tensor to compare.
     moved: dict[str, Tensor | bool] = {name: x.to(device) for name, x in inputs.items()}
     return {**moved, "use_cache": False} if case.model == DECODER else moved
 
@@ -65,12 +72,16 @@ def masked_tokens(
     plain = {"input_ids": ids, "token_type_ids": types}
     if case.batch == "full":
         return plain
+
+    # Padding moves to the front, and positions still count from the first token.
     if case.batch == "left":
         columns = zip(torch.stack([ids, types, mask], -1), mask, strict=True)
         flipped = torch.stack([torch.cat([x[m == 0], x[m == 1]]) for x, m in columns])
         ids, types, mask = flipped.unbind(-1)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "position_ids": positions}
+
+    # Other masks forbid single pairs, add to the scores, or leave one row without a token.
     if case.batch in ("mask3d", "mask4d"):
         drawn = torch.rand(batch, length, length, generator=draw, dtype=torch.float32, device="cpu")
         allowed = (drawn < 0.7) & mask[:, None].bool()
@@ -88,10 +99,13 @@ def labels_of(case: Case, model: Any, ids: Tensor, mask: Tensor, draw: torch.Gen
     """Return the labels that the case's model takes."""
     batch, length = ids.shape
     some = (torch.rand(batch, length, generator=draw, dtype=torch.float32, device="cpu") < 0.4) & mask.bool()
+
     if case.model == DECODER:  # transformers sums this loss in float32, always
         return {} if case.dtype == "float64" else {"labels": ids.where(mask.bool(), -100)}
     if not isinstance(model, HeadBody):
         return {}
+
+    # Labels follow from the ids, so that they are the same for both sides, and some are left out.
     found, shape = {}, (batch // 2, 2, length) if model.takes_choices else (batch, length)
     for name, (*rows, classes) in model.label_shapes(shape).items():
         if len(rows) > 1:
@@ -101,6 +115,7 @@ def labels_of(case: Case, model: Any, ids: Tensor, mask: Tensor, draw: torch.Gen
         else:
             flags = torch.arange(math.prod([*rows, classes]), device="cpu") % 2
             found[name] = flags.view(*rows, classes).squeeze(-1).float()
+
     if "end_positions" in found:
         found["end_positions"] += length - 2  # some are past the end, and do not count
     return found
@@ -114,6 +129,8 @@ def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tens
     longest = config.max_position_embeddings if case.batch == "long" else min(LENGTH, config.max_position_embeddings)
     encoded = encoded_sentences(str(checkpoint), config.vocab_size, config.type_vocab_size)
     sequences = encoded or random_tokens(config, longest)
+
+    # How much of each sequence this batch takes: all, equally much, or as much as there are positions.
     shortest = min(len(ids) for ids, _ in sequences)
     lengths = [min(len(ids), longest) for ids, _ in sequences]
     if case.batch == "full":
@@ -121,6 +138,7 @@ def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tens
     elif case.batch == "long":  # the same words again and again
         lengths = [longest, longest - longest // 3, longest // 2, longest // 5]
         sequences = [(ids * (longest // len(ids) + 1), types * (longest // len(ids) + 1)) for ids, types in sequences]
+
     ids, types, mask = (torch.zeros(len(sequences), max(lengths), dtype=torch.long, device="cpu") for _ in range(3))
     for i, ((words, segments), n) in enumerate(zip(sequences, lengths, strict=True)):
         given = torch.tensor([words[:n], segments[:n]], dtype=torch.long, device="cpu")

@@ -130,9 +130,13 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
     cls = family_class(model, config)
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     theirs, info = cls.from_pretrained(checkpoint, config=config, **options)
+
+    # A head of this checkpoint may be of other labels, whose tensors do not fit.
     missing = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     if not missing:
         return checkpoint
+
+    # Norms begin at 1, or a drawn head would give almost nothing.
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
@@ -179,16 +183,18 @@ def inputs_for(case: Case, inputs: CaseInputs) -> dict[str, Tensor | bool]:
 
 
 def with_gates(model: nn.Module, gate: Tensor) -> nn.Module:
-    """Return a copy whose heads are multiplied by these gates, (L, N).
+    """Return a copy whose heads are multiplied by these gates, (L, N); it shares the other weights.
 
     The gates scale the columns of output.dense, which every version uses.
     """
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     base: nn.Module = getattr(model, "bert", model)
     with torch.no_grad():
         for layer, gates in zip(base.get_submodule("encoder.layer").children(), gate, strict=True):
-            weight = layer.get_parameter("attention.output.dense.weight")
-            weight.mul_(gates.to(weight).repeat_interleave(weight.shape[1] // len(gates)))
+            dense = layer.get_submodule("attention.output.dense")
+            weight = dense.get_parameter("weight")
+            columns = gates.to(weight).repeat_interleave(weight.shape[1] // len(gates))
+            dense.weight = nn.Parameter(weight * columns)
     return model
 
 

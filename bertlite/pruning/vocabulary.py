@@ -54,24 +54,33 @@ def keep_used_tokens(
     texts = list(texts)
     if not texts:
         raise ValueError("there are no texts to prune the vocabulary to")
+
+    # Texts are used with every prompt, and with none.
     prompts = {"", *tokenizer.sentences.prompts.values()}
     ids, content = tokenizer.get_vocab(), json.loads(tokenizer.backend_tokenizer.to_str())
     names = {number: token for token, number in ids.items()}
+
+    # Tokens to keep: the texts' own, all that files name, and the pieces that build them.
     used = {names[number] for row in ids_of(tokenizer, [("", ""), *texts], prompts) for number in row}
     used |= {*tokenizer.all_special_tokens, *(token["content"] for token in content["added_tokens"])}
     stated = {names[number] for number in token_ids(model.config).values() if number in names}
     tokens = tokens_to_keep(content["model"], used | stated)
+
+    # And the lowest ids, if more are wanted; most vocabularies are sorted by frequency.
     spare = [token for _, token in sorted(names.items()) if token not in tokens and not UNUSED.fullmatch(token)]
     tokens = tokens_to_keep(content["model"], tokens | {*spare[: max(0, at_least - len(tokens))]})
     kept = sorted(ids[token] for token in tokens)
     if kept[-1] >= model.config.vocab_size:
         raise ValueError(f"the tokenizer has a token {kept[-1]}; the model has 0 to {model.config.vocab_size - 1}")
+
+    # The proof: each text is cut as before.
     new_ids = {old: new for new, old in enumerate(kept)}
     small = with_ids(tokenizer, content, new_ids)
     both = (ids_of(each, texts, prompts) for each in (tokenizer, small))
     for text, before, after in zip(texts * len(prompts), *both, strict=True):
         if [new_ids.get(number) for number in before] != after:
             raise ValueError(f"with fewer tokens the text {text!r:.80} would be cut in another way: leave it out")
+
     result, rows = copy.deepcopy(model), torch.tensor(kept, dtype=torch.long, device=model.device)
     change_tokens_(result, with_token_ids(model.config, new_ids), lambda table: table[rows])
     return result, small
@@ -133,19 +142,26 @@ def with_ids(tokenizer: BertTokenizer, content: dict[str, Any], ids: Mapping[int
 
     model, before = content["model"], tokenizer.get_vocab()
     wanted = {token: ids[number] for token, number in before.items() if number in ids}
+
+    # Unigram's ids are places in a list; other models write theirs out.
     if model["type"] == "Unigram":
         unknown = model["unk_id"]
         model["vocab"] = [piece for i, piece in enumerate(model["vocab"]) if i in ids]
         model["unk_id"] = None if unknown is None else ids[unknown]
     else:
         model["vocab"] = {token: wanted[token] for token in model["vocab"] if token in wanted}
+
+    # A merge needs both of its parts, and the token that it makes.
     if model["type"] == "BPE":
         prefix = model["continuing_subword_prefix"] or ""
         parts = ((left, right, left + right.removeprefix(prefix)) for left, right in model["merges"])
         model["merges"] = [each[:2] for each in parts if wanted.keys() >= {*each}]
+
     for token in content["added_tokens"]:
         token["id"] = ids[token["id"]]
     renumber_frame_(content["post_processor"] or {}, ids)
+
+    # tokenizers may number added tokens in its own way, so the ids are compared.
     backend = Tokenizer.from_str(json.dumps(content))
     backend.encode_special_tokens = tokenizer.backend_tokenizer.encode_special_tokens
     if backend.get_vocab() != wanted:

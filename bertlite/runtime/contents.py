@@ -21,7 +21,7 @@ WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends o
 LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
 CLASSES = ("BertModel", "BertForSequenceClassification", "BertForTokenClassification")  # that run without torch
 WAY_OUT = "optimise the model again and save it"
-DTYPES = {  # bfloat16 as its bits
+NUMPY_DTYPES = {  # bfloat16 as its bits
     "F64": np.float64,
     "F32": np.float32,
     "BF16": np.uint16,
@@ -37,7 +37,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]  # {name: (dtype, shape)}
 # Fields
 
 HEADER = {"__metadata__": Maybe(every(TEXT, named=True))}
-ENTRIES = every({"dtype": one_of(*DTYPES), "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
+ENTRIES = every({"dtype": one_of(*NUMPY_DTYPES), "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
 EMBEDDINGS = {
     "epsilon": POSITIVE,
     "absolute": FLAG,
@@ -106,6 +106,8 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
     """Return the tensors outside the layers, of a description that obeys RUNTIME."""
     config, embeddings, width = about["config"], about["embeddings"], width_of(about)
     hidden: int = about["shape"]["hidden_size"]
+
+    # The embeddings' LayerNorm is as wide as the vectors that reach it, before or after the projection.
     normed = hidden if embeddings["norm"] == "after" else width
     sizes: dict[str, tuple[int, ...]] = {
         f"embeddings.{WORDS}": (word_count(about), width),
@@ -113,6 +115,8 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
         "embeddings.LayerNorm.weight": (normed,),
         "embeddings.LayerNorm.bias": (normed,),
     }
+
+    # The description says which of the other parts of the embeddings there are.
     if adds_positions(about):
         rows = embeddings["positions"] + embeddings["padding_has_position"]
         sizes["embeddings.position_embeddings.weight"] = rows, width
@@ -120,6 +124,8 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
         sizes["embeddings.projection.weight"] = hidden, width
     if embeddings["norm"] == "before":
         sizes["embeddings.projection.bias"] = (hidden,)
+
+    # A model with a head keeps the encoder under a prefix; only the head itself stands outside it.
     if "pooler" in about:
         sizes |= {"pooler.dense.weight": (hidden, hidden), "pooler.dense.bias": (hidden,)}
     if about["class"] != CLASSES[0]:

@@ -39,6 +39,8 @@ class PackedLinear:
         self.numbers = "bfloat16" if weight.dtype == np.uint16 else "float32"
         outputs, inputs = weight.shape
         self.outputs, padded, per_word = outputs, round_up(outputs, GROUP), 4 // BYTES[self.numbers]
+
+        # The kernels read whole groups of outputs, so the padding is there and is zero.
         self.bias = np.zeros(padded, dtype=np.float32)
         self.bias[:outputs] = 0 if bias is None else to_floats(bias)
         self.words = aligned(padded * round_up(inputs, per_word) * BYTES[self.numbers])
@@ -70,12 +72,18 @@ class Encoder:
                 f"{file.path} has embeddings that are projected before they are normalised: use bertlite itself, with"
                 " torch"
             )
+
+        # The structs of the kernels hold addresses in these arrays, so the arrays must live as long as they do.
         self.numbers, self.embeddings = about["numbers"], about["embeddings"]
         self.prefix = "" if about["class"] == CLASSES[0] else "bert."
         self.tensors, self.layers, self.words = file.tensors, file.layers, file.words  # the structs point into them
+
+        # A file may come from another machine, so the weights are first laid as this machine's kernels read them.
         assert file.shape is not None  # a model has layers, if only none
         shape = lay_in_blocks_(file.shape, self.layers, kernels.blocks(self.numbers))
         self.model = shape.describe(self.layers.ctypes.data)
+
+        # States are stored in bfloat16 only if the weights are; 8-bit integers are for matmuls alone.
         self.dtype = np.dtype(np.uint16 if self.numbers == "bfloat16" else np.float32)
         self.pooler = self.linear("pooler.dense", about["pooler"]) if "pooler" in about else None
         self.projection = self.linear("embeddings.projection") if self.embeddings["norm"] else None
@@ -103,21 +111,27 @@ class Encoder:
             ValueError: an id is beyond the vocabulary, or a sequence is longer than the model has positions.
             MemoryError: there is too little memory; give fewer tokens.
         """
+        # The kernels write into memory that numpy owns.
         ends = np.cumsum([0, *lengths], dtype=np.int32)
         given = self.ids(ids, segments, ends)
         rows = len(lengths) if first_only else len(ids)
         out = np.empty((rows, self.model.hidden_size), dtype=self.dtype)
         batch = Batch(output=out.ctypes.data, is_bfloat16=self.dtype == np.uint16, first_only=first_only)
+
         pooled = None
         if self.pooler is not None:
             pooled = np.empty((len(lengths), self.pooler.outputs), dtype=self.dtype)
             batch.pooler, batch.pooled = ctypes.pointer(self.pooler.struct), pooled.ctypes.data
+
+        # The kernels compute embeddings from ids, but cannot project them: that takes two calls before this one.
         if self.projection is None:
             batch.ids = ctypes.pointer(given)
         else:
             hidden, starts = self.projection(self.embed(given, len(ids)), threads), ends.astype(np.int64)
             batch.tokens, batch.sequences, batch.starts = len(ids), len(lengths), starts.ctypes.data
             batch.hidden = hidden.ctypes.data
+
+        # The kernels do not say which input was wrong, so it is looked for only after they have refused the batch.
         if not self.kernels.run(self.model, batch, threads):
             raise ValueError(self.fault(ids, segments, lengths))
         return States(to_floats(out), None if pooled is None else to_floats(pooled))
@@ -148,13 +162,19 @@ class Encoder:
     def ids(self, ids: NDArray[np.int64], segments: NDArray[np.int64] | None, ends: NDArray[np.int32]) -> Ids:
         """Return the struct of token ids and the tables of embeddings."""
         about, tables = self.embeddings, {name: self.table(name) for name in ("word", "token_type", "position")}
+
+        # Rows of the word embeddings come from the file when they are first needed.
         if self.words is not None:
             self.words.read(ids)
+
         norm = [self.tensors[f"{self.prefix}embeddings.LayerNorm.{part}"].ctypes.data for part in ("weight", "bias")]
         counts = {name: 0 if table is None else len(table) for name, table in tables.items()}
+
+        # A model may have a table of positions and add none of it: then the table only limits the length of sequences.
         has_positions = tables["position"] is not None
         positions = tables["position"] if about["absolute"] else None
         scales = self.tensors.get(f"{self.prefix}embeddings.{ROW_SCALES}")
+
         return Ids(
             ids=ids.ctypes.data, segments=None if segments is None else segments.ctypes.data, ends=ends.ctypes.data,
             rows=len(ends) - 1, length=len(ids), words=tables["word"].ctypes.data, word_count=counts["word"],

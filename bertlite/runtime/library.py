@@ -115,6 +115,7 @@ def processor_flags() -> frozenset[str]:
     if sys.platform == "win32":
         has_avx2 = ctypes.windll.kernel32.IsProcessorFeaturePresent(AVX2_ON_WINDOWS)
         return frozenset({"avx2", "fma"} if has_avx2 else ())
+
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("flags", "Features")):
             return frozenset(line.partition(":")[2].split())
@@ -152,6 +153,8 @@ def usable_sets(*, reproducible: bool = False) -> list[InstructionSet]:
     if not chosen:
         found = [each for each in INSTRUCTION_SETS.values() if each.needs <= processor_flags()]
         return [each for each in found if each.rounds_once or not reproducible]
+
+    # A set that the user names is taken or refused, never replaced.
     missing = sorted(INSTRUCTION_SETS[chosen].needs - processor_flags())
     if missing:
         raise NativeKernelsError(f"BERTLITE_NATIVE={chosen!r} needs a processor with {', '.join(missing)}; unset it")
@@ -198,18 +201,26 @@ def best_kernels(settings: tuple[str, ...], reproducible: bool = False) -> Kerne
     """
     failures: list[NativeKernelsError] = []
     slow, usable = [], usable_sets(reproducible=reproducible)
+
+    # A set fails for a compiler that is too old, or for a fault of its kernels; the next one may still do.
     for wanted in usable:
         try:
             kernels = kernels_for(wanted.name, reproducible)
         except NativeKernelsError as error:
             failures.append(error)
             continue
+
+        # Some processors run these instructions slowly.  A set that nothing can replace is not worth a measurement.
         if wanted.multiplies_bfloat16 and len(usable) > 1 and is_bfloat16_slow(kernels):
             slow.append(kernels)
             continue
+
+        # Slower kernels would pass unnoticed, so the log names the reason.
         if failures:
             log.warning("the native kernels are for %s, not %s: %s", wanted.name, usable[0].name, failures[0])
         return kernels
+
+    # A compiler's message says what to install, so it goes before any other.
     if slow:
         return slow[0]
     raise next((each for each in failures if isinstance(each, CompilationError)), failures[0])
@@ -237,10 +248,12 @@ def measured_once(
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, NativeKernelsError):  # none, or damaged
         found = json.loads((cache_folder() / name).read_text(encoding="utf-8"))["seconds"]
         return {way: float(found[way]) for way in ways}
+
     seconds = measure()
     of = "".join(f", {name}: {key[name]}" for name in ("dtype", "threads") if name in key)
     milliseconds = ", ".join(f"{way} {1000 * each:.2f} ms" for way, each in seconds.items())
     log.info("one layer%s, measured once: %s", of, milliseconds)
+
     with contextlib.suppress(OSError, NativeKernelsError):  # the next process measures again
         path = own_folder(cache_folder()) / name
         written = path.with_suffix(f".{os.getpid()}")
@@ -264,17 +277,22 @@ def kernels_for(name: str, reproducible: bool = False) -> Kernels:
     """
     wanted = INSTRUCTION_SETS[name]
     path = PREBUILT / file_name(wanted)
+
+    # Kernels of a wheel come first; without them, or if the file is cut short, the cache is used and filled.
     try:
         if not is_whole(path):
             path = own_folder(cache_folder()) / path.name
             compile_once(wanted, path)
         kernels = Kernels(str(path), reproducible)
     except (OSError, AttributeError) as error:
+        # The way out depends on whether the file or its folder is at fault.
         if is_whole(path):  # not a library, or one without the functions
             raise NativeKernelsError(f"{path} cannot be loaded: {error}; delete it") from error
         raise NativeKernelsError(
             f"the compiled kernels cannot be written or read: {error}; set BERTLITE_CACHE to another folder"
         ) from error
+
+    # Kernels that load can still compute wrong numbers, from a fault of the compiler or of the processor.
     fault = find_fault(kernels)
     if fault is not None:
         raise NativeKernelsError(f"{path} failed its self-test: {fault}; set BERTLITE_NATIVE to another set")
@@ -346,6 +364,8 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
 
     compiler = find_compiler()
     announce(compiler[0])
+
+    # The library is built next to its place and moved there when it is complete, so no process loads half of one.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
         command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), "-o", str(built)]
@@ -353,6 +373,8 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:
             raise NativeKernelsError(f"{compiler[0]} cannot be run: {error}; set CXX to GCC 11 or newer") from error
+
+        # The first error is enough for a message; the log has the rest.
         if done.returncode or not built.exists():
             log.debug("%s\n%s", shlex.join(command), done.stderr)
             lines = done.stderr.splitlines() or ["no output"]
@@ -361,6 +383,8 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
                 f"{compiler[0]} cannot compile the CPU kernels for {wanted.name}: {first};"
                 " set CXX to GCC 11 or newer, or log 'bertlite' at DEBUG to see all errors"
             )
+
+        # The checksum tells a complete library from one that a crash or a full disk has cut short.
         with built.open("rb+") as file:
             file.write(crc_of(file.read()))  # the loader does not look at the end
             file.flush()

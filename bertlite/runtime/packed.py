@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .contents import (
-    DTYPES,
     ENTRIES,
     FORMATS,
     HEADER,
     LAYERS,
     MIXES,
+    NUMPY_DTYPES,
     ROTATES,
     RUNTIME,
     SCALES,
@@ -72,6 +72,8 @@ class RowsInFile:
         """
         known = indices[(indices >= 0) & (indices < len(self.table))]
         missing = sorted({*known[~self.is_read[known]].tolist()})
+
+        # A file that was written again may hold another model's rows at these places.
         if missing and os.fstat(self.file).st_mtime_ns != self.written:
             raise OSError(f"{FILE} was written over after it was loaded: load the folder again")
         for i in missing:
@@ -120,6 +122,7 @@ class OpenedFile:
         Raises:
             ValueError: the file has other tensors, or other bytes than were written.
         """
+        # The header is held against the description first, so that a forged size costs nothing.
         stack: Tensors = {} if shape is None else {LAYERS: ("U8", (shape.size(),))}
         wanted = {**stack, **with_rounded_words(wanted, self.about, self.entries)}
         first = self.file.tell()
@@ -131,14 +134,17 @@ class OpenedFile:
             later = words_later and hasattr(os, "pread") and name.endswith(WORDS)  # no pread on Windows
             (dtype, size), (start, end) = wanted[name], entry["data_offsets"]
             memory = (untouched if later else aligned)(end - start)
-            tensors[name] = memory.view(DTYPES[dtype]).reshape(size)
+            tensors[name] = memory.view(NUMPY_DTYPES[dtype]).reshape(size)
             parts.append(read_bytes(self.file, first + start, tensors[name], keep=not later))
             if later:
                 words = RowsInFile(os.dup(self.file.fileno()), first + start, tensors[name])
+
+        # The checksum reads every byte, also of the rows that stay in the file.
         found = checksum(self.header, chain(*parts))
         if self.about["format"] > FORMATS[0] and f"{found:08x}" != self.header["__metadata__"].get("crc32"):
             raise ValueError(f"{self.path} is damaged: its bytes are not as written; {WAY_OUT}")
 
+        # The kernels follow the rows of distances without a check, so they are checked here.
         layers = tensors.pop(LAYERS, aligned(0))
         if shape is not None:
             check_rows(self.path, shape, layers)
@@ -148,17 +154,21 @@ class OpenedFile:
     def check_entries(self, wanted: Tensors, left: int) -> None:
         """Raise ValueError unless just the wanted tensors lie in the bytes that are left, one after another."""
         end, faults = 0, [f"{name} is missing" for name in wanted if name not in self.header]
+
+        # Every tensor begins where the one before ends, so none overlaps another and no byte is unaccounted for.
         for name, entry in self.entries.items():
             if name not in wanted:
                 faults.append(f"{SHORT.repr(name)} is unknown")
                 continue
             dtype, size = wanted[name]
-            start, end = end, end + prod(size) * np.dtype(DTYPES[dtype]).itemsize
+            start, end = end, end + prod(size) * np.dtype(NUMPY_DTYPES[dtype]).itemsize
+
             found = entry["dtype"], tuple(entry["shape"])
             if found != (dtype, size):
                 faults.append(f"{name} is {found[0]} {SHORT.repr(found[1])}, not {dtype} {size}")
             elif entry["data_offsets"] != [start, end]:
                 faults.append(f"{name} is at bytes {SHORT.repr(entry['data_offsets'])}, not {[start, end]}")
+
         if not faults and end != left:
             faults = [f"{left} bytes follow its header, not {end}"]
         if faults:
@@ -266,14 +276,20 @@ def pack_matrix(
     """
     at, divided = shape.offsets, weight if factors is None else weight / factors
     floats = np.ascontiguousarray(divided, np.float32)
+
+    # The kernels read biases in whole groups of outputs; zeros follow the last one.
     start, count = at[*place, "bias"]
     padded = data[start : start + count].view(np.float32)
     padded[:] = 0
     padded[: len(bias)] = bias
+
+    # The weight is divided by the factors, and the kernels multiply its inputs by them: the product stays.
     if (*place, "factors") in at:
         start, count = at[*place, "factors"]
         of_inputs = np.ones(weight.shape[1]) if factors is None else factors
         data[start : start + count].view(np.float32)[:] = in_rotation(of_inputs)
+
+    # A dtype without scales has no place for them; address 0 tells the kernels so.
     words, scales, sums = (
         data.ctypes.data + at[*place, part][0] if (*place, part) in at else 0 for part in ("words", "scales", "sums")
     )
@@ -292,6 +308,8 @@ def lay_in_blocks_(shape: Shape, data: Bytes, blocks: Blocks) -> Shape:
     old = shape.blocks
     if blocks == old:
         return shape
+
+    # Machines differ in the order of words alone: rows are restored from the old blocks and laid in the new ones.
     for (i, name, part), (start, count) in shape.offsets.items():
         if part == "words" and count:
             words = data[start : start + count].view(np.int32)

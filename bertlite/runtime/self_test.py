@@ -36,6 +36,8 @@ def find_fault(kernels: Kernels) -> str | None:
     layer = layer_of_waves(Shape("float32", blocks, 128, 64, "gelu", EPSILON, (LayerShape(2, 192),)))
     x = waves(TOKENS, layer.shape.hidden_size) * 8
     truth = by_numpy(layer, x)
+
+    # Each dtype has a code path of its own, and so has the scaling of inputs.
     for name, allowed in ALLOWED.items():
         numbers, scaled = name.removeprefix(SCALED), name.startswith(SCALED)
         try:
@@ -105,9 +107,12 @@ def runner(
     for name, (weight, bias) in layer.matrices.items():
         factors = np.exp(4 * waves(weight.shape[1])) if scaled else None  # from .6 to 1.6
         pack_matrix(kernels, shape, data, (0, name), weight, bias, 1, factors)
+
     for name in VECTORS:
         start, count = shape.offsets[0, name, ""]
         data[start : start + count].view(np.float32)[:] = layer.norm
+
+    # The output begins as nan, so that a number that the kernels leave out is noticed.
     starts, hidden = np.array([0, len(x)], dtype=np.int64), x.astype(np.float32)
     out, model = np.full_like(hidden, np.nan), shape.describe(data.ctypes.data)
 
@@ -132,11 +137,14 @@ def by_numpy(layer: SmallLayer, x: Floats) -> Floats:
         x = x - x.mean(-1, keepdims=True)
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * layer.norm + layer.norm
 
+    # Attention, its projection, and the first LayerNorm.
     heads = layer.shape.layers[0].heads
     q, k, v = linear("qkv", x).reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)  # (heads, tokens, head dim)
     scores = np.exp(q @ k.swapaxes(1, 2) / math.sqrt(q.shape[-1]))
     context = (scores / scores.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(x), -1)
     x = normalise(linear("output", context) + x)
+
+    # The feed-forward network, and the second LayerNorm.
     up = linear("up", x)
     gelu = up * (1 + np.vectorize(math.erf)(up / math.sqrt(2))) / 2
     return normalise(linear("down", gelu) + x)

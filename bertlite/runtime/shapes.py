@@ -101,16 +101,21 @@ class Shape:
     def pieces(self) -> Iterator[tuple[int, str, str, int]]:
         """Yield (layer, matrix or vector, its part, bytes) of everything, in the order of the tensor."""
         for i, layer in enumerate(self.layers):
+            # Kernels read whole groups of outputs and whole words of inputs, so both are padded.
             for name in (*MATRICES, *self.tables):
                 outputs, inputs = self.matrix(layer, name)
                 padded, per_word = round_up(outputs, GROUP), 4 // BYTES[self.dtype_of(i, name)]
                 yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
                 yield i, name, "bias", padded * 4
+
+                # Integers need a scale for each output, and a sum of its weights for the offsets of inputs.
                 if self.dtype_of(i, name) == "int8":
                     yield i, name, "scales", padded * 4
                     yield i, name, "sums", padded * 4
                     if self.scaled:
                         yield i, name, "factors", round_up(inputs, LANES) * 4
+
+            # Vectors, and numbers by distance, are floats whatever the matrices are.
             for name in VECTORS:
                 yield i, name, "", self.hidden_size * 4
             if self.positions == "bucketed":
@@ -136,17 +141,22 @@ class Shape:
         """Return the struct with the addresses of all weights, which begin at an address."""
         at = {piece: address + start for piece, (start, _) in self.offsets.items()}
         layers = (Layer * len(self.layers))()
+
+        # A part that this shape lacks has no address, and the kernels take its absence as a choice.
         for i, sizes in enumerate(self.layers):
             fields: dict[str, object] = {name: at[i, name, ""] for name in VECTORS}
             for name in (*MATRICES, *TABLES.values()):
                 outputs, inputs = self.matrix(sizes, name)
                 found = {part: at[i, name, part] for part in PARTS if (i, name, part) in at}
                 fields[name] = Matrix(**found, outputs=outputs, inputs=inputs)
+
+            # Distances from keys use the table of distances from queries.
             if self.positions == "relative_key_query":
                 fields["key_distances"] = fields["distances"]
             fields |= {name: at.get((i, name, "")) for name in ("distance_bias", "distance_rows")}
             dtype = NUMBERS[self.dtype_of(i, "qkv")]
             layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach, dtype=dtype)
+
         act, scale = ACTIVATIONS[self.activation], self.head_size**-0.5
         return Model(layers, len(layers), self.hidden_size, self.padded_head, act, self.epsilon, scale, self.rotated)
 

@@ -28,11 +28,14 @@ class Word(NamedTuple):
 def spans_of(text: str, words: Iterable[Word]) -> list[dict[str, Any]]:
     """Return the spans of a text's words other than "O", each named by the part of its label after a first hyphen."""
     groups: list[list[Word]] = []
+
+    # A word joins the span before it if both have one label, unless a "B-" says that a new one begins.
     for word in words:
         if groups and word.tag == groups[-1][-1].tag and not word.label.startswith("B-"):
             groups[-1].append(word)
         else:
             groups.append([word])
+
     return [
         {
             "entity_group": name,
@@ -60,14 +63,18 @@ def words_of(
         scores: (tokens, labels), probabilities.
         unknown: the unknown token; None for the one that the tokenizer's model names.
     """
+    # If pieces are marked, a token longer than its text continues a word; else one without a space before it.
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
     unknown = unknown or getattr(tokenizer.model, "unk_token", None)
     unknown_id = None if unknown is None else tokenizer.token_to_id(unknown)  # Unigram's token is the text itself
+
     word: Word | None = None
     tokens = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, scores, strict=True)
     for number, token, (start, end), is_special, probabilities in tokens:
         if is_special:
             continue
+
+        # An unknown token is always a word of its own, as in transformers.
         no_space = start > 0 and " " not in text[start - 1 : start + 1]
         continues = len(token) != end - start if prefix else no_space
         if word is not None and continues and number != unknown_id:
@@ -75,6 +82,8 @@ def words_of(
             continue
         if word is not None:
             yield word
+
+        # Only the first token of a word decides its label.
         best = int(probabilities.argmax())
         word = Word(start, end, labels[best], float(probabilities[best]))
     if word is not None:

@@ -86,23 +86,32 @@ class PackedModel:
         check_options("load", habits)
         if not isinstance(folder, str | os.PathLike):
             raise TypeError(f"folder is {folder!r:.80}; give a path")
+
+        # The arguments are kept as they were given: a copy in another process may have other processors.
         self.folder, self.made_with = Path(folder).expanduser().absolute(), (threads, batch_tokens)
         about = read_runtime_json(self.folder / ABOUT)
         self.kind: str = about["kind"]
         self.labels: list[str] = about.get("labels", [])
         self.threads = check_count("threads", available_processors() if threads is None else threads, MOST_THREADS)
         self.batch_tokens = check_count("batch_tokens", batch_tokens)
+
+        # A setting that an earlier version did not write has its default.
         stated = {name: about["texts"][name] for name in TEXTS[0] if name in about["texts"]}
         settings = TextSettings(**{**stated, "prompts": tuple(stated["prompts"].items())})
         self.texts = Texts(self.folder / TOKENIZER, settings)
+
+        # Each file obeys its own rules by now; here they are held against each other.
         self.about, file = about, read_packed(self.folder / FILE, words_later=True)
         check_fields(self.folder / ABOUT, about, rules_beside(file.about, self.kind, self.texts), WAY_OUT)
         self.texts.check_ids(word_count(file.about))
+
         self.dtype = file.dtype
         self.reproducible = file.about.get("reproducible") is True
         kernels = load_kernels(self.reproducible)
         self.encoder = Encoder(file, kernels)
         self.head = self.encoder.head if self.kind != "encoder" else None
+
+        # The steps after pooling may change the width of a vector, so one vector is computed to learn it.
         hidden = self.encoder.model.hidden_size
         self.after = after_pooling(self.folder, about, hidden, kernels) if self.kind == "encoder" else []
         self.dimension = 0  # D
@@ -136,8 +145,11 @@ class PackedModel:
         self.require("encode")
         one = isinstance(texts, str)
         texts = check_texts([texts] if one else texts)
+
+        # Some encoders leave the prompt's tokens out of the pooled vector.
         before = self.prompt_of(prompt, prompt_name)
         skipped = 0 if self.about["pooling"]["include_prompt"] or not before else self.texts.prompt_length(before)
+
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         for rows, batch, states in self.run("encode", texts, before, first_only=False, skip=skipped, **options):
             for row, tokens in zip(rows, split_rows(states.tokens, batch.lengths), strict=True):
@@ -240,6 +252,7 @@ class PackedModel:
         if top_k is not None:
             top_k = check_count("top_k", top_k)
         texts = check_texts(texts)
+
         scores = self.predict([(query, text) for text in texts], **options)
         order: list[int] = np.argsort(-scores, kind="stable")[:top_k].tolist()
         more = [{"text": texts[i]} if return_documents else {} for i in order]
@@ -286,6 +299,7 @@ class PackedModel:
             ValueError: a text has no tokens, or only `skip` of them, its prompt's.
         """
         check_options(call, habits)
+
         most = math.inf if batch_size is None else check_count("batch_size", batch_size)
         watchers = [*([print_progress] if show_progress_bar else []), *([] if progress is None else [progress])]
 
@@ -293,14 +307,18 @@ class PackedModel:
             batch = self.texts.batch(encodings)
             return batch, self.encoder.run(batch.ids, batch.segments, batch.lengths, first_only, self.threads)
 
+        # Texts are encoded in chunks, so that a generator of results does not hold the encodings of all texts.
         done = 0
         for start in range(0, len(texts), CHUNK):
             encodings = self.texts.encode(texts[start : start + CHUNK], prompt)
             lengths = [len(each) for each in encodings]
+
+            # The kernels take no empty sequence, and behind a prompt alone there is nothing to pool.
             if (least := min(lengths)) <= skip:
                 i = start + lengths.index(least)
                 which = f"no tokens{' after its prompt' * (skip > 0)}"
                 raise ValueError(f"text {i} is {texts[i]!r:.80}, which has {which} and so no result: leave it out")
+
             groups = batches(lengths, self.batch_tokens, most=most)
             for rows, (batch, states) in run_batches(encodings, groups, partial(map, compute)):
                 yield [start + row for row in rows], batch, states
@@ -312,7 +330,7 @@ class PackedModel:
         """Raise TypeError if a folder of this kind has no such call."""
         if call not in CALLS[self.kind]:
             known = ", ".join(CALLS[self.kind])
-            raise TypeError(f"{self.folder} is a {self.kind}, which has no {call}(); have: {known}")
+            raise TypeError(f"{self.folder} is packed as {self.kind}, which has no {call}(); have: {known}")
 
 
 def check_count(name: str, value: Any, most: float = math.inf, least: int = 1) -> int:
@@ -387,6 +405,8 @@ def processor_limits() -> Iterator[float]:
             for where, what in mounts
             if what.split()[0] == kind and (not controllers or "cpu" in what.split()[-1].split(","))
         ]
+
+        # Without a mount of its kind, the usual place is tried.  A group's own path counts only inside its mount.
         for root, mount in found or [["/", f"/sys/fs/cgroup/{controllers}"]]:
             inner = PurePosixPath(group)
             inner = inner.relative_to(root if inner.is_relative_to(root) else "/")
@@ -428,6 +448,7 @@ def after_pooling(
         with open_packed(folder / AFTER, {}) as opened:
             tensors = opened.read(dense_tensors(opened, steps, hidden * len(about["pooling"]["modes"]))).tensors
 
+    # Each step becomes a function of one vector.
     made: list[Callable[[Floats], Floats]] = []
     for each in steps:
         if each["type"] == "normalize":
@@ -448,6 +469,7 @@ def dense_tensors(file: OpenedFile, steps: list[dict[str, Any]], width: int) -> 
             width = min(width, each["size"])
         elif each["type"] == "dense":
             weight, bias = (f"{each['name']}.{part}" for part in ("weight", "bias"))
+
             stated = file.entries.get(weight, {}).get("shape") or [1]
             outputs = each.get("outputs", max(1, stated[0]))
             found[weight] = STORED["float32"], (outputs, width)

@@ -108,6 +108,7 @@ def has_number_from(text: bytes, least: int) -> bool:
     """Return whether digits in a text, other than fractions, are a number that is not below `least`."""
     count, first = len(str(least)), int(str(least)[0])
     for start in range(0, len(text), SLICE):
+        # Slices overlap by as many digits as the number has, so that none is cut in two.
         before = text[start - 1 : start] or b" "
         x = np.frombuffer(before + text[start : start + SLICE + count] + b" ", np.uint8) - ord("0")
         is_digit, end = x < 10, len(x) - count
@@ -117,6 +118,8 @@ def has_number_from(text: bytes, least: int) -> bool:
         for i in range(count):
             runs &= is_digit[1 + i : end + i]
         at = np.flatnonzero(runs) + 1
+
+        # A number is read from its first digit, and digits behind a point are a fraction.
         at = at[~is_digit[at - 1] & (x[at - 1] != (ord(".") - ord("0")) % 256)]
         number = sum(x[at + i].astype(np.int64) * 10 ** (count - 1 - i) for i in range(count))
         if (is_digit[at + count] | (number >= least)).any():

@@ -182,7 +182,10 @@ def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
     auto = CLASSES.get(facts.cls, BertModel).auto_classes[0]
     yield from ("", "## How to load it", "", "With bertlite:", "", "```python", f"from bertlite import {facts.cls}")
     yield from ("", 'folder = "."  # or the name of this repository on the hub')
+
     yield from (f"model = {facts.cls}.from_pretrained(folder)", "```", "")
+
+    # transformers needs help with a model that its own BERT cannot be.
     if code:
         other = "transformers 5 has no pruned BERT of its own."
         yield f"{other if is_pruned(config) else OTHER_BERT}  Install bertlite:"
@@ -190,9 +193,11 @@ def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
         yield "Then it loads this model if it is told to trust the code here, which only imports bertlite:"
     else:
         yield "With transformers" + (LEFT_PADDING if config.positions_skip_padding else ":")
+
     yield from ("", "```python", f"from transformers import AutoTokenizer, {auto}", "")
     yield "tokenizer = AutoTokenizer.from_pretrained(folder)"
     yield from (f"model = {auto}.from_pretrained(folder{trust})", "```")
+
     if facts.sentences:
         yield from ("", "With sentence-transformers:", "", "```python")
         yield from ("from sentence_transformers import SentenceTransformer", "")

@@ -112,6 +112,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
     """Write an ONNX file by torch.export; graphs of the older exporter (dynamo=False) compute wrong outputs."""
     sizes = {"length": torch.export.Dim("length", min=1, max=graph.longest)}
     axes = {i: sizes.get(name) or torch.export.Dim(name, min=1) for i, name in enumerate(graph.axes)}
+
     with quiet():
         program = torch.onnx.export(
             graph,
@@ -123,6 +124,8 @@ def write_onnx(graph: Graph, path: Path) -> None:
             dynamo=True,
             verbose=False,
         )
+
+        # One file holds up to 2 GB; larger weights lie next to it.
         assert program is not None
         drop_traces_(program.model)
         size = sum(x.nbytes for x in graph.state_dict().values())

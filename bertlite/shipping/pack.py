@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
+from os.path import abspath
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,7 +70,7 @@ def pack(
 ) -> dict[str, Any]:
     """Write a checkpoint as a folder for `bertlite.runtime`, which is replaced in one step.
 
-    int8's weights are fitted to texts.  This takes some ten seconds for a MiniLM and a minute for a bert-base.
+    int8's weights are fitted to texts, which takes most of the time.
 
     Args:
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
@@ -123,7 +124,7 @@ def pack(
                 rounding = f"{rounding}, to {len(fitted)} {'given' if fitted[0] in given else 'built-in'} texts"
             bar.stage(f"comparing results in {dtype_name(numbers)}")
             kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
-            made = {"checkpoint": fspath(checkpoint), "bertlite": __version__, "kept": kept, "rounding": rounding}
+            made = {"checkpoint": name_of(checkpoint), "bertlite": __version__, "kept": kept, "rounding": rounding}
             write_about(new, {**about, "made": made})
             size = sum(path.stat().st_size for path in new.iterdir())
     return {
@@ -203,6 +204,12 @@ def write(
         write_packed(folder / AFTER, after, {"format": 6, "byteorder": "little"})
     write_about(folder, about)
     return quick.rounding
+
+
+def name_of(checkpoint: str | PathLike[str]) -> str:
+    """Return a hub id, or the name of a folder without its path, which tells of this machine and helps on no other."""
+    path = Path(checkpoint).expanduser()
+    return Path(abspath(path)).name if path.exists() else fspath(checkpoint)
 
 
 def write_about(folder: Path, about: dict[str, Any]) -> None:

@@ -242,19 +242,26 @@ def attend_rows(
     If only first tokens are computed, they are the queries: S is 1.
     """
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
     mask = inputs.mask.first() if inputs.first_only else inputs.mask  # moved to q: layers may be on several devices
     allowed, bias, attends_anything, evenly = (
         None if x is None else x.to(q.device) for x in (mask.allowed, mask.bias, mask.attends_anything, mask.evenly)
     )
+
+    # DeBERTa's padding attends to all keys alike: with a query of zeros every score is the same.
     if evenly is not None:
         q = q.masked_fill(evenly, 0)
     if score_bias is not None:
         shift = score_bias(q, k)
         shift = shift if evenly is None else shift.masked_fill(evenly, 0)
         bias = shift if bias is None else shift + as_scores(bias, shift.dtype)
+
+    # A fast kernel gives no weights, so if the caller wants them they are computed a second time.
     context, weights = inputs.backend.kernel(q, k, v, allowed, bias, dropout)
     if inputs.returns_weights and weights is None:
         weights = probabilities(q, k, allowed, bias)
+
+    # A query without keys has zeros, whatever the kernel made of an empty softmax.
     context = context.transpose(1, 2)
     if attends_anything is not None:  # filled here, so that the gradient has the layout of the kernel's result
         nothing = ~attends_anything
@@ -272,22 +279,29 @@ def grouped(
     """
     groups = packing.groups
     k, v = groups.spread(k), groups.spread(v)
+
+    # With first tokens alone there is one query for each sequence, in the order of the groups.
     if not first:
         q = groups.spread(q)
     elif groups.rank is not None:
         q = q.index_select(0, groups.rank.argsort())
+
+    # Each group is a padded batch of its own, with little padding since its lengths are near each other.
     slots, sequences, masks = zip(*groups.groups, strict=True)
     queries, contexts = sequences if first else slots, []
     for rows, real, *parts in zip(
         sequences, masks, q.split(queries), k.split(slots), v.split(slots), strict=True
     ):  # not slices, whose gradients are as long as all slots
         heads = [x.unflatten(0, (rows, -1)).transpose(1, 2) for x in parts]
+
         bias = None if score_bias is None else score_bias(heads[0], heads[1])
         if dropout and q.is_cpu:  # sdpa too would compute the weights
             context = torch.matmul(drop(probabilities(heads[0], heads[1], real, bias), dropout), heads[2])
         else:
             context, _ = sdpa(heads[0], heads[1], heads[2], real, bias, dropout)  # (sequences, N, S, H)
         contexts.append(context.transpose(1, 2).flatten(0, 1))
+
+    # Back to the order of the caller's sequences.
     context = torch.cat(contexts) if len(contexts) > 1 else contexts[0]
     if not first:
         return groups.gather(context)
@@ -319,6 +333,8 @@ def missing_for_varlen(needs: Requirements) -> str | None:
     """Return the reason why `torch.nn.attention.varlen.varlen_attn` cannot compute this attention, or None."""
     if needs.device != "cuda":
         return f"varlen_attn runs on CUDA, not on {needs.device}"
+
+    # Each line is a limit of the kernel; the first one that this forward meets is the reason.
     try:
         from torch.nn.attention.varlen import varlen_attn  # noqa: F401
     except ImportError:
@@ -326,10 +342,12 @@ def missing_for_varlen(needs: Requirements) -> str | None:
     known = torch.cuda.is_available() and not torch.compiler.is_compiling()
     if known and torch.cuda.get_device_capability() < (8, 0):
         return "varlen_attn needs a GPU of compute capability 8.0 or more, as Ampere's"
+
     if needs.dtype not in (torch.float16, torch.bfloat16):
         return f"varlen_attn takes float16 and bfloat16, not {str(needs.dtype).removeprefix('torch.')}"
     if needs.head_dim % 8 or needs.head_dim > 256:
         return f"varlen_attn takes head dims that are multiples of 8 up to 256, not {needs.head_dim}"
+
     if torch_private.flash_attention is None:
         return f"torch {torch.__version__} has no aten._flash_attention_forward, which gives gradients and dropout"
     if needs.relative:
@@ -366,6 +384,8 @@ def select(name: str, needs: Requirements) -> Backend:
     """
     if name == "auto":
         return BACKENDS["eager" if needs.weights else "sdpa"]
+
+    # A named backend is taken or refused, never replaced.
     if name not in BACKENDS:
         check_attention_name(name)
     backend = BACKENDS[name]
@@ -377,6 +397,8 @@ def select(name: str, needs: Requirements) -> Backend:
         )
     if backend.missing is not None and (missing := backend.missing(needs)) is not None:
         raise ValueError(f"backend {name!r} cannot run here: {missing}; use 'packed'")
+
+    # "packed" says that padding is left out and not by which kernel: on CUDA there is a faster one.
     if name == "packed" and needs.device == "cuda":
         missing = missing_for_varlen(needs)
         if missing is None:

@@ -120,18 +120,26 @@ class BertBody(Body, Generic[Out]):
         config = self.config
         attentions = config.output_attentions if output_attentions is None else output_attentions
         states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+
+        # All inputs in one value, so that what follows can be checked and overridden piece by piece.
         args = ForwardArgs(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, head_mask, encoder_hidden_states,
             encoder_attention_mask, cu_seqlens, first_token_only, attentions, states, skip_padding,
             self.attention_name(), inputs_embeds if input_ids is None else input_ids,
         )  # fmt: skip
+
         keeps = bool(config.is_decoder) and self.returns_cache(use_cache)  # an encoder has no next token to keep for
         past = past_key_values
         cache = self.cache_for(past, encoder_hidden_states is not None) if keeps or past is not None else None
+
+        # Wrong inputs are refused here, before anything is computed or a cache is extended.
         recomputes, checked = past is not None and self.recomputes(), None if past is None else cache
         check_inputs(args, config, self.limits or config, self.embeddings, checked, recomputes)
+
         parts, layout = self.encode(args, cache)
         parts["past_key_values"] = self.cache_out(cache) if keeps else None
+
+        # Tokens go back to the caller's rows, unless a head goes on with them as they lie.
         x, pooler = parts["last_hidden_state"], self.pooler
         parts["last_hidden_state"] = x if return_encoded else layout.unpack(x)
         parts["pooler_output"] = None if pooler is None else pooler(layout.pooler_rows(x))
@@ -140,14 +148,20 @@ class BertBody(Body, Generic[Out]):
     def encode(self, args: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
         """Run the embeddings and the layers; return parts of the output, tokens in their layout, and the layout."""
         config, layout, positions = self.config, self.choose_layout(args, cache), args.position_ids
+
+        # Positions that skip padding depend on it, so they are counted while it is still there.
         if getattr(config, "positions_skip_padding", False):
             positions = args.positions(config, 0 if cache is None else cache.length)
         packed = layout.pack_inputs(args.input_ids, args.token_type_ids, positions, args.inputs_embeds)
+
         x = self.embeddings(*packed)  # (B, S, D) or (T, D)
         if POSITIONS[config.position_embedding_type].zeroes_padding and not (config.is_decoder or layout.packs):
             x = zero_padding(x, args.attention_mask)
+
+        # The choices are made once for all layers.
         inputs = self.layer_context(args, layout, x, cache)
         x, states = self.run_encoder(x, inputs)
+
         weights, cross_weights = inputs.weights, None if inputs.encoder is None else inputs.encoder.weights
         parts = {
             "last_hidden_state": x,
@@ -165,9 +179,13 @@ class BertBody(Body, Generic[Out]):
         """Return the inputs of the layers, except the embeddings x."""
         weights, states = args.output_attentions, args.encoder_hidden_states
         backend, mask = self.select_backend_and_mask(args, layout, x, cache)
+
+        # A head's gate is laid out like the tokens that it multiplies.
         gates, encoder = None, None
         if args.head_mask is not None:
             gates = [layout.gate(g) for g in read_gates(args.head_mask, self.config, *layout.gate_shape, x.dtype)]
+
+        # Cross-attention has keys of its own, and so a layout, a mask and a backend of its own.
         if states is not None:
             check_encoder_states(self.config, states, x.shape[0])
             states = states.expand(x.shape[0], -1, -1)
@@ -177,6 +195,7 @@ class BertBody(Body, Generic[Out]):
                 cross_backend, cross_layout, cross_mask, cache=cache, source=states, returns_weights=weights,
                 weights={} if weights else None,
             )  # fmt: skip
+
         return LayerContext(
             backend, layout, mask, gates, cache, encoder=encoder, first_only=args.first_token_only,
             keep_states=bool(args.output_hidden_states), returns_weights=weights, weights={} if weights else None,
@@ -197,12 +216,15 @@ class BertBody(Body, Generic[Out]):
             ValueError: padding is to be left out, and the model or the mask needs it.
         """
         name, x, mask = args.attention, args.tokens, args.attention_mask
+
+        # Packed inputs leave no choice, a name is a promise, and otherwise packing is done if nothing reads padding.
         found: Packed | None = None
         if args.cu_seqlens is not None:
             if name != "auto" and name not in PACKING:
                 raise ValueError(f"backend {name!r} cannot take cu_seqlens; use 'packed' or 'auto'")
             if mask is not None:
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
+
             counts = args.cu_seqlens.to(x.device, non_blocking=True).diff()
             found = Packed(args.lengths, counts, (x.shape[0],))
         elif name in PACKING:
@@ -214,6 +236,8 @@ class BertBody(Body, Generic[Out]):
         elif mask is not None and self.why_padded(args, mask, cache is not None) is None:
             real = token_positions(x, mask)
             found = Packed.of_mask(real) if bool(real[:, 0].all()) else None
+
+        # Packing must not change the distance between two tokens, as it does where padding lies between them.
         in_scores = POSITIONS[self.config.position_embedding_type].in_scores
         if found is not None and in_scores and not found.is_contiguous:
             if name in PACKING:
@@ -222,6 +246,7 @@ class BertBody(Body, Generic[Out]):
                     " use attn_implementation='sdpa' or 'eager'"
                 )
             found = None
+
         if found is None:
             past = 0 if cache is None else cache.length
             return Padded(x.shape[0], x.shape[1], past + x.shape[1], x.device)
@@ -240,6 +265,8 @@ class BertBody(Body, Generic[Out]):
         told = getattr(self.encoder, "skip_padding", None)  # set by `optimize_for_inference`
         asked = args.skip_padding if told is None else told
         leaves = asked or (args.attention != "eager" and getattr(self.encoder, "leaves_padding_out", False))
+
+        # Some results need padded positions: these reasons hold for every backend.
         if asked is False:
             return "a head reads them"
         if mask.dim() != 2:
@@ -248,17 +275,23 @@ class BertBody(Body, Generic[Out]):
             return "attentions are returned"
         if cached or self.config.is_decoder:
             return "a decoder computes them"
+
+        # Training packs only if that is faster, which depends on the dtype that attention will see.
         trains = self.embeddings.training
         own = self.embeddings.LayerNorm.weight.dtype
         dtype = torch.get_autocast_dtype("cuda") if mask.is_cuda and torch.is_autocast_enabled() else own
         if trains and not self.may_train_packed(mask.device, dtype):
             return "a model that trains computes them, unless varlen attention, which is faster, can run"
+
+        # The values of padding are wanted, or unknown.
         if not (leaves or args.first_token_only):
             return "they are returned"
         if not values_readable(mask):
             return "a graph may not depend on the values of one mask"
         if leaves and not trains:
             return None
+
+        # From here on it is a choice of "auto", which changes nothing but rounding and must pay.
         if args.attention != "auto" or not self.may_skip_padding():
             return f"attention {args.attention!r} gives transformers' results, bit for bit"
         on_cpu = mask.device == args.tokens.device == CPU
@@ -293,9 +326,12 @@ class BertBody(Body, Generic[Out]):
         """
         config, name = self.config, args.attention
         kind = POSITIONS[config.position_embedding_type]
+
+        # A mask for each head numbers heads as built, which a pruned layer does not have.
         mask = args.encoder_attention_mask if crosses else args.attention_mask
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
             refuse_pruned(config, f"an {'encoder_' if crosses else ''}attention_mask for each head")
+
         requirements = Requirements(
             weights=args.output_attentions,
             dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
@@ -304,11 +340,15 @@ class BertBody(Body, Generic[Out]):
             dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
             head_dim=config.hidden_size // config.num_attention_heads,
         )
+
         backend = select("packed" if layout.packs and name not in PACKING else name, requirements)
         if crosses and backend.packs:
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
+
         if isinstance(layout, Packed):
             return backend, Mask()  # the layout has read it
+
+        # Everything that forbids a key becomes one mask: padding, later tokens, and the caller's own.
         is_causal = config.is_decoder and not crosses
         causal = causal_mask(layout.length, layout.keys, layout.device) if is_causal else None
         shape = layout.batch, layout.length, layout.keys

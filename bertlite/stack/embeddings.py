@@ -22,18 +22,24 @@ class FamilyEmbeddings(BertEmbeddings):
         nn.Module.__init__(self)  # its tables are not BERT's
         size, positions = embeds_size(config), config.max_position_embeddings
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+
+        # In some families padding has a row of its own behind the positions.
         self.padding_row = positions if own_field(config, "padding_has_position") else None
         self.position_embeddings: Any = None
         if own_field(config, "position_biased_input"):
             rows = positions + (self.padding_row is not None)
             self.position_embeddings = nn.Embedding(rows, size, self.padding_row)
+
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
         self.norms_last = own_field(config, "projected_before_norm")
         self.LayerNorm = nn.LayerNorm(config.hidden_size if self.norms_last else size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+        # Narrow tables are projected to the width of the layers, before or after they are normalised.
         self.projection: nn.Linear | None = None
         if size != config.hidden_size:
             self.projection = nn.Linear(size, config.hidden_size, bias=not self.norms_last)
+
         self.skips_padding = own_field(config, "positions_skip_padding")
         in_embeddings = POSITIONS[config.position_embedding_type].in_embeddings
         self.adds_positions = in_embeddings and self.position_embeddings is not None

@@ -112,6 +112,8 @@ def check_inputs(
     for name in TENSORS:
         if (given := getattr(args, name)) is not None and not isinstance(given, Tensor):
             check_tensor(name, given)
+
+    # Some wishes exclude each other; each message says which one to drop.
     if args.first_token_only and (args.output_attentions or args.output_hidden_states):
         raise ValueError("first_token_only=True leaves no hidden states or attentions to return; ask for one of them")
     if cached and recomputes:
@@ -122,6 +124,7 @@ def check_inputs(
         raise ValueError("first_token_only=True is for encoders: a decoder's first token attends to no other")
     if args.encoder_hidden_states is None and args.encoder_attention_mask is not None:
         raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
+
     check_tokens(args, limits, cache.length if cached else 0)
     check_devices(embeddings, args)
 
@@ -136,6 +139,8 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
     if (ids is None) == (embeds is None):
         which, given = ("either", "both") if ids is not None else ("one of", "neither")
         raise ValueError(f"give {which} input_ids or inputs_embeds, not {given}")
+
+    # The shape: rows of tokens, or one row of packed ones, with another axis if they are embeddings.
     name, given = ("input_ids" if embeds is None else "inputs_embeds"), args.tokens
     axes: list[str | int] = ["batch", "length"] if in_rows else ["tokens"]
     if embeds is not None:
@@ -143,10 +148,14 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
     if given.dim() != len(axes) or (embeds is not None and embeds.shape[-1] != axes[-1]):
         beside = "" if in_rows else ", beside cu_seqlens"
         raise ValueError(f"{name} has shape {tuple(given.shape)}; expected ({', '.join(map(str, axes))}){beside}")
+
+    # The values: an id beyond the table would stop a GPU much later, with a message that names nothing.
     if ids is not None:
         check_ids(name, ids, config.vocab_size, "vocab_size")
     elif isinstance(embeds, Tensor) and not embeds.is_floating_point():
         raise ValueError(f"inputs_embeds is {embeds.dtype}; embeddings are floats, indices go into input_ids")
+
+    # The length: what the table of positions holds, if positions are counted at all.
     if in_rows:
         batch, longest = given.shape[:2]  # as torch.fx can trace it
     else:
@@ -154,6 +163,7 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
     kind = POSITIONS[config.position_embedding_type]
     unlimited = kind.in_embeddings and not getattr(config, "position_biased_input", True)
     counted = (args.position_ids is None or kind.in_scores) and not unlimited
+
     if (in_rows and longest < 1) or (counted and past + longest > config.max_position_embeddings):
         raise ValueError(
             f"{'the sequences are' if in_rows else 'the longest sequence is'} {longest} tokens long"
@@ -161,6 +171,8 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
             f" {config.max_position_embeddings} (max_position_embeddings):"
             f" {'truncate them' if longest else 'leave texts without tokens out'}"
         )
+
+    # Segments and positions lie like the tokens.
     for name, ids, field in (
         ("token_type_ids", args.token_type_ids, "type_vocab_size"),
         ("position_ids", args.position_ids, "max_position_embeddings"),
@@ -170,6 +182,7 @@ def check_tokens(args: ForwardArgs, config: BertConfig, past: int) -> None:
             if shape != full and not (in_rows and broadcasts(shape, full)):
                 beside = ", or broadcastable to it" if in_rows else ""
                 raise ValueError(f"{name} has shape {shape}; expected {full}{beside}")
+
         if ids is not None:
             first = first_position(config) if ids is args.position_ids else 0
             check_ids(name, ids, getattr(config, field), field, first)
@@ -189,9 +202,12 @@ def check_ends(args: ForwardArgs, name: str) -> int:
         raise ValueError(
             f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; expected torch.int32, (batch + 1,)"
         )
+
+    # On the CPU the ends cost nothing to read; elsewhere the host waits for them here, once.
     device, tokens = args.tokens.device, args.tokens.shape[0]
     if cu_seqlens.device not in (device, torch.device("cpu")):
         raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and {name} on {device}; move one of them")
+
     ends, lengths = args.ends, args.lengths
     if ends[0] or ends[-1] != tokens or min(lengths, default=0) < 0:
         raise ValueError(
@@ -391,6 +407,8 @@ def read_gates(head_mask: Tensor, config: BertConfig, batch: int, length: int, d
     """
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     gate, shape = head_mask, tuple(head_mask.shape)
+
+    # Every accepted shape becomes one: a factor for layer, sequence, position and head.
     if shape == (heads,):
         gate = gate.expand(layers, heads)[:, None, None]
     elif shape == (layers, heads):
@@ -401,12 +419,15 @@ def read_gates(head_mask: Tensor, config: BertConfig, batch: int, length: int, d
         have == want or (have == 1 and i not in (0, 2))
         for i, (have, want) in enumerate(zip(shape, (layers, batch, heads, length, 1), strict=True))
     ):
+        # The form of transformers has two more axes.
         gate = gate[..., 0].transpose(2, 3)
     else:
         raise ValueError(
             f"head_mask has shape {shape}; expected ({heads},), ({layers}, {heads}), ({layers}, {batch}, {heads}) or"
             f" ({layers}, {batch}, {heads}, 1, 1), heads in the numbering of the unpruned model"
         )
+
+    # Gates are numbered as the model was built; a pruned layer has contexts of the heads it kept.
     gate = gate.to(dtype)[..., None]  # (L, B or 1, S or 1, N, 1)
     if not any(config.pruned_heads.values()):
         return list(gate)

@@ -193,7 +193,7 @@ class Packed:
 
     def first(self, x: Tensor) -> Tensor:
         """Take the first token of every sequence that has one from (T, …); a gate for all tokens stays as it is."""
-        if x.shape[0] == 1 != self.tokens:
+        if x.shape[0] == 1 and self.tokens != 1:  # a gate for all tokens
             return x
         if self.indices is None and self.in_rows:
             return x[:: max(self.shape[1], 1)]  # a view
@@ -250,6 +250,8 @@ class Packed:
         order: list[int] = []  # the sequences, group by group
         row_lengths: list[int] = []
         slots = 0
+
+        # A group is padded to its longest sequence; only one of several lengths needs a mask.
         for sequences in group_lengths(self.lengths):
             rows, longest, shortest = len(sequences), self.lengths[sequences[0]], self.lengths[sequences[-1]]
             real = None
@@ -260,13 +262,18 @@ class Packed:
             order += sequences
             row_lengths += [longest] * rows
             slots += rows * longest
+
         if slots == self.tokens and order == sorted(order):
             return Groups(tuple(groups))  # nothing to move: each group is a view
+
+        # For each slot the token that it holds; behind a sequence its last token is repeated, which the mask hides.
         turn, widths = self.tensor(order), self.tensor(row_lengths)
         begin, slots_begin = self.cu_seqlens.long()[turn], widths.cumsum(0) - widths
         row_of = torch.arange(len(order), device=self.counts.device).repeat_interleave(widths, output_size=slots)
         within = torch.arange(slots, device=self.counts.device) - slots_begin[row_of]
         token_at = begin[row_of] + within.minimum(self.counts[turn][row_of] - 1)
+
+        # For each token its slot: all tokens of a sequence move by the same number of places.
         moves = torch.zeros_like(self.counts, dtype=torch.long).index_copy(0, turn, slots_begin - begin)
         slot_of = torch.arange(self.tokens, device=self.counts.device) + self.repeat(moves)
         return Groups(tuple(groups), turn.argsort(), token_at, slot_of)

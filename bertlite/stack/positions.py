@@ -153,11 +153,14 @@ class DisentangledDistances(Distances):
             raise ValueError(
                 "a layer with disentangled attention needs the encoder's table of distances: run the encoder"
             )
+
+        # Queries meet the vectors of distances, and so do keys; all layers share one table of vectors.
         distances, size, device = inputs.distances(q, k), attention.attention_head_size, q.device
         row = table.rows.to(device)[distances + table.rows.shape[0] // 2]
         vectors = attention.pos_dropout(table.vectors.to(device))
         found = project_table(attention, lambda part: part(vectors))
 
+        # Products with all rows of the table are few; each pair of tokens then picks its own.
         def scores(q: Tensor, k: Tensor) -> Tensor:
             at, parts = row[: q.shape[-2], : k.shape[-2]], []
             if "c2p" in found:

@@ -13,7 +13,7 @@ def own_context(gradients: bool = False) -> Iterator[None]:
     """Leave the caller's autocast, inference mode, gradient mode and default device; use it as a decorator too.
 
     These belong to a thread.  The default dtype and the number of threads belong to the process: code names a dtype,
-    and computes bits that its kernels or `support.exact` fix.
+    and computes bits that its kernels or `inference.native.exact` fix.
 
     Args:
         gradients: compute gradients.

@@ -81,6 +81,8 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "versions": versions,
         "git": git_state(),
     }
+
+    # Facts that are there only on some machines.
     if limited := {name: os.environ[name] for name in LIMITS if name in os.environ}:
         facts["limits"] = limited
     if device.startswith("cuda"):

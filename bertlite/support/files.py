@@ -94,9 +94,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """
     import fcntl  # which Windows lacks
 
+    # The lock stands next to the folder, which may itself be replaced meanwhile.
     folder = folder.expanduser().absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.parent / f".{folder.name}.lock"
+
     with path.open("a+", encoding="utf-8", errors="backslashreplace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,6 +108,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise BlockingIOError(f"{holder} is writing to {folder}: wait for it, or name another folder") from None
+
+        # Whoever is refused reads here who holds the lock.
         file.truncate(0)
         file.write(f"process {os.getpid()} ({shlex.join([program_name(), *sys.argv[1:]])})")
         file.flush()

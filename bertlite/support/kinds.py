@@ -63,15 +63,22 @@ def is_of_kind(value: object, kind: Any) -> bool:
         is_path = any(get_origin(each) is os.PathLike for each in get_args(kind))
         is_empty = isinstance(value, str) and not value  # which would be the working directory
         return not (is_path and is_empty) and any(is_of_kind(value, each) for each in get_args(kind))
+
     if kind is None:
         return value is None
+
+    # Annotations that name no class are not checked.
     kind = get_origin(kind) or kind
     if kind in (Any, inspect.Parameter.empty) or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True  # or a type variable, or a name in quotes
+
+    # Numbers of numpy count, but True is no number.
     if kind in NUMBERS:
         return isinstance(value, NUMBERS[kind]) and not isinstance(value, bool)
     if kind is bool:
         return type(value).__name__ in ("bool", "bool_")  # numpy's too
+
+    # Any sequence will do for a list, except a text, which is a sequence of letters.
     if kind not in LISTS:
         return isinstance(value, kind)
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)

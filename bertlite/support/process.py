@@ -24,10 +24,13 @@ def process_kept() -> Iterator[None]:
     """
     python, arrays = random.getstate(), np.random.get_state()
     gpus_ran = torch.cuda.is_initialized()
+
+    # accelerate keeps its state in shared dicts: empty, it begins anew.
     states = accelerate_states()
     known = [dict(each) for each in states]
     for each in states:
         each.clear()
+
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count() if gpus_ran else 0)):
             yield
@@ -36,6 +39,8 @@ def process_kept() -> Iterator[None]:
         np.random.set_state(arrays)
         if not gpus_ran:  # their generators begin with the seed of the CPU's
             torch.cuda.manual_seed_all(torch.initial_seed())
+
+        # The states are asked for again: accelerate may have been imported inside.
         for each in accelerate_states():
             each.clear()
         for each, before in zip(states, known, strict=True):

@@ -204,7 +204,8 @@ def encoding_of(sample: bytes) -> str:
 def read_text(table: Table) -> Iterator[Fields]:
     names = [name for name, _ in table.columns]
     if len(names) > 1:
-        raise ValueError(f"plain text has a text on each line, and no columns {' and '.join(names)}")
+        columns = " and ".join(names)
+        raise ValueError(f"plain text has a text on each line, and no columns {columns}: give csv, tsv or jsonl")
     for line in read_lines(table):
         text = line.rstrip("\r\n")
         if "\r" in text:
@@ -219,10 +220,13 @@ def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterato
     options: Any = {"delimiter": delimiter, "quoting": csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE}
     rows = csv.reader(read_lines(table, newline=""), strict=True, **options)
     table.row, start, warned = 0, 1, quotes
+
     try:
         names = table.header or next(filter(None, long_cells(rows)), [])
         if names:  # else the file is empty
             table.check_names(names)
+
+        # From here on an error names the line where the row begins.
         table.row, start, known = 1, rows.line_num + 1, {*map(bare, names)}
         for cells in long_cells(rows):
             table.line, start = start, rows.line_num + 1
@@ -231,16 +235,19 @@ def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterato
                     f"the row repeats the names of the columns, {', '.join(names)}, as if files were joined: remove"
                     " it; if it is data, rename the columns"
                 )
+
             if cells and len(cells) != len(names):
                 way = "needs quotation marks" if quotes else "cannot be in a tsv; make it a csv"
                 raise ValueError(
                     f"the number of cells is {len(cells)}, of columns {len(names)} ({', '.join(names)}); a text that"
                     f" contains the separator or a line end {way}"
                 )
+
             if not warned and any(map(QUOTED.fullmatch, cells)):
                 warned = True
                 message = "quotation marks in a tsv are read as part of the text; if they are not, make it a csv"
                 warnings.warn(f"{table}: {message}", stacklevel=2)
+
             if cells:
                 yield dict(zip(names, cells, strict=True))
     except csv.Error as error:

@@ -44,12 +44,16 @@ def alternate(
     check_rounds(rounds)
     if burst and not warm:
         raise ValueError("a burst needs a warm round, which sets the number of its calls: give warm=1")
+
+    # Warm rounds come first: caches fill, and short candidates get the number of their calls.
     times: Timings = {name: [] for name in candidates}
     calls = dict.fromkeys(candidates, 1)
     began = time.perf_counter()
     for i in range(warm + rounds):
         if i - warm >= FEWEST and time.perf_counter() - began > seconds:
             break
+
+        # All candidates in each round, so that what slows the machine slows all of them.
         for name, run in candidates.items():
             wait_until_idle()
             took = time_calls(run, calls[name], device)
@@ -57,6 +61,7 @@ def alternate(
                 times[name].append(took)
             elif took < burst:
                 calls[name] = min(MOST_CALLS, math.ceil(burst / max(took, burst / MOST_CALLS)))
+
         if i >= warm:
             after_round()
     return times

@@ -62,6 +62,8 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
     """
     paths = [place.get(name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
     tokens, config = (read_json_object(path) if path is not None else {} for path in paths)
+
+    # A class with code of its own does what no file tells.
     kind = (config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     is_bert, is_json = kind in BERT_CLASSES, found.suffix == ".json"
     if kind in PYTHON_CLASSES or config.get("auto_map") or not (is_bert or is_json):
@@ -70,9 +72,12 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
         )
     if config.get("do_basic_tokenize") is False:
         raise ValueError(f"{paths[1]} has do_basic_tokenize false, which only transformers 4's slow tokenizer honours")
+
+    # tokenizer_config.json goes before the map of special tokens, and both before tokenizer.json.
     config = {**tokens, **config}
     content = read_json_object(found) if is_json else read_vocabulary(found, place, config)
     padding, truncation = (content.get(name) or {} for name in ("padding", "truncation"))
+
     stated = {
         "padding_side": padding.get("direction", "Right").lower(),
         "truncation_side": truncation.get("direction", "Right").lower(),  # before 2022 always right
@@ -80,11 +85,15 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
         **{name: config[name] for name in SIDES if name in config},
         **{role: token_content(config[role]) for role in ROLES if config.get(role)},
     }
+
+    # Settings of BERT's parts: by their names in the config, else as the parts state them.
     alone = paths[1] is None and place.get("config.json") is None  # then transformers uses the parts as they are
     parts = {**word_pieces({})["normalizer"], **((alone and content.get("normalizer")) or {})}
     own = {ours: config.get(ours, parts.get(theirs)) for ours, theirs in NORMALIZER.items()}
     if kind == "MPNetTokenizer" and has_berts_parts(content):  # with its own special tokens
         content["normalizer"] |= {theirs: own[ours] for ours, theirs in NORMALIZER.items()}
+
+    # Roles of special tokens have defaults, which differ by family, for tokens that the vocabulary has.
     if is_bert and has_berts_parts(content):
         stated = {**BERT_ROLES, "unk_token": content["model"]["unk_token"], **own, **stated}
     else:
@@ -94,6 +103,8 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
         roles = ROBERTA_ROLES if unnamed or kind in ROBERTA_CLASSES else BERT_ROLES if is_bert else {}
         roles = DEBERTA_ROLES if kind == "DebertaV2Tokenizer" else roles
         stated = {**{role: token for role, token in roles.items() if token in names}, **stated}
+
+    # Without a limit of its own a text is cut at the model's positions.
     limit = config.get("model_max_length", config.get("max_len"))
     limit = read_positions(place) if limit is None or limit >= NO_LIMIT else limit
     return content, {**stated, "model_max_length": int(limit or NO_LIMIT)}, config
@@ -212,24 +223,32 @@ def make_backend(content: Mapping[str, Any], given: Mapping[str, Any]) -> "Token
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
+    # Padding and truncation belong to a call, so the backend has none.
     own, added = "do_lower_case" in given, content.get("added_tokens") or []
     content = {"version": "1.0", **content, "truncation": None, "padding": None, "added_tokens": added}
+
     if own:
         content["model"] = {**content["model"], "unk_token": given["unk_token"]}
         content["normalizer"] = {**content["normalizer"], **{key: given[name] for name, key in NORMALIZER.items()}}
     with explained_errors("this is not a tokenizer.json that this version of tokenizers reads"):
         backend = Tokenizer.from_str(json.dumps(content))
+
+    # tokenizers numbers added tokens itself, and says nothing if they get other ids than the model was trained with.
     for token in added:
         if (number := backend.token_to_id(token["content"])) != token["id"]:
             what = f"added token {token['content']!r} cannot have the id {token['id']}: it would be {number}"
             raise ValueError(f"{what}, as added ids follow the vocabulary's")
+
     roles = {role: given[role] for role in ROLES if given.get(role) is not None}
     for role, token in roles.items():
         if backend.token_to_id(token) is None:
             count = backend.get_vocab_size()
             raise ValueError(f"the vocabulary of {count} tokens has no {token!r}: pass {role}=, or add the token")
+
     known = {token["content"] for token in added}
     backend.add_special_tokens([token for token in dict.fromkeys(roles.values()) if token not in known])
+
+    # BERT's frame around one text and around a pair; the second text is segment 1.
     if own:
         cls, sep = given["cls_token"], given["sep_token"]
         backend.post_processor = TemplateProcessing(
@@ -249,13 +268,17 @@ def write_files(folder: Path, backend: "Tokenizer", config: Mapping[str, Any]) -
     from tokenizers.models import WordPiece
 
     check_output(folder, re.compile(r"runtime\.json"), own=False)
+
     vocab = sorted(backend.get_vocab(with_added_tokens=False).items(), key=itemgetter(1))
     texts = {
         "tokenizer.json": backend.to_str(pretty=True),
         "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False) + "\n",
     }
+
+    # vocab.txt tells an id by the line, so it can only hold ids without gaps.
     if isinstance(backend.model, WordPiece) and [i for _, i in vocab] == list(range(len(vocab))):
         texts["vocab.txt"] = "".join(f"{token}\n" for token, _ in vocab)
+
     with replacing(folder, superseded=SUPERSEDED) as new:
         for name, text in texts.items():  # the folder's name need not be UTF-8, as for the library's own `save`
             (new / name).write_text(text, encoding="utf-8", newline="\n")

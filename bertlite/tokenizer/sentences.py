@@ -98,6 +98,7 @@ def read_sentences(place: Place, longest: int, positions: int | None = None) -> 
     elif default not in (None, "query", "document", *prompts):  # every model has these two
         fault = f"{place.get(SENTENCE_CONFIG)} names the default prompt {default!r}, which is none of its prompts"
 
+    # The shortest limit holds: a longer text would not fit into the model.
     stated = arguments.get("model_max_length") or values.get("max_seq_length") or longest
     lower, side = bool(values.get("do_lower_case")), arguments.get("truncation_side")
     return SentenceSettings(prompts, default, min(stated, positions or stated), lower, side, fault)

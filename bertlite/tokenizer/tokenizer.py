@@ -121,22 +121,30 @@ class BertTokenizer:
         place = locate(Source(source, revision, subfolder, None, cache_dir, token, local_files_only))
         named = [Path(source).name] if Path(source).expanduser().is_file() else ["tokenizer.json", "vocab.txt"]
         found = first_existing(place, named)
+
+        # Wrong arguments are refused before a file is read.
         check_habits(settings)
         inspect.signature(cls).bind_partial(**settings)  # raises TypeError for an unknown one
+
         with files.errors_with_path(found):
             content, stated, config = files.read_files(place, found)
             fixed = ", ".join(sorted(settings.keys() - {*files.ARGUMENTS}))
             if fixed and "do_lower_case" not in stated:
                 raise ValueError(f"{fixed} cannot be set: the parts are not BERT's; change them in the file")
+
+            # Settings of the call override the files'.
             tokenizer = cls.__new__(cls)
             tokenizer._set_up(content, {**stated, **settings})
             tokenizer.backend_tokenizer.encode_special_tokens = bool(config.get("split_special_tokens"))
+
             vars(tokenizer).update(
                 _stated={name: value for name, value in config.items() if name not in files.NOT_KEPT},
                 model_input_names=files.input_names(place, config),
                 clean_up_tokenization_spaces=bool(config.get("clean_up_tokenization_spaces")),
                 sentences=read_sentences(place, tokenizer.model_max_length, files.read_positions(place)),
             )
+
+            # The config may name more special tokens than tokenizer.json holds.
             if lacking := [each for each in files.extra_tokens(config) if each not in tokenizer.all_special_tokens]:
                 tokenizer.add_tokens(lacking, special_tokens=True)
         return tokenizer
@@ -268,11 +276,14 @@ class BertTokenizer:
         texts, batched = encoding.read_texts(text, text_pair, is_split_into_words)
         strategy = look_up("truncation", truncation, encoding.TRUNCATION)
         target = look_up("padding", padding, encoding.PADDING)
+
+        # The limit leaves room for the special tokens that frame one text or a pair.
         paired = len(texts) > 0 and isinstance(texts[0], tuple)
         framing = self.backend_tokenizer.num_special_tokens_to_add(paired) if add_special_tokens else 0
         limit = self._limit(strategy, target, max_length, framing)
         if target and self.pad_token is None:
             raise ValueError("this tokenizer has no padding token: pass pad_token= when it is made")
+
         with self._lock:  # the Rust tokenizer cannot be changed while another thread uses it
             backend = self.backend_tokenizer
             try:
@@ -283,10 +294,13 @@ class BertTokenizer:
                         pad = {"pad_id": self.pad_token_id, "pad_token": self.pad_token}
                         length = limit if target == "max_length" else None
                         backend.enable_padding(direction=self.padding_side, length=length, **pad)
+
                     encodings = backend.encode_batch(texts, is_split_into_words, add_special_tokens)
             finally:
                 backend.no_truncation()
                 backend.no_padding()
+
+        # The model reads the columns that its tokenizer_config names, unless the call says otherwise.
         asked = {"input_ids": True, "token_type_ids": return_token_type_ids, "attention_mask": return_attention_mask}
         batch = BatchEncoding(encodings=encodings)
         for name, wanted in asked.items():

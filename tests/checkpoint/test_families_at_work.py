@@ -18,7 +18,6 @@ from bertlite.cli import main
 from bertlite.runtime.library import missing_platform
 from bertlite.shipping.convert import convert
 from bertlite.shipping.onnx import Graph
-from scripts.measure.speed.accuracy import accuracy
 
 transformers = pytest.importorskip("transformers")
 
@@ -81,20 +80,6 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return made[kind, head]
 
     return make
-
-
-@EACH
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_the_native_kernels_run_it(dtype: str, kind: str, worlds: Any) -> None:
-    if reason := missing_platform():
-        pytest.skip(reason)
-    theirs, folder = worlds(kind)
-    batch = batch_of(theirs)
-    real = batch["attention_mask"].bool()
-    model = optimize_for_inference(ours_of(folder).float(), dtype=getattr(torch, dtype), backend="native")
-    with torch.no_grad():
-        found, right = (each(**batch).last_hidden_state[real].double() for each in (model, theirs))
-    assert accuracy(found, right, None).is_right(dtype)
 
 
 @pytest.fixture(scope="module", params=["roberta", "mpnet"])

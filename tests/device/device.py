@@ -48,6 +48,8 @@ def compiled() -> Path:
     compiler = find_compiler()
     digest = hashlib.sha256(repr((compiler, FLAGS, torch.__version__)).encode() + SOURCE.read_bytes()).hexdigest()
     path = own_folder(cache_folder()) / f"device-{digest[:16]}.so"
+
+    # Built next to its place and then moved, as another process may look for it.
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             built = Path(folder, path.name)
@@ -69,6 +71,7 @@ def start() -> list[str]:
     library = ctypes.CDLL(str(compiled()))
     library.start(note)
     rename_privateuse1_backend("second")
+
     module: Any = ModuleType("torch.second")  # what torch asks a device for
     module.is_available = module.is_initialized = lambda: True
     module.device_count, module.current_device = lambda: 1, lambda: 0
@@ -76,6 +79,7 @@ def start() -> list[str]:
     module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
     module._is_in_bad_fork, module.manual_seed_all = lambda: False, lambda seed: None
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+
     module.note = note  # it must live as long as the device
     torch._register_device_module("second", module)
     return waits

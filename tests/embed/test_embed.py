@@ -203,9 +203,15 @@ def test_the_vectors_are_those_of_sentence_transformers(sentences, tmp_path) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype: str, sentences: Path, tmp_path: Path) -> None:
-    """All of them, the norm too, whose sum torch orders by the processor's instructions."""
+def test_reproducible_vectors_have_the_bits_of_the_runtime(
+    dtype: str, sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, the norm too, whose sum torch orders by the processor's instructions.
+
+    Packed int8 is rounded plainly here, as an `Embedder` of a checkpoint does it.
+    """
     kernels_or_skip(reproducible=True)
+    monkeypatch.setattr("bertlite.shipping.pack.texts_to_fit", lambda texts: (texts, []))
     texts, folder = [*texts_of(40), *TEXTS], shutil.copytree(sentences, tmp_path / "model")
     pack(folder, tmp_path / "packed", dtype=dtype, reproducible=True)
     wanted, options = PackedModel(tmp_path / "packed").encode(texts), {"dtype": dtype, "reproducible": True}

@@ -194,7 +194,7 @@ def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
         ("x.csv", "text,label\na,b\n", {"text": ("label",)}, "column 'label' is named twice"),
         ("x.txt", "\n \n", {"label": None}, "x.txt has no examples"),
         ("empty.csv", "", {}, "empty.csv has no examples"),
-        ("x.txt", "fine", {}, "row 1: plain text has a text on each line, and no columns text and label"),
+        ("x.txt", "fine", {}, "row 1: plain text has a text on each line, and no columns text and label: give csv"),
         ("x.csv", "fine,1\nbad,0\n", {}, "no text and no label; its columns are fine, 1; name others with --text"),
         ("x.csv", "a,b,c,label\n1,2,3,0\n", {"text": ("a", "b", "c")}, "one column or two; 3 were named: a, b, c"),
         ("x.jsonl", "", {"columns": ("a", "b")}, "names its columns itself; --columns is for .csv and .tsv"),

@@ -59,8 +59,23 @@ def test_a_packed_folder_is_timed_against_the_checkpoint_that_it_was_made_from(s
     assert [*found["rows"]] == ["transformers", "packed int8"]
     assert found["rows"]["packed int8"]["backend"] == "runtime"
     assert found["rows"]["packed int8"]["kept"]["texts with the same labels"] > 0.5
-    with pytest.raises(ValueError, match="packed is packed in int8, for CPUs: leave out dtype, backend and device"):
+    with pytest.raises(ValueError, match="packed is a packed folder, for CPUs: leave out dtype, backend and device"):
         measure_speed("packed", texts(), dtype="float32")
+    with pytest.raises(ValueError, match="against names the checkpoint of a packed folder, and model is not packed"):
+        measure_speed("model", texts(), against="model")
+
+
+def test_a_packed_folder_says_nothing_of_its_makers_machine(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where its checkpoint was; elsewhere the checkpoint is named again."""
+    save("BertForTokenClassification", num_labels=3)
+    here, made = Path.cwd(), Path("made").absolute()
+    bertlite.pack(here / "model", made, texts=texts(20))
+    assert [path.name for path in made.iterdir() if str(here).encode() in path.read_bytes()] == []
+    monkeypatch.chdir(made)
+    with pytest.raises(ValueError, match="made was made from model: say where that is with against, or --against"):
+        measure_speed(made, texts())
+    (found, _) = measure_speed(made, texts(), against=here / "model")["rows"]
+    assert found == "transformers"
 
 
 def test_a_path_is_no_list_of_texts_and_a_device_is_torchs() -> None:

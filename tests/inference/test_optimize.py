@@ -1,7 +1,6 @@
 """bertlite/inference/optimize.py and runtime.py: what is taken, what a plain copy is, and what is refused."""
 
 import copy
-import pickle
 import warnings
 
 import pytest
@@ -134,18 +133,6 @@ def test_a_head_without_outputs_is_converted():
     assert optimize_for_inference(model, verify=False)(**make_batch()).logits.shape == (2, 0)
 
 
-@pytest.mark.parametrize("backend", ["native", "plain"])
-def test_it_pickles_and_copies(backend, batch):
-    if backend == "native":
-        kernels_or_skip()
-    model = bertlite.prune_heads(make_native().float(), {0: range(5), 1: [2]})
-    quick = optimize_for_inference(model, backend=backend)
-    again = pickle.loads(pickle.dumps(quick))
-    assert again.backend == backend
-    assert_same(again(**batch), quick(**batch), atol=0)
-    assert_same(copy.deepcopy(quick)(**batch), quick(**batch), atol=0)
-
-
 @pytest.mark.parametrize(
     "ask",
     [
@@ -162,12 +149,6 @@ def test_it_pickles_and_copies(backend, batch):
 def test_all_else_is_refused(model, ask):
     with pytest.raises(RuntimeError, match="an optimised model has no"):
         ask(optimize_for_inference(model.float()))
-
-
-def test_a_plain_copy_has_no_packed_weights_to_save(model, tmp_path):
-    with pytest.raises(RuntimeError, match=r"backend 'plain' has no packed weights, .* save the model itself"):
-        optimize_for_inference(model, dtype=torch.float32, backend="plain").save(tmp_path / "other")
-    assert not any(tmp_path.iterdir())
 
 
 def test_a_subclass_that_returns_a_tensor_runs_and_is_compared():

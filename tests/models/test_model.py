@@ -1,7 +1,5 @@
 """BertModel's inputs: what they mean, what is refused, and the gate on each head."""
 
-import copy
-import pickle
 import weakref
 from collections import UserDict
 from collections.abc import Callable
@@ -20,10 +18,6 @@ from bertlite.tokenizer import BatchEncoding
 
 B, S, D, N, L = 2, 11, 48, 4, 3
 BACKENDS = ["eager", "sdpa"]
-
-
-def pickled(model: Any) -> Any:
-    return pickle.loads(pickle.dumps(model))
 
 
 # Inputs
@@ -357,20 +351,6 @@ def test_a_model_and_the_one_inside_share_one_config(cls: type[Any]) -> None:
     assert model.config.pruned_heads == {0: (1,)}
     model.config = replace(model.config, output_attentions=True)
     assert model.base_model.config.output_attentions
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
-def test_a_copied_model_is_the_same_and_separate(
-    copied: Callable[[Any], Any], model: BertModel, batch: dict[str, Tensor]
-) -> None:
-    model.gradient_checkpointing_enable(every_n_layers=2)
-    wanted = full_outputs(model, batch)
-    other = copied(model)
-    assert_same(full_outputs(other, batch), wanted, atol=0)
-    assert other.config == model.config
-    assert other.is_gradient_checkpointing
-    other.pooler.dense.weight.data.zero_()
-    assert_same(full_outputs(model, batch), wanted, atol=0)
 
 
 @pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])

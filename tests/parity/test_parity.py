@@ -447,6 +447,8 @@ def test_command_lists_its_cases(capsys):
     listed = capsys.readouterr().out.split()
     assert listed[: len(CASES)] == [case.name for case in CASES]
     assert listed[len(CASES) :] == [case.name for kind in KINDS for case in cases_of(kind)]
+    assert main(["parity", "--list", "--only", "left,long"]) == 0
+    assert capsys.readouterr().out.split() == [name for name in listed if "left" in name or "long" in name]
 
 
 def test_command_runs_the_quick_choice_and_says_how_it_stands(tiny, tmp_path, monkeypatch, capsys):

@@ -75,29 +75,19 @@ def assert_unchanged(model: Any, before: dict[str, Tensor], config: BertConfig) 
 # Laws
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("heads", HEADS.values(), ids=list(HEADS))
-def test_pruning_a_head_is_gating_it_to_zero(
-    heads: dict[int, list[int]], positions: str, backend: str, batch: dict[str, Tensor], kernels_run: list[str]
+def test_a_pruned_layer_has_the_heads_that_it_keeps(
+    heads: dict[int, list[int]], model: BertModel, batch: dict[str, Tensor]
 ) -> None:
-    model = make(position_embedding_type=positions, attn_implementation=backend)
+    """What it computes is a law of tests/laws."""
     pruned = prune_heads(model, heads)
-    got, wanted = full_outputs(pruned, batch), full_outputs(model, batch, head_mask=gate_of(heads))
-    assert kernels_run == [backend] * 2 * L
-    assert_same(got.hidden_states, wanted.hidden_states)
-    assert_same(got.pooler_output, wanted.pooler_output)
-    assert_same(scatter_heads(got.attentions, pruned.config), wanted.attentions)
+    got = full_outputs(pruned, batch)
     for layer in range(L):
         kept = kept_heads(pruned.config, layer)
         assert kept == tuple(head for head in ALL if head not in heads.get(layer, []))
         assert got.attentions[layer].shape == (B, len(kept), S, S)
         assert pruned.encoder.layer[layer].attention.self.query.weight.shape == (len(kept) * H, D)
         assert pruned.encoder.layer[layer].attention.output.dense.weight.shape == (D, len(kept) * H)
-    if any(heads.values()):
-        assert distance(got.last_hidden_state, model(**batch).last_hidden_state) > 1e-2
-    with torch.no_grad():
-        assert_same(pruned(**batch).last_hidden_state, wanted.last_hidden_state)
 
 
 def silenced(model: Any, neurons: dict[int, Any]) -> Any:

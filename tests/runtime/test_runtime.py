@@ -188,7 +188,7 @@ def test_a_classifier_gives_the_probabilities_of_a_pipeline(folders: Any, tmp_pa
     assert packed.labels == ["no", "may be", "yes"]
     assert packed.predict(TEXTS).sum(1) == pytest.approx(1)
     assert np.array_equal(packed.predict(TEXTS)[:1], packed.predict(TEXTS[:1]))
-    with pytest.raises(TypeError, match=r"is a classifier, which has no encode\(\); have: predict"):
+    with pytest.raises(TypeError, match=r"is packed as classifier, which has no encode\(\); have: predict"):
         packed.encode(TEXTS)
     with pytest.raises(ValueError, match="packed is a packed classifier, which makes no vectors: give a sentence enc"):
         Embedder(tmp_path / "packed").encode(TEXTS)

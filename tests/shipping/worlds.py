@@ -28,6 +28,8 @@ def save(folder: Path, cls: Any = BertModel, **changes: Any) -> Path:
     """Save a small model with its tokenizer, whose tokenizer.json truncates to 8 tokens and pads."""
     make(cls, type_vocab_size=2, **changes).float().save_pretrained(folder)
     BertTokenizer(WORDS, model_max_length=40).save_pretrained(folder)
+
+    # As found on the hub: files that truncate and pad, which a copy must not do.
     path = folder / "tokenizer.json"
     values = json.loads(path.read_text())
     values["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}

@@ -22,7 +22,6 @@ from conftest import (
     full_outputs,
     gradients,
     make,
-    make_batch,
 )
 from torch import Tensor
 from torch.nn import functional as F
@@ -408,44 +407,6 @@ def test_dropped_attentions_come_from_eager_and_make_the_context(name: str, batc
 
 
 # Invariances
-
-
-@pytest.mark.parametrize("backend", BACKEND_NAMES)
-@pytest.mark.parametrize("positions", ["absolute", "relative_key", "relative_key_query", "disentangled"])
-def test_padding_changes_nothing(positions: str, backend: str, kernels_run: list[str]) -> None:
-    model = on(make(position_embedding_type=positions), backend)
-    n, pad = 7, 4
-    real = {k: x for k, x in make_batch(length=n, lengths=(n, n)).items() if k != "attention_mask"}
-    wanted = full_outputs(model, real)
-
-    def padded(left: int, right: int) -> Any:
-        batch = {k: torch.nn.functional.pad(x, (left, right)) for k, x in real.items()}
-        at = torch.arange(left + n + right)
-        mask = (at >= left) & (at < left + n)
-        return full_outputs(
-            model, batch, attention_mask=mask.expand(B, -1), position_ids=(at - left).clamp(min=0) if left else None
-        )
-
-    for left, right in ((0, pad), (pad, 0), (1, 2)):
-        got = padded(left, right)
-        real_places = slice(left, left + n)
-        assert_same([x[:, real_places] for x in got.hidden_states], wanted.hidden_states)
-        assert_same([w[:, :, real_places, real_places] for w in got.attentions], wanted.attentions)
-    assert_same(padded(0, pad).pooler_output, wanted.pooler_output)  # the pooler reads the first place
-    assert kernels_run == [backend] * 5 * L
-
-
-@pytest.mark.parametrize("backend", BACKEND_NAMES)
-def test_a_sequence_does_not_see_its_batch(backend: str, model: BertModel) -> None:
-    batch = make_batch(batch=5, lengths=(11, 3, 7, 1, 10))
-    together = full_outputs(on(model, backend), batch)
-    for i in range(5):
-        alone = full_outputs(model, {k: x[i : i + 1] for k, x in batch.items()})
-        assert_same([x[i : i + 1] for x in together.hidden_states], alone.hidden_states)
-        assert_same(together.pooler_output[i : i + 1], alone.pooler_output)
-    order = torch.tensor([3, 0, 4, 2, 1])
-    shuffled = full_outputs(model, {k: x[order] for k, x in batch.items()})
-    assert_same(shuffled.last_hidden_state, together.last_hidden_state[order])
 
 
 # read_mask

@@ -167,23 +167,12 @@ def test_dropout_is_where_BERT_has_it(batch: dict[str, Tensor]) -> None:
     assert_same(out.last_hidden_state, x)
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed", "cu_seqlens", "inputs_embeds"])
-def test_positions_that_skip_padding_begin_with_the_first_token_wherever_padding_lies(backend: str) -> None:
-    name = backend if backend in ("eager", "sdpa", "packed") else "auto"
-    model = make(positions_skip_padding=True, pad_token_id=1, attn_implementation=name)
-    ids = torch.randint(2, SIZES["vocab_size"], (3, 11))
-    mask = torch.ones_like(ids)
-    mask[0, :5] = mask[1, 7:] = mask[1, :2] = 0
-    ids[mask == 0] = 1
-    real = mask.bool()
-    with torch.no_grad():
-        alone = torch.cat([model(input_ids=ids[i : i + 1, real[i]]).last_hidden_state[0] for i in range(3)])
-        if backend == "cu_seqlens":
-            ends = torch.tensor([0, *mask.sum(1).cumsum(0)], dtype=torch.int32)
-            got = model(input_ids=ids[real], cu_seqlens=ends).last_hidden_state
-        elif backend == "inputs_embeds":  # which do not say what is padding: they are counted from 0
-            embeds = model.get_input_embeddings()(ids[2:])
-            got, alone = model(inputs_embeds=embeds).last_hidden_state[0], alone[-11:]
-        else:
-            got = model(input_ids=ids, attention_mask=mask).last_hidden_state[real]
-    assert_same(got, alone)
+@torch.no_grad()
+def test_positions_that_skip_padding_are_counted_in_packed_tokens_and_embeddings_too() -> None:
+    model = make(positions_skip_padding=True, pad_token_id=1)
+    texts = [torch.randint(2, SIZES["vocab_size"], (length,)) for length in (6, 5, 11)]
+    alone = [model(input_ids=text[None]).last_hidden_state[0] for text in texts]
+    ends = torch.tensor([0, 6, 11, 22], dtype=torch.int32)
+    assert_same(model(input_ids=torch.cat(texts), cu_seqlens=ends).last_hidden_state, torch.cat(alone))
+    embeds = model.get_input_embeddings()(texts[2][None])  # which do not say what is padding: they are counted from 0
+    assert_same(model(inputs_embeds=embeds).last_hidden_state[0], alone[2])

@@ -294,12 +294,15 @@ class Job:
         began, cpu_began = time.perf_counter(), time.process_time()
         own = state.part({name: value for name, value in settings.items() if name not in TRAINING})
         training = own.part(settings)
+
+        # Search, train, fit the map and judge; a killed process finds each finished part in its state.
         with Progress(None, "steps", what=f"prune to {target.text}", shown=progress) as bar:
             search = self.search(target=target, by=settings["allocate"], shared=state, state=own, progress=bar)
             found = search.run()
             trained = self.distillation and self.distillation.train_(found.model, training, bar)
             mapped = self.fit_map(found.model, bar)
             results = self.judge(found.model, mapped, search, bar)
+
         report = {
             "what": "bertlite prune to",
             "target": target.text,
@@ -308,6 +311,7 @@ class Job:
             "settings": settings,
             "texts": self.texts,
             **self.given,
+            # The measurements, and the machine that they were made on.
             **facts_of(found, results["constant"], parameter_bytes(self.map)),
             **results,
             "distilled": trained,
@@ -316,6 +320,8 @@ class Job:
             "wall_seconds": round(time.perf_counter() - began, 1),
             "cpu_seconds": round(time.process_time() - cpu_began, 1),
         }
+
+        # The folder is written last, in one step; only then is the state of the training worth nothing.
         about: dict[str, Any] = {"figures": figures_of(report), "how": how_made(report), "report": report}
         write_model(folder, found.model, self.source, tokenizer=self.tokenizer, mapped=mapped, **about)
         if progress:
@@ -332,6 +338,8 @@ def prune_all(job: Job, targets: dict[Path, Target], place: Path, progress: bool
     """
     settings = {folder: job.determining(target) for folder, target in targets.items()}
     reports = {folder: finished_report(folder, settings[folder]) for folder in targets}
+
+    # Targets that cannot be met are refused before the search for the first one.
     fresh = not (place / SETTINGS_FILE).exists()
     for folder, target in targets.items():
         if target.is_size:
@@ -340,10 +348,14 @@ def prune_all(job: Job, targets: dict[Path, Target], place: Path, progress: bool
         elif fresh and reports[folder] is None:
             hidden = Progress(None, "steps", shown=False)
             job.search(target=target, by="macs", shared=None, state=None, progress=hidden).check_reachable()
+
+    # Likewise for too few minutes.
     if fresh and job.distillation and not all(reports.values()):
         with Progress(None, "", what="prune to", shown=progress) as bar:
             bar.stage("trial steps")
             job.distillation.check_time()
+
+    # Finished folders are kept, so that a call after a crash does only the rest.
     state = State(place, job.shared)
     for folder, target in targets.items():
         if report := reports[folder]:

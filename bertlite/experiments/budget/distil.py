@@ -96,10 +96,15 @@ class Distillation:
         recipe = replace(RECIPE, lr=LR / model.config.hidden_size, distil=1 - LABELS * self.labelled, seed=self.seed)
         model.base_model.embeddings.requires_grad_(False)
         progress.stage("trial steps")
+
+        # The number of steps is fixed once, so that a continued training ends with the same weights.
         kept = state.once("distillation", lambda: self.plan(model, recipe))
         recipe = replace(recipe, epochs=kept["steps"] / len(self.batches))
         began, peak = self.clock(), peak_memory()
+
+        # The teacher's outputs are computed before, once for each text.
         self.recorded.record(progress.over("given model", self.batches[: kept["steps"]], "batches"))
+
         progress.stage("training", kept["steps"], "steps")
         progress.bar.close()  # the training has its own
         best = self.finetune_(
@@ -111,6 +116,7 @@ class Distillation:
             score=lambda: self.score(model),
             checks=CHECKS,
         )
+
         model.base_model.embeddings.requires_grad_(True)
         facts = {"minutes": self.minutes, "texts": len(self.data), "labels": self.labelled, "epochs": recipe.epochs}
         found = {"best_step": best.step, "curve": [[step, *value] for step, value in best.curve]}

@@ -123,6 +123,8 @@ def run_both(
     divergences: list[Tensor] = []
     outputs: list[list[Tensor]] = []  # for each batch: the model's, the dense model's, and labels if it has any
     differ, labels_in_all, classes = 0.0, 0, (set[int](), set[int]())  # classes: the model's, the dense model's
+
+    # One pass over the texts, batch by batch; only outputs of whole texts are kept.
     for batch in batches:
         (q, mine), (p, theirs) = forward(model, batch, head), dense(batch)
         divergences.append(divergence(p, q).double().cpu())
@@ -132,15 +134,20 @@ def run_both(
         if [each.family for each in q] == [CLASS]:
             for known, (each,) in zip(classes, (q, p), strict=True):
                 known |= {*each.values.argmax(-1)[... if each.counted is None else each.counted].flatten().tolist()}
+
         if mine is not None and theirs is not None and mine.dim() == 2:
             labels = [batch["labels"].cpu()] if "labels" in batch else []
             outputs.append([*(x.double().cpu() for x in (mine, theirs)), *labels])
+
+    # A model that answers the same for every text may still agree with many labels.
     found: list[Any] = [torch.cat(each).numpy() for each in zip(*outputs, strict=True)]
     mine, given, truth = (found + [None] * 3)[:3]
     if classes[0]:
         is_constant = len(classes[0]) == 1 and (len(classes[1]) > 1 or labels_in_all >= ENOUGH)
     else:
         is_constant = mine is not None and not np.ptp(mine, axis=0).any()
+
+    # The figures depend on the outputs: vectors, classes or numbers.
     result: dict[str, Any] = {"kl": float(torch.cat(divergences).mean()), "constant": is_constant}
     if model.base_model is model:
         result |= compare_vectors(mine, given)

@@ -72,11 +72,15 @@ def facts_of(found: Outcome, is_constant: bool, map_bytes: int) -> dict[str, Any
 def figures_of(report: dict[str, Any]) -> list[Figure]:
     """Return the figures for the card: measured times, and metrics on held-out texts."""
     held = describe_held_out(report)
+
+    # Speed and size first, which the target was about.
     figures = [
         Figure(f"speed at {timed_work(report)}, times the given model's", report["speedup"]["median"], dense=1.0),
         Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
         Figure("megabytes of the weights", report["bytes"] / 1e6, dense=report["dense_bytes"] / 1e6),
     ]
+
+    # Parts of the speed that are not due to pruning: another dtype, and first tokens alone in the last layer.
     if report["alone"]:
         text = f"the same without pruning, in {report['settings']['dtype']} alone"
         figures.append(Figure(text, report["alone"]["speedup"]["median"], dense=1.0))
@@ -84,6 +88,8 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
     if report["every_token"]:
         name = f"the same with every token in the last layer, as in transformers, at {timed_work(report)}"
         figures.append(Figure(name, report["every_token"]["speedup"]["median"], dense=1.0))
+
+    # Then the agreement with the given model, and the metric of labels.
     if "cosine" not in report:
         name = f"divergence from the given model's predictions, in nats, {held}"
         figures.append(Figure(name, report["kl"], dense=0.0))
@@ -91,6 +97,7 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
     figures += [
         Figure(f"{name}, {held}, without the map", x, dense=1.0) for name, x in alike_of(report["without_map"])
     ]
+
     if "score" in report:
         ends = report["score_low"], report["score_high"]
         figures.append(Figure(report["metric"], report["score"], *ends, held, report["dense_score"]))
@@ -153,6 +160,8 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     if report["distilled"]:
         before, most = (report["distilled"][name] or math.nan for name in ("start_bytes", "peak_bytes"))
         print(describe_distillation(report), f"Memory: {most / 1e9:.2g} GB at most, {before / 1e9:.2g} GB before.")
+
+    # The costs: work, bytes and time.
     nothing = " (nothing had to be removed)" if report["macs"] == 1 else ""
     print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's{nothing}")
     print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")
@@ -162,11 +171,14 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
         f"time at {timed_work(report)}: {short_time(pruned)}, was {short_time(dense)}:"
         f" {with_spread(report['speedup'])} x as fast"
     )
+
     if report["alone"]:
         print(describe_alone(report))
     if report["every_token"]:
         slower = with_spread(report["every_token"]["speedup"])
         print(f"the last layer computes only [CLS], as bertlite does; every token, as in transformers: {slower} x")
+
+    # The quality, on texts that the model was not fitted to.
     alike = [f"{name} {x:.3f}" for name, x in alike_of(report)]
     nats = [] if "cosine" in report else [f"{report['kl']:.4f} nats from the given model"]
     print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}", end="")
@@ -178,12 +190,15 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
             f" {change} points, p = {report['p']:.2g}",
             end="",
         )
+
+    # The verdict on the target, and how to go on.
     print("".join(f"\n{line}" for line in [*describe_map(report), report["texts"]["note"]] if line))
     print(f"target {report['target']}: {describe_verdict(report['verdict'], report['lost'])}")
     print(f"model: {folder}")
-    against = "" if report["checkpoint"] is None else f" --against {report['checkpoint']}"
-    print(f"next: bertlite evaluate {folder} --dev FILE{against}")
-    print(f"  or: bertlite export {folder} --out FOLDER")
+    if report["verdict"] != VERDICTS["constant"]:  # there is nothing to evaluate or serve then
+        against = "" if report["checkpoint"] is None else f" --against {report['checkpoint']}"
+        print(f"next: bertlite evaluate {folder} --dev FILE{against}")
+        print(f"  or: bertlite export {folder} --out FOLDER")
 
 
 def alike_of(figures: dict[str, Any]) -> list[tuple[str, float]]:

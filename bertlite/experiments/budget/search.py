@@ -270,6 +270,7 @@ class Search:
             expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
             return Plan(sizes, unit.total(sizes) / built, expected, ratio, by)
 
+        # Shares of work and of bytes are counted, so one choice is exact.
         if self.target.is_met_by_all:
             return planned(self.by, self.own_sizes())
         if self.target.kind == "macs":
@@ -277,6 +278,8 @@ class Search:
         if self.target.is_size:
             spare = spare_bytes(self.model, self.target, self.dense_bytes, parameter_bytes(self.map))
             return planned("bytes", choose_sizes(losses, UnitCosts.bytes(self.model).by_size(losses), spare))
+
+        # Times are measured.  On a noisy clock they are worse than counted work, which then decides.
         by, costs = ("macs", by_macs) if table is None else ("latency", table.costs(len(losses)))
         try:
             return planned(by, *self.sizes_by_clock(losses, costs))
@@ -298,6 +301,7 @@ class Search:
         Raises:
             NoisyClockError: a time ratio is not clear.
         """
+        # The smallest sizes are the lower end: if they are too slow, nothing is faster.
         best = [(min(heads), min(neurons)) for heads, neurons in costs]
         if self.time_correction == 1:
             self.check_reachable()
@@ -307,16 +311,21 @@ class Search:
         best_ratio = self.time_correction * smallest.median
         if best_ratio > 1:
             return best, best_ratio
+
+        # The model's own sizes are the upper end.
         low = sum(min(cost.values()) for pair in costs for cost in pair)  # a budget that is met
         high = sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, self.own_sizes(), strict=True))
         whole = self.unpruned[1] if self.converts else TimeRatio.of(self.time_ratios(times["dense"], times["dense"]))
         high_ratio = self.time_correction * whole.median
         if high_ratio <= 1:
             return self.own_sizes(), high_ratio
+
+        # False position between the two, with a bisection now and then, until the time is just met.
         for attempt in range(ATTEMPTS):
             share = (1 - SPARE / 2 - best_ratio) / (high_ratio - best_ratio) if attempt % 3 < 2 else 0.5
             budget = low + min(max(share, 0.02), 0.98) * (high - low)
             sizes = choose_sizes(losses, costs, budget)
+
             times, ratio = self.time(shape_of(self.model, sizes), self.time_correction)
             self.progress.advance()
             if ratio.verdict is None:
@@ -351,6 +360,8 @@ class Search:
         """
         if not self.target.is_timed or self.target.is_met_by_all:
             return
+
+        # Another dtype alone may do it.
         if self.converts and not self.target.at_least and self.unpruned[1].verdict in ("right", "fast"):
             alone, text = speed_of(self.unpruned[0])["speedup"]["median"], self.target.text
             raise ValueError(
@@ -358,6 +369,8 @@ class Search:
                 f" own; run it so by optimize_for_inference(…, dtype=…), write a target such as {2 * alone:.3g}x"
                 f" or {text}+ to go on all the same"
             )
+
+        # And the smallest model may not.
         times, ratio = self.smallest
         if ratio.verdict == "slow":
             small, dense = (statistics.median(times[name]) for name in ("pruned", "dense"))
@@ -385,12 +398,15 @@ class Search:
     def pruned(self, sizes: Sizes, curves: Curves, attempt: int) -> Any:
         """Return the model pruned to these sizes and fitted, layer by layer."""
         model, layers, start = sharing_copy(self.model), self.model.config.num_hidden_layers, 0
+
+        # Layers that a killed process had finished are read back.
         while self.state.has(f"layer-{attempt}-{start}"):
             own_layer_(model, start)
             put_layer_(model, start, self.state.once(f"layer-{attempt}-{start}", dict))
             start += 1
         if start == layers:
             return model
+
         advance = self.work_of("fitting", layers, start)
 
         def keep(layer: int) -> None:
@@ -407,6 +423,8 @@ class Search:
         curves = self.curves()
         losses = losses_by_size(self.model.config, curves)
         table = self.table(losses)
+
+        # The finished model is timed too: if a misread clock chose its sizes, they are planned again.
         for attempt in range(REFINEMENTS + 1):
             choices: Any = (ATTEMPTS, "choices at most") if self.target.is_timed else ()
             self.progress.stage("sizes", *choices)
@@ -414,14 +432,17 @@ class Search:
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             model = self.pruned(plan.sizes, curves, attempt)
             self.progress.stage("clock")
+
             times, ratio = self.time(model)
             verdict = ratio.verdict if self.target.is_timed and not self.target.is_met_by_all else "right"
             if verdict == "fast" and (self.target.at_least or plan.sizes == self.own_sizes()):
                 verdict = "right"  # or nothing had to be removed
+
             if verdict in ("right", None) or attempt == REFINEMENTS:
                 break
             if not math.isnan(plan.ratio):  # else a misread clock chose too small or too large a model: search again
                 self.time_correction *= ratio.median / plan.ratio
+
         if plan.by != self.by and verdict != "right":
             warnings.warn(NOISY.format(target=self.target.text, macs=plan.macs), stacklevel=2)
         return Outcome(model, plan, {**speed_of(times), "every_token": self.time_every_token(model)}, verdict)

@@ -51,9 +51,13 @@ class Target:
                 f"the target {text!r} is not valid: write a speed (2x), a share of the MACs (40%), a time (15ms) or a"
                 " size (30MB), then the checkpoint"
             )
+
+        # A plus asks for that speed or more; a share or a size is met by anything smaller.
         number, unit, more = float(found[1]), found[2].lower(), bool(found[3])
         if more and unit not in ("x", *UNITS):
             raise ValueError(f"the target {text!r} is met by any smaller model: leave out the plus")
+
+        # Each unit has a range of its own.
         if unit == "x":
             if number < 1:
                 raise ValueError(f"the target {text!r} is slower than the dense model; write 1x or more")
@@ -63,6 +67,7 @@ class Target:
                 of = "size" if of_size else "MACs"
                 raise ValueError(f"the target {text!r} is not a share of the {of}; write more than 0% and up to 100%")
             return cls(text, "size" if of_size else "macs", number / 100)
+
         if not number:
             raise ValueError(f"the target {text!r} must be a {'size' if unit in BYTES else 'time'} above 0")
         if unit in BYTES:
@@ -102,6 +107,8 @@ def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: in
         raise ValueError("the work is stated by --at or by --lengths: give one of them")
     if shape is not None:
         return full(*shape)
+
+    # The batch has as many lengths as it has rows: quantiles of all that the file lists.
     path = Path(str(lengths))
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
@@ -110,6 +117,7 @@ def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: in
         if not line.strip().isdecimal() or int(line) < 1:
             raise ValueError(f"{path}, line {number}: {line.strip()[:40]!r} is not a length in tokens")
         found.append(int(line))
+
     if not found:
         raise ValueError(f"{path} has no lengths")
     chosen = quantiles(found, batch_size)

@@ -93,6 +93,7 @@ def time_sublayers(
     config = with_fields(model.config, {"pruned_heads": {}, "pruned_neurons": {}})
     all_heads, all_neurons = config.num_attention_heads, config.intermediate_size
 
+    # Sublayers of other sizes are new ones: a time depends on sizes, not on weights.
     def smaller(heads: Iterable[int] = (), neurons: Iterable[int] = ()) -> Any:
         pruned = with_pruned(config, {layer: heads}, {layer: neurons})
         found = type(block)(pruned, layer).to(device=states.device, dtype=states.dtype).eval()
@@ -107,6 +108,8 @@ def time_sublayers(
         runs[f"heads {kept}"] = partial(attention, states, inputs=inputs)
     for kept in timed["neurons"]:
         runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
+
+    # All take turns, so that a busy moment slows all; a larger one is never counted as faster.
     found = alternate(runs, ROUNDS, device, after_round=after_round)
     each = {name: quartiles(seconds) for name, seconds in found.items()}
     found_of = {

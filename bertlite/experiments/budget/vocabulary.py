@@ -124,6 +124,8 @@ def compare(dense: Pair, small: Pair, texts: list[Text], longest: int) -> dict[s
     """
     before, after = (tokenizer.encode_texts(texts, longest).encodings for _, tokenizer in (dense, small))
     changed = [text for text, old, new in zip(texts, before, after, strict=True) if old.tokens != new.tokens]
+
+    # Texts that are cut as before have the same outputs, so only changed ones are run.
     found: dict[str, Any] = {"changed": len(changed) / len(texts)}
     of_texts = not (getattr(dense[0], "needs_tokens", True) or dense[0].takes_choices)
     kl, differ = [], []
@@ -136,6 +138,7 @@ def compare(dense: Pair, small: Pair, texts: list[Text], longest: int) -> dict[s
             both.append(predictions(judged, judged(**batch, return_dict=True), batch))
         kl.append(divergence(*both))
         differ.append(sum_terms(p.disagreement(q) for p, q in zip(*both, strict=True)))
+
     if changed:
         found["kl"] = float(torch.cat(kl).mean())
         if of_texts and model.config.num_labels > 1:

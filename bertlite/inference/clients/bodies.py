@@ -65,6 +65,8 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
         RuntimeError: the copy was verified and differs.
     """
     check_around(thing)
+
+    # Everything is looked at before the first conversion, which takes seconds.
     bodies = list(find_bodies(thing))
     if not bodies:
         raise TypeError(
@@ -73,6 +75,8 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
         )
     for name, body in bodies:
         check_body(name, body)
+
+    # An optimised encoder stands in for each body, under the id by which the copy meets the original.
     made: dict[int, Any] = {}
     for name, body in bodies:
         reader, reads_states = reader_of(thing, body), reader_of(thing, body, states=True) is not None
@@ -80,10 +84,14 @@ def optimize_bodies(thing: Thing, optimise: Optimise, verify: bool, skip_padding
         made[id(body)] = OptimizedBody(body, quick, config, reader, reads_states, skip_padding)
         if reader is not None and skip_padding is None and made[id(body)].attention not in ("eager", *PACKING):
             warn_of(name, reader, stacklevel=3)
+
+    # torch sums a Dense's matmul in an order that depends on the number of texts; the kernels do not.
     encoders = [each.model.base_model.encoder for each in made.values() if isinstance(each, OptimizedBody)]
     kernels = next((each.kernels for each in encoders if isinstance(each, NativeEncoder)), None)
     if kernels is not None:
         made |= {id(each): NativeLinear(each, each.weight.dtype, kernels) for each in pooled_linears(thing)}
+
+    # The copy is made at once, so that a module that two parts share stays shared.
     copied = copy_with(thing, made)
     finish_(copied, reproducible=kernels is not None and kernels.reproducible)
     if verify:
@@ -165,8 +173,11 @@ def is_body(part: nn.Module) -> bool:
 def check_body(name: str, body: Any) -> None:
     """Raise TypeError or ValueError, with the module's name, if an optimised copy would not run a part of it."""
     config = body.config
+
     if is_causal(config):
         raise ValueError(f"{name} is a decoder, which the kernels do not run: leave it as it is")
+
+    # The kernels compute softmax attention; a function that the user registered would be passed over in silence.
     attention = getattr(config, "_attn_implementation", None) or "sdpa"
     functions = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", {})
     eager = getattr(sys.modules.get(type(body).__module__), "eager_attention_forward", None)
@@ -174,6 +185,8 @@ def check_body(name: str, body: Any) -> None:
         raise TypeError(f"{name} has attention {attention!r}, which would not be run; set it to 'sdpa' first")
     if not is_of_home(functions.get(attention, eager)):
         raise TypeError(f"{name} has attention {attention!r} with another function than transformers': put that back")
+
+    # A copy is built from the config, so whatever the config does not tell has to be as in a new body.
     made = None  # the modules of a new body without weights, of this one's class and config
     if not isinstance(body, BertModel):
         made = dict(make_skeleton(type(body), config_as_built(body), {}).named_modules())
@@ -181,6 +194,8 @@ def check_body(name: str, body: Any) -> None:
         where = f"{name}.{path}".rstrip(".")
         if part.training and not isinstance(part, nn.ModuleList):
             raise ValueError(f"{where} is in training mode; call .eval() on what you optimise first")
+
+        # Subclasses, adapters and quantised layers have code of their own, which a copy would lose.
         kind = type(part)
         adapted = hasattr(part, "base_layer") or getattr(part, "_hf_peft_config_loaded", False)
         if part is body and not (adapted or kind.__module__.startswith(HOMES)):
@@ -193,6 +208,8 @@ def check_body(name: str, body: Any) -> None:
                 f"{where} is a {kind_of(part)}, which would not be run: merge adapters first, and start from a model"
                 " that is neither quantised nor compiled"
             )
+
+        # Hooks and changed values are the last ways in which a module can differ.
         if change := own_code(part):
             raise TypeError(f"{where} has {change}, which would not be run: remove it first")
         if made and (change := mismatch(part, made.get(path))):
@@ -229,6 +246,8 @@ def mismatch(part: nn.Module, made: nn.Module | None) -> str | None:
     if made is None or type(part) is not type(made):
         both_drop = isinstance(part, DROPOUT) and isinstance(made, DROPOUT)
         return None if both_drop else f"class {kind_of(part)}, where its config makes {made and kind_of(made)}"
+
+    # Dropout does nothing in eval mode, and the row of padding matters to gradients alone.
     for name, x in vars(made).items():
         irrelevant = name in INERT or name.startswith("_") or "dropout" in name
         if irrelevant or isinstance(part, nn.Dropout) or (name == "padding_idx" and isinstance(part, nn.Embedding)):
@@ -236,11 +255,14 @@ def mismatch(part: nn.Module, made: nn.Module | None) -> str | None:
         own = vars(part).get(name)
         if isinstance(x, VALUES) and (isinstance(own, Tensor) or own != x):
             return f"{name} {own!r}, where its config makes {x!r}"
+
+    # Buffers such as position ids may be longer or shorter than in a new body: the shared part must agree.
     for name, x in made.named_buffers(recurse=False):
         found: Any = getattr(part, name, None)
         shared = 0 if found is None or found.is_meta else min(found.shape[-1], x.shape[-1])
         if shared and not torch.equal(found[..., :shared].to(x.device), x[..., :shared]):
             return f"other values in {name} than its config makes"
+
     unknown = [name for name, x in part.named_buffers(recurse=False) if name not in made._buffers]
     return f"a buffer {unknown[0]!r}, where its config makes none" if unknown else None
 
@@ -307,25 +329,35 @@ class OptimizedBody(nn.Module):
         check_no_gradients(self.anchor, input_ids, attention_mask, *rest, *given.values())
         if is_causal(self.config):
             raise_missing("causal attention, for which its config asks now")
+
+        # Arguments are sorted by what becomes of them: tensors go to the kernels, wishes follow the config.
         if len(rest) > len(self.arguments) - 2:
             raise TypeError(f"an optimised encoder takes {len(self.arguments)} arguments, not {2 + len(rest)}")
         given = {**dict(zip(self.arguments[2:], rest, strict=False)), **given}
         inputs = {name: given.pop(name, None) for name in INPUTS if name in self.arguments}
+
         asked = {name: given.pop(name, None) for name in ASKED}
         asked = {name: getattr(self.config, name) if x is None else x for name, x in asked.items()}
         if not isinstance(states := asked["output_hidden_states"], bool):
             raise TypeError(f"output_hidden_states is {states!r}; an optimised encoder gives all (True) or none")
+
+        # The rest may be None or False: an encoder would ignore anything else, and its result would be another.
         flags = {name: bool(given.pop(name, False)) for name in FOR_HEADS}
         flags["skip_padding"] = self.skips_padding(given.pop("skip_padding", None), attention_mask, states)
         asked_for = [name for name, x in given.items() if x is not None and x is not False and name not in UNREAD]
         unknown = [name for name in asked_for if not self.passes_on or name in READ or name in self.arguments]
         if unknown:
             raise TypeError(f"an optimised encoder does not support {unknown[0]}: leave it None, or keep the original")
+
         as_dict = asked.pop("return_dict")
         out: Any = self.model(input_ids, attention_mask, **inputs, **asked, **flags, return_dict=True)
+
+        # Heads of bertlite.hf read the layout too; any other caller gets the output class of the module.
         if flags["return_encoded"]:
             vars(out).update({name: self.as_given(x) for name, x in out.items() if name != "layout"})
             return out
+
+        # In transformers 4 a tuple has a gap where a pooler's output would be.
         found = self.output_type(**{name: self.as_given(x) for name, x in out.items()})
         if as_dict:
             return found

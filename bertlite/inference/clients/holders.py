@@ -75,15 +75,21 @@ def copy_with(thing: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
         return copy_module(thing, memo)
     if not modules_of(thing, depth=depth):
         return thing
+
+    # A tuple must be made from its parts; anything else is copied first, as it may hold itself.
     if isinstance(thing, tuple):
         parts = [copy_with(part, memo, depth) for part in thing]
         return type(thing)._make(parts) if hasattr(thing, "_make") else type(thing)(parts)
     memo[id(thing)] = copied = copy.copy(thing)
+
+    # Not by setattr, which frozen dataclasses and properties refuse.
     for name, part in parts_of(thing).items():
         if isinstance(thing, list | dict):
             copied[name] = copy_with(part, memo, depth)
         elif (again := copy_with(part, memo, depth - 1)) is not part:
             object.__setattr__(copied, name, again)
+
+    # Its own methods would write files before they notice that an optimised encoder has no state_dict.
     refuse_saving_(copied, SAVING[:-1])
     return copied
 

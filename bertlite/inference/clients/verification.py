@@ -66,8 +66,12 @@ def verify(
     inputs = random_inputs([each.config for each in models], models[0].device)
     if not values_readable(inputs["input_ids"]):  # on meta, or while something is traced
         return
+
+    # Each side's encoders are watched within its own run.
     sides = {id(original): [a for a, _ in encoders], id(converted): [b for _, b in encoders]}
     reason: Exception | None = None
+
+    # An object's inputs are not known: the ways to call it are tried until its encoders have run.
     for call in ways_to_call(original, inputs):
 
         def run(each: nn.Module, call: Call = call) -> Outputs:
@@ -78,11 +82,15 @@ def verify(
         except Exception as error:  # any kind: it takes other inputs
             reason = reason or error
             continue
+
+        # The encoders ran, so this comparison is the answer.
         if any(name.startswith(ENCODED) for name in plain):
             dtype = max((each.compute_dtype for each in models), key=[*ALLOWED].index)
             name = f"backend {models[0].backend!r}"
             theirs, mask = sides[id(original)], inputs["attention_mask"]
             return check_alike(run, plain, original, converted, theirs, mask, dtype, name)
+
+    # An encoder by itself must run on tokens; anything around encoders is left out, and they are compared one by one.
     if original is encoders[0][0]:
         name = type(original).__name__
         raise TypeError(f"{name} does not run on tokens, which verify a copy: pass verify=False") from reason
@@ -165,24 +173,33 @@ def check_alike(
         mask: 0 for padding, whose outputs count if both compute them.
         name: the copy's name.
     """
+    # The original runs again with noise, which shows how much rounding changes these outputs.
     step = add_noise_(original, encoders, dtype)
     noisy, ours = run(original), run(converted)
+
     other = [key for key in plain if key.startswith(ENCODED) and plain[key].shape != ours[key].shape]
     plain = {key: x for key, x in plain.items() if key not in other}  # a head may ask for only first tokens
+
+    # Padding counts only if both sides compute it.
     real = mask.flatten(0, -2).bool()
     both = [(plain[key], ours[key]) for key in plain if key.startswith(ENCODED) and plain[key].shape[:2] == real.shape]
     computed = any(bool(x[~real].any()) and bool(y[~real].any()) for x, y in both)
     counts = torch.ones_like(real) if computed else real
     plain, noisy, ours = (real_outputs(each, counts) for each in (plain, noisy, ours))
+
+    # Nothing can be said of a model that gives nan itself.
     for key, x in plain.items():
         if x.isnan().any() or (key.startswith(ENCODED) and not x.isfinite().all()):
             raise ValueError(
                 f"the model's own {key} is not finite for random tokens, so that no copy can be verified: repair its"
                 " weights, or pass verify=False"
             )
+
+    # Noise may miss an output by chance: relative to its size it is allowed as much as any other output.
     noise = {key: rms(error_of(noisy[key], x)) for key, x in plain.items()}
     sizes = {key: rms(x.where(x.abs() < LARGEST, 0)) for key, x in plain.items()}
     relative = max([step, *(noise[key] / max(size, 1e-30) for key, size in sizes.items())])
+
     for key, x in plain.items():
         few = 1 + 4 / sqrt(max(x.numel(), 1))  # the noise of a few numbers may be small by chance
         allowed, off = ALLOWED[dtype] * few * max(noise[key], relative * sizes[key]), error_of(ours[key], x)
@@ -210,11 +227,14 @@ def random_inputs(configs: Sequence[BertConfig], device: torch.device) -> dict[s
         min(getattr(config, size) for config in configs)
         for size in ("vocab_size", "type_vocab_size", "max_position_embeddings")
     )
+
+    # Two lengths, so that one sequence is padded; both are multiples of the chunks in which layers may run.
     random, pad = torch.Generator().manual_seed(0), configs[0].pad_token_id or 0
     longest, chunk = min(LENGTHS[0], positions), lcm(*(config.chunk_size_feed_forward or 1 for config in configs))
     lengths = torch.tensor(LENGTHS, dtype=torch.long, device="cpu").clamp(max=max(longest // chunk, 1) * chunk)
     shape = (len(LENGTHS), int(lengths.max()))
     mask = torch.arange(shape[1], device="cpu") < lengths[:, None]
+
     inputs = {
         "input_ids": torch.randint(words, shape, generator=random, device="cpu").where(
             mask, pad if pad < words else 0
@@ -222,6 +242,8 @@ def random_inputs(configs: Sequence[BertConfig], device: torch.device) -> dict[s
         "token_type_ids": torch.randint(types, shape, generator=random, device="cpu"),
         "attention_mask": mask.long(),
     }
+
+    # A decoder needs something to attend to.
     if configs[0].add_cross_attention:
         states = torch.randn(
             len(LENGTHS), 3, configs[0].hidden_size, generator=random, device="cpu", dtype=torch.float32
@@ -252,8 +274,11 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -
     random, step = torch.Generator(device_of(encoders)).manual_seed(1), step_of(encoders, dtype)
     floats, rows = Noise(random, step), RowNoise(random, step)
     integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
+
+    # Rounding differs by place: integers inside the encoder's matmuls, rows in word embeddings, floats elsewhere.
     inside = {id(part) for each in encoders for part in encoder_of(each).modules()}
     words = {id(each.get_input_embeddings().weight) for each in encoders if dtype == torch.int8}
+
     for part in {part for each in (model, *encoders) for part in each.modules()}:  # no hooks: a model may see them
         if isinstance(part, nn.Linear):
             outside = rows if id(part.weight) in words else floats  # a tied decoder multiplies by word embeddings

@@ -171,23 +171,28 @@ def fastest(ways: Mapping[str, Way], x: Tensor) -> str:
         x: memory for the inputs, which are drawn here.
     """
     x.normal_(generator=torch.Generator(x.device).manual_seed(0))
+
+    # The first way is the measure: it is torch's own, and right by definition.
     (first, *others), faults = ways, {}
-    right, times = ways[first](x), {first: seconds(partial(ways[first], x), x.device)}
+    right, times = ways[first](x), {first: seconds_of_run(partial(ways[first], x), x.device)}
+
+    # A compiler that fails, or is wrong on this GPU, costs speed and nothing else.
     for name in others:
         try:
             error = (ways[name](x) - right).abs().max() / right.abs().max()
             if error <= WRONG:
-                times[name] = seconds(partial(ways[name], x), x.device)
+                times[name] = seconds_of_run(partial(ways[name], x), x.device)
             else:  # nan is
                 faults[name] = f"its error is {float(error):.1e}"
         except Exception as error:  # Triton's compiler and drivers raise many kinds
             faults[name] = f"{type(error).__name__}: {error}"
+
     for name, fault in faults.items():
         warnings.warn(f"the matmul {name} is not used here: {fault}", RuntimeWarning, stacklevel=2)
     return min(times, key=times.__getitem__)
 
 
-def seconds(run: Callable[[], object], device: torch.device) -> float:
+def seconds_of_run(run: Callable[[], object], device: torch.device) -> float:
     """Return the time of a run; on a GPU the least of some, without launching, which graphs save."""
     run()
     if device.type != "cuda":
@@ -215,6 +220,8 @@ def fuse_(model: BertModel) -> bool:
     if missing is not None:
         warnings.warn(f"torch's operators run what surrounds matmuls: {missing}", stacklevel=5)
         return False
+
+    # A part that the kernels cannot compute stays as it is; all other parts are fused.
     reasons = {}
     for name, part in model.named_modules():
         cls = FUSED.get(type(part))
@@ -224,11 +231,14 @@ def fuse_(model: BertModel) -> bool:
         if fault is not None:
             reasons[fault] = name
             continue
+
+        # The class changes and the parameters stay, so that the model keeps its names and its weights.
         if isinstance(part, BertEmbeddings) and not isinstance(part, FamilyEmbeddings):
             vars(part)["projection"] = None
         part.__class__ = cls
         if isinstance(part, FusedSelfAttention):
             part.join_()
+
     if reasons:
         found = "; ".join(f"{name} {fault}" for fault, name in reasons.items())
         warnings.warn(f"torch's operators run some parts of this model: {found}", stacklevel=5)

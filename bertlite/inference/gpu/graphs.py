@@ -80,10 +80,14 @@ class BucketGraph:
         """Return the last hidden states of the inputs, (B, S, D)."""
         model, tokens = self.model, self.bucket.tokens
         backend = model.backend_for(self.bucket.longest)
+
+        # No kernel leaves padding out at this length, or something reads it: the plain forward computes it.
         if tokens is None or backend is None:
             out = BertModel.forward(model, self.ids, self.mask, self.segments, skip_padding=False, return_dict=True)
             states: Tensor = out.last_hidden_state
             return states
+
+        # A graph cannot depend on how many tokens are real, so they are packed into as many slots as the bucket has.
         positions = count_positions(self.ids, model.config) if model.config.positions_skip_padding else None
         packed: tuple[Tensor | None, ...]
         if model.fused:
@@ -91,6 +95,7 @@ class BucketGraph:
         else:
             layout = Slots.of_rows(self.mask.ne(0), tokens, self.bucket.longest, rest=False)
             packed = layout.pack_inputs(self.ids, self.segments, positions, None)
+
         x, _ = model.encoder(model.embeddings(*packed), inputs=LayerContext(backend, layout))
         return unpack_rows(layout, x) if model.fused else layout.unpack(x)
 
@@ -200,15 +205,21 @@ class Graphs:
         training step that records and runs this model does, or both could wait for each other.
         """
         on_gpu, is_new = model.device.type == "cuda", bucket not in self.made
+
+        # Recording forbids other work on the GPU, so only a new graph waits for its turn.
         with RECORDING if is_new else nullcontext(), self.lock, torch.inference_mode(False), torch.no_grad():
+            # Graphs share their memory: on another stream this one waits until the last output has been copied.
             stream = torch.cuda.current_stream() if on_gpu else None
             if stream is not None and self.done is not None:
                 stream.wait_event(self.done)
             if not self.made:
                 self.pool, self.bytes = torch.cuda.graph_pool_handle() if on_gpu else None, 0
+
             graph = self.made.get(bucket)
             if graph is None and not is_new:
                 return None
+
+            # A graph is a matter of speed: without memory the batch runs plainly, and what graphs held is given back.
             try:
                 if graph is None:
                     graph = self.made[bucket] = BucketGraph(model, bucket)
@@ -220,12 +231,17 @@ class Graphs:
                 )
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
                 return None
+
+            # The graph that was unused for longest goes first.
             self.made.move_to_end(bucket)
             if len(self.made) > BUCKETS:
                 self.drop(1)
+
             states = graph(ids, mask, segments)
             if stream is not None:
                 self.done = stream.record_event()
+
+            # Memory comes back only when no graph of the pool is left, so all go at once.
             if len(self.made) > 1 and self.bytes > BYTES:
                 self.drop(len(self.made))
             return states
@@ -287,12 +303,15 @@ class GraphedBertModel(QuickBertModel):
         skips: bool | None,
     ) -> BertModelOutput | None:
         """Return the outputs of a graph; None if inputs are rare or many, so that graphs do not pay: BertBody runs."""
+        # Rare inputs would need graphs of their own, and the plain forward has the better messages for wrong ones.
         if positions is not None or ends is not None or (mask is not None and mask.is_floating_point()):
             return None
         if any(x is not None and x.dtype not in INDICES for x in (input_ids, segments)):
             return None
         if any(x is not None and (x.shape != input_ids.shape or x.device != self.device) for x in (mask, segments)):
             return None
+
+        # Count the tokens to compute: the real ones if padding may be left out, else all positions.
         rows, length = input_ids.shape
         tokens: int | None = rows * length
         longest = length
@@ -304,12 +323,17 @@ class GraphedBertModel(QuickBertModel):
             tokens, longest = count_tokens(mask, gapless=relative)
         if self.backend_for(longest) is None:
             tokens, longest = None, length
+
+        # Many tokens keep the GPU busy longer than Python takes to launch, so a graph would gain nothing.
         if (rows * length if tokens is None else tokens) > MOST_TOKENS:
             return None
+
         bucket = bucket_of(rows, length, tokens, longest, self.config.max_position_embeddings)
         states = self.graphs.run(self, bucket, input_ids, mask, segments)
         if states is None:
             return None
+
+        # The graph ends at the hidden states; the pooler is a single matmul behind it.
         states = states[:, :1] if first_only else states
         pooled = None if self.pooler is None else self.pooler(states)
         if encoded:
@@ -329,6 +353,8 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
         raise ValueError(f"CUDA graphs are for a GPU and the model is on {model.device}: use backend='auto'")
     if type(body) is not BertModel or config.is_decoder:
         raise ValueError(f"CUDA graphs run encoders, not {type(body).__name__}: use backend='plain'")
+
+    # The padding of long texts is left out only if this GPU has an attention for it.
     needs = Requirements(
         relative=POSITIONS[config.position_embedding_type].in_scores,
         device=model.device.type,
@@ -337,11 +363,14 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
     )
     varlen = BACKENDS["varlen"]
     missing = None if varlen.missing is None else varlen.missing(needs)
+
+    # The body keeps its modules and changes its class, so names, hooks and weights stay as they are.
     body.__class__ = GraphedBertModel
     vars(body).update(graphs=Graphs(), needs=needs, packed_backend=None if missing else varlen)
     assert isinstance(body, GraphedBertModel)
     body.fused = fuse_(body)
     packs = body.encoder.leaves_padding_out = body.backend_for(1) is not None
+
     if missing is not None:
         longer = f" if a text has more than {LONGEST} tokens" if packs else ""
         warnings.warn(f"CUDA graphs compute padding here{longer}: {missing}", stacklevel=4)

@@ -88,11 +88,16 @@ class TrainingStep:
         self.schedule, self.scaler, self.autocast, self.accumulate = schedule, scaler, autocast, accumulate
         self.device: torch.device = next(model.parameters()).device
         self.modules, self.parameters = list(model.modules()), list(model.parameters())
+
         self.trained = trained_by(optimizer)
         check_arguments(self, frozen)
+
+        # Padding is left out if every model can do it; a body of another kind is run as it is.
         bodies: Any = [getattr(each, "base_model", None) for each in (model, *frozen)]
         self.bodies = bodies if all(isinstance(body, BertBody) for body in bodies) else []
         self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
+
+        # Graphs of one step share memory, since none keeps anything between two replays.
         self.capture = capture
         self.frozen = [part for each in frozen for part in each.modules()]
         if capture is None and self.device.type == "cuda":
@@ -117,9 +122,13 @@ class TrainingStep:
             raise ValueError(
                 "a step leaves the autocast around it: give it one of its own, as in autocast=torch.bfloat16"
             )
+
+        # Gradients add up over `accumulate` batches, of which the last one steps the optimizer.
         self.clear_()
         self.steps += 1
         last = self.steps % self.accumulate == 0
+
+        # A batch that no bucket fits, as with labels of another kind, trains as in a plain loop.
         with current(self.device):
             fitted = None if self.capture is None else self.fit(batch)
             if fitted is None:
@@ -127,6 +136,7 @@ class TrainingStep:
                 loss = self.run(there, last, None)
             else:
                 loss = self.replay(*fitted, last)
+
         if last and self.schedule is not None:
             self.schedule.step()
         return loss
@@ -179,13 +189,18 @@ class TrainingStep:
         ids, mask = batch.get("input_ids"), batch.get("attention_mask")
         if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.numel():
             return None
+
+        # A graph replays the same kernels, so it takes inputs whose values the host never has to read.
         if mask is not None and (mask.shape != ids.shape or mask.is_floating_point()):
             return None
         if not all(isinstance(x, Tensor | int | float | str | None) for x in batch.values()):
             return None
+
         if any(body.recomputes() for body in self.bodies):
             warnings.warn("steps with checkpointed layers run without CUDA graphs", RuntimeWarning, stacklevel=3)
             return None
+
+        # The sizes are rounded up, so that few graphs serve all batches.
         rows, length = ids.shape
         tokens, longest = self.count(batch, mask)
         if tokens is not None:  # one more, so that a sequence of its own is left over
@@ -193,6 +208,8 @@ class TrainingStep:
             longest = power_of_2(max(longest, tokens // 8, 16))
         else:
             longest = 0  # read by no layer
+
+        # A longer batch would change the loss of a head that reads padding.
         limit = max(getattr(self.model.config, "max_position_embeddings", length), length)
         limit = length if self.reads_padding else limit
         mask = torch.ones_like(ids) if mask is None else mask
@@ -232,14 +249,19 @@ class TrainingStep:
     def replay(self, bucket: Bucket, batch: Batch, last: bool) -> Tensor:
         """Run the step of a bucket: plainly for the first time, recorded for the second."""
         assert self.capture is not None
+
+        # The key holds everything that a graph cannot notice afterwards: shapes, modes, and numbers of Python.
         shapes = {name: shape_in(bucket, name, x, batch) for name, x in batch.items() if isinstance(x, Tensor)}
         flags = *(x.training for x in self.modules), *(x.requires_grad for x in (*self.parameters, *self.trained))
+
         # a graph keeps dtypes, and numbers of Python, which a schedule of momentum changes
         kept = [x.dtype if isinstance(x, Tensor) else x for x in batch.values()]
         kept += [
             x for group in self.optimizer.param_groups for x in group.values() if not isinstance(x, Tensor | list)
         ]
         key = bucket, last, tuple(shapes.items()), flags, *kept, *self.settings()
+
+        # The graph that was unused for longest goes first.
         step = self.made.get(key)
         new = step is None
         if step is None:
@@ -247,6 +269,8 @@ class TrainingStep:
         self.made.move_to_end(key)
         while len(self.made) > BUCKETS:
             self.made.popitem(last=False)
+
+        # The first run is plain: it makes the optimizer's state and warms up what a recording may not.
         step.copy(batch)
         run = partial(self.run, step.batch, last, bucket)
         if new:
@@ -258,6 +282,7 @@ class TrainingStep:
                 self.made.clear()
                 text = "there was no memory for the CUDA graph of a step: this one runs plainly, earlier ones go"
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
+
         if step.launch is None:  # outside the handler: its traceback keeps the memory of the whole recording
             return run()
         step.launch()
@@ -274,6 +299,8 @@ def check_arguments(step: Any, frozen: Any) -> None:
     clip, count, schedule, groups = step.clip, step.accumulate, step.schedule, step.optimizer.param_groups
     clips, others = clip is not None, {*step.parameters}.isdisjoint(step.trained)
     theirs = getattr(getattr(schedule, "optimizer", None), "param_groups", groups)
+
+    # Each mistake with the sentence that mends it, in the order in which they are looked for.
     faults = (
         (not isinstance(count, int) or count < 1, f"accumulate is {count!r}; give a number of batches, from 1 on"),
         (
@@ -286,6 +313,7 @@ def check_arguments(step: Any, frozen: Any) -> None:
         (theirs is not groups, "the schedule is another optimizer's; make it from the optimizer that is given"),
         (isinstance(schedule, ReduceLROnPlateau), "the schedule steps by a score; step it yourself, with the score"),
     )
+
     for holds, text in faults:
         if holds:
             raise ValueError(text)
@@ -340,10 +368,14 @@ def numbers_in(loss: Any) -> list[Any]:
     while isinstance(loss, partial):
         held += [*loss.args, *loss.keywords.values()]
         loss = loss.func
+
+    # A loss may be a function, a method, or an object that can be called.
     function = getattr(loss, "__func__", loss if inspect.isfunction(loss) else type(loss).__call__)
     if inspect.isfunction(function):
         read, code = inspect.getclosurevars(function), function.__code__
         held += [*read.nonlocals.values(), *read.globals.values()]
+
+        # Only names in its code count: a module's other globals are no numbers of this loss.
         names = {*code.co_names, *(x for x in code.co_consts if isinstance(x, str))}
         for owner in (getattr(loss, "__self__", loss), *held):
             fields = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
@@ -355,17 +387,20 @@ def numbers_in(loss: Any) -> list[Any]:
 def packs_into(bodies: Sequence[Any], bucket: Bucket | None, backend: Backend | None) -> Iterator[None]:
     """Let bodies put tokens into the slots of a bucket, unless padding is read."""
 
+    # The bucket's slots replace the layout that a body would make, whose size is not fixed.
     def choose_layout(body: Any, args: Any, cache: Any) -> Any:
         assert bucket is not None
         if cache is not None or args.skip_padding is False or args.output_attentions or args.attention_mask is None:
             return type(body).choose_layout(body, args, cache)
         return Slots.of_rows(args.attention_mask.ne(0), bucket.tokens or 0, bucket.longest, rest=True)
 
+    # For slots there is one backend and no mask; any other layout is the body's own choice.
     def select(body: Any, args: Any, layout: Any, *others: Any, **named: Any) -> Any:
         if isinstance(layout, Slots):
             return backend, Mask()
         return type(body).select_backend_and_mask(body, args, layout, *others, **named)
 
+    # An object's own methods go before its class's, and are deleted again.
     changed = bodies if bucket is not None and bucket.tokens is not None else ()
     for body in changed:
         vars(body).update(choose_layout=partial(choose_layout, body), select_backend_and_mask=partial(select, body))

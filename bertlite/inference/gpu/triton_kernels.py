@@ -20,7 +20,7 @@ try:
 except ImportError:
     triton = None
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)  # settled when a kernel is decorated
 
 GELU_TANH = ("gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh")
@@ -93,12 +93,15 @@ if triton is not None:
         if NAME == "gelu":
             if EXACT:
                 x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
             else:  # within 2e-7, in half the time; Abramowitz and Stegun, 7.1.26
                 size = tl.abs(x) * 0.7071067811865476
                 t = 1.0 / (1.0 + 0.3275911 * size)
                 tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
                 below = 0.5 * x * tail * tl.exp(-size * size)
                 x = tl.where(x < 0, below, x - below)
+
+        # All other activations have closed forms that a GPU computes exactly enough.
         elif NAME == "gelu_tanh":
             x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
         elif NAME == "silu":
@@ -124,16 +127,20 @@ if triton is not None:
         NAME: tl.constexpr, EXACT: tl.constexpr,
     ):  # fmt: skip
         down, across = tl.cdiv(T, ROWS), tl.cdiv(N, COLUMNS)
+
+        # Neighbouring blocks share rows and columns, which the cache then still holds: they are taken in groups.
         for block in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
             first = block // (GROUP * across) * GROUP
             together = tl.minimum(down - first, GROUP)
             row = (first + block % (GROUP * across) % together) * ROWS
             column = block % (GROUP * across) // together * COLUMNS
+
             sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
             for step in range(tl.cdiv(D, STEP)):
                 left, right = x.load([row, step * STEP]), weight.load([column, step * STEP])
                 precision: tl.constexpr = "ieee" if EXACT else "tf32"
                 sums = tl.dot(left, tl.trans(right), sums, input_precision=precision)
+
             HALF: tl.constexpr = COLUMNS // 2  # two stores of half the memory
             halves = tl.permute(tl.reshape(sums, (ROWS, 2, HALF)), (0, 2, 1))
             one, other = tl.split(halves)
@@ -180,8 +187,8 @@ def missing_for_triton(device: str, dtype: torch.dtype) -> str | None:
         return "Triton is not installed, or older than 3.4; torch for CUDA brings it"
     if device != "cuda" and not INTERPRETED:
         return f"Triton runs on CUDA, not on {device}"
-    if dtype not in DTYPES:
-        return f"the kernels take {', '.join(map(str, DTYPES))}, not {dtype}"
+    if dtype not in TRITON_DTYPES:
+        return f"the kernels take {', '.join(map(str, TRITON_DTYPES))}, not {dtype}"
     return launch_fault() if device == "cuda" and torch.cuda.is_available() else None
 
 
@@ -251,13 +258,18 @@ def product(x: Tensor, weight: Tensor, bias: Tensor, name: str, tiles: Tiles, pr
         programs: how many run at once.
     """
     (tokens, width), neurons = x.shape, weight.shape[0]
+
+    # The hardware that copies blocks needs aligned rows, so the output has padding that the view hides.
     aligned = ALIGNED // x.element_size()
     out = x.new_empty(tokens, -(-neurons // aligned) * aligned)[:, :neurons]
     blocks = [tiles.rows, tiles.step], [tiles.columns, tiles.step], [tiles.rows, tiles.columns // 2]
+
     described = [
         TensorDescriptor(each, list(each.shape), list(each.stride()), block)
         for each, block in zip((x, weight, out), blocks, strict=True)
     ]
+
+    # No more programs than blocks; each takes several in turn.
     total = -(-tokens // tiles.rows) * -(-neurons // tiles.columns)
     product_kernel[(min(programs, total),)](
         *described[:2], bias, described[2], tokens, neurons, width, ROWS=tiles.rows, COLUMNS=tiles.columns,

@@ -46,6 +46,8 @@ class NativeEncoder(BertEncoder):
         """Run the layers; arguments and results are as for BertEncoder."""
         if not values_readable(hidden_states):
             raise RuntimeError("native kernels cannot be traced, exported or mapped; use the original model")
+
+        # The kernels read memory by address: a wrong dtype, width or device must stop here.
         floats, width = (torch.float32, torch.bfloat16), self.weights.shape.hidden_size
         if hidden_states.dtype not in floats or hidden_states.shape[-1] != width or not hidden_states.is_cpu:
             found = f"{hidden_states.shape[-1]} of {hidden_states.dtype} on {hidden_states.device}"
@@ -53,15 +55,20 @@ class NativeEncoder(BertEncoder):
                 f"the native kernels take {width} numbers of float32 or bfloat16 on the CPU, not {found}: change the"
                 " original model, and optimise that"
             )
+
         layers, x, first = self.weights.shape.layers, hidden_states.contiguous(), inputs.first_only
         lengths = sequence_lengths(x, inputs)
         out = torch.empty_like(inputs.first(x) if first else x)
         states = x.new_empty(len(layers), *x.shape) if inputs.keep_states else None
         weights = attention_weights(x, inputs, [layer.heads for layer in layers])
+
+        # Without layers or tokens there is nothing to run, and the outputs still have their shapes.
         if not (layers and x.numel()):
             for i, weight in enumerate(weights):
                 inputs.at(i).keep_weights(weight.to(x.dtype))
             return inputs.first(x) if first else x, None if states is None else list(states)
+
+        # The batch holds addresses alone, so each tensor needs a name that lives until the kernels return.
         starts = (ctypes.c_int64 * (len(lengths) + 1))(0, *accumulate(lengths))
         batch = Batch(
             tokens=starts[-1],
@@ -74,6 +81,7 @@ class NativeEncoder(BertEncoder):
         )
         if states is not None:
             batch.states = states.data_ptr()
+
         held: list[object] = []  # keeps alive the tensors that the batch points at
         held += add_mask(batch, inputs.mask)
         if inputs.gates is not None:
@@ -82,6 +90,7 @@ class NativeEncoder(BertEncoder):
             pointers = addresses(weights)
             batch.probabilities = ctypes.addressof(pointers)
             held.append(pointers)
+
         self.run_batch(batch)
         for i, weight in enumerate(weights):
             inputs.at(i).keep_weights(weight.to(x.dtype))
@@ -110,6 +119,8 @@ def attention_weights(x: Tensor, inputs: LayerContext, heads: list[int]) -> list
 def add_mask(batch: Batch, mask: Mask) -> list[object]:
     """Set the mask of a batch, the keys for each query; return the tensors that the batch then points at."""
     held: list[object] = []
+
+    # Every kind of mask becomes one bias that is added to scores.
     if mask.allowed is not None or mask.bias is not None:
         bias = torch.zeros((), dtype=torch.float32, device="cpu")
         if mask.bias is not None:
@@ -118,10 +129,14 @@ def add_mask(batch: Batch, mask: Mask) -> list[object]:
             bias = torch.where(mask.allowed, bias, -torch.inf)
         if mask.evenly is not None:
             bias = bias.masked_fill(mask.evenly, EVEN)
+
+        # The kernels walk along keys in memory; the other dimensions may be broadcast, by strides of 0.
         keys = batch.tokens // batch.sequences
         bias = bias.expand(*bias.shape[:-1], keys).contiguous()
         batch.bias, batch.bias_strides[:] = bias.data_ptr(), broadcast_strides(bias)
         held.append(bias)
+
+    # A query without keys gives zeros; no bias could say so.
     if mask.attends_anything is not None:
         has_keys = mask.attends_anything.to(torch.uint8).contiguous()
         batch.has_keys, batch.has_keys_strides[:] = has_keys.data_ptr(), broadcast_strides(has_keys)

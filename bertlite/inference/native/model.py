@@ -44,19 +44,28 @@ class NativeEmbeddings(FamilyEmbeddings):
         words = self.word_embeddings.weight if inputs_embeds is None else inputs_embeds.flatten(0, -2)
         shape = words.shape[:0] if input_ids is None else input_ids.shape
         shape = shape if inputs_embeds is None else inputs_embeds.shape[:-1]
+
+        # Tracing, hooks and empty inputs are for the module itself.
         if not (shape.numel() and values_readable(words) and self.is_intact()):
             return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
+
+        # Given embeddings stand in for the table of words: token i has row i.
         words = words.to(self.word_embeddings.weight.dtype).contiguous()
         if inputs_embeds is not None:
             input_ids = torch.arange(shape.numel(), device="cpu").view(shape)
+
         beside = (input_ids, token_type_ids, position_ids)
         laid = [None if ids is None else ids.expand(shape).long().contiguous() for ids in beside]
         given = self.ids(words, shape[:-1].numel(), shape[-1])
         given.ids, given.segments, given.positions = map(address, laid)
         given.skips_padding = self.skips_padding and position_ids is not None  # padding is at -1
+
+        # A model without layers has its embeddings as output.
         out = words.new_empty(*shape, words.shape[1])
         batch = Batch(output=out.data_ptr(), is_bfloat16=out.dtype == torch.bfloat16, ids=ctypes.pointer(given))
         no_layers = Model(hidden_size=words.shape[1], epsilon=self.LayerNorm.eps)
+
+        # The kernels refuse ids beyond a table and do not say which; the module raises the error of torch.
         if not self.kernels.run(no_layers, batch, torch.get_num_threads()):
             return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
         return out if self.projection is None else self.projection(out)
@@ -122,15 +131,21 @@ class NativeBertModel(QuickBertModel):
         """Return the outputs; None if inputs are wrong or rare: then BertBody runs."""
         beside = [x for x in (mask, segments, positions) if x is not None]
         packed, shape = ends is not None, input_ids.shape
+
+        # Only what the kernels read as it lies runs here; BertBody converts the rest, or raises for it.
         fits = all(x.shape == shape and is_laid(x, torch.int64) for x in (input_ids, *beside))
         if not fits or len(shape) != (1 if packed else 2):
             return None
         if positions is not None and self.embeddings.position_embeddings is None:
             return None  # BertBody checks it
+
+        # A family may begin to count positions above 0; the kernels count rows of the table.
         if positions is not None and (first := first_position(self.config)):
             positions = positions - first
         if packed and (mask is not None or encoded or ends.dim() != 1 or not is_laid(ends, torch.int32)):
             return None
+
+        # Addresses of the inputs, and how padding is to be treated.
         rows = len(ends) - 1 if packed else shape[0]
         given = self.embeddings.ids(self.embeddings.word_embeddings.weight, rows, shape[-1])
         given.ids, given.mask, given.segments, given.positions, given.ends = map(
@@ -142,15 +157,19 @@ class NativeBertModel(QuickBertModel):
         if self.config.positions_skip_padding:
             pad = self.config.pad_token_id
             given.skips_padding, given.padding = True, -1 if pad is None else pad
+
+        # Memory for the outputs, which the kernels write.
         words = self.embeddings.word_embeddings.weight
         out = words.new_empty(*([rows, 1][: 2 - packed] if first_only else shape), words.shape[1])
         batch = Batch(output=out.data_ptr(), is_bfloat16=words.dtype == torch.bfloat16, first_only=first_only)
         batch.ids = ctypes.pointer(given)
+
         pooled = None
         if self.pooler is not None:
             linear: Any = self.pooler.dense
             pooled = words.new_empty(rows, linear.outputs)
             batch.pooler, batch.pooled = ctypes.pointer(linear.struct), pooled.data_ptr()
+
         if not self.encoder.run_batch(batch):
             return None
         if encoded:
@@ -172,6 +191,8 @@ def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dt
     """Let the kernels compute the embeddings and the pooler too, if these are plain modules."""
     body, config, pooler = model.base_model, model.config, model.base_model.pooler
     embeddings: Any = body.embeddings
+
+    # Subclasses, other norms and tables that renormalise would compute something else, and stay as they are.
     is_known = type(embeddings) in (BertEmbeddings, FamilyEmbeddings) and type(body) is BertModel
     width = embeds_size(config)
     fault = norm_fault(embeddings.LayerNorm, width, config.layer_norm_eps)
@@ -182,6 +203,8 @@ def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dt
         vars(embeddings).update(kernels=kernels, floats=floats, width=width)
         for parameter in embeddings.parameters():  # a table may be transposed
             parameter.data = parameter.data.contiguous()
+
+    # An activation that the kernels have is fused into the pooler's matmul, so the module has none left to apply.
     act = "tanh" if type(getattr(pooler, "activation", None)) is nn.Tanh else config.pooler_act
     if type(pooler) is BertPooler and act in ACTIVATIONS and type(pooler.activation) in (nn.Tanh, Activation):
         dense: Any = pooler.dense

@@ -74,6 +74,7 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
     Raises:
         ValueError: the sample has too few texts, or something else than token ids.
     """
+    # Whole texts are held out, so that no token of theirs has helped in the fit.
     texts = read_sample(sample, model.config)
     lengths = as_indices([len(text) for text in texts])
     held_out = (as_indices(range(len(texts))) % HELD_OUT == HELD_OUT - 1).repeat_interleave(lengths)
@@ -82,6 +83,8 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
         context, _ = layer.attention.self(x, inputs=inputs)
         attended = layer.attention.output(context, x)
         neurons = layer.intermediate(attended)
+
+        # The matrices of a layer are fitted while its inputs are there: no other layer's need to be kept.
         seen = {"qkv": x, "output": weights.pad_heads(context.T).T, "up": attended, "down": neurons}
         for name, (weight, _) in weights.matrices(layer).items():
             if weight.numel() and (found := fit(weight, seen[name], held_out)) is not None:
@@ -89,11 +92,13 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
         out: Tensor = layer.output(neurons, attended)
         return out
 
+    # One forward of the float model goes through all layers, with texts packed one behind the other.
     ids, segments = (as_indices([token[i] for text in texts for token in text]) for i in range(2))
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     vars(model)["attention_name"], vars(model.encoder)["run_layer"] = lambda: "packed", run_layer
     model(ids.clamp(max=model.config.vocab_size - 1), token_type_ids=segments, cu_seqlens=ends)
     del model.attention_name, model.encoder.run_layer
+
     log.info("int8: %s, to %s tokens of %s texts", weights.rounding, len(ids), len(texts))
 
 
@@ -105,20 +110,26 @@ def read_sample(sample: Sample, config: BertConfig) -> list[list[tuple[int, int]
     """
     given = sample if isinstance(sample, Mapping) else {"input_ids": sample}
     longest, texts, used = config.max_position_embeddings, [], 0
+
+    # A sample may be lists, arrays, tensors or a tokenizer's output; what cannot be read as ids is a fault below.
     try:
         rows = [[[index(x) for x in row] for row in as_lists(given["input_ids"])]]
         for name, value in (("token_type_ids", 0), ("attention_mask", 1)):
             rows.append(as_lists(given.get(name, [[value] * len(ids) for ids in rows[0]])))
         for ids, segments, mask in zip(*rows, strict=True):
+            # Texts are cut at the model's longest, and the rest of a large sample is left out.
             tokens = zip(ids, map(index, segments), mask, strict=True)
             text = [(token, segment) for token, segment, real in tokens if real][:longest]
             used += len(text)
             if text and used <= MOST_TOKENS:
                 texts.append(text)
+
         least, kind = (min((token[i] for text in texts for token in text), default=0) for i in range(2))
         fault = f"has token id {least}" if least < 0 else f"has segment {kind}" if kind < 0 else ""
     except (TypeError, ValueError, KeyError):
         fault = f"is {sample!r:.80}"
+
+    # All faults end in one message, which says what a sample is.
     if not fault and len(texts) < HELD_OUT:
         fault = f"has {len(texts)} texts; a hundred are better, and {HELD_OUT} the fewest"
     if fault:
@@ -188,19 +199,26 @@ def round_for(target: Tensor, gram: Tensor) -> Tensor:
 
     The error is least for each column in turn, given those after it in the order of the diagonal.
     """
+    # Damping keeps the decomposition possible for inputs that are always zero or equal.
     gram.diagonal().add_(DAMPING * gram.diagonal().mean())
+
     order = gram.diagonal().argsort()  # so that the largest inputs are rounded first, by the weight's own digits
     lower = torch.linalg.cholesky(gram[order][:, order])
     lower /= lower.diagonal().clone()  # each column in units of its own input
+
+    # Blocks from the last column to the first: one product carries all earlier errors into a block.
     left, errors = target.T[order], target.new_zeros(target.T.shape)  # (I, O)
     for end in range(len(order), 0, -BLOCK):
         start = max(0, end - BLOCK)
         part = left[start:end].addmm_(lower[end:, start:end].T, errors[end:])
+
+        # Within a block, each rounding error moves the columns that are still to be rounded.
         exact = target.T[order[start:end]]
         for k in reversed(range(end - start)):
             part[k].round_().clamp_(-127, 127)
             error = torch.sub(exact[k], part[k], out=errors[start + k])
             part[:k].addr_(lower[start + k, start : start + k], error)
+
     errors[order] = left  # which no longer needs its memory
     return errors.T.char()
 

@@ -73,6 +73,8 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     if CLASSES.get(name) is not kind:
         raise TypeError(f"{kind.__module__}.{name} cannot be saved optimised; have: {', '.join(CLASSES)}")
     check_output(folder, re.compile(rf"{CHECKPOINT.pattern}|runtime\.json"), own=False)
+
+    # Sizes are read back from the config, so a model whose layers differ from it could not be loaded again.
     encoder = model.base_model.encoder
     assert isinstance(encoder, NativeEncoder)
     shape = encoder.weights.shape
@@ -80,6 +82,8 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     same = {name: getattr(shape, name) for name in ("rotated", "kept", "floats", "scaled")}  # which no config has
     if replace(described, **same) != shape:
         raise ValueError(f"this {name} cannot be saved: its config describes other layers")
+
+    # Weights from before rows were rotated mean something else, and keep a format that says so.
     about = {
         "format": FORMATS[-1] if shape.rotated else ROTATES - 1,
         "byteorder": sys.byteorder,
@@ -92,6 +96,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
         "config": model.config.to_dict(),
         **describe(model),
     }
+
     tensors = {LAYERS: encoder.weights.data, **plain_tensors(model)}
     if shape.numbers == "int8":
         pack_rows_(tensors)
@@ -105,8 +110,11 @@ def describe(model: BertPreTrainedModel) -> dict[str, Any]:
     embeddings, encoder = body.embeddings, cast(NativeEncoder, body.encoder)
     pooler = {} if body.pooler is None else {"pooler": cast(NativeLinear, body.pooler.dense).activation}
     projection = "after" if config.projected_before_norm else "before"
+
+    # The runtime has no modules: all that a module would know is written as values.
     return {
         "shape": {**asdict(encoder.weights.shape), "blocks": None},
+        # How ids become vectors, which a family decides.
         "embeddings": {
             "epsilon": embeddings.LayerNorm.eps,
             "absolute": embeddings.adds_positions,
@@ -168,9 +176,13 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
     path = folder / FILE
     with open_packed(path, RULES) as opened:
         about, numbers = opened.about, opened.about["numbers"]
+
+        # Sizes follow from the config, and the file must have just these tensors.
         config = BertConfig.from_values(path, about["config"])
         model = skeleton_without_layers(path, about, config)
         shape = stack_shape(config, numbers, Blocks(*map(int, about["blocks"])))
+
+        # No config has these: they come from the description, or have the values of formats before.
         described = about.get("shape", {})  # format 5 has none
         kept, floats = tuple(described.get("kept", ())), described.get("floats", FLOATS[0])
         shape = replace(shape, rotated=about["format"] >= ROTATES, kept=kept, floats=floats)
@@ -186,12 +198,16 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
     raise_faults(f"{path} {NONFINITE}", nonfinite_tensors({**state, **weights.tensors()}))
     assign_tensors_(model, state)
     set_config(model, config)
+
+    # A config may ask for what the kernels do not have, as in a conversion.
     unsupported = missing_for_native(model, getattr(torch, numbers))
     if unsupported is not None:
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
 
     kernels = load_kernels(about.get("reproducible") is True)
     model = run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels)
+
+    # At last the description is compared with the one that this model would have.
     described = json.loads(to_json(describe(model))) if about["format"] > FORMATS[0] else {}
     wrong = [f"{name} is {about.get(name)!r}, not {x!r}" for name, x in described.items() if about.get(name) != x]
     raise_faults(f"{path} does not fit its config: {WAY_OUT}", wrong)

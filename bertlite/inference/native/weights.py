@@ -26,6 +26,8 @@ from bertlite.stack.positions import DISTANCES
 def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
     """Return the shape of the stack that a config describes."""
     neurons = {layer: len({*gone}) for layer, gone in pruned_neurons(config).items()}
+
+    # Sizes are counted from what the config says is left, as for the modules of a pruned model.
     return Shape(
         numbers=numbers,
         blocks=blocks,
@@ -37,6 +39,7 @@ def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
             LayerShape(len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0))
             for i in range(config.num_hidden_layers)
         ),
+        # How the distance between two tokens enters their score.
         positions=config.position_embedding_type,
         max_positions=config.max_position_embeddings,
         kinds=tuple(config.pos_att_type.split("|")),

@@ -71,9 +71,12 @@ def rank(
     if at_least < 0:
         raise ValueError(f"at_least is {at_least}; it must be a number of {unit}s, 0 or more")
     protected = normalise_units(protect or {}, len(scores), scores.shape[1], unit)
+
+    # The next unit of each layer to go, and how many the layer has left.
     free, table = ascending(scores, protected), scores.tolist()
     left = {layer: int((~row.isnan()).sum()) for layer, row in enumerate(scores)}
     total = count_units(count, share, sum(left.values()), unit)
+
     chosen: Choice = {}
     for step in range(total):
         layers = [layer for layer in left if free[layer] and left[layer] > at_least]
@@ -82,6 +85,8 @@ def rank(
                 f"{total} {unit}s cannot be removed: at_least {at_least} and the protected ones leave only {step}"
                 " to remove"
             )
+
+        # Layers keep equally many: only those that still have the most may lose one.
         if uniform:
             fullest = max(left[layer] for layer in layers)
             layers = [layer for layer in layers if left[layer] == fullest]
@@ -114,7 +119,8 @@ def count_units(count: int | None, share: float | None, total: int, unit: str) -
     except (TypeError, ValueError):
         found = -1
     if not 0 <= found <= total:
-        raise ValueError(f"count is {count!r}; it must be a number of {unit}s, from 0 to the {total} that are there")
+        way_out = f"a number of {unit}s, from 0 to the {total} that are there; share= takes a share"
+        raise ValueError(f"count is {count!r}; it must be {way_out}")
     return found
 
 
@@ -187,10 +193,14 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
     for cost, _ in (option for each in options for option in each):
         if not 0 <= cost < math.inf:
             raise ValueError(f"the costs hold {cost}; a cost is a number of 0 or more")
+
+    # Every group must have an option, so the cheapest ones are bought first, and only the rest is shared out.
     cheapest = [min(cost for cost, _ in each) for each in options]
     slack = budget - sum(cheapest)
     if not slack >= -ROUNDING * budget:
         raise ValueError(f"the budget is {budget}; the cheapest choice takes {sum(cheapest):.6g}")
+
+    # Money is counted in cells.  Group by group, the best value for each sum says which option to take.
     best = torch.zeros(CELLS + 1, dtype=torch.float64, device="cpu")  # the value for each number of cells to spend
     spendings, steps = [], []
     for each, least in zip(options, cheapest, strict=True):
@@ -200,6 +210,8 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
             after[i, spent:] = best[: CELLS + 1 - spent] + value
         best, taken = after.max(0)
         steps.append(taken)
+
+    # Backwards, from all of the money, each group tells its option and passes on the rest.
     left, picked = CELLS, []
     for costs, taken in zip(reversed(spendings), reversed(steps), strict=True):
         i = int(taken[left])

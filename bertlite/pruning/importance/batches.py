@@ -66,6 +66,8 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
         raise TypeError("this is one batch, not a list of batches: pass [batch]")
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches is of type {type(batches).__name__}; give a list of batches")
+
+    # A fault in the last batch would cost the work on all before it, so batches are checked before any runs.
     read: list[Batch] = []
     for i, batch in enumerate(batches):
         if not isinstance(batch, Mapping):
@@ -74,20 +76,25 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
             raise ValueError(
                 f"batch {i} has neither input_ids nor inputs_embeds; it has {', '.join(batch) or 'nothing'}"
             )
+
         if batch.get("cu_seqlens") is not None:
             raise ValueError(
                 f"batch {i} has cu_seqlens, whose tokens have no rows; give rows with an attention_mask, and leave"
                 " padding out with attn_implementation='packed'"
             )
+
         for name in ("input_ids", "inputs_embeds"):
             check_tensor(name, batch.get(name))
         if not count_examples(batch):
             raise ValueError(f"batch {i} has no example")
+
+        # Batches move to the model's device once, for several passes over them.
         with torch.inference_mode(False):  # autograd saves no tensor of it, but a copy
             moved = {
                 name: (x.clone() if x.is_inference() else x).to(model.device) if isinstance(x, Tensor) else x
                 for name, x in batch.items()
             }
+
         if labelled:
             try:
                 head_of(model).check_labels(moved, input_shape(moved))

@@ -36,6 +36,8 @@ def distillation_loss(
         raise ValueError(
             f"temperature is {temperature}, hidden_weight {hidden_weight}; they must be above 0, and 0 or more"
         )
+
+    # Every kind of logits that both models give, at temperature T.
     terms: list[Tensor] = []
     for name in ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits"):
         if getattr(student, name, None) is not None:
@@ -45,11 +47,14 @@ def distillation_loss(
             if p.shape[-1] == 1 and name == "logits":
                 terms.append((p.detach() - q).square().mean())
                 continue
+
             p, q = p / temperature, q / temperature
             if attention_mask is not None and name in ("start_logits", "end_logits"):
                 p, q = (x.masked_fill(attention_mask == 0, torch.finfo(x.dtype).min) for x in (p, q))
             each = F.kl_div(q.log_softmax(-1), p.detach().log_softmax(-1), reduction="none", log_target=True).sum(-1)
             terms.append(temperature**2 * masked_mean(each, attention_mask if p.dim() == 3 else None))
+
+    # Hidden states of equally many layers, one by one.
     if hidden_weight:
         states = [out.hidden_states or () for out in (student, teacher)]
         if not states[0] or len(states[0]) != len(states[1]):
@@ -60,11 +65,14 @@ def distillation_loss(
         pairs = zip(*states, strict=True)
         gaps = torch.stack([(mine - theirs.detach()).square().mean(-1) for mine, theirs in pairs]).mean(0)
         term = hidden_weight * masked_mean(gaps, attention_mask)
+
+        # Without logits, the vectors that a sentence encoder would return count too.
         if not terms:
             last = (out.hidden_states[-1] for out in (student, teacher))
             mine, theirs = (F.normalize(mean_vectors(each, attention_mask), dim=-1) for each in last)
             term = term + (mine - theirs.detach()).square().sum(-1).mean() / 2
         terms.append(term)
+
     if not terms:
         raise ValueError("the outputs have no logits; compare hidden states, with hidden_weight above 0")
     return sum(terms[1:], terms[0])

@@ -81,6 +81,8 @@ def prune_layerwise_(
         width = model.config.hidden_size // model.config.num_attention_heads
         warn_of_few(runs, (size for heads, neurons in sizes for size in (heads * width, neurons)))
         fitted = fit_layers_(model, dense, runs, ridge, start=start, all_matrices=True)
+
+        # A layer is pruned and then fitted on the outputs of the layers below, which are finished.
         for layer in range(start, len(sizes)):
             for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
                 units = structure.kept(model.config, layer)
@@ -97,6 +99,8 @@ def check_sizes(model: BertLike, dense: BertLike, curves: "Curves", sizes: Sizes
     for what, given in (("sizes", sizes), ("curves", curves)):
         if len(given) != layers:
             raise ValueError(f"there are {what} for {len(given)} layers; the model has {layers}")
+
+    # A curve holds for one model: the same units in the same layers, of which a size keeps some.
     for layer, block in list(enumerate(layers_of(model)))[start:]:
         for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
             for part in structure.readers(block):
@@ -140,6 +144,8 @@ def loss_curves(
     every: Curves = []
     with eval_mode(model), torch.no_grad():
         read = read_batches(model, batches)
+
+        # The batches walk through the dense model together, one sublayer at a time.
         tracks = [(Track.start(model, batch), real_tokens(batch)) for batch in read]
         examples = sum(len(real) for _, real in tracks)
         for layer, block in enumerate(layers_of(model)):

@@ -66,16 +66,21 @@ def repair_(
     check_known("method", method, METHODS)
     if ridge is not None and not ridge >= 0:
         raise ValueError(f"ridge is {ridge}; it must be 0 or more")
+
     read = read_batches(pruned, batches)
     structures = STRUCTURES if pruned_neurons(pruned.config) else (HEADS,)
     with eval_mode(pruned, dense), torch.no_grad():
         before = mean_divergence(pruned, dense, read)
+
+        # Both models run side by side, so that each layer is fitted on what the repaired layers below give it.
         runs = start_runs(pruned, dense, read)
         if method == "refit":
             warn_of_few(runs, (each.dense(block).in_features for block in layers_of(pruned) for each in structures))
         for _ in fit_layers_(pruned, dense, runs, math.inf if method == "mean" else ridge, structures):
             pass
         after = mean_divergence(pruned, dense, read)
+
+    # Layers that are nearer can still predict worse; on these batches that is measured, and told.
     if after > WORSE * before + ROUNDING:
         warnings.warn(
             f"after repair {method!r} predictions are {after:.3g} nats from the dense model's; before, they were"
@@ -103,6 +108,7 @@ def fit_layers_(
     """
     for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
         for structure in STRUCTURES:
+            # The matrices that compute the units come first, since the projection reads their outputs.
             fits = layer >= start and structure in structures
             if fits and all_matrices and structure.dense(block).in_features:
                 units = [structure.kept(dense.config, layer).index(i) for i in structure.kept(pruned.config, layer)]
@@ -111,9 +117,11 @@ def fit_layers_(
             else:
                 for each in runs:
                     each.run_dense(structure, other)
+
             if fits:
                 tokens = (each.fit(structure, block) for each in runs)
                 refit_([structure.dense(block)], tokens, ridge)
+
             for each in runs:
                 each.step(structure, block, other)
         if layer >= start:

@@ -73,13 +73,18 @@ class ScoringTask:
         if self.target == "loss":
             loss = self.loss or partial(example_losses, self.model)
             return lambda out: per_example("loss", loss(out, batch), batch)
+
+        # Without a teacher, labels are drawn from the output that is being differentiated.
         if generator is not None and self.teacher is None:
             return lambda out: sum_terms(p.nll(p.draw(generator)) for p in predictions(self.model, out, batch))
+
+        # The prediction to compare with is the teacher's, or the unchanged model's.
         teacher = self.model if self.teacher is None else self.teacher
         with torch.no_grad():
             dense = predictions(teacher, run(teacher, batch), batch)
         if generator is None:
             return lambda out: divergence(dense, predictions(self.model, out, batch))
+
         drawn = [p.draw(generator) for p in dense]
         return lambda out: sum_terms(
             p.nll(labels)
@@ -111,15 +116,21 @@ def gate_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
     dtype = torch.promote_types(model.dtype, torch.float32)
     for batch in task.labelled(batches):
         real = real_tokens(batch)
+
+        # One gate for each example, or for each token, and unit; its gradient is what the unit is worth.
         shape = (layers, *real.shape) if task.reduction == "token" else (layers, count_examples(batch))
         gate = torch.ones(*shape[:2], built, *shape[2:], dtype=dtype, device=model.device, requires_grad=True)
+
         objective = task.objective(batch, generator)
         losses = objective(structure.run_gated(model, batch, gate))
         if not losses.requires_grad:
             raise ValueError(f"the loss does not depend on any {structure.unit}: it has no gradient")
+
+        # Losses are added up over examples, whose gates are apart, so one backward pass gives them all.
         counted = ~losses.detach().isnan()
         (grad,) = torch.autograd.grad(losses[counted].sum(), gate, allow_unused=True, materialize_grads=True)
         grad = grad.double()
+
         if task.reduction == "token":
             rows = counted.repeat_interleave(real.shape[0] // len(counted))
             grad = grad.permute(1, 3, 0, 2)[real & rows[:, None]]
@@ -143,9 +154,13 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
         gate = torch.ones(
             len(present), count_examples(batch), present.shape[1], device=model.device, dtype=torch.float32
         )
+
+        # The whole model once, with the states that each layer begins from.
         with recorded_layers(model) as known:
             whole = objective(structure.run_gated(model, batch, gate))
         increase = torch.full((count_examples(batch), *present.shape), torch.nan, dtype=torch.float64, device="cpu")
+
+        # A unit is off for one forward, which starts at its layer.
         for layer in range(len(present)):
             with started_at(model, layer, known[layer - 1] if layer else None):
                 for unit in present[layer].nonzero()[:, 0].tolist():
@@ -153,6 +168,7 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
                     without = objective(structure.run_gated(model, batch, gate))
                     increase[:, layer, unit] = (without - whole).double().cpu()
                     gate[layer, :, unit] = 1
+
         increase = increase[~whole.isnan().cpu()]
         yield increase.mean(0, keepdim=True) if task.reduction == "batch" and len(increase) else increase
 
@@ -168,6 +184,8 @@ def attentions(task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]
         weights = (
             torch.stack(scatter_heads(found, task.model.config, fill=torch.nan)).double().cpu()
         )  # (L, R, N, S, S)
+
+        # Heads that were pruned are nan, and padding has no rows.
         real, statistic = real_tokens(batch).cpu(), criterion.statistic(weights).permute(1, 3, 0, 2)  # (R, S, L, N)
         if task.reduction == "token":
             yield statistic[real]

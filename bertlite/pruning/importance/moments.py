@@ -77,11 +77,14 @@ class Sums:
         dtype = torch.promote_types(self.waiting[0][0].dtype, torch.float32)
         c, y = (torch.cat(each).to(dtype) for each in zip(*self.waiting, strict=True))
         self.waiting.clear()
+
+        # The first tokens give the means to subtract, and the sizes of all sums.
         if not hasattr(self, "count"):
             self.mean_c, self.mean_y, self.count = c.mean(0), y.mean(0), 0
             zeros = torch.zeros(1, dtype=torch.float64, device=c.device)
             self.c, self.y, self.yy = (zeros.new_zeros(x.shape[1]) for x in (c, y, y))
             self.upper, self.cy = packed_zeros(c.shape[1], c.device), zeros.new_zeros(c.shape[1], y.shape[1])
+
         c -= self.mean_c
         y -= self.mean_y
         self.count += len(c)
@@ -184,6 +187,8 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
     """
     if len(folds) < 2:
         raise ValueError("one sentence is too little to choose a ridge: give a few hundred, or pass ridge=")
+
+    # Some outputs are enough to choose by, and all would take as long as the fits themselves.
     some = slice(None, None, -(-len(weight) // OUTPUTS))
     weight, folds = weight[some], [fold.of_outputs(some) for fold in folds]
 
@@ -194,6 +199,7 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
             error += fold.error(found, rest.bias(found))
         return error
 
+    # Downhill from the usual ridge, in the direction that is better.
     errors = {index: held_out(index) for index in (FIRST, FIRST + 1)}
     step = 1 if errors[FIRST + 1] <= errors[FIRST] else -1
     best = FIRST + 1 if step == 1 else FIRST

@@ -120,6 +120,8 @@ def pair_up(dense: Sequence[Prediction], other: Sequence[Prediction]) -> Iterabl
 def predictions(model: BertLike, out: Any, batch: Batch) -> list[Prediction]:
     """Return all predictions of a model; predictions for padding do not count."""
     found = {name: value for name, value in out.items() if isinstance(value, Tensor)}
+
+    # Two predictions of a token each: the start and the end, which padding cannot be.
     if "start_logits" in found:
         padding = ~real_tokens(batch)
         ends = (
@@ -127,14 +129,20 @@ def predictions(model: BertLike, out: Any, batch: Batch) -> list[Prediction]:
             for name in ("start_logits", "end_logits")
         )
         return [Prediction(CLASS, logits[:, None]) for logits in ends]
+
+    # Pretraining predicts words, and whether the second sentence follows.
     if "prediction_logits" in found:
         words = Prediction(CLASS, found["prediction_logits"], real_tokens(batch))
         return [words, Prediction(CLASS, found["seq_relationship_logits"][:, None])]
+
+    # Other heads give a prediction for each token, or one for each example.
     if "logits" in found:
         logits, family = found["logits"], FAMILIES[head_of(model).label_kind]
         if logits.dim() == 3:
             return [Prediction(family, logits, real_tokens(batch))]
         return [Prediction(family, logits[:, None])]
+
+    # Without a head the prediction is the mean token vector.
     real = real_tokens(batch)[..., None]
     states = found["last_hidden_state"]
     return [Prediction(NORMAL, (states * real).sum(1, keepdim=True) / real.sum(1, keepdim=True))]

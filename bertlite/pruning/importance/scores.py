@@ -161,6 +161,8 @@ def check_task(task: ScoringTask, criterion: str) -> Criterion:
     """
     for model in task.models:
         check_model(model)
+
+    # Some criteria need what only one kind of unit has, such as attention weights.
     unit = task.structure.unit
     criteria = criteria_for(unit)
     if criterion in CRITERIA and criterion not in criteria:
@@ -168,6 +170,7 @@ def check_task(task: ScoringTask, criterion: str) -> Criterion:
             f"{criterion!r} does not score {unit}s: it is computed from {CRITERIA[criterion].measurement.name}, which"
             f" {unit}s do not have; {', '.join(criteria)} do"
         )
+
     names = {
         "criterion": (criterion, criteria),
         "reduction": (task.reduction, REDUCTIONS_OF[unit]),
@@ -176,6 +179,8 @@ def check_task(task: ScoringTask, criterion: str) -> Criterion:
     for kind, (value, known) in names.items():
         if value not in known:
             raise ValueError(f"{kind} {value!r} is unknown for {unit}s; have: {', '.join(known)}")
+
+    # Names that are known one by one may still exclude each other.
     found = criteria[criterion]
     if task.reduction not in found.reductions(unit):
         have = " or ".join(repr(name) for name in found.reductions(unit))

@@ -60,20 +60,27 @@ def eliminate(gram: Tensor, fit: Tensor, width: int = 1, *, at_once: int = AT_ON
     left = torch.ones_like(units, dtype=torch.bool)
     order: list[int] = []
     losses = [0.0]
+
+    # Rows of removed inputs cost time and give nothing: now and then they are cut out.
     while count := int(left.sum()):
         if count <= SHRINK * len(left):
             rest = left.repeat_interleave(width)
             P, X, units, left = P[rest][:, rest], X[rest], units[left], left[left]
+
         costs = removal_costs(P, X, width, left)
         step = -(-count // at_once)
         lowest = costs.argsort(stable=True)[:step]
         rows = unit_rows(lowest, width, gram.device)
+
+        # The step's units are removed jointly, by blocks of a Cholesky factor: so their losses are exact.
         factor = torch.linalg.cholesky(P[rows][:, rows])
         half = torch.linalg.solve_triangular(factor, X[rows], upper=False)  # (width·step, D)
         across = torch.linalg.solve_triangular(factor, P[rows], upper=False)
         added = half.unflatten(0, (step, width)).square().sum((1, 2)).cumsum(0)
         losses += (losses[-1] + added).tolist()
         order += units[lowest].tolist()
+
+        # The remaining inputs are fitted again: X and P change as in the formulas above.
         left[lowest] = False
         X.addmm_(across.T, half, alpha=-1)
         P.addmm_(across.T, across, alpha=-1)

@@ -208,11 +208,15 @@ void multiply_block(const Factors& factors, Long row_count, Long words, const ty
         for (int tile = 0; tile < COLUMNS; tile++)
             std::memcpy(weights[tile], factors.weights[tile] + whole * 64, left * 64);
     }
+
+    // The first products begin this block, amid which the sums of the block before leave their tiles.
     load_factors<Kind, ROWS, COLUMNS>(whole ? factors : last, 0);
     before.store([&](auto tile) {
         if constexpr (tile / 2 < ROWS && tile % 2 < COLUMNS)
             begin_tile<Kind, tile>(start[tile / 2] ? start[tile / 2] + tile % 2 * 16 : nullptr, start_bytes);
     });
+
+    // The rest is multiplied, while AVX-512 finishes the block before.
     const Long each = divide_up(before.left, std::max(Long(1), whole / TILE_WORDS - 1));
     for (Long word = TILE_WORDS; word < whole; word += TILE_WORDS) {
         load_factors<Kind, ROWS, COLUMNS>(factors, word);
@@ -220,6 +224,7 @@ void multiply_block(const Factors& factors, Long row_count, Long words, const ty
         ahead.prefetch_some();
         before.finish_some(each, finish);
     }
+
     if (whole && left) {
         load_factors<Kind, ROWS, COLUMNS>(last, 0);
         add_products<Kind, ROWS, COLUMNS>();
@@ -238,6 +243,7 @@ void matmul_by_amx(Kind, const typename Kind::Value* rows, Long stride, Long cou
     SumsInTurn<Sum> done;
     const Long words = weight.inputs, row_bytes = stride * Long(sizeof *rows), tile_rows = std::min(Long(16), count);
     configure_tiles(tile_rows);
+
     const Long panel = round_up(even_part(words, PANEL), TILE_WORDS), part = round_up(even_part(count, AMX_ROWS), 32);
     SumBlock<Sum> before;
     for (Long from = 0; from < count; from += part) {
@@ -248,6 +254,8 @@ void matmul_by_amx(Kind, const typename Kind::Value* rows, Long stride, Long cou
             for (Long word = 0; word < words; word += panel) {
                 const Long some = std::min(panel, words - word);
                 const bool is_last = word + some == words;
+
+                // The weights of the next panel, or of the next outputs, come into the cache meanwhile.
                 WeightsAhead ahead;
                 if (!is_last || column + columns < last || weight.goes_on) {
                     const Long next = is_last ? column + columns : column, next_word = is_last ? 0 : word + some;
@@ -256,9 +264,12 @@ void matmul_by_amx(Kind, const typename Kind::Value* rows, Long stride, Long cou
                     ahead.lines =
                         divide_up(panel, std::max(Long(1), divide_up(end - from, 32) * (some / TILE_WORDS - 1)));
                 }
+
                 for (Long row = from; row < end; row += 32) {
                     const Long first_row = tile_start(row, count), second_row = tile_start(row + 16, count);
                     Sum *const waits = waiting[(row - from) / 32], *const next_waits = waits + 16 * AMX_COLUMNS;
+
+                    // Sums wait for the next panel, stay in the target, or are finished from a block of their own.
                     SumBlock<Sum> block(row, count, column, columns);
                     if (!is_last) {
                         block.store_at(waits, next_waits, AMX_COLUMNS, false);
@@ -268,11 +279,13 @@ void matmul_by_amx(Kind, const typename Kind::Value* rows, Long stride, Long cou
                         Sum* const sums = done.next();
                         block.store_at(sums, sums + 16 * BLOCK, BLOCK, true);
                     }
+
                     const char* const base = reinterpret_cast<const char*>(rows) + word * 4;
                     const Factors factors{{base + first_row * row_bytes, base + second_row * row_bytes},
                                           {reinterpret_cast<const char*>(weight.at<Kind>(column, word)),
                                            reinterpret_cast<const char*>(weight.at<Kind>(column + 16, word))},
                                           row_bytes};
+
                     const Sum* const so_far[2] = {word ? waits : of_outputs, word ? next_waits : of_outputs};
                     const Long so_far_bytes = word ? AMX_COLUMNS * Long(sizeof(Sum)) : 0;
                     block.with_tiles([&](auto row_tiles, auto column_tiles) {
@@ -284,6 +297,8 @@ void matmul_by_amx(Kind, const typename Kind::Value* rows, Long stride, Long cou
             }
         }
     }
+
+    // The last block has none after it, amid which it could be finished.
     before.store([](auto) {});
     before.finish_some(before.left, finish);
 }

@@ -160,6 +160,8 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
     configure_tiles(tile_rows);
 
     PanelSums before;
+
+    // A panel is a part of the inputs: its sums are added to the totals, and the last one is finished.
     const auto finish_panel = [&](Long row, Long some, Long column, Long columns, float* sums) {
         for (Long i = 0; i < some; i++)
             for (Long j = 0; j < columns; j += LANES) {
@@ -173,6 +175,7 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
             if (!apart[row + i]) finish(row + i, together, column, columns, sums + i * BLOCK);
         }
     };
+
     Long turn = 0;
     for (Long group = first; group < last; group += group_size) {
         const Long group_end = std::min(last, group + group_size);
@@ -184,6 +187,8 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
             for (Long row = 0; row < count; row++)
                 split_row(rows + row * stride + from, apart[row] ? 0 : end - from, round_up(end - from, STEP),
                           memory.rows[0] + row * PARTS_STRIDE);
+
+            // Two panels take turns: one is multiplied while the other is split.
             const auto panel_at = [&](Long column, Long word) {
                 if (word >= end) word = from, column += 16 * blocks_at(column);
                 if (column >= group_end) return PartsPanel();
@@ -205,6 +210,7 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
                         block.totals = memory.totals + (in_parts ? column - group : 0);
                         float* const sums = done.next();
                         block.store_at(sums, sums + 16 * BLOCK, BLOCK, true);
+
                         const BFloat16* const base = memory.rows[0] + word - from;
                         const BFloat16* const starts[2] = {base + tile_start(row, count) * PARTS_STRIDE,
                                                            base + tile_start(row + 16, count) * PARTS_STRIDE};
@@ -219,6 +225,7 @@ void multiply_rows(const float* rows, Long stride, Long count, const bool* apart
                 }
         }
     }
+
     before.store([](auto) {});
     before.finish_some(before.left, finish_panel);
 }

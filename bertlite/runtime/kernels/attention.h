@@ -81,6 +81,7 @@ template <class Value>
 float softmax(float* scores, Long keys, Long padded, float factor, Value* weights, bool keep) {
     constexpr bool rounded = std::is_same_v<Value, BFloat16>;
     for (Long key = keys; key < padded; key++) scores[key] = -INFINITY;
+
     Vector maxima[4];  // which do not wait for each other
     for (auto& each : maxima) each = broadcast(-INFINITY);
     for (Long key = 0; key < padded; key += 4 * LANES)
@@ -89,6 +90,8 @@ float softmax(float* scores, Long keys, Long padded, float factor, Value* weight
             if (key + i * LANES < padded) maxima[i] = max(maxima[i], load(scores + key + i * LANES));
     float largest = reduce_max(max(max(maxima[0], maxima[1]), max(maxima[2], maxima[3])));
     if (largest == -INFINITY) largest = 0;  // all keys are masked
+
+    // Each weight is computed once: added to the total as it is, and stored in the dtype of the matmul that follows.
     Vector totals[PER_SUM] = {};
     const auto weigh = [&](Long key, Vector& total) {
         const Vector weight = exp2<rounded>((load(scores + key) - broadcast(largest)) * broadcast(factor));
@@ -96,6 +99,7 @@ float softmax(float* scores, Long keys, Long padded, float factor, Value* weight
         if (keep) store(scores + key, weight);
         return weight;
     };
+
     constexpr Long AT_ONCE = std::max(PER_SUM, Long(2));
     for (Long from = 0; from < padded; from += AT_ONCE * LANES)
 #pragma GCC unroll 2
@@ -125,6 +129,8 @@ void add_distances(const Head<Kind>& head, Long query, Long count, const Attenti
         matmul<Distances>(rows, head.head_size, number, vectors, nullptr, first, last, to, in_place);
         return workspace.relative - first;
     };
+
+    // Queries by distances.  If all keys are near enough, their rows follow each other and are added by vectors.
     if (head.distances.words) {
         const float* all = multiply(head.distances, head.queries + query * head.head_size, count, 0, head.key_count);
         for (Long i = 0; i < count; i++) {
@@ -141,6 +147,8 @@ void add_distances(const Head<Kind>& head, Long query, Long count, const Attenti
             }
         }
     }
+
+    // Keys by distances: for each query another product of each key, so they are added one by one.
     for (Long key = 0; head.key_distances.words && key < head.key_count; key += QUERIES) {
         const Long keys = std::min(QUERIES, head.key_count - key);
         const float* products = multiply(head.key_distances, head.keys + key * head.head_size, keys, key, keys);
@@ -161,12 +169,15 @@ void attend(const Head<Kind>& head, Long first, Long last, const AttentionWorksp
     const Long words = head.head_size / Kind::per_word;
     const bool adds = head.rows || head.distance_bias || head.bias;  // to the scores, which are then scaled first
     const float factor = (adds ? 1 : head.scale) * LOG2_E;
+
     const Blocks key_blocks{workspace.keys, words};
     const Blocks value_blocks{workspace.values, words_of_keys<Kind>(keys)};
     float inverse[QUERIES];
     const Long part = even_part(last - first, QUERIES);
     for (Long query = first; query < last; query += part) {
         const Long count = std::min(part, last - query);
+
+        // The scores of all keys, with everything that is added to them.
         const Target<float> scores_at{workspace.scores, workspace.key_capacity};
         matmul<Kind>(head.queries + query * head.head_size, head.head_size, count, key_blocks, nullptr, 0, padded,
                      scores_at, in_place);
@@ -174,6 +185,8 @@ void attend(const Head<Kind>& head, Long first, Long last, const AttentionWorksp
             for (Long key = 0; key < padded; key += LANES)
                 store(scores_at.at(i, key), load(scores_at.at(i, key)) * broadcast(head.scale));
         if (head.rows) add_distances<Distances>(head, query, count, workspace);
+
+        // The softmax of each query; its division by the sum waits until there are only H numbers to divide.
         BERTLITE_PHASE("softmax and context");
         for (Long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * workspace.key_capacity;
@@ -191,6 +204,7 @@ void attend(const Head<Kind>& head, Long first, Long last, const AttentionWorksp
                     head.probabilities[(query + i) * keys + key] = scores[key] * inverse[i] * gate;
             inverse[i] *= gate;
         }
+
         const Target<Value> context{head.context + query * head.context_stride, head.context_stride};
         matmul<Kind>(workspace.weights, workspace.key_capacity, count, value_blocks, nullptr, 0, head.head_size,
                      context, [=, &inverse](Long row, Long rows, Long column, Long columns, const float* sums) {

@@ -209,6 +209,8 @@ class Encoder {
             batch_.sequences = batch.ids->rows;
             batch_.starts = places_.starts.data();
         }
+
+        // Layers that were pruned differ in size; memory is for the widest of them.
         Long widest_neurons = 0;
         for (Long layer = 0; layer < model.layer_count; layer++) {
             widest_heads_ = std::max(widest_heads_, model.layers[layer].output.inputs);
@@ -220,15 +222,19 @@ class Encoder {
         neurons_stride_ = row_stride<Value>(widest_neurons);
         context_stride_ = row_stride<HeadValue>(widest_heads_);
         input_stride_ = row_stride<Value>(std::max(width(), widest_heads_));
+
+        // Long sequences come first, so that no thread begins one when all others are done.
         order_.resize(batch_.sequences);
         std::iota(order_.begin(), order_.end(), Long(0));
         std::stable_sort(order_.begin(), order_.end(), [&](Long a, Long b) { return length(a) > length(b); });
         longest_ = batch_.sequences ? length(order_[0]) : 0;
         for (Long layer = 0; layer < model.layer_count; layer++)
             distance_rows_.emplace_back(model.layers[layer], longest_);
+
         tokens_at_once_ = even_part(divide_up(batch_.tokens, threads), TOKENS);
         way_ = choose_way();
 
+        // The first pass counts the bytes, and the second one takes them.
         Arena counting;
         take_memory(counting);
         memory.reserve(counting.used(), first ? batch_.tokens * width() * Long(sizeof(float)) : 0);
@@ -246,13 +252,19 @@ class Encoder {
    private:
     Way choose_way() {
         const Long tokens = batch_.tokens;
+
+        // With few tokens each thread would read all weights for a handful of rows; sharing them, it reads a part.
         if (tokens < FEW_TOKENS * threads_) return Way::SHARED;
         if (!WHOLE_SEQUENCES) return Way::TOKENS;
+
+        // Whole sequences: consecutive ones in groups, each as large as a block of tokens.
         for (Long i = 0; i < batch_.sequences; i++) {
             if (groups_.empty() || batch_.starts[i + 1] - batch_.starts[groups_.back()] > tokens_at_once_)
                 groups_.push_back(i);
             longest_group_ = std::max(longest_group_, batch_.starts[i + 1] - batch_.starts[groups_.back()]);
         }
+
+        // A thread without a group would wait, so the groups must fill all rounds but for a sixteenth of the tokens.
         const Long rounds = divide_up(Long(groups_.size()), threads_);  // in which each thread takes a group
         groups_.push_back(batch_.sequences);
         const bool balanced = threads_ == 1 || longest_group_ * rounds * threads_ <= tokens + tokens / 16;
@@ -265,9 +277,12 @@ class Encoder {
         firsts_ = batch_.first_only ? arena.take<float>(batch_.sequences * D) : nullptr;
         norm_ = batch_.ids ? arena.take<float>(2 * D) : nullptr;
         pooler_input_ = batch_.pooler ? arena.take<float>(batch_.sequences * D) : nullptr;
+
         const bool whole = way_ == Way::SEQUENCES;
         qkv_ = arena.take<HeadValue>((whole ? threads_ * longest_group_ : tokens) * 3 * widest_heads_);
         context_ = arena.take<HeadValue>(tokens * context_stride_);
+
+        // Blocks of activations: one for the team, or one for each thread.
         blocks_.clear();
         workspaces_.clear();
         inputs_ = arena.take<Value>(whole ? tokens * input_stride_ : 0);
@@ -276,6 +291,7 @@ class Encoder {
             blocks_.push_back(take_block(arena, tokens));
         else
             for (Long i = 0; i < threads_; i++) blocks_.push_back(take_block(arena, tokens_at_once_));
+
         Long distances = 0;
         for (const auto& each : distance_rows_) distances = std::max(distances, each.count());
         for (Long i = 0; i < threads_; i++) workspaces_.emplace_back(arena, longest_, model_.head_size, distances);
@@ -306,6 +322,8 @@ class Encoder {
         BERTLITE_PHASE("layers");
         run_tokens(first_tokens_only(EMBEDDINGS) ? batch_.sequences : batch_.tokens, member,
                    [&](const TokenBlock& block, const auto& workers) { before_layers(block, workers); });
+
+        // A layer is attention, and then all that is done token by token; with whole sequences it is one phase.
         for (Long layer = first_layer_; layer < end_; layer++) {
             if (way_ == Way::SEQUENCES) {
                 member.parallel_for(groups_.size() - 1, [&](Long group) { take_group(layer, group, member.thread); });
@@ -317,6 +335,8 @@ class Encoder {
             run_tokens(tokens, member,
                        [&](const TokenBlock& block, const auto& workers) { after_attention(layer, block, workers); });
         }
+
+        // The pooler has the dtype of the outputs, whatever the layers are computed in.
         if (!batch_.pooler || end_ < model_.layer_count) return;
         if (batch_.is_bfloat16)
             pool<BFloat16s>(member);
@@ -366,18 +386,22 @@ class Encoder {
     void take_group(Long index, Long group, Long thread) {
         const Layer& layer = model_.layers[index];
         const Long begin = batch_.starts[groups_[group]], tokens = batch_.starts[groups_[group + 1]] - begin;
+
         const Heads heads{qkv_ + thread * longest_group_ * 3 * widest_heads_, tokens, begin};
         const Long part = even_part(tokens, tokens_at_once_);
         const auto for_each_block = [&](auto work) {
             for (Long first = 0; first < tokens; first += part)
                 work(block_at(begin + first, std::min(part, tokens - first), thread));
         };
+
+        // Queries, keys and values of the group stay in this thread's cache until its heads have attended.
         for_each_block([&](const TokenBlock& block) { project_qkv(layer, block, OneThread{}, heads); });
         for (Long sequence = groups_[group]; sequence < groups_[group + 1]; sequence++)
             for (Long head = 0; head < layer.head_count; head++) {
                 const Long queries = first_tokens_only(index) ? 1 : length(sequence);
                 attend_pair(index, sequence, head, queries, 0, queries, workspaces_[thread], heads);
             }
+
         if (first_tokens_only(index)) return;
         for_each_block([&](const TokenBlock& block) { after_attention(index, block, OneThread{}); });
     }
@@ -423,6 +447,7 @@ class Encoder {
                 std::memcpy(hidden.at(token, 0), hidden_ + batch_.starts[block.first + token] * D, D * sizeof(float));
             });
 
+        // The output projection is added to the residual, which is then normalised.
         const HeadValue* context = context_ + block.first * context_stride_;
         if constexpr (quantized) {
             for_each_token(block, workers, [&](Long token) {
@@ -438,6 +463,8 @@ class Encoder {
             normalise(block, token, hidden.at(token, 0), layer.attention_norm_weight, layer.attention_norm_bias,
                       &layer.up);
         });
+
+        // The feed-forward network.  On tiles some neurons at a time, which stay in the cache between the two matmuls.
         const Long neurons = layer.up.outputs, at_once = round_up(even_part(neurons, NEURONS), GROUP);
         Long first = 0;
         do {
@@ -455,6 +482,8 @@ class Encoder {
                            Part::of_inputs(layer.down, first, some), hidden, block, workers);
             first += at_once;
         } while (first < neurons);
+
+        // The second LayerNorm; from here tokens go to the next layer, or to the output.
         for_each_token(block, workers, [&](Long token) {
             normalise(block, token, hidden.at(token, 0), layer.output_norm_weight, layer.output_norm_bias,
                       index + 1 < end_ ? &model_.layers[index + 1].qkv : nullptr);
@@ -463,6 +492,8 @@ class Encoder {
             else
                 write_state(index + 1, block.first + token, hidden.at(token, 0));
         });
+
+        // While the tokens are in the cache, they are projected for the next layer.
         if (index + 1 < end_ && way_ != Way::SEQUENCES)
             project_qkv(model_.layers[index + 1], block, workers, all_heads());
     }
@@ -508,6 +539,7 @@ class Encoder {
                             divide_up(matrix.all_inputs, Kind::per_word)};
         const typename Kind::Sum* start = nullptr;
         if constexpr (!quantized) start = matrix.bias;
+
         // Copies, because for the compiler a store of a vector may change what `this` points to.
         const float *scales = matrix.scales, *weight_sums = matrix.sums, *bias = matrix.bias;
         const auto finish_tile = [=](Long row, Long rows, Long column, Long columns, const typename Kind::Sum* sums) {
@@ -530,6 +562,7 @@ class Encoder {
                 }
             });
         };
+
         // On tiles ranges are few, as nothing is multiplied while the sums of a range's last block are finished.  A
         // thread splits rows of float32 once for all outputs that it takes.
         const Long ranges = std::is_same_v<Kind, Float32Parts> || threads_ == 1 ? threads_ : 4 * threads_;
@@ -580,8 +613,11 @@ class Encoder {
         const Long heads = model_.layers[index].head_count;
         const Long pairs = batch_.sequences * heads;
         const bool firsts = first_tokens_only(index);
+
+        // Fewer pairs than threads: the queries of each pair are shared as well.
         const Long parts =
             firsts || !pairs ? 1 : std::min(divide_up(2 * threads_, pairs), divide_up(longest_, QUERIES));
+
         member.parallel_for(pairs * parts, [&](Long item) {
             const Long pair = item / parts, part = item % parts;
             const Long sequence = order_[pair / heads], head = pair % heads;
@@ -603,9 +639,12 @@ class Encoder {
         head.values = head.keys + parts;
         head.context = context_ + (first_tokens_only(index) ? sequence : start) * context_stride_ + n * H;
         head.context_stride = context_stride_;
+
         head.key_count = length(sequence);
         head.head_size = H;
         head.scale = float(model_.score_scale);
+
+        // Relative positions: vectors, or a bias, for each distance, which the tables must reach.
         const Long distances = layer.distances.outputs;
         const bool reaches = (!layer.distances.words && !layer.distance_bias) || layer.distance_rows;
         if (!reaches && head.key_count > (distances + 1) / 2)
@@ -621,6 +660,8 @@ class Encoder {
         head.rows = rows.rows.empty() ? nullptr : rows.rows.data() + longest_ - 1;
         head.exact_distances = rows.exact;
         if (layer.distance_bias) head.distance_bias = layer.distance_bias + n * distances + (distances - 1) / 2;
+
+        // The caller's bias, its queries without keys, its gates, and its memory for weights.
         if (batch_.bias) {
             head.bias = batch_.bias + sequence * batch_.bias_strides[0] + n * batch_.bias_strides[1];
             head.bias_stride = batch_.bias_strides[2];
@@ -636,6 +677,7 @@ class Encoder {
         if (batch_.probabilities)
             head.probabilities =
                 batch_.probabilities[index] + (sequence * layer.head_count + n) * queries * head.key_count;
+
         BERTLITE_PHASE("attention");
         pack_blocks<Attending>(head.keys, head.key_count, H, workspace.keys, round_up(head.key_count, BLOCK));
         pack_values(head, workspace.values);

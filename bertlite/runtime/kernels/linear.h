@@ -51,11 +51,14 @@ void run_linear(const Linear& linear, const typename Kind::Value* rows, Long str
     const Matrix& matrix = linear.matrix;
     const auto activation = static_cast<Activation>(linear.activation);
     constexpr Long OUTPUTS = std::is_same_v<Kind, Float32Parts> ? 8 * GROUP : GROUP;  // for which rows are split once
+
+    // Pieces are groups of outputs; if these are fewer than threads, rows are shared as well.
     const Long groups = divide_up(matrix.outputs, OUTPUTS);
     const Long parts = std::min(divide_up(count, FEWEST_ROWS), divide_up(2 * threads, groups));
     member.parallel_for(groups * parts, [&](Long piece) {
         const Long column = piece / parts * OUTPUTS, part = piece % parts;
         const Long first = count * part / parts, last = count * (part + 1) / parts;
+
         const Target<Value> target{to + first * matrix.outputs, matrix.outputs};
         matmul<Kind>(rows + first * stride, stride, last - first,
                      Blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)}, matrix.bias, column,

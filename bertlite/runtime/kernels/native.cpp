@@ -69,6 +69,7 @@ bool run_layers(const Model& model, const Batch& batch, Long threads) {
     bool done = true;
     Long end = 0;
     do {
+        // A layer that is kept in floats ends a run of integers; hidden states pass from run to run in memory.
         const Long first = end, dtype = model.layer_count ? model.layers[first].dtype : Long(float32);
         while (end < model.layer_count && model.layers[end].dtype == dtype) end++;
         with_kind(dtype, [&](auto kind) {
@@ -76,6 +77,8 @@ bool run_layers(const Model& model, const Batch& batch, Long threads) {
             done = Encoder<Kind, AttentionOf<Kind, reproducible>>(model, batch, threads, memory, first, end).run();
         });
     } while (done && end < model.layer_count);
+
+    // Memory is kept for the next call, up to a limit.
     if (memory.bytes <= MOST_KEPT) kept_memory = std::move(memory);
     return done;
 }
@@ -109,12 +112,15 @@ __attribute__((visibility("default"))) Long bertlite_linear(Long dtype, Long rep
                 const Long inputs = linear->matrix.inputs, padded = round_up(inputs, LANES);
                 const auto* from = static_cast<const Stored*>(rows);
                 const bool as_they_are = std::is_same_v<Stored, Value> && inputs % Kind::per_word == 0;
+
+                // Rows that do not end with a whole word, or are stored in another dtype, are copied.
                 std::vector<Value> converted(as_they_are ? 0 : count * padded);
                 std::vector<float> row(padded);
                 for (Long i = 0; !as_they_are && i < count; i++) {
                     read_row(from + i * inputs, inputs, row.data());
                     convert<Kind>(row.data(), padded, converted.data() + i * padded, nullptr);
                 }
+
                 const auto* start = as_they_are ? static_cast<const Value*>(rows) : converted.data();
                 const auto run = [&](auto chosen) {
                     return run_team_unless_beyond(threads, 1, [&](Team::Member& member) {
@@ -122,6 +128,8 @@ __attribute__((visibility("default"))) Long bertlite_linear(Long dtype, Long rep
                                                      static_cast<Stored*>(to), threads, member);
                     });
                 };
+
+                // Tiles multiply float32 in parts, unless a weight is beyond them or bits must be the same.
                 if constexpr (HAS_AMX && std::is_same_v<Kind, Float32>)
                     if (!reproducible && run(Float32Parts{})) return;
                 run(kind);

@@ -80,9 +80,12 @@ inline void convert(const From* from, Long width, typename Kind::Value* to, Quan
     if constexpr (std::is_same_v<Kind, Int8>) {
         Range range;
         for (Long i = 0; i < width; i += LANES) range.add(load(from + i));
+
+        // The scale and the integer that stands for 0; a scale of almost 0 would divide by nothing.
         const float low = range.smallest(), step = (range.largest() - low) * (1.0f / 255);
         const float scale = step >= 0x1p-126f ? step : 1, inverse = 1 / scale, nan_or_0 = range.nan_or_0();
         const float zero_point = nan_or_0 == 0 ? std::nearbyint(-low * inverse) : 0;
+
         const auto at = [=](Long i) {
             return multiply_add(load(from + i), broadcast(inverse), broadcast(zero_point));
         };
@@ -112,6 +115,8 @@ inline float sum_of(Long width, Add add) {
 #pragma GCC unroll 4
         for (Long j = 0; j < PER_SUM; j++)
             if (i + j * LANES < width) sums[j] = add(sums[j], i + j * LANES);
+
+    // All processors add up these sums in one order, so that results are the same.
     Vector joined[PER_SUM];
 #pragma GCC unroll 4
     for (Long j = 0; j < PER_SUM; j++)
@@ -124,12 +129,15 @@ inline float sum_of(Long width, Add add) {
 inline void layer_norm(float* x, Long width, const float* weight, const float* bias, float epsilon) {
     const float average = sum_of(width, [=](Vector sum, Long i) { return sum + load(x + i); }) / width;
     const Vector mean = broadcast(average);
+
+    // Zeros behind x would count as differences from the mean, so the squares end with x.
     const Long whole = width / SUMMED * SUMMED;
     float squares = sum_of(whole, [=](Vector sum, Long i) {
         const Vector centred = load(x + i) - mean;
         return multiply_add(centred, centred, sum);
     });
     for (Long i = whole; i < width; i++) squares = multiply_add(x[i] - average, x[i] - average, squares);
+
     const float variance = squares / width;
     const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
     for (Long i = 0; i < width; i += LANES)

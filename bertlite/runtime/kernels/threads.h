@@ -53,6 +53,8 @@ class Team {
                     done.fetch_add(1, std::memory_order_release);
                 }
             }
+
+            // The work of a phase is the input of the next one, so all of it must be done.
             BERTLITE_PHASE("waiting");
             for (Long spins = 0; done.load(std::memory_order_acquire) < pieces; spins++) {
                 if (team_.aborted_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread failed");
@@ -94,6 +96,7 @@ class Pool {
         work_ = work, data_ = data, next_ = 1, limit_ = threads;
         pthread_cond_broadcast(&wake_);
         pthread_mutex_unlock(&lock_);
+
         work(data, 0);
         pthread_mutex_lock(&lock_);
         limit_ = 0;  // whoever wakes now comes too late
@@ -191,6 +194,8 @@ void run_team(Long threads, Long phases, Work work) {
             team.abort();
         }
     };
+
+    // torch's threads if it is loaded, else our own.  After a fork torch's are gone, and the caller works alone.
     using Run = decltype(run);
     const OpenMP* const openmp = OpenMP::find();
     if (threads <= 1 || (openmp && is_forked.load())) {
@@ -201,6 +206,7 @@ void run_team(Long threads, Long phases, Work work) {
     } else {
         pool.run([](void* data, Long thread) { (*static_cast<Run*>(data))(thread); }, &run, threads);
     }
+
     if (beyond_parts) throw BeyondParts();
     if (out_of_memory) throw std::bad_alloc();
     if (failed.load()) throw std::runtime_error(message);

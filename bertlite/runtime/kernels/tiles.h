@@ -151,6 +151,8 @@ void multiply_tile(Ahead ahead, const char* rows, Long stride, const uint32_t* w
             sum[i][j] = typename Kind::Sums{};
             if (!std::is_same_v<Kind, Int8>) sum[i][j] = load_as<typename Kind::Sums>(start + j * LANES);
         }
+
+    // Some words at a time, so that no sum grows so large that it swallows the digits of a product.
     for (Long first = 0, word = 0;; first = word, adds = true) {
         for (const Long last = std::min(words - first, WORDS_SUMMED<Kind>) + first; word < last; word++) {
             if (AHEAD) ahead.prefetch_with(word);
@@ -252,6 +254,8 @@ void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blo
             const typename Kind::Sum* start, Long first, Long last, const To& to, Finish finish) {
     if constexpr (BY_AMX<Kind>)  // by amx.h or amx_parts.h
         if (weight.inputs) return matmul_by_amx(Kind{}, rows, stride, count, weight, start, first, last, to, finish);
+
+    // Sums stay in registers for one tile; if a weight is taken in parts, those of all rows wait in memory.
     alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
     constexpr Long word_bytes = Kind::per_word * sizeof(typename Kind::Value);
@@ -259,6 +263,7 @@ void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blo
     const Long inputs = weight.inputs;
     Long sums_stride = BLOCK;
     if constexpr (stays) sums_stride = to.stride;
+
     const bool splits = !stays && NARROW && inputs > WORDS_AT_ONCE;
     const Long rows_at_once = splits ? ROWS_AT_ONCE : count, part = splits ? WORDS_AT_ONCE : inputs;
 
@@ -273,6 +278,8 @@ void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blo
                 for (Long column = from, columns; column < end; column += columns) {
                     columns = std::min(BLOCK_OF<Kind> - column % BLOCK_OF<Kind>, end - column);
                     const Long tiles = divide_up(row_end - row, TILE_ROWS);
+
+                    // Fetched meanwhile: weights of the next block, the next part, or the next group.
                     const uint32_t* next = nullptr;
                     if (column + columns < end)
                         next = weight.template at<Kind>(column + columns, word);
@@ -280,6 +287,7 @@ void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blo
                         next = weight.template at<Kind>(from, word + words);
                     else if (end < last || weight.goes_on)
                         next = weight.template at<Kind>(end, 0);
+
                     for (Long tile = 0, at = row; tile < tiles; tile++) {
                         const Long size = divide_up(row_end - at, tiles - tile);  // as even as can be
                         auto* sums = tile_sums;
@@ -287,6 +295,7 @@ void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blo
                             sums = to.at(at, column);
                         else if (splits)
                             sums += (column % GROUP / BLOCK * ROWS_AT_ONCE + at - row) * BLOCK;
+
                         if (!stays && done) prefetch_tile(to, at, size, column, columns);
                         choose_tile<Kind>(size, columns / LANES, {next, words, tile, tiles},
                                           reinterpret_cast<const char*>(rows + at * stride) + word * word_bytes,
@@ -315,6 +324,7 @@ void pack_blocks(const typename Kind::Weight* weight, Long outputs, Long inputs,
     for (Long block = 0; block < padded / size; block++)
         for (Long group = 0; group < size; group += LANES)
             for (Long word = 0; word < words; word += LANES) {
+                // Rows of a weight become columns of a block; missing rows and words are zeros.
                 const Long columns = std::min(LANES, words - word);
                 std::memset(staged, 0, sizeof staged);
                 const void* from[LANES];
@@ -328,6 +338,7 @@ void pack_blocks(const typename Kind::Weight* weight, Long outputs, Long inputs,
                     else
                         std::memcpy(staged[i], row, (inputs - word * per) * sizeof *row);
                 }
+
                 uint32_t* start = to + (block * words + word) * size + group;
                 if (columns == LANES) {
                     transpose_words(from, start, size);

@@ -111,6 +111,8 @@ class TokenPlaces {
             }
             starts.push_back(tokens() + count);
         }
+
+        // Padding is left out, so the places of tokens are no longer their indices.
         if (tokens() == ids_->rows * length) return;
         require(ids_->takes_padding);
         for (Long i = 0; i < ids_->rows * length; i++)
@@ -147,10 +149,12 @@ void embed(const Ids& ids, const TokenPlaces& places, Long token, Long width, co
     } else {
         read_row(row(ids.words, word), width, to);
     }
+
     read_row(row(ids.segment_table, ids.segments ? ids.segments[at] : 0), width, to, true);
     const Long position = places.position(token), place = position < 0 ? ids.position_count : position;
     if (ids.position_table && place < ids.position_count + ids.padding_has_position)
         read_row(row(ids.position_table, place), width, to, true);
+
     layer_norm(to, width, norm, norm + round_up(width, LANES), epsilon);
     if constexpr (std::is_same_v<T, BFloat16>)  // as the embeddings are where they are computed alone
         for (Long i = 0; i < width; i += LANES) {

@@ -17,7 +17,7 @@ from scripts.measure.native_accuracy import FITTED, SIMILARITY
 
 WAYS = {  # of the landing page, each with its next step
     "speed": ("Use it", "[install](quickstart.md), then [optimise your model](clients.md)"),
-    "pruning": ("Prune it", "[prune a model to your own data](own_data.md), in two minutes"),
+    "pruning": ("Prune it", "[prune a model to your own data](own_data.md)"),
     "proof": ("Learn from it", "[read the notebooks](notebooks.md), or see how [the proof](proof.md) is made"),
 }
 

@@ -126,12 +126,15 @@ def outcome(record: Record, client: str, side: str) -> str:
 
 def trust() -> str:
     """Table of the stress tests and their results."""
-    fuzz, native = record("fuzz"), record("native")
+    fuzz, native, folders = record("fuzz"), record("native"), record("folders")
     kinds, runs = fuzz["kinds"].values(), native["runs"]
     tried, loaded = sum(kind["loaded"] + kind["refused"] for kind in kinds), sum(kind["loaded"] for kind in kinds)
     body = {
         "whole checkpoints changed at random": f"{tried:,} files: {loaded:,} load, the others are refused by our own"
         f" errors; the slowest took {max(kind['seconds'] for kind in kinds):.1f} s",
+        "packed folders changed at random, with new checksums, under the sanitizers": f"{folders['tries']:,} folders"
+        f" in both loaders: {folders['results']['runtime run']:,} and {folders['results']['inference run']:,} run, the"
+        f" others are refused by a file's name; faults: {folders['faults']}",
         f"native kernels ({native['instructions']}) on random shapes for {native['minutes']:g} minutes": "no fault in"
         f" {runs['address']['cases']:,} cases under the sanitizers of addresses and undefined behaviour and"
         f" {runs['thread']['cases']:,} under the thread sanitizer, nor in {runs['python']['cases']:,} whole models"

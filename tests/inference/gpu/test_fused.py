@@ -182,7 +182,7 @@ def test_the_fastest_way_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("out of resources")
 
     times = {modules: 4.0, slow: 6.0, fast: 1.0}
-    monkeypatch.setattr(fused, "seconds", lambda run, device: times.get(run.func, 0.5))
+    monkeypatch.setattr(fused, "seconds_of_run", lambda run, device: times.get(run.func, 0.5))
     ways = {"modules": modules, "slow": slow}
     assert fastest(ways, torch.empty(3, 5)) == "modules"
     ways |= {"fast": fast, "wrong": torch.zeros_like, "nan": lambda x: x * torch.nan, "failing": fail}
@@ -220,9 +220,9 @@ def test_launching_is_not_timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: seen.append("wait for the device"))
     monkeypatch.setattr(torch_private, "keep_busy", lambda cycles: seen.append("busy"))
-    assert fused.seconds(lambda: seen.append("run"), torch.device("cuda")) == 4
+    assert fused.seconds_of_run(lambda: seen.append("run"), torch.device("cuda")) == 4
     assert seen == ["run", "busy", *["event", "run", "event"] * fused.RUNS, "wait"]
-    assert fused.seconds(lambda: None, torch.device("cpu")) > 0
+    assert fused.seconds_of_run(lambda: None, torch.device("cpu")) > 0
 
 
 @torch.no_grad()

@@ -2,10 +2,9 @@
 
 import copy
 import re
-import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DISENTANGLED, assert_same, make, make_batch
+from simulated import graphed, record, use_
 from torch import Tensor
 
 from bertlite import (
@@ -26,21 +26,7 @@ from bertlite import (
 from bertlite.inference.gpu import graphs
 from bertlite.inference.gpu.graphs import Bucket, GraphedBertModel, bucket_of, use_graphs_
 from bertlite.parity.command import demo_checkpoint
-from bertlite.stack.attention import Backend, Requirements, eager
-
-
-def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
-    """Compute attention of the sequences of a bucket; tokens that belong to none are nan, as on a GPU they may be."""
-    assert bias is None
-    assert not dropout
-    assert not first
-    out, ends = torch.full_like(q, torch.nan), layout.nonempty_ends.tolist()
-    for start, end in pairwise(ends):
-        assert end - start <= layout.keys
-        part = slice(start, end)
-        scores = torch.einsum("snh,knh->nsk", q[part], k[part]) * q.shape[-1] ** -0.5
-        out[part] = torch.einsum("nsk,knh->snh", scores.softmax(-1), v[part])
-    return out
+from bertlite.stack.attention import Backend, eager
 
 
 @pytest.fixture
@@ -48,33 +34,12 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
     """Let graphs be forwards that run again into the same memory; return the buckets that are recorded."""
     found: list[Bucket] = []
 
-    def record(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, int]:
-        found.append(run.__self__.bucket)  # type: ignore[attr-defined]
-        out = run()
+    def noted(run: Any, pool: Any) -> Any:
+        found.append(run.__self__.bucket)
+        return record(run, pool)
 
-        def replay() -> None:
-            out.copy_(run())
-
-        return replay, out, out.nbytes
-
-    monkeypatch.setattr(graphs, "record_forward", record)
+    monkeypatch.setattr(graphs, "record_forward", noted)
     return found
-
-
-def use_(model: Any, packs: bool = True) -> Any:
-    """Let graphs run a model on the CPU."""
-    body = model.base_model
-    body.__class__ = GraphedBertModel
-    backend = Backend("by ends", by_ends, packs=True) if packs else None
-    needs = Requirements(dtype=body.dtype)
-    vars(body).update(graphs=graphs.Graphs(), fused=False, needs=needs, packed_backend=backend)
-    body.encoder.leaves_padding_out = packs
-    return model
-
-
-def graphed(model: Any, packs: bool = True) -> Any:
-    """Return a copy of a model that graphs run."""
-    return use_(copy.deepcopy(model).eval(), packs)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 31, 32, 33])
@@ -121,17 +86,6 @@ def test_outputs_share_no_memory_and_sizes_of_one_bucket_share_a_graph(recorded:
     assert len(recorded) == 1
     without_mask = {name: x for name, x in batches[0].items() if name != "attention_mask"}
     assert_same(quick(**without_mask).last_hidden_state, model(**without_mask).last_hidden_state)
-
-
-@torch.no_grad()
-def test_positions_that_skip_padding(recorded: list[Bucket]) -> None:
-    model = make(positions_skip_padding=True, pad_token_id=1)
-    batch = make_batch(2, 11, lengths=(11, 6))
-    batch["input_ids"] = batch["input_ids"].clamp(min=2).masked_fill(batch["attention_mask"] == 0, 1)
-    real = batch["attention_mask"].bool()
-    found = graphed(model)(**batch).last_hidden_state
-    assert_same(found[real], model(**batch).last_hidden_state[real])
-    assert recorded
 
 
 @pytest.mark.parametrize(
@@ -284,27 +238,6 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch:
         graphs.record_run(run)
     assert now == ["the caller's"]
     graphs.side_stream.cache_clear()
-
-
-@torch.no_grad()
-def test_threads_wait_for_each_other(recorded: list[Bucket]) -> None:
-    model = make()
-    quick, batches = graphed(model), [make_batch(2, 11, seed) for seed in range(8)]
-    found: dict[int, Tensor] = {}
-
-    def run(i: int) -> None:
-        with torch.no_grad():
-            found[i] = quick(**batches[i]).last_hidden_state
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, batch in enumerate(batches):
-        real = batch["attention_mask"].bool()
-        assert_same(found[i][real], model(**batch).last_hidden_state[real])
-    assert len(recorded) == 1
 
 
 @torch.no_grad()

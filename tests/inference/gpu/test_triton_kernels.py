@@ -197,6 +197,7 @@ def test_the_kernels_compile_for_hopper_and_keep_their_numbers_in_registers(dtyp
     ints = {"padding", "V", "G", "P", "T", "N", "D", "S", "B", "q_row", "k_row", "v_row", "heads", "width"}
     longs = {"ids", "types", "places", "mask", "slots", "packed"}
     numbers = {"eps": "fp32", "scale": "fp32", "counts": "*i32", "ends": "*i32"}
+    attend = short_attention.attend_kernel
     rows, norm = {"D": 768, "BLOCK": 1024}, {"D": 312, "BLOCK": 512}
     kernels: list[tuple[Any, dict[str, Any], int, int]] = [
         (triton_kernels.add_norm_kernel, norm, 2, 3),
@@ -205,9 +206,9 @@ def test_the_kernels_compile_for_hopper_and_keep_their_numbers_in_registers(dtyp
         (triton_kernels.count_kernel, {"BLOCK": 128}, 1, 3),
         (triton_kernels.pack_kernel, {"BLOCK": 128, "ROWS": 64, "PLACED": False}, 1, 3),
         *(
-            (short_attention.attend_kernel, {"L": n, "H": h, "BIASED": h == 64, "EXACT": exact}, warps, 3)
-            for n, warps in short_attention.WARPS.items()
-            for h in ((64, 128) if n == 32 else (64,))
+            (attend, {"L": n, "H": h, "BIASED": h == 64, "EXACT": exact}, short_attention.warps_for(n, h, exact), 3)
+            for n in short_attention.WARPS
+            for h in ((64, 128) if n in (32, 64) else (64,))
         ),
     ]
     for tiles in () if exact else TILES:  # float32 is left to cuBLAS

@@ -122,31 +122,3 @@ def test_gates_with_a_mask_for_every_query(dtype):
         for mask in ("4-D", "additive and forbidding", "nothing for some queries"):
             inputs = {**make_batch(), "attention_mask": MASKS[mask], "head_mask": GATES[gate]}
             check(model, dtype, **inputs, output_attentions=True, output_hidden_states=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_masks_and_gates_do_not_follow_the_default_dtype(dtype):
-    model, mask = make_native(), MASKS["4-D"]
-    model.set_attn_implementation("sdpa")
-    quick = natively(model, torch.float32)
-    inputs = {**make_batch(), "attention_mask": mask, "head_mask": GATES["sequences"].float()}
-    wanted = quick(**inputs).last_hidden_state
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        assert torch.equal(quick(**inputs).last_hidden_state, wanted)
-        assert torch.equal(natively(model, torch.float32)(**inputs).last_hidden_state, wanted)
-    finally:
-        torch.set_default_dtype(before)
-
-
-def test_tensors_of_the_kernels_do_not_follow_the_default_device():
-    model = make_native()
-    model.set_attn_implementation("eager")
-    quick = natively(model, torch.float32)
-    inputs = {**make_batch(), "attention_mask": MASKS["4-D"], "head_mask": GATES["sequences"].float()}
-    wanted = quick(**inputs, output_attentions=True)
-    with torch.device("meta"):
-        got = quick(**inputs, output_attentions=True)
-    assert torch.equal(got.last_hidden_state, wanted.last_hidden_state)
-    assert all(map(torch.equal, got.attentions, wanted.attentions))

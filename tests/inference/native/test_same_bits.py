@@ -87,7 +87,7 @@ print(packed_bits())
 def packed_bits() -> list[str]:
     """Return a hash of the packed layers of models with tables of distances, in each dtype."""
     made = [make_native(num_hidden_layers=2, **MODELS[kind]).float() for kind in ("disentangled", "bucketed")]
-    options = [{"dtype": dtype, "reproducible": True, "verify": False} for dtype in DTYPES]
+    options: list[dict[str, Any]] = [{"dtype": dtype, "reproducible": True, "verify": False} for dtype in DTYPES]
     quick = [optimize_for_inference(model, **each) for model in made for each in options]
     return [digest(each.base_model.encoder.weights.data) for each in quick]
 

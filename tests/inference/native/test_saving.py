@@ -51,7 +51,6 @@ def pruned(cls, options=None, **changes):
 
 
 MODELS = {
-    "a model": (BertModel, {}, {}),
     "a tied decoder": (BertForMaskedLM, {}, {}),
     "an untied decoder": (BertForMaskedLM, {"tie_word_embeddings": False}, {}),
     "a classifier": (BertForSequenceClassification, {}, {}),

@@ -98,7 +98,7 @@ def test_neurons_are_ranked_alike() -> None:
         ({"count": 12}, "count is 12; it must be a number of heads, from 0 to the 11 that are there"),
         ({"count": -1}, "count is -1"),
         ({"count": True}, "count is True"),
-        ({"count": 0.5}, "count is 0.5"),
+        ({"count": 0.5}, "count is 0.5.* share= takes a share"),
         ({"count": torch.tensor(2.5)}, "count is tensor"),
         ({"count": torch.tensor(True)}, "count is tensor"),
         ({"share": 1.5}, "share is 1.5; it must be from 0 to 1 of the 11 heads that are there"),
