@@ -109,8 +109,8 @@ sentence-transformers, and every dtype of optimize_for_inference, and reports ho
         *data_options(train=False, task=None),
         option(
             "--against CHECKPOINT",
-            "compare with this checkpoint, which has the same task and runs as it is; with --speed, the checkpoint that"
-            " a packed folder was made from (default: none)",
+            "compare with this checkpoint, which has the same task and runs as it is; with --speed, the checkpoint"
+            " that a packed folder was made from (default: none)",
         ),
         METRIC,
         parts.dtype_option("run CHECKPOINT in this dtype and compare: %(choices)s (default: unchanged)"),

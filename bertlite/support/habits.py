@@ -7,8 +7,8 @@ INT8 = 'optimize_for_inference(model, dtype="int8") quantises a loaded model'
 ENCODE = "call the tokenizer itself, with a text or a list of texts"
 AUTO = "name the class, or let bertlite.hf.register() make transformers' AutoModel give bertlite's models"
 HABITS = {  # {argument or attribute: the way to it here}
-    "prune_layerwise": "it is bertlite.pruning.prune_layerwise",
-    "prune_vocabulary": "it is bertlite.commands.prune_vocabulary",
+    "prune_to_macs": "it is bertlite.pruning.prune_layerwise",
+    "prune_vocabulary_of": "it is bertlite.commands.prune_vocabulary",
     "BatchEncoding": "it is bertlite.tokenizer.BatchEncoding",
     "Batches": "it is bertlite.support.batching.Batches",
     "KeyValueCache": "it is bertlite.stack.cache.KeyValueCache",
