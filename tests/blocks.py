@@ -23,7 +23,8 @@ BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?```python\n(?P<co
 HUB_IDS, COMMIT = ("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2"), "0" * 40
 LIBRARIES = {  # what a block needs that may be missing
     "bertlite.hf": "transformers",
-    "bertlite.embed": "sentence_transformers",
+    "Embedder": "sentence_transformers",
+    "EmbedSettings": "sentence_transformers",
     "from transformers": "transformers",
     "sentence_transformers": "sentence_transformers",
     "import datasets": "datasets",

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from bertlite import prune_heads, prune_neurons
 from bertlite.inference import InferenceModel
+from bertlite.inference.checks import MIXED, ComputeDtype
 from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.rounding import Sample
 from bertlite.inference.native.weights import NativeWeights, aligned_tensor
-from bertlite.inference.support import MIXED, ComputeDtype
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import as_well, largest
 from bertlite.runtime.library import (

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite.inference import graphs
-from bertlite.inference.graphs import GraphedBertModel
+from bertlite.inference.gpu import graphs
+from bertlite.inference.gpu.graphs import GraphedBertModel
 from bertlite.stack.attention import Backend, Requirements
 
 

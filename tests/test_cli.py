@@ -12,15 +12,17 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import bertlite
-from bertlite.cli import COMMANDS, main, parser, parts, prune
+from bertlite.cli import COMMANDS, commands, main, parser, parts, prune
 from bertlite.cli.parts import FOOT, Parser, subcommands
+from bertlite.cli.work import Outcome, Work
 from bertlite.support.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +68,6 @@ def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> N
         assert " ".join(text.split()).endswith(" ".join(FOOT.split()))
     others = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
     assert not others & {"torch", "transformers", "numpy", "tokenizers", "safetensors", "pyarrow", "tqdm"}
-    assert "bertlite.public" not in modules
 
 
 @pytest.mark.parametrize("words", LEAVES)
@@ -111,7 +112,7 @@ def test_every_command_has_out_and_json(words: str) -> None:
     assert (options["--json"].nargs, options["--json"].default) == (0, False)
     assert options["--out"].metavar == "PATH[,PATH]"
     assert ".json: " in options["--out"].help
-    needs = LEAVES[words].get_default("needs")
+    needs = LEAVES[words].get_default("asked").needs
     in_brackets = "[--out PATH[,PATH]]" in LEAVES[words].format_usage()
     assert in_brackets == (not needs or ".json" in needs)  # then --json will do
 
@@ -302,17 +303,17 @@ def test_a_pipe_is_read_as_a_file(tmp_path, monkeypatch) -> None:
 # Running -------------------------------------------------------------------------------------------------------------
 
 
-def replace_work(monkeypatch: pytest.MonkeyPatch, work: Callable[[argparse.Namespace], int]) -> None:
-    """Let `bertlite parity` run another function."""
-    monkeypatch.setattr("bertlite.parity.command.main", work)
+def replace_work(monkeypatch: pytest.MonkeyPatch, work: Work) -> None:
+    """Let `bertlite parity` do other work."""
+    others = [add for add in COMMANDS if add != commands.PARITY.add]
+    monkeypatch.setattr("bertlite.cli.COMMANDS", [*others, replace(commands.PARITY, work=work).add])
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_json_is_alone_on_standard_output(named, monkeypatch, capsys, tmp_path) -> None:
-    def work(args: argparse.Namespace) -> int:
+    def work(args: argparse.Namespace) -> Outcome:
         print("words")
-        args.record.write_text('{"a": 1}\n')
-        return 1
+        return {"a": 1}, (), 1
 
     replace_work(monkeypatch, work)
     out = tmp_path / "record.json"
@@ -349,12 +350,12 @@ def test_a_command_that_must_write_says_so(capsys) -> None:
     assert "caf\\udce9 is not UTF-8" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("leaf", [name for name, each in LEAVES.items() if each.get_default("needs")])
+@pytest.mark.parametrize("leaf", [name for name, each in LEAVES.items() if each.get_default("asked").needs])
 def test_a_file_where_a_folder_is_to_be_written_is_named_before_the_work(leaf: str, tmp_path: Path, capsys) -> None:
     command = LEAVES[leaf]
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder.json").mkdir()
-    folder = "FOLDER" in command.get_default("needs")
+    folder = "FOLDER" in command.get_default("asked").needs
     for name, message in (*[("file", "file: name a folder")] * folder, ("folder.json", "folder: name a file")):
         example = shlex.split(command.examples[0])
         example[example.index("--out") + 1] = str(tmp_path / name)
@@ -376,7 +377,7 @@ def test_a_file_where_a_folder_is_to_be_written_is_named_before_the_work(leaf: s
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_an_error_is_printed_in_one_line(monkeypatch, capsys, error, status, message) -> None:
-    def work(args: argparse.Namespace) -> int:
+    def work(args: argparse.Namespace) -> Outcome:
         raise error
 
     replace_work(monkeypatch, work)
@@ -385,9 +386,9 @@ def test_an_error_is_printed_in_one_line(monkeypatch, capsys, error, status, mes
 
 
 def test_a_warning_is_one_line_without_the_place_in_the_code(monkeypatch, capsys) -> None:
-    def work(args: argparse.Namespace) -> int:
+    def work(args: argparse.Namespace) -> Outcome:
         print(warnings.formatwarning("held out", UserWarning, "code.py", 3), end="")
-        return 0
+        return None, (), 0
 
     replace_work(monkeypatch, work)
     assert main(["parity"]) == 0
@@ -395,7 +396,7 @@ def test_a_warning_is_one_line_without_the_place_in_the_code(monkeypatch, capsys
 
 
 def test_names_from_files_and_the_encoding_of_a_terminal_break_no_command(monkeypatch) -> None:
-    def work(args: argparse.Namespace) -> int:
+    def work(args: argparse.Namespace) -> Outcome:
         print("é 1–2 \x1b[2K")
         raise ValueError("no column \x1b[2K…")
 
@@ -411,7 +412,7 @@ def test_names_from_files_and_the_encoding_of_a_terminal_break_no_command(monkey
 
 
 def test_quiet_leaves_errors_alone_on_standard_error(monkeypatch, capsys) -> None:
-    def work(args: argparse.Namespace) -> int:
+    def work(args: argparse.Namespace) -> Outcome:
         Progress(None, "", what="parity").stage("stage")
         warnings.warn("a warning", stacklevel=1)
         logging.getLogger("bertlite").warning("a message")

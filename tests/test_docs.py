@@ -25,6 +25,7 @@ import pytest
 
 from bertlite.cli import parser
 from bertlite.cli.parts import subcommands
+from bertlite.runtime import contents, pooling, shapes, tasks
 from bertlite.shipping.pack import pack
 from tests.clients.checks import common
 
@@ -219,8 +220,8 @@ def make_reranker(minilm: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("bertlite", "bertlite.runtime", "bertlite.causal", "bertlite.embed", "bertlite.hf"),
-        *("bertlite.pruning.importance", "bertlite.parity"),
+        *("bertlite", "bertlite.runtime", "bertlite.causal", "bertlite.hf", "bertlite.parity"),
+        *("bertlite.commands", "bertlite.inference", "bertlite.pruning"),
     ],
 )
 def test_every_public_name_is_in_the_reference(module: str) -> None:
@@ -234,6 +235,24 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     names = {*getattr(home, "__all__", own)} - THEIRS.get(module, set())
     missing = [name for name in names if not {f"bertlite.{name}", f"{module}.{name}"} & documented]
     assert not missing, f"notebooks/docs/api lacks {sorted(missing)}"
+
+
+def test_the_page_of_the_packed_format_has_every_field_and_format() -> None:
+    page = (DOCS / "packed_format.md").read_text(encoding="utf-8")
+    fields: list[Any] = [contents.DESCRIPTION, contents.EMBEDDINGS, contents.CONFIG, shapes.FIELDS]
+    fields += [tasks.VECTORS, tasks.VECTORS["pooling"], tasks.SCORES, tasks.TAGS, tasks.TEXTS[0], tasks.STEPS["dense"]]
+    fields += [shapes.PARTS, shapes.MATRICES, shapes.VECTORS, shapes.TABLES.values(), [contents.LAYERS]]
+    assert {name for each in fields for name in each if f"`{name}`" not in page} == set()
+    values: list[Any] = [
+        shapes.FLOATS,
+        contents.STORED,
+        tasks.CALLS,
+        tasks.STEPS,
+        pooling.POOLINGS,
+        pooling.SIMILARITIES,
+    ]
+    assert {name for each in values for name in each if f'"{name}"' not in page} == set()
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [*map(str, contents.FORMATS)]
 
 
 def test_every_notebook_and_every_command_has_its_line() -> None:

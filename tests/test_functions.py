@@ -25,9 +25,10 @@ pytest.importorskip("sentence_transformers")
 import accelerate
 
 import bertlite
+import bertlite.commands
 from bertlite import BertForSequenceClassification
 from bertlite.cli import main
-from bertlite.embed import embed
+from bertlite.commands import embed
 from bertlite.experiments import experiment, finetune, speed
 from bertlite.experiments.data import DataSource
 from bertlite.experiments.settings import PruneSettings, Recipe
@@ -71,7 +72,7 @@ def world(made: World, tmp_path: Path) -> World:
 
 
 def train(w: World) -> Any:
-    return bertlite.finetune(w.classifier, w.rows, w.rows, w.out, recipe=Recipe(epochs=1, batch_size=8))
+    return bertlite.commands.finetune(w.classifier, w.rows, w.rows, w.out, recipe=Recipe(epochs=1, batch_size=8))
 
 
 def train_again_after_a_kill(w: World) -> None:
@@ -89,21 +90,23 @@ def prune_and_compare(w: World) -> None:
     data = DataSource(str(w.rows))
     setting = experiment.Setting(str(w.classifier), "classification", data, data, calibration=8)
     cells = experiment.grid(["michel"], [0.5], epochs=[1])
-    bertlite.prune_run(experiment.Experiment(setting), cells, w.out)
-    bertlite.prune_compare([w.out])
+    bertlite.commands.prune_run(experiment.Experiment(setting), cells, w.out)
+    bertlite.commands.prune_compare([w.out])
 
 
 FUNCTIONS: dict[str, Callable[[World], Any]] = {
-    "attention": lambda w: bertlite.attention(w.classifier, "a b", html=w.out),
-    "convert": lambda w: bertlite.convert(w.classifier, w.out),
+    "attention": lambda w: bertlite.commands.attention(w.classifier, "a b", html=w.out),
+    "convert": lambda w: bertlite.commands.convert(w.classifier, w.out),
     "embed": lambda w: embed(w.encoder, w.texts, w.out),
-    "env": lambda w: bertlite.env(),
+    "env": lambda w: bertlite.commands.env(),
     "evaluate": lambda w: bertlite.evaluate(w.classifier, w.rows, dtype="bfloat16"),
     "finetune": train,
     "finetune, continued": train_again_after_a_kill,
-    "inspect": lambda w: bertlite.inspect(w.classifier),
-    "measure_speed": lambda w: bertlite.measure_speed(w.encoder, some_texts(60), dtype="bfloat16"),
-    "measure_speed, pipeline": lambda w: bertlite.measure_speed(w.classifier, some_texts(60), dtype="bfloat16"),
+    "inspect": lambda w: bertlite.commands.inspect(w.classifier),
+    "measure_speed": lambda w: bertlite.commands.measure_speed(w.encoder, some_texts(60), dtype="bfloat16"),
+    "measure_speed, pipeline": lambda w: bertlite.commands.measure_speed(
+        w.classifier, some_texts(60), dtype="bfloat16"
+    ),
     "pack": lambda w: bertlite.pack(w.encoder, w.out),
     "pack, pipeline": lambda w: bertlite.pack(w.classifier, w.out),
     "parity": lambda w: parity(w.classifier, ParitySettings(only=("float64-sdpa-padded", "dropout"))),
@@ -113,7 +116,7 @@ FUNCTIONS: dict[str, Callable[[World], Any]] = {
     "prune_to, trained": lambda w: bertlite.prune_to(
         w.classifier, "60%", w.texts, w.out, settings=replace(SETTINGS, distil="5steps")
     ),
-    "prune_vocabulary_of": lambda w: bertlite.prune_vocabulary_of(w.classifier, w.texts, w.out),
+    "prune_vocabulary": lambda w: bertlite.commands.prune_vocabulary(w.classifier, w.texts, w.out),
 }
 
 
@@ -136,7 +139,7 @@ def test_functions_leave_the_process_as_they_found_it(
 def test_training_neither_sees_nor_changes_an_accelerator_of_the_caller(world: World, tmp_path: Path) -> None:
     def digest(name: str) -> str:
         data = world.rows, world.rows
-        record = bertlite.finetune(world.classifier, *data, tmp_path / name, recipe=Recipe(epochs=1))
+        record = bertlite.commands.finetune(world.classifier, *data, tmp_path / name, recipe=Recipe(epochs=1))
         return str(record["runs"][0]["results"]["sha256"])
 
     wanted = digest("alone")
@@ -151,11 +154,11 @@ def test_training_neither_sees_nor_changes_an_accelerator_of_the_caller(world: W
 # Outputs: no writer replaces or removes what it reads, or a model of another kind.
 
 WRITERS: dict[str, Callable[[Path, Path, Path], Any]] = {  # of a checkpoint, a file of texts, and an output
-    "attention, page": lambda model, texts, out: bertlite.attention(model, "a b", html=out),
-    "convert": lambda model, texts, out: bertlite.convert(model, out),
+    "attention, page": lambda model, texts, out: bertlite.commands.attention(model, "a b", html=out),
+    "convert": lambda model, texts, out: bertlite.commands.convert(model, out),
     "embed": lambda model, texts, out: embed(model, texts, out),
-    "export": lambda model, texts, out: bertlite.export(model, out),
-    "finetune": lambda model, texts, out: bertlite.finetune(
+    "export": lambda model, texts, out: bertlite.commands.export(model, out),
+    "finetune": lambda model, texts, out: bertlite.commands.finetune(
         model, texts.with_name("rows.csv"), texts.with_name("rows.csv"), out, recipe=Recipe(epochs=0.2)
     ),
     "inspect, record": lambda model, texts, out: command("inspect", model, "--out", out),
@@ -164,7 +167,7 @@ WRITERS: dict[str, Callable[[Path, Path, Path], Any]] = {  # of a checkpoint, a 
     ),
     "pack": lambda model, texts, out: bertlite.pack(model, out, texts=texts),
     "prune_to": lambda model, texts, out: bertlite.prune_to(model, "60%", texts, out, settings=SETTINGS),
-    "prune_vocabulary_of": lambda model, texts, out: bertlite.prune_vocabulary_of(model, texts, out),
+    "prune_vocabulary": lambda model, texts, out: bertlite.commands.prune_vocabulary(model, texts, out),
     "save": lambda model, texts, out: bertlite.optimize_for_inference(
         BertForSequenceClassification.from_pretrained(model), backend="native", dtype="float32"
     ).save(out),
@@ -272,10 +275,10 @@ def test_a_record_replaces_records_alone(home: Path) -> None:
         command("inspect", home / "model", "--out", home / "model" / "record.json")
     page = home / "page.html"
     for _ in range(2):
-        bertlite.attention(home / "model", "a b", html=page)
+        bertlite.commands.attention(home / "model", "a b", html=page)
     page.write_text("<!doctype html><title>Mine</title>")
     with pytest.raises(ValueError, match="no record or page"):
-        bertlite.attention(home / "model", "a b", html=page)
+        bertlite.commands.attention(home / "model", "a b", html=page)
 
 
 @pytest.mark.parametrize("status", ["running", "failed"])
@@ -289,7 +292,7 @@ def test_an_unfinished_run_is_not_emptied_if_it_holds_what_is_read(status: str, 
     model, rows = ((run if reads == name else home) / name for name in ("model", "rows.csv"))
     before = contents(home)
     with pytest.raises(ValueError, match=f"{reads} would be replaced, and .*{reads} is read: name another output"):
-        bertlite.finetune(model, rows, home / "texts.txt", run)
+        bertlite.commands.finetune(model, rows, home / "texts.txt", run)
     assert contents(home) == before
 
 
@@ -316,13 +319,13 @@ def test_embeddings_remove_no_hidden_files_of_others(home: Path) -> None:
 # Values of another kind: an error names the argument and what to give, before any work.
 
 DOORS: dict[str, tuple[Callable[..., Any], dict[str, Callable[[World], Any]]]] = {
-    "attention": (bertlite.attention, {"checkpoint": lambda w: w.classifier, "text": lambda w: "a b"}),
-    "convert": (bertlite.convert, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
+    "attention": (bertlite.commands.attention, {"checkpoint": lambda w: w.classifier, "text": lambda w: "a b"}),
+    "convert": (bertlite.commands.convert, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
     "embed": (embed, {"model": lambda w: w.encoder, "files": lambda w: w.texts, "folder": lambda w: w.out}),
     "evaluate": (bertlite.evaluate, {"checkpoint": lambda w: w.classifier, "data": lambda w: w.rows}),
-    "export": (bertlite.export, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
+    "export": (bertlite.commands.export, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
     "finetune": (
-        bertlite.finetune,
+        bertlite.commands.finetune,
         {
             "checkpoint": lambda w: w.classifier,
             "train": lambda w: w.rows,
@@ -330,10 +333,13 @@ DOORS: dict[str, tuple[Callable[..., Any], dict[str, Callable[[World], Any]]]] =
             "folder": lambda w: w.out,
         },
     ),
-    "inspect": (bertlite.inspect, {"checkpoint": lambda w: w.classifier}),
+    "inspect": (bertlite.commands.inspect, {"checkpoint": lambda w: w.classifier}),
     "load": (bertlite.runtime.load, {"folder": lambda w: w.out}),
     "from_pretrained": (BertForSequenceClassification.from_pretrained, {"source": lambda w: w.classifier}),
-    "measure_speed": (bertlite.measure_speed, {"checkpoint": lambda w: w.classifier, "texts": lambda w: ["a"]}),
+    "measure_speed": (
+        bertlite.commands.measure_speed,
+        {"checkpoint": lambda w: w.classifier, "texts": lambda w: ["a"]},
+    ),
     "pack": (bertlite.pack, {"checkpoint": lambda w: w.encoder, "folder": lambda w: w.out}),
     "prune_to": (
         bertlite.prune_to,
@@ -344,8 +350,8 @@ DOORS: dict[str, tuple[Callable[..., Any], dict[str, Callable[[World], Any]]]] =
             "folder": lambda w: w.out,
         },
     ),
-    "prune_vocabulary_of": (
-        bertlite.prune_vocabulary_of,
+    "prune_vocabulary": (
+        bertlite.commands.prune_vocabulary,
         {"checkpoint": lambda w: w.classifier, "texts": lambda w: w.texts, "folder": lambda w: w.out},
     ),
     "save_pretrained": (lambda folder: make().save_pretrained(folder), {"folder": lambda w: w.out}),
@@ -385,12 +391,18 @@ def test_values_of_another_kind_are_named(door: str, name: str, wrong: str, worl
             lambda w: bertlite.prune_to(w.encoder, "60%", [], w.out, settings=SETTINGS),
             "there are 0 texts; a search needs 10 or more",
         ),
-        (lambda w: bertlite.measure_speed(w.classifier, some_texts(30), max_length=0), "max_length is 0; it must be"),
+        (
+            lambda w: bertlite.commands.measure_speed(w.classifier, some_texts(30), max_length=0),
+            "max_length is 0; it must be",
+        ),
         (lambda w: bertlite.evaluate(w.classifier, w.rows, max_length=0), "max_length is 0; it must be an integer, 1"),
         (lambda w: bertlite.evaluate(w.classifier, w.rows, task="tagging"), "task 'tagging' is unknown; have: class"),
-        (lambda w: bertlite.finetune(w.classifier, w.rows, w.rows, w.out, device="gpu"), "device is 'gpu'; give cpu"),
         (
-            lambda w: bertlite.measure_speed(
+            lambda w: bertlite.commands.finetune(w.classifier, w.rows, w.rows, w.out, device="gpu"),
+            "device is 'gpu'; give cpu",
+        ),
+        (
+            lambda w: bertlite.commands.measure_speed(
                 save(w.out, bertlite.BertForTokenClassification), [*zip(some_texts(30), some_texts(30), strict=True)]
             ),
             "texts holds pairs, and a tagger reads single texts: give a list of strings",
@@ -417,4 +429,4 @@ def test_a_packed_folder_is_known(world: World, tmp_path: Path) -> None:
                 function(**{**given, name: packed})
     bertlite.optimize_for_inference(make().float(), backend="native").save(tmp_path / "optimised")
     with pytest.raises(FileNotFoundError, match=r"packed for bertlite\.inference\.InferenceModel\.load\(FOLDER\)"):
-        bertlite.inspect(tmp_path / "optimised")
+        bertlite.commands.inspect(tmp_path / "optimised")

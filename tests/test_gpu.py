@@ -12,7 +12,8 @@ import pytest
 import torch
 from conftest import SIZES, assert_same, gradients, make, make_batch
 
-from bertlite import BertForSequenceClassification, BertModel, TrainingStep, optimize_for_inference
+from bertlite import BertForSequenceClassification, BertModel, optimize_for_inference
+from bertlite.inference import TrainingStep
 from bertlite.stack.attention import varlen
 from bertlite.stack.layouts import Packed
 from scripts.measure.gpu_goals import count_waits as waits

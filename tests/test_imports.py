@@ -5,6 +5,7 @@ a string, which `bertlite.cli` imports when a command runs.
 """
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import bertlite
-from bertlite.support.extras import public_homes
+from bertlite.support.extras import PUBLIC, public_homes
 
 PACKAGE = Path(bertlite.__file__).parent
 LIBRARY = (  # a room imports from the rows above its own; inside a room modules import each other, without a cycle
@@ -28,7 +29,6 @@ LIBRARY = (  # a room imports from the rows above its own; inside a room modules
     ("models", "tokenizer"),
     ("opened",),
     ("inference", "pruning"),
-    ("public",),
     ("bertlite",),
     ("hf",),
 )
@@ -36,7 +36,7 @@ WORKSHOP = (
     ("attention_view", "causal", "parity"),
     ("shipping",),
     ("embed", "experiments"),
-    ("workshop",),
+    ("commands",),
     ("cli",),
     ("__main__",),
 )
@@ -74,7 +74,7 @@ GRAPH = {
     module: imports(path.read_text(encoding="utf-8"), module, path.name == "__init__.py")
     for module, path in MODULES.items()
 }
-GRAPH["bertlite"] -= {"bertlite.workshop"}  # a type checker alone reads this import
+GRAPH["bertlite"] -= {module for module in MODULES if room_of(module) in sum(WORKSHOP, ())}  # for type checkers alone
 
 
 def needed_by(module: str) -> set[str]:
@@ -236,12 +236,19 @@ def test_the_public_names_load_torch_and_bertlite_alone() -> None:
 
 def test_a_public_name_does_not_load_the_modules_of_others() -> None:
     loaded = loaded_by("import torch", "from bertlite import BertForMaskedLM")
-    assert not [each for each in loaded if re.match(r"bertlite\.(public|inference|tokenizer|pruning\.\w+ance)", each)]
-    homes = {bertlite.public: public_homes("bertlite.public"), bertlite.workshop: public_homes("bertlite.workshop")}
-    for module, names in homes.items():
-        assert names.keys() == {name for name in vars(module) if name[0] != "_"}
-        assert all(getattr(bertlite, name) is getattr(module, name) for name in names)
-    assert {*bertlite.__all__} == {*homes[bertlite.public], *homes[bertlite.workshop]}
+    assert not [each for each in loaded if re.match(r"bertlite\.(commands|inference|tokenizer|pruning)", each)]
+    loaded = loaded_by("import torch", "from bertlite.pruning import with_pruned")
+    assert not [each for each in loaded if re.match(r"bertlite\.(commands|inference|tokenizer|pruning\.)", each)]
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_a_package_has_the_names_that_it_imports_for_type_checkers(package: str) -> None:
+    module, homes = importlib.import_module(package), public_homes(package)
+    assert homes
+    assert module.__all__ == sorted(homes)
+    for name, home in homes.items():
+        assert getattr(module, name) is getattr(importlib.import_module(home), name)
+        assert name in dir(module)
 
 
 def test_what_is_public_is_there_and_nothing_else() -> None:
@@ -252,6 +259,34 @@ def test_what_is_public_is_there_and_nothing_else() -> None:
     assert not hasattr(bertlite, "_names")
     with pytest.raises(ImportError, match="cannot import name 'BertModle' from 'bertlite'"):
         from bertlite import BertModle  # type: ignore[attr-defined]  # noqa: F401
+
+
+def moved_names() -> list[tuple[str, str, str]]:
+    """Return (old package, name, new package or name) from the changelog's table."""
+    docs = PACKAGE.parent / "notebooks" / "docs"
+    pages = [(docs / page).read_text(encoding="utf-8") for page in ("changelog.md", "migration.md")]
+    tables = [re.findall(r"^\| (`bertlite.*`) \| (`\w+`.*) \| `([\w.]+)`.* \|$", page, re.M) for page in pages]
+    found = tables[0]
+    assert tables[1][-len(found) :] == found
+    quoted = re.compile("`([^`]+)`").findall
+    return [(old, name, new) for olds, names, new in found for old in quoted(olds) for name in quoted(names)]
+
+
+def test_a_name_that_moved_is_in_its_new_home_and_an_error_gives_it() -> None:
+    moved = moved_names()
+    assert len(moved) > 50
+    for old, name, new in moved:
+        with pytest.raises(AttributeError, match=re.escape(f"module '{old}' has no attribute '{name}'; it is {new}")):
+            getattr(importlib.import_module(old), name)
+        package, _, last = new.rpartition(".")
+        try:
+            assert hasattr(importlib.import_module(new), name)
+        except ModuleNotFoundError:
+            assert hasattr(importlib.import_module(package), last)
+
+
+def test_the_package_has_few_names() -> None:
+    assert len(bertlite.__all__) <= 31
 
 
 IN_FORKS = """

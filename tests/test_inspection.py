@@ -15,6 +15,7 @@ from natively import native
 from safetensors.torch import load, load_file, save_file
 
 import bertlite
+import bertlite.commands
 from bertlite import BertForMaskedLM, BertModel, prune_heads, prune_neurons
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS
 from bertlite.cli import main
@@ -241,7 +242,7 @@ def test_a_packed_folder_says_what_it_was_made_from_and_other_commands_name_that
     monkeypatch.chdir(tmp_path)
     os.symlink(minilm(), "minilm")
     bertlite.pack("minilm", "packed", dtype="int8")
-    found = bertlite.inspect("packed")
+    found = bertlite.commands.inspect("packed")
     assert (found["kind"], found["dtype"], found["num_hidden_layers"]) == ("encoder", "int8", 6)
     assert (found["made"]["checkpoint"], found["made"]["bertlite"]) == ("minilm", bertlite.__version__)
     assert found["made"]["kept"]["mean cosine"] > 0.99
@@ -263,8 +264,8 @@ def test_a_packed_folder_says_what_it_was_made_from_and_other_commands_name_that
     Path("packed/runtime.json").write_text(
         json.dumps({**about, "crc32": checksum_of(about, Path("packed", TOKENIZER))})
     )
-    assert bertlite.inspect("packed")["made"] is None
+    assert bertlite.commands.inspect("packed")["made"] is None
     assert main(["inspect", "packed"]) == 0
     assert "no note of its checkpoint" in capsys.readouterr().out
     with pytest.raises(FileNotFoundError, match=r"name the checkpoint that it was made from$"):
-        bertlite.export("packed", "e")
+        bertlite.commands.export("packed", "e")

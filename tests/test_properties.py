@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bertlite import BertModel, KeyValueCache, optimize_for_inference, prune_heads, prune_neurons
+from bertlite import BertModel, optimize_for_inference, prune_heads, prune_neurons
 from bertlite.runtime.library import missing_platform
+from bertlite.stack.cache import KeyValueCache
 
 L, N, NEURONS, WORDS, LONGEST = 3, 4, SIZES["intermediate_size"], SIZES["vocab_size"], SIZES["max_position_embeddings"]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -1,4 +1,4 @@
-"""The `bertlite` command: commands.py and prune.py declare the arguments of its subcommands.
+"""The `bertlite` command: commands.py and prune.py have the tables of its subcommands, work.py does their work.
 
 The code that a command runs is imported when it runs, so that --help is instant.
 """
@@ -22,16 +22,16 @@ from bertlite.support.extras import install_hint
 from bertlite.support.screen import screens
 
 COMMANDS = (
-    commands.add_inspect,
-    commands.add_attention,
-    commands.add_parity,
+    commands.INSPECT.add,
+    commands.ATTENTION.add,
+    commands.PARITY.add,
     prune.add,
-    commands.add_evaluate,
-    commands.add_embed,
-    commands.add_convert,
-    commands.add_pack,
-    commands.add_export,
-    commands.add_env,
+    commands.EVALUATE.add,
+    commands.EMBED.add,
+    commands.CONVERT.add,
+    commands.PACK.add,
+    commands.EXPORT.add,
+    commands.ENV.add,
 )
 
 
@@ -108,7 +108,7 @@ def run_command(args: argparse.Namespace) -> int:
     """
     args.out = dict(args.out)
     args.folder, args.html = args.out.get(FOLDER), args.out.get(".html")
-    args.record = args.out.get(RECORD) if args.record_in_out else None
+    args.record = None if RECORD in args.asked.out else args.out.get(RECORD)
     read = [getattr(args, action.dest) for action in args.parser._actions if action.metavar in PATHS]
     inputs = [path for each in read for path in (each if isinstance(each, list) else [each])]
     for kind, path in args.out.items():
@@ -117,15 +117,16 @@ def run_command(args: argparse.Namespace) -> int:
             check_file_output(path, *inputs)
     if args.folder:
         check_utf8(args.folder)
-    if args.needs and not set(args.needs) & set(args.out) and not (args.json and RECORD in args.needs):
-        ways = " or ".join(f"--out {kind if kind == FOLDER else f'FILE{kind}'}" for kind in args.needs)
+    needs = args.asked.needs
+    if needs and not {*needs} & {*args.out} and not (args.json and RECORD in needs):
+        ways = " or ".join(f"--out {kind if kind == FOLDER else f'FILE{kind}'}" for kind in needs)
         raise ValueError(f"an output is missing: add {ways}")
     if not args.json:
-        return args.run(args)
+        return args.asked.run(args)
     with tempfile.TemporaryDirectory() as folder:
         path = args.record = args.record or Path(folder, "record.json")
         with redirect_stdout(sys.stderr):
-            status = args.run(args)
+            status = args.asked.run(args)
         if path.exists():
             print(path.read_text(encoding="utf-8"), end="")
     return status

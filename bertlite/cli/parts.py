@@ -1,4 +1,4 @@
-"""The parts that all commands share: help, --out and --json, lists, and lazy imports."""
+"""The parts that all commands share: their tables, help, --out and --json, and lists."""
 
 import argparse
 import atexit
@@ -8,13 +8,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
+from bertlite.cli.work import Work
 from bertlite.support.files import check_is_folder, write_json
 
 Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
@@ -126,82 +126,44 @@ def add_completion(top: Parser) -> None:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # where shtab looks for it
 
 
-def command(
-    commands: Commands,
-    name: str,
-    module: str,
-    *,
-    main: str = "main",
-    function: str = "",
-    summary: str,
-    description: str = "",
-    examples: Sequence[str],
-    record: str,
-    out: Mapping[str, str] | None = None,
-    needs: Sequence[str] = (),
-    starts: str = "",
-) -> Parser:
-    """Add a command and return the parser of its arguments.
+class Option(NamedTuple):
+    """An option or a positional argument of a command, as argparse takes it."""
 
-    `args.out` holds the paths to write, {kind: path}; a kind is a suffix, or FOLDER.  `args.folder` and `args.html`
-    are paths among them, and `args.record` the path of the record; each may be None.
+    names: list[str]
+    given: dict[str, Any]
+
+
+class OptionGroup:
+    """Options with a heading of their own in --help."""
+
+    def __init__(self, title: str, *options: Option, description: str | None = None) -> None:
+        self.title, self.options, self.description = title, options, description
+
+
+Options: TypeAlias = Iterable[Option | OptionGroup]
+
+
+def option(spec: str, words: str, kind: Callable[[str], Any] | None = None, **given: Any) -> Option:
+    """Return an option.
 
     Args:
-        module: the name of the module that runs the command.
-        main: the name of the function in it that takes the arguments and returns the exit status.
-        function: instead of that, the function in it that takes the options by their names and returns the record;
-            the module's `summary_lines(record, out)` yields the lines to print.
-        summary: its line in the list of commands.
-        description: the text of --help; by default the summary.
-        examples: the words after the command's name.
-        record: the content of the record that --json prints, and that --out FILE.json writes.
-        out: {kind: content} of other outputs of --out.  If it has ".json", that file is not the record.
-        needs: --out must name a path of one of these kinds.
-        starts: a line printed on standard error before the imports, since importing torch takes seconds; without it
-            a terminal alone gets one.
+        spec: its names and the name of its value, as in --help: "-o --out PATH", or "text TEXT" for an argument.
+        words: its help.
+        kind: the parser of its value.
     """
-    kinds = {**(out or {})}
-    kinds.setdefault(RECORD, record)
-
-    def run(args: argparse.Namespace) -> int:
-        if starts or sys.stderr.isatty():
-            shown = {name: " ".join(x) if isinstance(x, list) else x for name, x in vars(args).items()}
-            line = starts or f"loading {shown.get('checkpoint') or 'torch'}"
-            print(line.format(**shown), file=sys.stderr, flush=True)
-        home = import_module(module)
-        if not function:
-            return getattr(home, main)(args)
-        work = getattr(home, function)
-        options = {**vars(args), "progress": True}
-        record = work(**{name: options[name] for name in signature(work).parameters})
-        if args.record:
-            write_json(args.record, record)
-        print(*home.summary_lines(record, args.out), sep="\n")
-        return 0
-
-    description = description or f"{summary[0].upper()}{summary[1:]}."
-    added: Parser = commands.add_parser(name, help=summary, description=description, examples=examples)
-    added.add_argument(
-        "--out",
-        type=paths(kinds),
-        default={},
-        required=bool(needs) and RECORD not in needs,  # --json may print a record instead
-        metavar="PATH[,PATH]",
-        help=f"write {'; '.join(f'{kind}: {content}' for kind, content in kinds.items())}"
-        + ("; required without --json" if RECORD in needs else "" if needs else " (default: nothing is written)"),
-    )
-    added.add_argument(
-        "--json", action="store_true", help="print the record on standard output, and the rest on standard error"
-    )
-    text = "print only errors on standard error: no progress and no warnings"
-    added.add_argument("-q", "--quiet", action="store_true", help=text)
-    added.set_defaults(run=run, parser=added, needs=tuple(needs), record_in_out=RECORD not in (out or {}))
-    return added
+    parts = spec.split()
+    own = [part for part in parts if part.startswith("-")] or parts[:1]
+    shown = {"metavar": parts[-1]} if len(parts) > len(own) else {}
+    return Option(own, {"help": words, **shown, **({"type": kind} if kind else {}), **given})
 
 
-def add_checkpoint(action: Any, text: str = "a hub id or a folder, with its tokenizer", **more: Any) -> None:
-    """Add CHECKPOINT."""
-    action.add_argument("checkpoint", metavar="CHECKPOINT", help=text, **more)
+def flag(spec: str, words: str) -> Option:
+    """Return an option without a value."""
+    return option(spec, words, action="store_true")
+
+
+def checkpoint_option(words: str = "a hub id or a folder, with its tokenizer", **more: Any) -> Option:
+    return option("checkpoint CHECKPOINT", words, **more)
 
 
 class Devices(tuple[str, ...]):
@@ -211,26 +173,94 @@ class Devices(tuple[str, ...]):
         return re.fullmatch(r"cpu|cuda(:\d+)?", str(name)) is not None
 
 
-def add_device(action: Any, text: str = "cpu or cuda") -> None:
-    """Add --device."""
-    known = Devices(("cpu", "cuda"))
-    action.add_argument("--device", default="cpu", choices=known, metavar="NAME", help=text)
+def device_option(words: str = "cpu or cuda") -> Option:
+    return option("--device NAME", words, default="cpu", choices=Devices(("cpu", "cuda")))
 
 
-def add_dtype(action: Any, text: str, known: Sequence[str] = DTYPES, **more: Any) -> None:
-    """Add --dtype."""
-    action.add_argument("--dtype", choices=known, metavar="NAME", help=text, **more)
+def dtype_option(words: str, known: Sequence[str] = DTYPES, **more: Any) -> Option:
+    return option("--dtype NAME", words, choices=known, **more)
 
 
-def add_backend(action: Any, text: str) -> None:
-    """Add --backend."""
-    action.add_argument("--backend", choices=BACKENDS, metavar="NAME", help=text)
+def backend_option(words: str) -> Option:
+    return option("--backend NAME", words, choices=BACKENDS)
 
 
-def set_defaults(action: Parser, settings: Mapping[str, Any]) -> None:
-    """Give the options of a command the defaults that its settings have; a list as it is written."""
-    lists = {name: ",".join(value) for name, value in settings.items() if isinstance(value, tuple) and value}
-    action.set_defaults(**{**settings, **lists})
+CHECKPOINT, DEVICE = checkpoint_option(), device_option()
+
+
+def add_options(parser: Any, options: Options) -> None:
+    """Add options to a parser; a group has a heading."""
+    for each in options:
+        if isinstance(each, OptionGroup):
+            add_options(parser.add_argument_group(each.title, each.description), each.options)
+        else:
+            parser.add_argument(*each.names, **each.given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command: the work that it does, and a table of its options.
+
+    Work gets the options: `args.out` holds the paths to write, {kind: path}; a kind is a suffix, or FOLDER.
+    `args.folder` and `args.html` are paths among them, and `args.record` the path of the record; each may be None.
+
+    Args:
+        summary: its line in the list of commands.
+        description: the text of --help; by default the summary.
+        examples: the words after the command's name.
+        record: the content of the record that --json prints, and that --out FILE.json writes.
+        out: {kind: content} of other outputs of --out.  If it has ".json", that file is not the record.
+        starts: a line printed on standard error before the imports, since importing torch takes seconds; without it
+            a terminal alone gets one.
+        settings: a value whose fields are the defaults of the options with these names.
+    """
+
+    name: str
+    work: Work
+    summary: str
+    description: str = ""
+    examples: Sequence[str]
+    record: str
+    out: Mapping[str, str] = field(default_factory=dict)
+    starts: str = ""
+    options: Options = ()
+    settings: Any = None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The kinds of paths one of which --out must name: a folder, or else the files that it can write."""
+        return (FOLDER,) if FOLDER in self.out else (*self.out, RECORD) if self.out else ()
+
+    def add(self, commands: Commands) -> None:
+        """Add a parser of this command's options."""
+        description = self.description or f"{self.summary[0].upper()}{self.summary[1:]}."
+        texts = {"help": self.summary, "description": description, "examples": self.examples}
+        parser: Parser = commands.add_parser(self.name, **texts)
+        kinds = {**self.out, RECORD: self.out.get(RECORD, self.record)}
+        written = f"write {'; '.join(f'{kind}: {content}' for kind, content in kinds.items())}"
+        must = FOLDER in self.out  # else --json may print a record instead
+        if not must:
+            written += "; required without --json" if self.out else " (default: nothing is written)"
+        out = option("--out PATH[,PATH]", written, paths(kinds), default={}, required=must)
+        json = flag("--json", "print the record on standard output, and the rest on standard error")
+        quiet = flag("-q --quiet", "print only errors on standard error: no progress and no warnings")
+        add_options(parser, [out, json, quiet, *self.options])
+        given = {} if self.settings is None else vars(self.settings)  # a list as it is written
+        lists = {name: ",".join(value) for name, value in given.items() if isinstance(value, tuple) and value}
+        parser.set_defaults(**{**given, **lists}, asked=self, parser=parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work, write its record, and print its lines; return the exit status."""
+        if self.starts or sys.stderr.isatty():
+            shown = {name: " ".join(x) if isinstance(x, list) else x for name, x in vars(args).items()}
+            line = self.starts or f"loading {shown.get('checkpoint') or 'torch'}"
+            print(line.format(**shown), file=sys.stderr, flush=True)
+        record, lines, status = self.work(args)
+        if args.record and record is not None:
+            write_json(args.record, record)
+        for each in lines:
+            print(each)
+        return status
 
 
 def check_writable(kind: str, path: Path) -> None:

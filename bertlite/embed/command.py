@@ -1,50 +1,19 @@
 """Embed files of any size: `embed`, and `bertlite embed`, its command."""
 
-import argparse
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from bertlite.checkpoint.folders import check_output
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import OWN, Job, Manifest, Rows, run
 from bertlite.embed.settings import EmbedSettings, VectorSettings
-from bertlite.support.files import write_json
 from bertlite.support.process import door
 from bertlite.support.progress import count_of
 
 USUAL = EmbedSettings()
-
-
-def main(args: argparse.Namespace) -> int:
-    """Embed files, and print how much was written."""
-    rank, world, device = read_placement(os.environ, args.device)
-    given = {each.name: getattr(args, each.name) for each in fields(EmbedSettings)}
-    manifest = embed(
-        args.checkpoint,
-        args.input,
-        args.folder,
-        EmbedSettings(**{**given, "device": device}),
-        format=args.format,
-        column=args.column,
-        id=args.id,
-        columns=args.columns,
-        rank=rank,
-        world=world,
-        progress=True,
-    )
-    if args.record:
-        write_json(args.record, manifest)
-    if rank == 0:
-        done = manifest["embedded"]
-        state = "complete" if manifest["complete"] else "not complete: other processes are still at work"
-        rows = count_of(manifest["input"]["rows"], "row")
-        print(f"{args.folder}: {rows}, {manifest['dimension']} numbers each, {state}")
-        shards, characters = count_of(done["shards"], "shard"), count_of(done["characters"], "character")
-        print(f"this time: {shards}, {characters}, {done['characters_per_second']:,.0f}/s")
-    return 0
 
 
 @door
@@ -98,6 +67,16 @@ def embed(
         world,
     )
     return run(job, progress)
+
+
+def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:
+    """Yield how much was written, in all and by this call."""
+    done = record["embedded"]
+    state = "complete" if record["complete"] else "not complete: other processes are still at work"
+    rows = count_of(record["input"]["rows"], "row")
+    yield f"{out['FOLDER']}: {rows}, {record['dimension']} numbers each, {state}"
+    shards, characters = count_of(done["shards"], "shard"), count_of(done["characters"], "character")
+    yield f"this time: {shards}, {characters}, {done['characters_per_second']:,.0f}/s"
 
 
 def read_placement(environment: Mapping[str, str], device: str) -> tuple[int, int, str]:

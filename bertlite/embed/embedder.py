@@ -25,11 +25,11 @@ from bertlite.checkpoint.reading import read_tensors
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.embed.settings import VectorSettings, compared
 from bertlite.inference import optimize_for_inference
-from bertlite.inference.ahead import run_ahead
-from bertlite.inference.bodies import OptimizedBody
+from bertlite.inference.checks import ComputeDtype, parse_device
+from bertlite.inference.clients.bodies import OptimizedBody
+from bertlite.inference.clients.pooling import in_order, normalize_rows
+from bertlite.inference.gpu.ahead import run_ahead
 from bertlite.inference.optimize import PLAIN, check_backend, check_dtype, parse_compute_dtype
-from bertlite.inference.pooling import in_order, normalize_rows
-from bertlite.inference.support import ComputeDtype, parse_device
 from bertlite.models.base import BertModel
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.encoder import Floats

@@ -1,8 +1,7 @@
 """Experiments with pruned heads as functions, and the commands `bertlite prune finetune`, `run` and `compare`."""
 
-import argparse
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from os import PathLike, fspath
@@ -27,14 +26,14 @@ from bertlite.experiments.compare import (
 )
 from bertlite.experiments.data import DataSource, EncodedExamples, Examples, read_examples
 from bertlite.experiments.evaluate import Task, metrics_of, predict
-from bertlite.experiments.experiment import Experiment, Setting, grid, prune_run, task_named
+from bertlite.experiments.experiment import task_named
 from bertlite.experiments.files import class_names, labels, model_sha256, outputs, record_of
 from bertlite.experiments.finetune import STATE, finetune_, is_main_process, keep_metrics
-from bertlite.experiments.settings import Recipe, from_options
+from bertlite.experiments.settings import Recipe
 from bertlite.experiments.ship import MODEL, finish_run
-from bertlite.inference.support import parse_device
+from bertlite.inference.checks import parse_device
 from bertlite.opened.checkpoint import Checkpoint
-from bertlite.support.files import lock_folder, write_json
+from bertlite.support.files import lock_folder
 from bertlite.support.kinds import checked
 from bertlite.support.process import door
 from bertlite.support.runs import METRICS, Record, Run, read_runs
@@ -49,27 +48,6 @@ def data_source(options: Mapping[str, Any], name: str) -> DataSource:
 
 
 # Fine-tuning ---------------------------------------------------------------------------------------------------------
-
-
-def main_finetune(args: argparse.Namespace) -> int:
-    """Train a checkpoint on a task, and print its metrics."""
-    train, dev = (data_source(vars(args), name) for name in ("train", "dev"))
-    names = ("task", "max_length", "train_examples", "device")
-    options = {name: getattr(args, name) for name in names}
-    recipe = from_options(Recipe, vars(args))
-    record = finetune(args.checkpoint, train, dev, args.folder, recipe=recipe, progress=True, **options)
-    if not record["runs"]:
-        return 0  # another process writes
-    [facts] = record["runs"]
-    print(*(f"{name} {value:.4f}" for name, value in facts["results"].items() if name != "sha256"), sep="   ")
-    if note := note_on_predictions([outputs(Record(args.folder, facts))]):
-        print(f"note: {note}: train it longer, or with another --lr")
-    print(f"model: {args.folder / MODEL}")
-    if not note:
-        print(f"next: bertlite prune to 2x {args.folder / MODEL} --texts FILE --out FOLDER")
-    if args.record:
-        write_json(args.record, record)
-    return 0
 
 
 @door
@@ -199,43 +177,6 @@ def head_changes(train: Examples, task: Task) -> dict[str, Any]:
 # Runs of many ways to prune, and their comparison --------------------------------------------------------------------
 
 
-def main_run(args: argparse.Namespace) -> int:
-    """Run every combination of criterion, share, repair, epochs and seed; return 1 if some diverged."""
-    repeated = {name: getattr(args, name) for name in ("repairs", "epochs", "seeds", "random_seeds", "at_least")}
-    cells = grid(args.criteria, args.fractions, **repeated)
-    train, dev = (data_source(vars(args), name) for name in ("train", "dev"))
-    sizes = {"max_length": args.max_length, "calibration": args.calibration, "retrain": args.train_examples}
-    recipe = Recipe(lr=args.lr, batch_size=args.batch_size)
-    experiment = Experiment(Setting(args.checkpoint, args.task, train, dev, **sizes, recipe=recipe), args.device)
-    metric = experiment.task.metric(args.metric, experiment.dense.config.num_labels)
-    record = prune_run(experiment, cells, args.folder, save_model=args.save_model, progress=True)
-    folders = [facts["folder"] for facts in record["runs"]]
-    print_rows(prune_compare(folders, metric=metric))
-    print(f"run: {folders[0]}" if len(folders) == 1 else f"runs: {args.folder}")
-    if args.record:
-        write_json(args.record, record)
-    return int(len(folders) < len(cells))
-
-
-def main_compare(args: argparse.Namespace) -> int:
-    """Compare finished runs: print a table and tests, write rows."""
-    record = prune_compare(args.roots, against=args.against, metric=args.metric)
-    print_rows(record)
-    for row in record["rows"]:
-        if "p" in row:
-            name = ", ".join(filter(None, describe_way(row)))
-            interval = show_interval(row["difference_low"], row["difference_high"], "+.1f")
-            print(
-                f"{100 * row['fraction']:g} % {name}: {100 * row['difference']:+.1f}{interval} over {args.against},"
-                f" p = {row['p']:.3f}"
-            )
-    if args.record:
-        write_json(args.record, record)
-    if ".json" in args.out:
-        print(f"rows: {args.record}")
-    return 0
-
-
 @checked
 def prune_compare(
     folders: Sequence[str | PathLike[str]], *, against: str | None = None, metric: str | None = None
@@ -275,13 +216,32 @@ def prune_compare(
     }
 
 
-def print_rows(record: Mapping[str, Any]) -> None:
-    """Print a table of a metric, the sample of its intervals, the metric of the dense model, and notes."""
+def training_lines(record: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yield the metrics of a training, its folder, and the next step."""
+    [facts] = record["runs"]
+    yield "   ".join(f"{name} {value:.4f}" for name, value in facts["results"].items() if name != "sha256")
+    if note := note_on_predictions([outputs(Record(folder, facts))]):
+        yield f"note: {note}: train it longer, or with another --lr"
+    yield f"model: {folder / MODEL}"
+    if not note:
+        yield f"next: bertlite prune to 2x {folder / MODEL} --texts FILE --out FOLDER"
+
+
+def describe_rows(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table of a metric, the sample of its intervals, the metric of the dense model, and notes."""
     rows, metric, dense = (record[name] for name in ("rows", "headline", "dense"))
     over = " or ".join(dict.fromkeys(row["over"] for row in rows))
-    print(f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n")
-    print(markdown_table(rows, metric))
+    yield f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n"
+    yield markdown_table(rows, metric)
     if metric in dense:
-        print(f"\ndense: {100 * dense[metric]:.1f}")
-    for note in record["notes"]:
-        print(f"note: {note}")
+        yield f"\ndense: {100 * dense[metric]:.1f}"
+    yield from (f"note: {note}" for note in record["notes"])
+
+
+def describe_tests(record: Mapping[str, Any], against: str | None) -> Iterator[str]:
+    """Yield the difference of each row from another criterion, with its interval and p."""
+    for row in (each for each in record["rows"] if "p" in each):
+        name = ", ".join(filter(None, describe_way(row)))
+        interval = show_interval(row["difference_low"], row["difference_high"], "+.1f")
+        difference = f"{100 * row['difference']:+.1f}{interval} over {against}"
+        yield f"{100 * row['fraction']:g} % {name}: {difference}, p = {row['p']:.3f}"

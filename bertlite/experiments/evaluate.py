@@ -25,7 +25,7 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.statistics import Array, Ends, Metric, crossed_estimate, wilson
-from bertlite.inference.ahead import run_ahead
+from bertlite.inference.gpu.ahead import run_ahead
 from bertlite.models.base import BertModel
 from bertlite.models.heads import BertForSequenceClassification, BertForTokenClassification
 from bertlite.opened.checkpoint import Checkpoint

@@ -1,6 +1,5 @@
 """The work of `bertlite evaluate`: a checkpoint's metrics on labelled examples, alone or against another one."""
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,21 +16,19 @@ from torch.nn import functional as F
 
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import check_known
-from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import comparison, notes_on, show_interval
 from bertlite.experiments.data import NO_LABEL, DataSource, EncodedExamples, Examples, read_examples, rows_of
 from bertlite.experiments.evaluate import BATCH, TASKS, Task, labelled, measure_metrics, predict, vectors_of
 from bertlite.experiments.files import class_names
-from bertlite.experiments.speed import check_packed_options, describe_speed, measure_speed
+from bertlite.experiments.speed import check_packed_options
 from bertlite.experiments.statistics import Array
 from bertlite.inference import optimize_for_inference
-from bertlite.inference.support import parse_device
+from bertlite.inference.checks import parse_device
 from bertlite.models.heads import BertForMaskedLM
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.tasks import ABOUT, PackedModel, is_packed, read_runtime_json
 from bertlite.shipping.original import same_labels, what_is_kept
 from bertlite.support.environment import environment
-from bertlite.support.files import write_json
 from bertlite.support.process import door
 from bertlite.tokenizer import BertTokenizer
 
@@ -68,25 +65,6 @@ class Predictions:
         if not np.array_equal(labels, other.labels):
             raise ValueError(f"{pair} do not read the same words: give them one tokenizer, or raise --max-length")
         return replace(self, classes=other.classes, outputs=outputs, labels=labels)
-
-
-def main(args: argparse.Namespace) -> int:
-    """Evaluate a checkpoint, or measure its speed; print and write the record; return 1 if another is better."""
-    if args.speed != (args.texts is not None) or args.speed == (args.dev is not None):
-        raise ValueError("give labelled examples with --dev DATA, or texts to time with --texts FILE --speed")
-    shared = {"dtype": args.dtype, "backend": args.backend, "max_length": args.max_length, "device": args.device}
-    if args.speed:
-        texts = read_examples(DataSource(args.texts, args.text, None, args.columns)).inputs
-        record = measure_speed(args.checkpoint, texts, against=args.against, **shared, progress=True)
-        print(*describe_speed(record), sep="\n")
-    else:
-        source = data_source(vars(args), "dev")
-        asked = {"task": args.task, "against": args.against, "metric": args.metric}
-        record = evaluate(args.checkpoint, source, **asked, **shared)
-        print(*describe_evaluation(record), sep="\n")
-    if args.record:
-        write_json(args.record, record)
-    return int(is_worse(record))
 
 
 @door

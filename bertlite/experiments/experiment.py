@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite import prune_heads
+from bertlite import head_importance, prune_heads
 from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.config import check_known
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples
@@ -38,17 +38,8 @@ from bertlite.experiments.finetune import DivergedError, Recipe, finetune_
 from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.experiments.statistics import Array
 from bertlite.opened.checkpoint import Checkpoint
+from bertlite.pruning import METHODS, NORMALISERS, REDUCTIONS, TARGETS, macs, rank_heads, repair_
 from bertlite.pruning.criteria import CRITERIA
-from bertlite.pruning.importance import (
-    METHODS,
-    NORMALISERS,
-    REDUCTIONS,
-    TARGETS,
-    head_importance,
-    macs,
-    rank_heads,
-    repair_,
-)
 from bertlite.pruning.importance.allocation import Choice
 from bertlite.pruning.importance.batches import Batch, inputs_of
 from bertlite.pruning.importance.structures import HEADS
@@ -96,7 +87,7 @@ class Cell:
             or "michel/kl/inverted".
         fraction: share of the heads to remove, those with the lowest scores.
         at_least: heads that every layer keeps.
-        repair: "none", or a name of `bertlite.pruning.importance.METHODS`.
+        repair: "none", or a name of `bertlite.pruning.METHODS`.
         epochs: passes of retraining after repair.
         seed: seed of the calibration sample, of random scores and of retraining.
     """

@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
-from bertlite import kept_heads, kept_neurons
-from bertlite.config import pruned_heads
+from bertlite.config import kept_heads, kept_neurons, pruned_heads
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
+from bertlite.models.base import BertPreTrainedModel
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.shipping.vectors import VectorHead
 from bertlite.support.files import sha256_of
 from bertlite.support.runs import Record
@@ -20,6 +23,23 @@ from bertlite.tokenizer import BertTokenizer
 MASKS, SCORES = "masks.json", "scores.json"
 NO_EFFECT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # entries of a config.json
 DENSE = "dense"  # the outputs of the dense model that a run pruned, in its predictions
+
+
+@contextmanager
+def as_checkpoint(given: Checkpoint | BertPreTrainedModel, tokenizer: BertTokenizer | None) -> Iterator[Checkpoint]:
+    """Yield a checkpoint; a loaded model is saved to a temporary folder.
+
+    Raises:
+        ValueError: a loaded model comes without its tokenizer.
+    """
+    if isinstance(given, Checkpoint):
+        yield given
+        return
+    if tokenizer is None:
+        raise ValueError("a loaded model has no tokenizer of its own: give tokenizer too")
+    with TemporaryDirectory(prefix="bertlite-prune-") as folder:
+        given.save_pretrained(folder)
+        yield Checkpoint(folder)
 
 
 def model_sha256(model: Any) -> str:

@@ -17,7 +17,7 @@ from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import Task
 from bertlite.experiments.files import model_key
 from bertlite.experiments.settings import Recipe as Recipe
-from bertlite.inference.training import TrainingStep
+from bertlite.inference.gpu.training import TrainingStep
 from bertlite.support.files import read_json_lines, sha256_of, write_json, write_text
 from bertlite.support.process import door
 from bertlite.support.progress import Progress
@@ -238,7 +238,7 @@ def training_loss(
     """Return the loss of a batch: for its labels, and with `recipe.distil` for the distance to the teacher."""
     from accelerate.utils import convert_outputs_to_fp32
 
-    from bertlite.pruning.importance import distillation_loss
+    from bertlite.pruning import distillation_loss
 
     options: Any = {"return_dict": True, "output_hidden_states": recipe.hidden > 0}
     known: dict[str, Any] = {name.removeprefix(TEACHER): x for name, x in batch.items() if name.startswith(TEACHER)}

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from bertlite.inference import optimize_for_inference
-from bertlite.inference.bodies import OptimizedBody
-from bertlite.inference.holders import modules_of
-from bertlite.inference.support import parse_device
+from bertlite.inference.checks import parse_device
+from bertlite.inference.clients.bodies import OptimizedBody
+from bertlite.inference.clients.holders import modules_of
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.tasks import PackedModel, check_count, is_packed
 from bertlite.runtime.texts import check_texts

@@ -98,7 +98,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
                 config.pruned_heads = {}
 
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
-        """Remove heads, numbered as in the unpruned model; see `bertlite.prune_heads_`.
+        """Remove heads, numbered as in the unpruned model; see `bertlite.pruning.prune_heads_`.
 
         The model gets a config of its own, so that other models with the same config do not change.  If the base model
         of a user's class has a `_prune_heads`, that prunes it.

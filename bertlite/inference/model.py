@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig
+from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.native.saving import load_native, save_native
-from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.stack.outputs import ModelOutput
 from bertlite.support.contexts import own_context

@@ -7,15 +7,15 @@ import torch
 
 from bertlite.checkpoint.checks import DTYPES as WEIGHTS
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.inference.bodies import optimize_bodies
-from bertlite.inference.graphs import use_graphs_
+from bertlite.inference.checks import ComputeDtype, check_unaltered, refuse_optimised
+from bertlite.inference.clients.bodies import optimize_bodies
+from bertlite.inference.clients.readers import reader_of, warn_of
+from bertlite.inference.clients.verification import verify_model
+from bertlite.inference.gpu.graphs import use_graphs_
 from bertlite.inference.model import InferenceModel
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.inference.native.rounding import Sample
-from bertlite.inference.readers import reader_of, warn_of
-from bertlite.inference.support import ComputeDtype, check_unaltered, refuse_optimised
-from bertlite.inference.verification import verify_model
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.support.contexts import own_context
 from bertlite.support.habits import refuse_others
@@ -85,7 +85,7 @@ def optimize_for_inference(
         skip_padding: leave padding out, which gives zeros at padded positions (True), or compute it, as the model
             does (False).  By default it is left out if no part reads it: for an encoder by itself, and for heads that
             read first tokens or score tokens.  The softmax of question answering reads it, and so does a label of
-            padding.  It is also computed, with one warning, for classes, heads and objects that `inference.readers`
+            padding.  It is also computed, with one warning, for classes, heads and objects that `inference.clients.readers`
             does not know.  attn_implementation "eager" always computes it, and "packed" leaves it out.
         sample: token ids of a hundred texts or more, or what a tokenizer returns for them, to which int8's weights
             are fitted.  The copy is then nearer to the model and as fast, but the fit takes time: save the copy,

@@ -134,19 +134,19 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     # a method changes its model; the function of the same name in bertlite returns a copy
 
     def prune_heads(self, heads: Mapping[int, Iterable[int]]) -> None:
-        """Remove heads from this model: `bertlite.prune_heads_`."""
+        """Remove heads from this model: `bertlite.pruning.prune_heads_`."""
         prune_heads_(self, heads)
 
     def prune_neurons(self, neurons: Mapping[int, Iterable[int]]) -> None:
-        """Remove intermediate neurons from this model: `bertlite.prune_neurons_`."""
+        """Remove intermediate neurons from this model: `bertlite.pruning.prune_neurons_`."""
         prune_neurons_(self, neurons)
 
     def drop_layers(self, layers: Iterable[int]) -> None:
-        """Remove whole layers from this model: `bertlite.drop_layers_`."""
+        """Remove whole layers from this model: `bertlite.pruning.drop_layers_`."""
         drop_layers_(self, layers)
 
     def compact(self) -> None:
-        """Remove heads and neurons that have no effect from this model: `bertlite.compact_`."""
+        """Remove heads and neurons that have no effect from this model: `bertlite.pruning.compact_`."""
         compact_(self)
 
     def gradient_checkpointing_enable(

@@ -443,7 +443,7 @@ def check_linear(name: str, part: nn.Module) -> None:
     """Raise TypeError unless a module is a plain nn.Linear."""
     way = "merge adapters before pruning, and quantise after it"
     if any(isinstance(hook, torch_prune.BasePruningMethod) for hook in part._forward_pre_hooks.values()):
-        way += "; make masks of torch.nn.utils.prune permanent with its remove, or bertlite.compact"
+        way += "; make masks of torch.nn.utils.prune permanent with its remove, or bertlite.pruning.compact"
     check_plain(name, part, nn.Linear, way)
 
 

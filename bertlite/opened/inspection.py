@@ -3,7 +3,6 @@
 The statements about transformers hold for 4.57.6 and 5.24.0.
 """
 
-import argparse
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,27 +34,17 @@ from bertlite.opened.checkpoint import Checkpoint, class_of
 from bertlite.runtime.packed import FILE, read_packed
 from bertlite.runtime.tasks import ABOUT, is_packed, read_runtime_json
 from bertlite.support.activations import ONLY_HERE
-from bertlite.support.files import write_json
 from bertlite.support.kinds import checked
 from bertlite.support.progress import count_of
-from bertlite.support.screen import printable
 
 SAME, DIFFERS, FAILS = "same", "differs", "fails"  # outcomes, from good to bad
 ONLY_5 = ("hardswish", "sqrtsoftplus")  # activations that transformers 4 does not know
 NO_PRUNING = (
     "does not support pruned heads: it fails on smaller matrices, initialises them at random with"
-    " ignore_mismatched_sizes=True, and uses every head of full-size ones.  bertlite.densify makes a checkpoint for"
-    " it, and bertlite.hf.export_remote_code one for trust_remote_code=True"
+    " ignore_mismatched_sizes=True, and uses every head of full-size ones.  bertlite.pruning.densify makes a"
+    " checkpoint for it, and bertlite.hf.export_remote_code one for trust_remote_code=True"
 )
 MOST_SHOWN = 3
-
-
-def main(args: argparse.Namespace) -> int:
-    found = inspect(args.checkpoint)
-    if args.record:
-        write_json(args.record, found)
-    print("\n".join(map(printable, format_report(found))))
-    return int(found["bertlite"]["outcome"] != SAME)
 
 
 @checked

@@ -10,22 +10,16 @@ Its modules::
     compare     the rules, and the comparison of two runs
     check       one case, or many, from checkpoint to report
     command     `bertlite parity`: checkpoints, table and record
-
-`bertlite.parity(…)` calls its function `parity`.
 """
-
-import sys
 
 from bertlite.parity.cases import CASES as CASES
 from bertlite.parity.cases import Case as Case
 from bertlite.parity.check import check as check
 from bertlite.parity.check import check_all as check_all
-from bertlite.parity.command import ParitySettings as ParitySettings
-from bertlite.parity.command import parity as parity
 from bertlite.parity.compare import Report as Report
 from bertlite.parity.compare import compare as compare
 from bertlite.parity.compare import first_divergence as first_divergence
 from bertlite.parity.compare import trace as trace
 from bertlite.support import extras
 
-sys.modules[__name__].__class__ = extras.CallableModule
+__getattr__, _ = extras.on_demand(__name__)  # an error names the new home of a name that was here

@@ -25,6 +25,7 @@ from bertlite.config import BertConfig
 from bertlite.inference import optimize_for_inference
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.heads import CLASSES, BertForQuestionAnswering, BertForSequenceClassification
+from bertlite.models.structure import scatter_heads
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, RELATIVE, Case, Overrides
@@ -269,7 +270,7 @@ def named(case: Case, out: Output, inputs: CaseInputs, config: BertConfig) -> It
             yield name, value
         elif value:
             ours = name == "attentions" and isinstance(config, BertConfig)
-            parts = bertlite.scatter_heads(value, config) if ours else value
+            parts = scatter_heads(value, config) if ours else value
             yield from ((f"{name}.{i}", part) for i, part in enumerate(parts))
 
 

@@ -1,14 +1,12 @@
 """`parity`, and `bertlite parity`, its command: the checkpoints, the cases, the table and the record."""
 
-import argparse
 import importlib.util
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bertlite.inference.support import parse_device
+from bertlite.inference.checks import parse_device
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DTYPES, Case, cases_for, choose
@@ -24,7 +22,6 @@ from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import TOKENIZER
 from bertlite.support.environment import environment
-from bertlite.support.files import write_json
 from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of, in_words
 
@@ -57,22 +54,6 @@ class ParitySettings:
 
 
 USUAL = ParitySettings()
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run the cases, and print a table of the claims and the verdict."""
-    if args.list:
-        print("\n".join(case.name for case in matching(known_cases(args.device), args.only)))
-        return 0
-    settings = ParitySettings(**{each.name: getattr(args, each.name) for each in fields(ParitySettings)})
-    start = time.monotonic()
-    found = parity(args.checkpoint, settings, progress=True, verbose=args.verbose)
-    print(f"\n{claims_table(found)}\n")
-    if args.record:
-        write_json(args.record, found)
-    for path in args.out.values():
-        print(f"written: {path}")
-    return print_verdict(found, time.monotonic() - start)
 
 
 @door
@@ -170,8 +151,14 @@ def quick_choice(cases: Sequence[Case], checkpoint: Checkpoint) -> tuple[Case, .
     return choose(cases, reference.unsupported, pairs=pairs)
 
 
-def print_verdict(found: Mapping[str, Any], seconds: float) -> int:
-    """Print in one line whether all is equal, and return the exit status.
+def differing(found: Mapping[str, Any]) -> list[str]:
+    """Return the names of the cases of a record that differ."""
+    models = {**found["checkpoints"], **found["families"]}.values()
+    return [case["name"] for model in models for case in model["cases"] if not case.get("ok", True)]
+
+
+def verdict(found: Mapping[str, Any], seconds: float) -> Iterator[str]:
+    """Yield the reasons why cases were not checked, and in one line whether all is equal.
 
     Raises:
         ValueError: nothing was compared.
@@ -182,9 +169,8 @@ def print_verdict(found: Mapping[str, Any], seconds: float) -> int:
     # Cases that this transformers cannot run are counted apart, with where their results are.
     unchecked = Counter(case["not_checked"] for case in cases if "not_checked" in case)
     for reason, count in sorted(unchecked.items()):
-        print(f"not checked: {count_of(count, 'case')}: {reason}; tests/golden has the results of transformers 4.57.6")
-
-    differ = [case["name"] for case in cases if not case.get("ok", True)]
+        yield f"not checked: {count_of(count, 'case')}: {reason}; tests/golden has the results of transformers 4.57.6"
+    differ = differing(found)
     tensors, wrong = (
         sum(claim[name] for model in models for claim in model["claims"]) for name in ("tensors", "failed")
     )
@@ -194,10 +180,9 @@ def print_verdict(found: Mapping[str, Any], seconds: float) -> int:
     # One line that can be read alone: equal or not, how much was compared, and how much was not.
     checked = f"{len(cases) - unchecked.total():,} cases, {tensors:,} tensors"
     apart = f"{len(differ)} of {checked}, {wrong:,} of them; the first is" if differ else ""
-    verdict = f"DIFFERS: {apart} {differ[0]}" if differ else f"equal: {checked}"
+    outcome = f"DIFFERS: {apart} {differ[0]}" if differ else f"equal: {checked}"
     missed = f"; {unchecked.total()} cases not checked" if unchecked else ""
-    print(f"{verdict}{missed}; {in_words(seconds)}")
-    return int(bool(differ))
+    yield f"{outcome}{missed}; {in_words(seconds)}"
 
 
 @contextmanager

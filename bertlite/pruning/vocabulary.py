@@ -30,7 +30,7 @@ TEXTS = 1000  # texts that are tokenized at once
 
 
 @checked
-def prune_vocabulary(
+def keep_used_tokens(
     model: Model, tokenizer: BertTokenizer, texts: Iterable[Text], *, at_least: int = 0
 ) -> tuple[Model, BertTokenizer]:
     """Return copies of a model and its tokenizer that have only the tokens of these texts, and a few more.

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from bertlite.checkpoint.files import WEIGHT_FILES, Place
 from bertlite.checkpoint.reading import read_weights
-from bertlite.inference.pooling import VECTOR, pool_states
+from bertlite.inference.clients.pooling import VECTOR, pool_states
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.pooling import POOLINGS
 from bertlite.tokenizer import BertTokenizer

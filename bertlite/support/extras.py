@@ -2,52 +2,54 @@
 
 import ast
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from bertlite.support.habits import habit_hint
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, if this is one
+PUBLIC = ("bertlite", *(f"bertlite.{name}" for name in ("commands", "pruning", "inference")))
 
 
-class CallableModule(ModuleType):
-    """A package with the name of a function in it, such as bertlite.embed: who calls it calls the function."""
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return getattr(self, self.__name__.rpartition(".")[2])(*args, **options)
+def on_demand(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a module whose public names are imported when asked for."""
+    return partial(import_public, package), lambda: [*public_homes(package), "__all__"]
 
 
 def import_public(package: str, name: str) -> Any:
-    """Return a module of a package, or a name of its modules `public` and `workshop`, and add it to the package.
+    """Return a public name of a package, or a module of it, and add it to the package.
 
     A name is imported from the module that defines it, without the modules of the other names.
 
     Raises:
-        AttributeError: there is no such name.
+        AttributeError: there is no such name; the message says where it is, if it is elsewhere.
     """
-    if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
-        return import_module(f"{package}.{name}")
-    homes = public_homes(f"{package}.public") | public_homes(f"{package}.workshop")
-    if name == "__all__":
-        value = sorted(homes)
+    homes = public_homes(package)
+    if name == "__all__" and homes:
+        value: Any = sorted(homes)
     elif name in homes:
         value = getattr(import_module(homes[name]), name)
+    elif name[0] != "_" and hasattr(sys.modules[package], "__path__") and find_spec(f"{package}.{name}") is not None:
+        return import_module(f"{package}.{name}")
     else:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}{habit_hint(name)}")
+        found = next((each for each in PUBLIC if name in public_homes(each)), None)
+        hint = f"; it is {found}.{name}" if found else habit_hint(name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
     setattr(sys.modules[package], name, value)
     return value
 
 
 @cache
-def public_homes(module: str) -> dict[str, str]:
-    """Return {name: module} of the names that a module imports, by reading its source; {} if it has none."""
+def public_homes(package: str) -> dict[str, str]:
+    """Return {name: module} of the names that a package imports for type checkers, by reading its source."""
     homes: dict[str, str] = {}
-    for node in statements_of(module):
+    blocks = (each for each in statements_of(package) if isinstance(each, ast.If))
+    for node in (node for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING" for node in block.body):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {each.name for each in node.names}
             homes |= dict.fromkeys(literal_all(statements_of(node.module)) if "*" in names else names, node.module)

@@ -1,4 +1,4 @@
-"""Answers to the arguments and names that people know from transformers: the way to the same here."""
+"""Answers to arguments and names that people know from transformers, or from before: the way to the same here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,11 @@ INT8 = 'optimize_for_inference(model, dtype="int8") quantises a loaded model'
 ENCODE = "call the tokenizer itself, with a text or a list of texts"
 AUTO = "name the class, or let bertlite.hf.register() make transformers' AutoModel give bertlite's models"
 HABITS = {  # {argument or attribute: the way to it here}
+    "prune_to_macs": "it is bertlite.pruning.prune_layerwise",
+    "prune_vocabulary_of": "it is bertlite.commands.prune_vocabulary",
+    "BatchEncoding": "it is bertlite.tokenizer.BatchEncoding",
+    "Batches": "it is bertlite.support.batching.Batches",
+    "KeyValueCache": "it is bertlite.stack.cache.KeyValueCache",
     "torch_dtype": "here it is dtype=, such as dtype=torch.float16",
     "device_map": 'here it is device=, such as device="cuda"',
     "use_auth_token": "here it is token=",
@@ -22,7 +27,6 @@ HABITS = {  # {argument or attribute: the way to it here}
     "quantize": INT8,
     "AutoModel": AUTO,
     "AutoTokenizer": AUTO,
-    "Embedder": "it is bertlite.embed.Embedder",
     "batch_decode": "here it is decode, which takes batches too",
     "encode_plus": ENCODE,
     "batch_encode_plus": ENCODE,

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from bertlite import Embedder
 from bertlite.cli.parts import names
-from bertlite.embed import Embedder
 from bertlite.runtime.library import NativeKernelsError
 from bertlite.support.environment import environment, version_of
 from bertlite.support.files import sha256_of, write_json

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from bertlite import optimize_for_inference
-from bertlite.embed import Embedder
+from bertlite import Embedder, optimize_for_inference
 from bertlite.support.environment import environment, version_of
 from bertlite.support.files import write_json
 from bertlite.support.timing import FEWEST, alternate, check_rounds

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from bertlite import BertConfig, BertModel, optimize_for_inference
-from bertlite.inference import fused
+from bertlite.inference.gpu import fused
 from bertlite.parity import reference
-from bertlite.pruning.importance import macs
+from bertlite.pruning import macs
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from bertlite.support.timing import FEWEST, alternate

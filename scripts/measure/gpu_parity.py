@@ -20,7 +20,15 @@ from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import reference
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
-from bertlite.parity.command import LARGEST_IN_PAIRS, ParitySettings, claims_table, print_verdict, record, sections
+from bertlite.parity.command import (
+    LARGEST_IN_PAIRS,
+    ParitySettings,
+    claims_table,
+    differing,
+    record,
+    sections,
+    verdict,
+)
 from bertlite.parity.compare import Report, Row
 from bertlite.support.files import read_json_lines, write_json
 
@@ -99,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = record(found, settings, {name: section.checkpoint.origin.kind for name, section in work.items()})
     print(claims_table(result))
     write_json(args.out, result)
-    return print_verdict(result, time.monotonic() - start)
+    print(*verdict(result, time.monotonic() - start), sep="\n")
+    return int(bool(differing(result)))
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite import BertModel, BertTokenizer, finetune, optimize_for_inference
+from bertlite import BertModel, BertTokenizer, Embedder, optimize_for_inference
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.cli.parts import FOLDER, RECORD, names_of, paths
-from bertlite.embed import Embedder
+from bertlite.commands import finetune
 from bertlite.experiments.data import DataSource, read_examples
 from bertlite.experiments.evaluate import TASKS, Task, labelled, predict
 from bertlite.experiments.settings import Recipe

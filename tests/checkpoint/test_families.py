@@ -11,13 +11,14 @@ import torch
 from conftest import assert_same
 from torch import Tensor, nn
 
-from bertlite import densify, optimize_for_inference, prune_heads
+from bertlite import optimize_for_inference, prune_heads
 from bertlite.checkpoint import families
 from bertlite.checkpoint.families import FAMILIES, REASONS, Origin
 from bertlite.checkpoint.files import Source
 from bertlite.models.heads import CLASSES
 from bertlite.opened.inspection import inspect
 from bertlite.parity.families import FIELDS, gradients_as_ours
+from bertlite.pruning import densify
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,9 +13,8 @@ import torch
 from conftest import F64, assert_same
 from test_families import batch_of, ours_of, theirs_of  # type: ignore[import-not-found]
 
-from bertlite import BertTokenizer, optimize_for_inference
+from bertlite import BertTokenizer, Embedder, optimize_for_inference
 from bertlite.cli import main
-from bertlite.embed import Embedder
 from bertlite.runtime.library import missing_platform
 from bertlite.shipping.convert import convert
 from bertlite.shipping.onnx import Graph

@@ -22,8 +22,7 @@ import pytest
 import torch
 from conftest import SIZES, assert_same, make, randomise_
 
-from bertlite import BertConfig, BertModel, BertTokenizer, prune_heads
-from bertlite.embed import Embedder
+from bertlite import BertConfig, BertModel, BertTokenizer, Embedder, prune_heads
 from bertlite.embed.job import Job, Rows, run
 from bertlite.support.runs import Run, read_runs
 

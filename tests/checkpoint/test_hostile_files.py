@@ -11,8 +11,15 @@ import pytest
 import torch
 from conftest import SIZES, make
 
-from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
-from bertlite.embed import Embedder
+from bertlite import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    BertTokenizer,
+    Embedder,
+    prune_heads,
+    prune_neurons,
+)
 from scripts.make import hostile
 
 SECONDS = 5.0  # for a refusal that takes milliseconds: on a busy machine, and still far below building what is stated

@@ -15,9 +15,9 @@ import transformers
 from natively import kernels_or_skip
 
 from bertlite import optimize_for_inference
-from bertlite.inference.bodies import OptimizedBody
-from bertlite.inference.holders import modules_of
-from bertlite.parity.command import ParitySettings, parity
+from bertlite.commands import ParitySettings, parity
+from bertlite.inference.clients.bodies import OptimizedBody
+from bertlite.inference.clients.holders import modules_of
 from tests.clients.checks.common import minilm
 from tests.clients.checks.embeddings import inner
 from tests.clients.checks.pipelines import TASKS, names, worded

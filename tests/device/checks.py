@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import bertlite
-from bertlite import hf
-from bertlite.embed import Embedder
+import bertlite.pruning
+from bertlite import Embedder, hf
 from bertlite.stack import attention
 from tests.device.device import SECOND, start
 from tests.hf.pairs import CHECKPOINTING
@@ -107,8 +107,8 @@ def make(
     model: Any = getattr(models, name)(config(**sizes, attn_implementation=backend, **changes))
     randomise_(model).double().eval()
     if pruned:
-        bertlite.prune_heads_(model, PRUNED_HEADS)
-        bertlite.prune_neurons_(model, PRUNED_NEURONS)
+        bertlite.pruning.prune_heads_(model, PRUNED_HEADS)
+        bertlite.pruning.prune_neurons_(model, PRUNED_NEURONS)
     return model
 
 
@@ -341,8 +341,8 @@ def test_a_tied_model_is_moved_saved_and_loaded(room, tmp_path):
 @EVERY_ROOM
 def test_pruning_on_the_device_is_pruning_before_moving(room):
     there = make(room).to(SECOND)
-    bertlite.prune_heads_(there, PRUNED_HEADS)
-    bertlite.prune_neurons_(there, PRUNED_NEURONS)
+    bertlite.pruning.prune_heads_(there, PRUNED_HEADS)
+    bertlite.pruning.prune_neurons_(there, PRUNED_NEURONS)
     assert {p.device for p in there.parameters()} == {SECOND}
     assert_same(there.cpu().state_dict(), make(room, pruned=True).state_dict(), atol=0)
 

@@ -19,10 +19,10 @@ from bertlite import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    TrainingStep,
 )
-from bertlite.inference import fused, graphs, triton_kernels
-from bertlite.inference.graphs import Bucket, use_graphs_
+from bertlite.inference import TrainingStep
+from bertlite.inference.gpu import fused, graphs, triton_kernels
+from bertlite.inference.gpu.graphs import Bucket, use_graphs_
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.modules import BertIntermediate
 

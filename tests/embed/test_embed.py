@@ -22,19 +22,19 @@ from conftest import SIZES, randomise_
 from natively import assert_near, kernels_or_skip, natively
 
 import bertlite
-from bertlite import BertConfig, BertModel, BertTokenizer
+from bertlite import BertConfig, BertModel, BertTokenizer, Embedder
 from bertlite.cli import main
-from bertlite.embed import Embedder, EmbedSettings, embed
+from bertlite.commands import EmbedSettings, embed
 from bertlite.embed import job as job_module
 from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import find_model
 from bertlite.embed.job import Job, Rows, run, write_shard
 from bertlite.embed.settings import ROUNDING, SHOWN_BY
 from bertlite.hf.registry import registered
-from bertlite.inference.ahead import Parcel
-from bertlite.inference.bodies import OptimizedBody
+from bertlite.inference.checks import MIXED
+from bertlite.inference.clients.bodies import OptimizedBody
+from bertlite.inference.gpu.ahead import Parcel
 from bertlite.inference.native import choice
-from bertlite.inference.support import MIXED
 from bertlite.runtime import PackedModel
 from bertlite.runtime.library import missing_platform
 from bertlite.runtime.packed import FILE

@@ -21,6 +21,8 @@ from conftest import SIZES, SPECIAL, assert_same, make
 pytest.importorskip("accelerate")
 
 import bertlite
+import bertlite.commands
+import bertlite.inference
 from bertlite.cli import main
 from bertlite.experiments import compare, files, finetune, statistics
 from bertlite.experiments.budget.distil import RecordedTeacher
@@ -38,7 +40,7 @@ from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, pru
 from bertlite.experiments.files import class_names, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.opened.checkpoint import Checkpoint
-from bertlite.pruning.importance import distillation_loss
+from bertlite.pruning import distillation_loss
 from bertlite.support.environment import commit_of
 from bertlite.support.files import lock_folder
 from bertlite.support.runs import Run, read_runs
@@ -594,7 +596,7 @@ def test_steps_that_a_gpu_records_are_those_of_the_loop(distil, setting, monkeyp
     for captures in (None, capture):
         for records in (False, True):
             monkeypatch.setattr(finetune, "records_steps", lambda accelerator, records=records: records)
-            monkeypatch.setattr(finetune, "TrainingStep", partial(bertlite.TrainingStep, capture=captures))
+            monkeypatch.setattr(finetune, "TrainingStep", partial(bertlite.inference.TrainingStep, capture=captures))
             students.append(bertlite.prune_heads(experiment.dense, {0: [0, 1], 2: [3]}).double())
             for part in students[-1].modules() if captures else ():
                 if isinstance(part, torch.nn.Dropout):
@@ -1216,10 +1218,10 @@ def test_from_python_all_is_as_by_the_commands(world, tmp_path, capsys):
     ]
     files = [world / f"{name}.tsv" for name in ("train", "dev")]
     sources = [DataSource(str(path)) for path in files]
-    found = [bertlite.finetune(world / "model", *files, other / "dense", recipe=Recipe(epochs=1))]
+    found = [bertlite.commands.finetune(world / "model", *files, other / "dense", recipe=Recipe(epochs=1))]
     setting = Setting(str(other / "dense/model"), "classification", *sources, calibration=11)
-    found.append(bertlite.prune_run(Experiment(setting), grid(["michel"], [0.5]), other / "runs"))
-    found.append(bertlite.prune_compare([other / "runs"], against="dense"))
+    found.append(bertlite.commands.prune_run(Experiment(setting), grid(["michel"], [0.5]), other / "runs"))
+    found.append(bertlite.commands.prune_compare([other / "runs"], against="dense"))
     assert capsys.readouterr().out == ""
     for name in ("data", "model", "results"):
         assert [run[name] for each in found[:2] for run in each["runs"]] == [
@@ -1230,7 +1232,7 @@ def test_from_python_all_is_as_by_the_commands(world, tmp_path, capsys):
     first, second = (folder / "dense/model/model.safetensors" for folder in (one, other))
     assert first.read_bytes() == second.read_bytes()
     with pytest.raises(ValueError, match="task 'sorting' is unknown; have: classification"):
-        bertlite.finetune(world / "model", *files, other / "no", task="sorting")
+        bertlite.commands.finetune(world / "model", *files, other / "no", task="sorting")
 
 
 def test_the_plan_of_the_figures_is_made_of_commands(tmp_path):

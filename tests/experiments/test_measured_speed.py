@@ -16,15 +16,9 @@ from natively import native
 pytest.importorskip("transformers")
 
 import bertlite
-from bertlite import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertTokenizer,
-    measure_speed,
-    optimize_for_inference,
-    prune_heads,
-)
+from bertlite import BertConfig, BertForSequenceClassification, BertTokenizer, optimize_for_inference, prune_heads
 from bertlite.cli import main
+from bertlite.commands import measure_speed
 from bertlite.experiments import speed
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.shipping.folder import write_model

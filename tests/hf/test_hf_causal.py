@@ -9,8 +9,9 @@ from pairs import core_of, inputs_of, labels_of, ours_of
 from torch import Tensor
 
 import bertlite
+from bertlite import head_importance
 from bertlite.causal import SITES, ablate, ablated, mean_contexts, patch
-from bertlite.pruning.importance import head_importance, neuron_importance, repair
+from bertlite.pruning import neuron_importance, repair
 
 CLASSIFIER = "BertForSequenceClassification"
 

@@ -1,9 +1,11 @@
 """The corpus of hostile checkpoints, through transformers' from_pretrained."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import transformers
 from conftest import SIZES
 from pairs import config_of, ours_of
 from safetensors.torch import load, save_file
@@ -105,3 +107,22 @@ def test_a_folder_that_is_not_there_is_said_to_be_missing(name: str) -> None:
             FileNotFoundError, match=rf"^there is no folder (or file )?{name}(, and the hub did not|$)"
         ):
             hf.BertModel.from_pretrained(source, local_files_only=True)
+
+
+PRUNED = Path(__file__).parents[1] / "golden" / "pruned"
+CODE = """from bertlite.hf import BertForMaskedLM, BertForMultipleChoice, BertForNextSentencePrediction
+from bertlite.hf import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
+from bertlite.hf import BertForTokenClassification, BertLMHeadModel, BertModel
+"""  # as export_remote_code wrote in November 2026; such folders lie on hubs
+
+
+def test_a_folder_that_was_pruned_before_names_moved_loads(tmp_path: Path) -> None:
+    shutil.copytree(PRUNED, tmp_path / "old")
+    (tmp_path / "old" / "modeling_bertlite.py").write_text(CODE, encoding="utf-8")
+    path = tmp_path / "old" / "config.json"
+    auto = {"AutoModel": "modeling_bertlite.BertModel", "AutoModelForMaskedLM": "modeling_bertlite.BertForMaskedLM"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": auto}))
+    found = transformers.AutoModel.from_pretrained(tmp_path / "old", trust_remote_code=True)
+    assert type(found) is hf.BertModel
+    wanted = bertlite.BertModel.from_pretrained(PRUNED).state_dict()
+    assert all(found.state_dict()[name].equal(x) for name, x in wanted.items())

@@ -30,7 +30,9 @@ from pairs import (
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import bertlite
-from bertlite import KeyValueCache, hf
+import bertlite.pruning
+from bertlite import hf
+from bertlite.stack.cache import KeyValueCache
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -88,7 +90,7 @@ def test_pruned_models_write(way: str, heads: dict[int, list[int]]) -> None:
     model = ours_of("BertLMHeadModel")
     model.prune_heads(heads)
     dense = transformers.BertLMHeadModel(config_of("BertLMHeadModel", "eager")).double().eval()
-    dense.load_state_dict(bertlite.densify(model).state_dict())
+    dense.load_state_dict(bertlite.pruning.densify(model).state_dict())
     assert_same_text(write(model, left_padded(), **WAYS[way]), write(dense, left_padded(), **WAYS[way]))
     assert model(**inputs_of()).past_key_values.get_seq_length() == S
 

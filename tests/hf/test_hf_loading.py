@@ -28,6 +28,7 @@ from torch import Tensor
 from transformers.testing_utils import CaptureLogger
 
 import bertlite
+import bertlite.pruning
 from bertlite import hf
 from bertlite.checkpoint.checks import nonfinite_tensors
 
@@ -244,7 +245,7 @@ def test_the_core_and_hf_read_each_others_files(name: str, tmp_path: Path) -> No
     ours = bertlite.prune_neurons(bertlite.prune_heads(dense, {1: [2]}), NEURONS)
     assert not hasattr(dense.config, "pruned_neurons")
     other = bertlite.prune_neurons(bertlite.prune_heads(core_of(dense), {1: [2]}), NEURONS)
-    for each in (other, bertlite.densify(ours)):
+    for each in (other, bertlite.pruning.densify(ours)):
         assert_same(dict(each(**inputs_of(name))), dict(ours(**inputs_of(name))))
     ours.save_pretrained(tmp_path / "hf")
     core = getattr(bertlite, name).from_pretrained(tmp_path / "hf", attn_implementation="sdpa")

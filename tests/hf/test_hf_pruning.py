@@ -13,6 +13,7 @@ from pairs import EVERY, F64, L, N, config_of, inputs_of, only_4, ours_of, pair
 from torch import nn
 
 import bertlite
+import bertlite.pruning
 from bertlite import hf
 
 HEADS = {0: [1, 3], 2: [0]}
@@ -30,7 +31,7 @@ def test_pruning_a_head_is_masking_it(name: str, heads: dict[int, list[int]]) ->
     for layer, gone in heads.items():
         gate[layer, gone] = 0
     assert_same(dict(pruned(**inputs)), dict(model(**inputs, head_mask=gate)))
-    assert_same(dict(bertlite.densify(pruned)(**inputs)), dict(pruned(**inputs)))
+    assert_same(dict(bertlite.pruning.densify(pruned)(**inputs)), dict(pruned(**inputs)))
 
 
 @only_4
@@ -97,12 +98,12 @@ def test_what_holds_a_model_has_its_config(holder: str) -> None:
     model, find_config = make(), attrgetter(config_path)
     inner, other = attrgetter(path)(model), hf.BertModel(find_config(model))
     inner.prune_heads({0: [1, 2]})
-    bertlite.prune_neurons_(inner, {1: [3]})
+    bertlite.pruning.prune_neurons_(inner, {1: [3]})
     inner.prune_heads({2: [3]})
     assert find_config(model) is inner.config
     assert inner.config.pruned_heads == {0: [1, 2], 2: [3]}
     assert inner.config.pruned_neurons == {1: [3]}
-    bertlite.drop_layers_(inner, [1])
+    bertlite.pruning.drop_layers_(inner, [1])
     assert find_config(model).pruned_heads == {0: [1, 2], 1: [3]}
     assert (find_config(model).num_hidden_layers, other.config.num_hidden_layers) == (2, 3)
     assert other.config.pruned_heads == {}
@@ -145,11 +146,11 @@ def test_a_model_that_was_pruned_below_its_head_is_saved(name: str, prune: str, 
 
 def test_configs_are_changed_in_a_copy() -> None:
     config = config_of()
-    pruned = bertlite.with_pruned(config, HEADS)
+    pruned = bertlite.pruning.with_pruned(config, HEADS)
     assert type(pruned) is type(config)
     assert pruned.pruned_heads == HEADS
     assert not getattr(config, "pruned_heads", None)
-    again = bertlite.with_pruned(pruned, {0: [0], 1: [2]})
+    again = bertlite.pruning.with_pruned(pruned, {0: [0], 1: [2]})
     assert again.pruned_heads == {0: [0, 1, 3], 1: [2], 2: [0]}
     assert pruned.pruned_heads == HEADS
     assert bertlite.kept_heads(again, 0) == (2,)
@@ -159,7 +160,7 @@ def test_a_config_as_json_writes_it_will_do() -> None:
     """Its layers are strings, and transformers 5 leaves them so."""
     config = config_of(pruned_heads={"0": [3, 1], "2": [0]})
     assert [bertlite.kept_heads(config, layer) for layer in range(L)] == [(0, 2), (0, 1, 2, 3), (1, 2, 3)]
-    assert bertlite.with_pruned(config, {0: [0]}).pruned_heads == {0: [0, 1, 3], 2: [0]}
+    assert bertlite.pruning.with_pruned(config, {0: [0]}).pruned_heads == {0: [0, 1, 3], 2: [0]}
     assert hf.BertModel(config).config.pruned_heads == HEADS
 
 
@@ -173,14 +174,14 @@ def test_what_the_parts_keep_of_the_config_is_the_new_one() -> None:
     assert len(kept) == 3 + 3 * L  # of the layers, and the attention in them
     assert all(config is model.config for config in kept)
     assert model.config is not before
-    dense = bertlite.densify(model)
+    dense = bertlite.pruning.densify(model)
     assert all(part.config is dense.config for part in dense.modules() if hasattr(part, "config"))
 
 
 def test_densified_models_are_transformers() -> None:
     theirs, ours = pair("BertForMaskedLM")
     ours.prune_heads({**HEADS, 1: ALL})
-    dense = bertlite.densify(ours)
+    dense = bertlite.pruning.densify(ours)
     assert type(dense) is hf.BertForMaskedLM
     assert dense.config.pruned_heads == {}
     assert ours.config.pruned_heads == {**HEADS, 1: ALL}

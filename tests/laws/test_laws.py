@@ -38,7 +38,8 @@ from ways import (
 
 from bertlite import BertModel, prune_heads
 from bertlite.checkpoint.families import FAMILIES
-from bertlite.inference import InferenceModel, graphs
+from bertlite.inference import InferenceModel
+from bertlite.inference.gpu import graphs
 from bertlite.shipping.pack import pack
 
 ALL = range(SIZES["num_attention_heads"])

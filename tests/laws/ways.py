@@ -20,9 +20,10 @@ from natively import in_integers, kernels_or_skip, natively
 from simulated import graphed
 from torch import Tensor
 
-from bertlite import BertConfig, BertModel, BertTokenizer, optimize_for_inference, scatter_heads
+from bertlite import BertConfig, BertModel, BertTokenizer, optimize_for_inference
 from bertlite.checkpoint.families import Origin
 from bertlite.inference import InferenceModel
+from bertlite.pruning import scatter_heads
 from bertlite.runtime import load
 from bertlite.shipping.onnx import INPUTS, PACKAGES, Graph, load_onnx, write_onnx
 from bertlite.shipping.pack import pack
@@ -195,7 +196,7 @@ def as_runtime(model: BertModel, folder: Path) -> Any:
 
 
 def as_embedder(model: BertModel, folder: Path) -> Any:
-    from bertlite.embed import Embedder
+    from bertlite import Embedder
 
     return Embedder(write_checkpoint(model, folder), backend="native", max_tokens=9)
 

@@ -15,16 +15,16 @@ import torch
 from conftest import F64, make, make_batch
 from torch import Tensor
 
-from bertlite import (
-    BertForSequenceClassification,
-    BertTokenizer,
-    prune_heads,
-    prune_neurons,
+from bertlite import BertForSequenceClassification, BertTokenizer, head_importance, prune_heads, prune_neurons
+from bertlite.pruning import (
+    macs,
+    neuron_importance,
+    output_metrics,
+    prune_layerwise,
     rank_heads,
     rank_neurons,
     with_pruned,
 )
-from bertlite.pruning.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
 from bertlite.pruning.importance.least_squares import start_runs
 from bertlite.pruning.importance.moments import gather, total
 from bertlite.pruning.importance.structures import STRUCTURES, run
@@ -83,7 +83,7 @@ def test_within_a_share_of_the_macs_no_choice_keeps_more(share: float) -> None:
 def test_the_commands_own_method_is_what_is_compared() -> None:
     model = make(BertForSequenceClassification, num_labels=3)
     found = WAYS[OURS].prune(Subject(model, data(), 16), 0.4).state_dict()
-    wanted = prune_to_macs(model, data(), 0.4, 16).state_dict()
+    wanted = prune_layerwise(model, data(), 0.4, 16).state_dict()
     assert all(torch.equal(x, wanted[key]) for key, x in found.items())
 
 

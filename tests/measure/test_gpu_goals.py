@@ -11,7 +11,7 @@ from conftest import SIZES
 
 from bertlite import BertConfig
 from bertlite.parity.command import demo_checkpoint
-from bertlite.pruning.importance import macs
+from bertlite.pruning import macs
 from bertlite.tokenizer import BertTokenizer
 from scripts.measure import gpu_embed, gpu_goals
 from scripts.measure.gpu_goals import (

@@ -6,9 +6,8 @@ import pytest
 import torch
 from conftest import assert_same, make, make_batch
 
-from bertlite import prune_heads
+from bertlite import head_importance, prune_heads
 from bertlite.models.heads import BertForSequenceClassification
-from bertlite.pruning.importance import head_importance
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import torch
 from conftest import F64, HEADED, SIZES, assert_same, distance, full_outputs, make, make_batch
 from torch import Tensor, nn
 
-from bertlite import BatchEncoding, BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads
+from bertlite import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads
 from bertlite.models.base import BertPreTrainedModel
+from bertlite.tokenizer import BatchEncoding
 
 B, S, D, N, L = 2, 11, 48, 4, 3
 BACKENDS = ["eager", "sdpa"]

@@ -16,13 +16,14 @@ from conftest import make
 from natively import kernels_or_skip
 
 import bertlite
-from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, PruneSettings
+from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 from bertlite.attention_view.command import attention
 from bertlite.checkpoint import files as checkpoint_files
 from bertlite.checkpoint.files import Source
+from bertlite.commands import PruneSettings
 from bertlite.embed.embedder import Embedder
 from bertlite.experiments.budget.command import prune_to
-from bertlite.experiments.budget.vocabulary import prune_vocabulary_of
+from bertlite.experiments.budget.vocabulary import prune_vocabulary
 from bertlite.experiments.command import finetune
 from bertlite.experiments.data import DataSource
 from bertlite.experiments.evaluate_command import evaluate
@@ -136,7 +137,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Any, Path, Path], Any]]] = {
     "convert": ("encoder", lambda name, out, world: convert(name, out)),
     "export": ("encoder", lambda name, out, world: export(name, out)),
     "prune to": ("encoder", lambda name, out, world: prune_to(name, "60%", TEXTS, out, settings=SETTINGS)),
-    "prune vocabulary": ("classifier", lambda name, out, world: prune_vocabulary_of(name, TEXTS, out)),
+    "prune vocabulary": ("classifier", lambda name, out, world: prune_vocabulary(name, TEXTS, out)),
     "prune finetune": ("classifier", train),
     "evaluate": ("classifier", lambda name, out, world: evaluate(name, world / "rows.tsv")),
     "attention": ("encoder", lambda name, out, world: attention(name, TEXTS[0])),

@@ -17,15 +17,11 @@ from bertlite import (
     BertForSequenceClassification,
     BertLMHeadModel,
     BertModel,
-    compact,
-    compact_,
-    densify,
     drop_layers,
-    drop_layers_,
     prune_heads,
-    prune_heads_,
     prune_neurons,
 )
+from bertlite.pruning import compact, compact_, densify, drop_layers_, prune_heads_
 from bertlite.support.activations import ACTIVATIONS
 
 L, H, NEURONS = 3, 12, 37

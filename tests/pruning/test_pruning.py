@@ -18,19 +18,13 @@ from bertlite import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
-    compact,
-    densify,
     drop_layers,
-    drop_layers_,
     kept_heads,
     kept_neurons,
     prune_heads,
-    prune_heads_,
     prune_neurons,
-    prune_neurons_,
-    scatter_heads,
-    with_pruned,
 )
+from bertlite.pruning import compact, densify, drop_layers_, prune_heads_, prune_neurons_, scatter_heads, with_pruned
 
 B, S, D, N, H, L, WIDTH = 2, 11, 48, 4, 12, 3, 37
 ALL, EVERY = [0, 1, 2, 3], range(37)

@@ -1,4 +1,4 @@
-"""`prune_vocabulary`: the texts are cut as before, their outputs are the same to the bit, and others still work."""
+"""`keep_used_tokens`: the texts are cut as before, their outputs are the same to the bit, and others still work."""
 
 import json
 from itertools import pairwise
@@ -9,7 +9,8 @@ import pytest
 import torch
 from conftest import SIZES, assert_same, make, randomise_
 
-from bertlite import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, prune_vocabulary
+from bertlite import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
+from bertlite.pruning.vocabulary import keep_used_tokens
 from bertlite.tokenizer.sentences import SentenceSettings
 
 transformers = pytest.importorskip("transformers")
@@ -80,7 +81,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def test_the_texts_are_cut_and_computed_as_before(checkpoint: Path, tmp_path: Path) -> None:
     model, tokenizer = BertForMaskedLM.from_pretrained(checkpoint), BertTokenizer.from_pretrained(checkpoint)
-    small, pruned = prune_vocabulary(model, tokenizer, TEXTS)
+    small, pruned = keep_used_tokens(model, tokenizer, TEXTS)
     assert len(pruned) == small.config.vocab_size < 0.9 * len(tokenizer)
     small.save_pretrained(tmp_path)
     pruned.save_pretrained(tmp_path)
@@ -107,7 +108,7 @@ def test_the_texts_are_cut_and_computed_as_before(checkpoint: Path, tmp_path: Pa
 def test_prompts_and_lower_case_of_sentence_transformers_count(checkpoint: Path) -> None:
     model, tokenizer = BertModel.from_pretrained(checkpoint), BertTokenizer.from_pretrained(checkpoint)
     tokenizer.sentences = SentenceSettings({"query": "Contribution: ", "passage": "Trademarks "}, "query", None, True)
-    small, pruned = prune_vocabulary(model, tokenizer, TEXTS[:9])
+    small, pruned = keep_used_tokens(model, tokenizer, TEXTS[:9])
     assert len(pruned) == small.config.vocab_size < 0.9 * len(tokenizer)
     assert pruned.sentences == tokenizer.sentences
     for prompt in (None, "", "Trademarks "):
@@ -119,7 +120,7 @@ def test_prompts_and_lower_case_of_sentence_transformers_count(checkpoint: Path)
 
 def test_other_texts_are_cut_into_more_pieces_and_none_is_lost(checkpoint: Path) -> None:
     model, tokenizer = BertModel.from_pretrained(checkpoint), BertTokenizer.from_pretrained(checkpoint)
-    _, pruned = prune_vocabulary(model, tokenizer, TEXTS)
+    _, pruned = keep_used_tokens(model, tokenizer, TEXTS)
     before, after = ([each.tokenize(text) for text in OTHERS] for each in (tokenizer, pruned))
     assert before != after
     for old, new in zip(before, after, strict=True):
@@ -134,7 +135,7 @@ def test_fields_and_rows_follow_the_ids() -> None:
     model = make(BertForMaskedLM, pad_token_id=5, extra=extra, tie_word_embeddings=False)
     model.get_output_embeddings().weight.requires_grad_(False)
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    small, pruned = prune_vocabulary(model, tokenizer, iter([("ab", "ab")]))
+    small, pruned = keep_used_tokens(model, tokenizer, iter([("ab", "ab")]))
     kept = [0, 1, 3, 4, 5, 6, 7, 8]
     assert_same(model.state_dict(), before, atol=0)
     config = small.config
@@ -147,7 +148,7 @@ def test_fields_and_rows_follow_the_ids() -> None:
     assert_same([decoder.weight, decoder.bias], [old.weight[kept], old.bias[kept]], atol=0)
     assert small.cls.predictions.bias is decoder.bias
     assert not decoder.weight.requires_grad
-    tied, _ = prune_vocabulary(make(BertForMaskedLM), tokenizer, ["ab"])
+    tied, _ = keep_used_tokens(make(BertForMaskedLM), tokenizer, ["ab"])
     assert tied.get_output_embeddings().weight is tied.get_input_embeddings().weight
 
 
@@ -155,16 +156,16 @@ def test_what_cannot_be_pruned_is_refused() -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "ab", "x", "##b", "##bd"]
     tokenizer, model = BertTokenizer({token: i for i, token in enumerate(pieces)}), make()
     with pytest.raises(ValueError, match="there are no texts to prune the vocabulary to"):
-        prune_vocabulary(model, tokenizer, [])
+        keep_used_tokens(model, tokenizer, [])
     with pytest.raises(ValueError, match="the text 'abd' would be cut in another way: leave it out"):
-        prune_vocabulary(model, tokenizer, ["xbd", "abd"])  # "ab" and then nothing; without "ab" it is "a", "##bd"
+        keep_used_tokens(model, tokenizer, ["xbd", "abd"])  # "ab" and then nothing; without "ab" it is "a", "##bd"
     with pytest.raises(ValueError, match="the tokenizer has a token 9; the model has 0 to 6"):
-        prune_vocabulary(make(vocab_size=7), tokenizer, ["xbd"])
+        keep_used_tokens(make(vocab_size=7), tokenizer, ["xbd"])
     with pytest.raises(TypeError, match="Linear is not a model of bertlite"):
-        prune_vocabulary(torch.nn.Linear(1, 1), tokenizer, ["a"])
+        keep_used_tokens(torch.nn.Linear(1, 1), tokenizer, ["a"])
     tokenizer.backend_tokenizer.model = models.WordLevel({"[UNK]": 1}, unk_token="[UNK]")
     with pytest.raises(ValueError, match="the tokenizer is a WordLevel; the vocabulary of WordPiece, BPE and Unigram"):
-        prune_vocabulary(model, tokenizer, ["a"])
+        keep_used_tokens(model, tokenizer, ["a"])
 
 
 def test_what_the_page_says_of_xlm_roberta_base() -> None:

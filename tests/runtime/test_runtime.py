@@ -20,10 +20,9 @@ from conftest import DISENTANGLED
 from natively import WITH_MIXED, kernels_or_skip, native, natively
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from bertlite import BertConfig, BertModel, BertTokenizer, optimize_for_inference, prune_heads
-from bertlite.embed import Embedder
+from bertlite import BertConfig, BertModel, BertTokenizer, Embedder, optimize_for_inference, prune_heads
 from bertlite.inference import InferenceModel
-from bertlite.inference.support import MIXED, ComputeDtype
+from bertlite.inference.checks import MIXED, ComputeDtype
 from bertlite.runtime import PackedModel, load, tasks
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from worlds import PRUNED, add_pooling, in_hub_cache, read, save
 
 import bertlite
-import bertlite.embed
 from bertlite import BertForSequenceClassification, BertModel
 from bertlite.cli import main, parser
 from bertlite.cli.parts import subcommands
@@ -318,6 +317,6 @@ def test_sentence_transformers_runs_the_graph(backend, module, tmp_path):
     }
     model = SentenceTransformer(str(tmp_path / "out"), backend=backend, device="cpu", model_kwargs=options[backend])
     texts = ["a b c", "d " * 30, "e"]
-    wanted = bertlite.embed.Embedder(source).encode(texts)
+    wanted = bertlite.Embedder(source).encode(texts)
     assert model.max_seq_length == 24
     assert float(abs(model.encode(texts) - wanted).max()) < 1e-5  # float32 of unit vectors, other kernels

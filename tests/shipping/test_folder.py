@@ -14,11 +14,11 @@ from natively import assert_near
 from worlds import PRUNED, add_pooling, in_hub_cache, read, save
 
 import bertlite
-from bertlite import BertForSequenceClassification, BertModel, BertTokenizer, densify
+from bertlite import BertForSequenceClassification, BertModel, BertTokenizer, Embedder
 from bertlite.checkpoint.files import Source
-from bertlite.embed import Embedder
 from bertlite.models import heads
 from bertlite.models.remote import AUTO_CLASSES
+from bertlite.pruning import densify
 from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
 

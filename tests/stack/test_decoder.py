@@ -16,15 +16,9 @@ from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients,
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from bertlite import (
-    BertConfig,
-    BertForMaskedLM,
-    BertLMHeadModel,
-    BertModel,
-    KeyValueCache,
-    densify,
-    prune_heads,
-)
+from bertlite import BertConfig, BertForMaskedLM, BertLMHeadModel, BertModel, prune_heads
+from bertlite.pruning import densify
+from bertlite.stack.cache import KeyValueCache
 
 B, S, K, D, L, N, H = 2, 11, 8, 48, 3, 4, 12
 LOWEST = torch.finfo(F64).min

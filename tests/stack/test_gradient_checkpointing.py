@@ -9,7 +9,8 @@ import torch
 from conftest import F64, SIZES, assert_same, count_runs, gradients, make, make_batch
 from torch import Tensor
 
-from bertlite import BertModel, prune_heads, prune_heads_
+from bertlite import BertModel, prune_heads
+from bertlite.pruning import prune_heads_
 
 L = 3
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import bertlite
 from bertlite.cli import main
 from bertlite.support import extras
 from bertlite.support.extras import import_optional, install_hint
@@ -33,12 +32,12 @@ def test_a_package_that_is_missing_is_named_with_the_hint() -> None:
 
 
 def test_a_command_whose_package_is_missing_gives_the_hint(monkeypatch, capsys) -> None:
-    def work(args: object) -> int:
+    def work(*args: object, **options: object) -> int:
         import no_such_package  # type: ignore[import-not-found]
 
         return no_such_package.status
 
-    monkeypatch.setattr("bertlite.parity.command.main", work)
+    monkeypatch.setattr("bertlite.parity.command.parity", work)
     assert main(["parity"]) == 2
     assert capsys.readouterr().err == f"bertlite parity: No module named 'no_such_package': {install_hint('cli')}\n"
 
@@ -84,15 +83,3 @@ def test_bertlite_hf_without_transformers_gives_the_hint() -> None:
     child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     said = f"`bertlite.hf` needs transformers, which is not installed: {install_hint('hf')}"
     assert child.stderr.splitlines()[-1] == f"ModuleNotFoundError: {said}"
-
-
-def test_packages_named_for_their_command_are_called_as_the_command(tmp_path: Path) -> None:
-    from bertlite.embed import embed
-    from bertlite.parity import ParitySettings, parity
-
-    assert callable(embed)
-    assert callable(parity)
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*none.txt"):
-        bertlite.embed("model", [tmp_path / "none.txt"], tmp_path / "out")
-    with pytest.raises(ValueError, match="no case matches 'nosuch'"):
-        bertlite.parity(settings=ParitySettings(only=("nosuch",)))

@@ -63,7 +63,7 @@ def test_an_argument_of_no_library_is_named(call: Callable[..., Any], folder: Pa
 def test_a_name_of_transformers_names_the_way(folder: Path) -> None:
     for thing, name in (
         (bertlite, "AutoModel"),
-        (bertlite, "Embedder"),
+        (bertlite, "KeyValueCache"),
         (BertTokenizer.from_pretrained(folder), "pad"),
     ):
         with pytest.raises(AttributeError, match=f"no .*'{name}'; {re.escape(HABITS[name])}"):

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from bertlite import BatchEncoding, BertTokenizer
+from bertlite import BertTokenizer
 from bertlite.parity.command import demo_checkpoint
+from bertlite.tokenizer import BatchEncoding
 
 STRINGS = 8_000
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -1,19 +1,16 @@
 """Prune a checkpoint to a speed, a time, a size or a share of its MACs: `prune_to`, and `bertlite prune to`."""
 
-import argparse
 import copy
 import json
 import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -42,10 +39,10 @@ from bertlite.experiments.budget.texts import (
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.data import Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
-from bertlite.experiments.files import model_key
-from bertlite.experiments.settings import PruneSettings, from_options
+from bertlite.experiments.files import as_checkpoint, model_key
+from bertlite.experiments.settings import PruneSettings
+from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.optimize import GRAPHS, PLAIN, optimize_for_inference, parse_compute_dtype
-from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.opened.checkpoint import Checkpoint
@@ -53,8 +50,8 @@ from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
 from bertlite.support.environment import environment
-from bertlite.support.files import lock_folder, write_json
-from bertlite.support.memory import map_large_blocks, peak_memory
+from bertlite.support.files import lock_folder
+from bertlite.support.memory import peak_memory
 from bertlite.support.process import door
 from bertlite.support.progress import Progress
 from bertlite.support.rows import format_of
@@ -67,20 +64,6 @@ NOT_UNSEEN = (
     " unseen texts may be worse: give --dev FILE."
 )
 DEFAULTS = PruneSettings()
-
-
-def main(args: argparse.Namespace) -> int:
-    """Prune a checkpoint to each target; return 1 if a measured time misses its target, or too much is lost."""
-    map_large_blocks()
-    inputs = args.checkpoint, args.target, args.texts, args.folder
-    settings = from_options(PruneSettings, vars(args))
-    record = prune_to(*inputs, dev=args.dev, settings=settings, keep=args.keep, progress=True)
-    if args.keep is not None:
-        print(f"for other targets or minutes, with the same model and texts: --keep {args.keep}")
-    if args.record:
-        write_json(args.record, record)
-    reports = record.get("targets", [record])
-    return 0 if all(report["met"] and not report["lost"]["too_much"] for report in reports) else 1
 
 
 @door
@@ -141,23 +124,6 @@ def prune_to(
     if len(reports) == 1:
         return reports[0]
     return {"what": "bertlite prune to", "targets": reports, "environment": environment(settings.device)}
-
-
-@contextmanager
-def as_checkpoint(given: Checkpoint | BertPreTrainedModel, tokenizer: BertTokenizer | None) -> Iterator[Checkpoint]:
-    """Yield a checkpoint; a loaded model is saved to a temporary folder.
-
-    Raises:
-        ValueError: a loaded model comes without its tokenizer.
-    """
-    if isinstance(given, Checkpoint):
-        yield given
-        return
-    if tokenizer is None:
-        raise ValueError("a loaded model has no tokenizer of its own: give tokenizer too")
-    with TemporaryDirectory(prefix="bertlite-prune-") as folder:
-        given.save_pretrained(folder)
-        yield Checkpoint(folder)
 
 
 class Job:
@@ -231,7 +197,7 @@ class Job:
         cls, start = self.source.model_class, peak_memory()
         if issubclass(cls, MultipleChoiceBody):
             raise ValueError(
-                f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.prune_to_macs"
+                f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.pruning.prune_layerwise"
             )
         self.model: Any = self.source.load(cls, device=settings.device)
         self.tokenizer = copy.copy(tokenizer)

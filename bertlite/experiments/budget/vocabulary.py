@@ -10,10 +10,12 @@ import torch
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.texts import Texts, examples_of, split
 from bertlite.experiments.data import Examples, read_length
-from bertlite.inference.support import parse_device
+from bertlite.experiments.files import as_checkpoint
+from bertlite.inference.checks import parse_device
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
-from bertlite.pruning.vocabulary import Text, prune_vocabulary
+from bertlite.pruning.vocabulary import Text, keep_used_tokens
 from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
 from bertlite.support.environment import environment
@@ -25,11 +27,12 @@ Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
 
 
 @door
-def prune_vocabulary_of(
-    checkpoint: str | PathLike[str],
+def prune_vocabulary(
+    checkpoint: str | PathLike[str] | BertPreTrainedModel,
     texts: Texts,
     folder: str | PathLike[str],
     *,
+    tokenizer: BertTokenizer | None = None,
     dev: Texts | None = None,
     text: tuple[str, ...] = ("text",),
     columns: tuple[str, ...] = (),
@@ -39,9 +42,12 @@ def prune_vocabulary_of(
 ) -> dict[str, Any]:
     """Write a checkpoint with only the tokens that texts use, its tokenizer, a card and its report.
 
+    `bertlite.pruning.keep_used_tokens` returns a model and a tokenizer instead, and writes nothing.
+
     Args:
-        checkpoint: a folder or a hub id, with its tokenizer.
+        checkpoint: a folder or a hub id; or a loaded model, which is not changed.
         texts: a file, or the texts: strings, or pairs of them; they are not truncated.
+        tokenizer: the tokenizer of a loaded model; by default the checkpoint's.
         dev: other texts, to measure changes on; by default a held-out fifth of the texts.
         text: names of the columns with the text: one, or two for pairs.
         columns: names of all columns, for a .csv or .tsv file without a header.
@@ -56,23 +62,27 @@ def prune_vocabulary_of(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: a text cannot be read, or there are too few.
     """
-    folder, source = Path(folder).expanduser(), Checkpoint.of(checkpoint)
-    parse_device(device)
-    every = examples_of(texts, text, None, columns, source.config)
-    judged = None if dev is None else examples_of(dev, text, None, columns, source.config)
+    given = Checkpoint.of(checkpoint) if isinstance(checkpoint, str | PathLike) else checkpoint
+    folder = Path(folder).expanduser()
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is there already: name another folder")
-    model = source.load(source.model_class, device=device)
-    small, fewer, facts = with_fewer_tokens(model, source.tokenizer, every, judged, tokens or 0, max_length)
-    report = {
-        "what": "bertlite prune vocabulary",
-        "checkpoint": fspath(checkpoint),
-        "texts": {"of": every.name, "sha256": every.sha256},
-        "vocabulary": facts,
-        "environment": environment(device),
-    }
-    figures = [Figure("megabytes of the weights", facts["bytes"] / 1e6, dense=facts["dense_bytes"] / 1e6)]
-    write_model(folder, small, source, tokenizer=fewer, figures=figures, how=describe(facts), report=report)
+    parse_device(device)
+    with as_checkpoint(given, tokenizer) as source:
+        every = examples_of(texts, text, None, columns, source.config)
+        judged = None if dev is None else examples_of(dev, text, None, columns, source.config)
+        model = source.load(source.model_class, device=device)
+        small, fewer, facts = with_fewer_tokens(
+            model, tokenizer or source.tokenizer, every, judged, tokens or 0, max_length
+        )
+        report = {
+            "what": "bertlite prune vocabulary",
+            "checkpoint": fspath(checkpoint) if isinstance(checkpoint, str | PathLike) else None,
+            "texts": {"of": every.name, "sha256": every.sha256},
+            "vocabulary": facts,
+            "environment": environment(device),
+        }
+        figures = [Figure("megabytes of the weights", facts["bytes"] / 1e6, dense=facts["dense_bytes"] / 1e6)]
+        write_model(folder, small, source, tokenizer=fewer, figures=figures, how=describe(facts), report=report)
     return report
 
 
@@ -90,10 +100,10 @@ def with_fewer_tokens(
     """
     most, judged = (texts, dev) if dev else split(texts, len(texts), HELD_OUT, 0)
     longest = min(read_length(max_length, tokenizer), model.config.max_position_embeddings)
-    small, fewer = prune_vocabulary(model, tokenizer, most.inputs, at_least=at_least)
+    small, fewer = keep_used_tokens(model, tokenizer, most.inputs, at_least=at_least)
     changes = compare((model, tokenizer), (small, fewer), judged.inputs, longest)
     if dev is None:
-        small, fewer = prune_vocabulary(model, tokenizer, texts.inputs, at_least=at_least)
+        small, fewer = keep_used_tokens(model, tokenizer, texts.inputs, at_least=at_least)
     kept = {"tokens": len(fewer), "dense_tokens": len(tokenizer), "texts": len(texts), "of": texts.name}
     sizes = {"bytes": file_size(small), "dense_bytes": file_size(model)}
     judged_on = f"{len(judged)} texts {'' if dev else 'held out '}of {judged.name}"

@@ -12,8 +12,8 @@ import torch
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.config import BertConfig
+from bertlite.inference.checks import ComputeDtype, missing_for_native
 from bertlite.inference.native.conversion import native_copy, plain_copy
-from bertlite.inference.support import ComputeDtype, missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.library import (
     INSTRUCTION_SETS,

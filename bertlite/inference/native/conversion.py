@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from bertlite.checkpoint.saving import dtype_name
+from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.exact import exact_table
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.rounding import Sample, fit_
 from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows
-from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.structs import Kernels
 from bertlite.support.contexts import own_context

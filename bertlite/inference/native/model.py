@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import POSITIONS, embeds_size
+from bertlite.inference.checks import norm_fault
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.quick import QuickBertModel
-from bertlite.inference.support import norm_fault
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.structs import ACTIVATIONS, Batch, Ids, Kernels, Model
 from bertlite.stack.attention import PACKING

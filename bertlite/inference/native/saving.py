@@ -23,12 +23,12 @@ from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, State
 from bertlite.checkpoint.saving import OPTIMISED, SUPERSEDED, bytes_of, lay_out, write_safetensors
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.config import POSITIONS, BertConfig, embeds_size, set_config
+from bertlite.inference.checks import MIXED, ComputeDtype, missing_for_native
 from bertlite.inference.native.conversion import run_natively_
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import NativeBertModel
 from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows, stack_shape
-from bertlite.inference.support import MIXED, ComputeDtype, missing_for_native
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
 from bertlite.runtime.contents import (

@@ -5,12 +5,9 @@ A head is padded with zeros to whole vectors.
 Shapes:  D hidden · N heads · H head dim, padded · I neurons · P positions
 """
 
-import ctypes
-import mmap
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,8 +21,6 @@ from bertlite.runtime.shapes import ALIGNMENT, GROUP, TABLES, VECTORS, LayerShap
 from bertlite.runtime.structs import Blocks, Kernels
 from bertlite.stack.modules import BertLayer
 from bertlite.stack.positions import DISTANCES
-
-MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
 
 
 def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
@@ -85,7 +80,6 @@ class NativeWeights:
         shape = stack_shape(config, numbers, kernels.blocks(numbers))
         shape = replace(shape, layers=tuple(left), scaled=scaled)
         data = aligned_tensor(shape.size())
-        ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
         for start, count in weights.at.values():
             data[start + count : start + round_up(count, ALIGNMENT)] = 0  # equal weights give equal files
@@ -98,7 +92,6 @@ class NativeWeights:
         if blocks == self.shape.blocks:
             return self
         data = aligned(len(self.data))
-        ask_for_huge_pages(data.ctypes.data, len(data))
         data[:] = self.data.numpy()
         return NativeWeights(lay_in_blocks_(self.shape, data, blocks), torch.from_numpy(data))
 
@@ -205,16 +198,3 @@ def bias_of(part: nn.Linear) -> Tensor:
 def aligned_tensor(size: int) -> Tensor:
     """Return `size` bytes of memory, aligned to a cache line."""
     return torch.from_numpy(aligned(size))
-
-
-def ask_for_huge_pages(start: int, size: int) -> None:
-    """Ask Linux for huge pages for `size` bytes from an address, now and later: small batches then run faster."""
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    if sys.platform == "linux" and first < start + size:
-        for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
-            libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + size - first), advice)
-
-
-@cache
-def libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)

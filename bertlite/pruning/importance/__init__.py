@@ -1,27 +1,8 @@
 """Find the heads and neurons that a BERT can do without: scores, choices and repair.
 
-Heads and neurons have their numbers in the unpruned model.  A choice is {layer: [units]}, the argument of
-`bertlite.prune_heads` and `bertlite.prune_neurons`.
+`bertlite.pruning` has the public names.
 """
 
-from bertlite.pruning.criteria import CRITERIA as CRITERIA
-from bertlite.pruning.criteria import NEURON_CRITERIA as NEURON_CRITERIA
-from bertlite.pruning.criteria import NORMALISERS as NORMALISERS
-from bertlite.pruning.criteria import REDUCTIONS as REDUCTIONS
-from bertlite.pruning.criteria import TARGETS as TARGETS
-from bertlite.pruning.criteria import Criterion as Criterion
-from bertlite.pruning.importance.allocation import choose_sizes as choose_sizes
-from bertlite.pruning.importance.allocation import macs as macs
-from bertlite.pruning.importance.allocation import rank_heads as rank_heads
-from bertlite.pruning.importance.allocation import rank_neurons as rank_neurons
-from bertlite.pruning.importance.distillation import distillation_loss as distillation_loss
-from bertlite.pruning.importance.layerwise import loss_curves as loss_curves
-from bertlite.pruning.importance.layerwise import output_metrics as output_metrics
-from bertlite.pruning.importance.layerwise import prune_layerwise_ as prune_layerwise_
-from bertlite.pruning.importance.layerwise import prune_to_macs as prune_to_macs
-from bertlite.pruning.importance.least_squares import METHODS as METHODS
-from bertlite.pruning.importance.least_squares import repair as repair
-from bertlite.pruning.importance.least_squares import repair_ as repair_
-from bertlite.pruning.importance.scores import head_importance as head_importance
-from bertlite.pruning.importance.scores import neuron_importance as neuron_importance
-from bertlite.pruning.importance.scores import normalise as normalise
+from bertlite.support.extras import on_demand
+
+__getattr__, _ = on_demand(__name__)  # an error names the new home of a name that was here

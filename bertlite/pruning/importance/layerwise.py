@@ -241,7 +241,7 @@ def add_gradients_(sums: Sequence[Tensor], model: BertLike, batch: Batch, object
 
 
 @checked
-def prune_to_macs(
+def prune_layerwise(
     model: Model, batches: Iterable[Batch], share: float, length: int, *, target: str = "kl", seed: int = 0
 ) -> Model:
     """Return a copy of the model with at most a share of the unpruned model's MACs; no weight is trained.

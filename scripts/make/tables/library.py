@@ -37,7 +37,7 @@ def call(command: Parser) -> str:
         name = " ".join([*action.option_strings, str(action.metavar or action.dest.upper())])
         forms = {"?": f"[{name}]", "*": f"[{name}…]", "+": f"{name}…"}
         words.append(forms.get(str(action.nargs), name))
-    needs = command.get_default("needs")
+    needs = command.get_default("asked").needs
     if needs:
         words.append(f"--out {'FILE' if FOLDER not in needs else FOLDER if len(needs) == 1 else 'PATH'}")
     return " ".join(words)

@@ -39,7 +39,7 @@ from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate
 from bertlite.opened.checkpoint import Checkpoint
-from bertlite.pruning.importance import macs
+from bertlite.pruning import macs
 from bertlite.support.environment import version_of
 from bertlite.support.files import write_json
 from bertlite.support.progress import Progress

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.models.structure import layers_of
-from bertlite.pruning.importance import macs
+from bertlite.pruning import macs
 from bertlite.pruning.importance.allocation import head_macs, neuron_macs
 from bertlite.pruning.importance.batches import Batch, count_examples, eval_mode
 from bertlite.pruning.importance.least_squares import PairedRun, start_runs

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bertlite import prune_heads, prune_neurons
 from bertlite.models.structure import layers_of
-from bertlite.pruning.importance import rank_heads, rank_neurons
+from bertlite.pruning import rank_heads, rank_neurons
 from bertlite.pruning.importance.allocation import Choice, head_macs, neuron_macs
 from bertlite.pruning.importance.batches import Batch, eval_mode
 from bertlite.pruning.importance.least_squares import start_runs

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite import with_pruned
 from bertlite.experiments.budget.distil import STATES
 from bertlite.models.structure import layers_of, with_fields
-from bertlite.pruning.importance import loss_curves, macs, output_metrics, prune_layerwise_
+from bertlite.pruning import loss_curves, macs, output_metrics, prune_layerwise_, with_pruned
 from bertlite.pruning.importance.allocation import Choice
 from bertlite.pruning.importance.batches import Batch
 from bertlite.pruning.importance.layerwise import Curves, sizes_within

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertlite import BertModel, BertTokenizer, PruneSettings, optimize_for_inference, prune_to
+from bertlite import BertModel, BertTokenizer, Embedder, optimize_for_inference, prune_to
 from bertlite.cli.parts import FOLDER, RECORD, count, names, paths
-from bertlite.embed import Embedder
+from bertlite.commands import PruneSettings
 from bertlite.experiments.budget.command import HELD_OUT
 from bertlite.experiments.budget.distil import LR, STATES, RecordedTeacher
 from bertlite.experiments.budget.mapping import fit_map

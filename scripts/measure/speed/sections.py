@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import bertlite
+import bertlite.inference
 from bertlite.experiments.budget.work import Work, full
 from bertlite.support.timing import alternate
 from scripts.measure.speed import startup
@@ -122,7 +123,9 @@ def training(work: Work, bench: Bench, autocast: bool = False) -> dict[str, Any]
             bertlite.BertConfig.from_json_file(bench.folder / "config.json", attn_implementation="auto")
         ).to(bench.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-        recorded = bertlite.TrainingStep(model.train(), optimizer, autocast=torch.bfloat16 if autocast else None)
+        recorded = bertlite.inference.TrainingStep(
+            model.train(), optimizer, autocast=torch.bfloat16 if autocast else None
+        )
         steps["bertlite TrainingStep"] = lambda: recorded(batch)
         recorded(batch)  # plainly
     times = alternate(steps, bench.rounds, bench.device, warm=1, seconds=bench.seconds, after_round=bench.after_round)

@@ -24,12 +24,12 @@ from bertlite import (
     BertForTokenClassification,
     BertModel,
     BertTokenizer,
-    PruneSettings,
     prune_heads,
     prune_neurons,
     prune_to,
 )
 from bertlite.cli import main, parser, parts
+from bertlite.commands import PruneSettings
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.experiments import finetune
 from bertlite.experiments.budget import command, distil, search, times
@@ -42,7 +42,7 @@ from bertlite.experiments.budget.texts import batches_of, examples_of, split
 from bertlite.experiments.budget.work import full
 from bertlite.experiments.data import EncodedExamples, Examples
 from bertlite.experiments.settings import from_options
-from bertlite.pruning.importance import macs
+from bertlite.pruning import macs
 from bertlite.pruning.importance.structures import arguments_of
 from bertlite.runtime.library import missing_platform
 from bertlite.support.files import lock_folder

@@ -126,7 +126,7 @@ def write(folder: Path, head: VectorHead | None = None) -> Any:
 def test_a_folder_with_a_map_gives_its_vectors_everywhere(name: str, tmp_path: Path) -> None:
     """In sentence-transformers, in `embed`, where no other text moves a bit, and read again."""
     library = pytest.importorskip("sentence_transformers")
-    from bertlite.embed import Embedder
+    from bertlite import Embedder
 
     model = write(tmp_path / "given", HEADS[name][0])
     mapped = with_map(read_head(Checkpoint(tmp_path / "given")), linear())

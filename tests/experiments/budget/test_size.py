@@ -9,15 +9,9 @@ import pytest
 import torch
 from conftest import make
 
-from bertlite import (
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    BertTokenizer,
-    prune_heads,
-    prune_neurons,
-    prune_vocabulary_of,
-)
+from bertlite import BertForMaskedLM, BertForSequenceClassification, BertTokenizer, prune_heads, prune_neurons
 from bertlite.cli import main
+from bertlite.commands import prune_vocabulary
 from bertlite.experiments.budget import search
 from bertlite.experiments.budget.target import Target, UnitCosts
 from bertlite.stack.positions import DISTANCES
@@ -81,10 +75,19 @@ def test_from_python_a_vocabulary_is_pruned_as_by_the_command(world: Path, tmp_p
     wanted = prune(world, tmp_path / "command", "vocabulary", "--dev", str(world / "dev.txt"))
     capsys.readouterr()
     texts, dev = ((world / f"{name}.txt").read_text(encoding="utf-8").splitlines() for name in ("texts", "dev"))
-    found = prune_vocabulary_of(world / "BertForSequenceClassification", texts, tmp_path / "python", dev=dev)
+    path = world / "BertForSequenceClassification"
+    found = prune_vocabulary(path, texts, tmp_path / "python", dev=dev)
+    model, tokenizer = BertForSequenceClassification.from_pretrained(path), BertTokenizer.from_pretrained(path)
+    of_loaded = prune_vocabulary(model, texts, tmp_path / "loaded", tokenizer=tokenizer, dev=dev)
+    assert of_loaded["checkpoint"] is None
+    assert of_loaded["vocabulary"] == found["vocabulary"]
+    with pytest.raises(ValueError, match="a loaded model has no tokenizer of its own: give tokenizer too"):
+        prune_vocabulary(model, texts, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
     assert capsys.readouterr().out == ""
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "command" / name).read_bytes(), name
+        for way in ("python", "loaded"):
+            assert (tmp_path / way / name).read_bytes() == (tmp_path / "command" / name).read_bytes(), name
     assert {*found} < {*wanted}
     assert (found["texts"]["sha256"], found["texts"]["of"]) == (wanted["texts"]["sha256"], "those given")
     names = ("tokens", "changed", "kl", "bytes")

@@ -12,6 +12,7 @@ from natively import DTYPES, check, kernels_or_skip, make_native, native, native
 from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel, BertTokenizer, optimize_for_inference
+from bertlite.inference import InferenceModel
 from bertlite.inference.native import choice
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
@@ -19,6 +20,7 @@ from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import distance, largest, rms_distance
 from bertlite.runtime import structs
 from bertlite.runtime.library import INSTRUCTION_SETS
+from bertlite.runtime.packed import FILE, read_packed
 from bertlite.runtime.structs import Batch
 
 pytestmark = native
@@ -405,13 +407,20 @@ def test_a_variance_beyond_floats_gives_nan(name, dtype):
     assert not outcomes[-1]
 
 
-def test_packed_weights_are_asked_onto_huge_pages_before_they_are_written():
+def test_packed_weights_are_asked_onto_huge_pages_wherever_they_are_made(tmp_path):
     maps, offered = Path("/proc/self/smaps"), Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not (maps.exists() and offered.exists()):
         pytest.skip("this Linux has no transparent huge pages")
     large = make_native(hidden_size=640, intermediate_size=2000)  # some 50 MB
-    packed = natively(large, torch.float32).model.encoder.weights.data
-    middle = packed.data_ptr() + packed.numel() // 2
+    quick = natively(large, torch.float32)
+    quick.save(tmp_path / "saved")
+    loaded = InferenceModel.load(tmp_path / "saved")
+    weights = [model.model.encoder.weights.data.numpy() for model in (quick, loaded)]
+    weights.append(read_packed(tmp_path / "saved" / FILE).layers)
     areas = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", maps.read_text(), flags=re.MULTILINE)[1:]
-    (area,) = (text for text in areas if int(text.split("-")[0], 16) <= middle < int(re.split("[- ]", text)[1], 16))
-    assert "hg" in area.split("VmFlags:")[1].split()
+    for packed in weights:
+        middle = packed.ctypes.data + packed.nbytes // 2
+        (area,) = (
+            text for text in areas if int(text.split("-")[0], 16) <= middle < int(re.split("[- ]", text)[1], 16)
+        )
+        assert "hg" in area.split("VmFlags:")[1].split()

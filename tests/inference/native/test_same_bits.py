@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bertlite import BertForSequenceClassification, BertModel, optimize_for_inference
 from bertlite.inference import InferenceModel
-from bertlite.inference.support import MIXED
+from bertlite.inference.checks import MIXED
 from bertlite.parity.command import demo_checkpoint
 from bertlite.runtime.library import INSTRUCTION_SETS, NativeKernelsError, load_kernels, usable_sets
 

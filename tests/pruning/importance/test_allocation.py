@@ -10,8 +10,8 @@ import torch
 from conftest import F64, SIZES
 from torch import Tensor
 
-from bertlite import BertConfig, with_pruned
-from bertlite.pruning.importance import macs, rank_heads, rank_neurons
+from bertlite import BertConfig
+from bertlite.pruning import macs, rank_heads, rank_neurons, with_pruned
 from bertlite.pruning.importance.allocation import Choice, choose_sizes, knapsack
 
 NAN = math.nan

@@ -12,11 +12,11 @@ from conftest import F64, assert_same, make, make_batch
 from torch import Tensor
 
 import bertlite.pruning.importance
-from bertlite import BertForSequenceClassification, head_importance, neuron_importance
+from bertlite import BertForSequenceClassification, head_importance
 from bertlite.cli import parser
 from bertlite.experiments.experiment import Cell
+from bertlite.pruning import CRITERIA, REDUCTIONS, Criterion, neuron_importance
 from bertlite.pruning.criteria import GATE_GRADIENTS, criteria_for
-from bertlite.pruning.importance import CRITERIA, REDUCTIONS, Criterion
 from bertlite.pruning.importance.measurements import ScoringTask, gate_gradients
 from bertlite.pruning.importance.scores import describe_criteria
 from bertlite.pruning.importance.structures import HEADS

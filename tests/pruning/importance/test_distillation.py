@@ -8,7 +8,7 @@ from conftest import F64, assert_same, make, make_batch
 from torch import Tensor
 
 from bertlite import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel
-from bertlite.pruning.importance import distillation_loss
+from bertlite.pruning import distillation_loss
 
 
 def outputs(cls: Any, seed: int, **options: Any) -> Any:

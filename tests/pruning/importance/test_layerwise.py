@@ -10,21 +10,19 @@ from conftest import F64, assert_same, distance, make, make_batch
 from left_as_found import left_as_found, worn
 from torch import Tensor
 
-from bertlite import BertForSequenceClassification, prune_heads, prune_neurons
-from bertlite.pruning.importance import (
-    head_importance,
-    layerwise,
+from bertlite import BertForSequenceClassification, head_importance, prune_heads, prune_neurons
+from bertlite.pruning import (
     loss_curves,
     macs,
-    moments,
     neuron_importance,
     output_metrics,
+    prune_layerwise,
     prune_layerwise_,
-    prune_to_macs,
     rank_heads,
     rank_neurons,
     repair,
 )
+from bertlite.pruning.importance import layerwise, moments
 from bertlite.pruning.importance.layerwise import GRID, RIDGE, losses_by_size
 from bertlite.pruning.importance.least_squares import refit_
 from bertlite.pruning.importance.moments import (
@@ -284,13 +282,13 @@ def test_few_texts_are_made_up_for_by_more_labels(monkeypatch: pytest.MonkeyPatc
 def test_a_share_of_the_macs_is_used_and_not_exceeded(share: float) -> None:
     model, batches = make(BertForSequenceClassification, num_labels=3), data()
     before = copy.deepcopy(model.state_dict())
-    found = prune_to_macs(model, batches, share, 16)
+    found = prune_layerwise(model, batches, share, 16)
     assert share - 0.08 < macs(found.config, 16) / macs(model.config, 16) <= share
     assert_same(model.state_dict(), before, atol=0)
     assert all(parameter.requires_grad for parameter in found.parameters())  # those that pruning made too
     for wrong in (0, 1.1):
         with pytest.raises(ValueError, match="it must be above 0 and up to 1"):
-            prune_to_macs(model, batches, wrong, 16)
+            prune_layerwise(model, batches, wrong, 16)
 
 
 def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
@@ -300,7 +298,7 @@ def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
     neurons = neuron_importance(model, batches, criterion="fisher", target="kl")
     choice = rank_heads(heads, share=0.5), rank_neurons(neurons, share=0.5)
     plain = repair(prune_neurons(prune_heads(model, choice[0]), choice[1]), model, batches)
-    found = prune_to_macs(model, batches, 0.5, 16)
+    found = prune_layerwise(model, batches, 0.5, 16)
     assert divergence(found, model, others) < 0.8 * divergence(plain, model, others)
 
 

@@ -23,7 +23,7 @@ from bertlite import (
     prune_heads,
     prune_neurons,
 )
-from bertlite.pruning.importance import METHODS, repair, repair_
+from bertlite.pruning import METHODS, repair, repair_
 from bertlite.pruning.importance import least_squares as module
 from bertlite.pruning.importance.predictions import FLAGS, NORMAL, Prediction
 from bertlite.pruning.importance.structures import STRUCTURES

@@ -20,11 +20,10 @@ from bertlite import (
     BertLMHeadModel,
     BertModel,
     head_importance,
-    neuron_importance,
     prune_heads,
     prune_neurons,
 )
-from bertlite.pruning.importance import CRITERIA, NEURON_CRITERIA, normalise
+from bertlite.pruning import CRITERIA, NEURON_CRITERIA, neuron_importance, normalise
 from bertlite.pruning.importance.batches import example_losses, inputs_of
 from bertlite.pruning.importance.measurements import ScoringTask, gate_gradients, loss_increases
 from bertlite.pruning.importance.structures import HEADS

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertlite.inference.triton_kernels import activate
+from bertlite.inference.gpu.triton_kernels import activate
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.inference.triton_kernels import missing_for_triton
+from bertlite.inference.gpu.triton_kernels import missing_for_triton
 from bertlite.stack.attention import Backend, Requirements
 from bertlite.stack.layouts import Packed
 from bertlite.stack.positions import ScoreBias

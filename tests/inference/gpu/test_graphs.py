@@ -1,4 +1,4 @@
-"""bertlite/inference/graphs.py: buckets and their results; a CPU runs a forward where a GPU would replay a graph."""
+"""bertlite/inference/gpu/graphs.py: buckets and their results; a CPU runs a forward where a GPU would replay it."""
 
 import copy
 import re
@@ -23,8 +23,8 @@ from bertlite import (
     optimize_for_inference,
     prune_heads,
 )
-from bertlite.inference import graphs
-from bertlite.inference.graphs import Bucket, GraphedBertModel, bucket_of, use_graphs_
+from bertlite.inference.gpu import graphs
+from bertlite.inference.gpu.graphs import Bucket, GraphedBertModel, bucket_of, use_graphs_
 from bertlite.parity.command import demo_checkpoint
 from bertlite.stack.attention import Backend, eager
 

@@ -1,4 +1,4 @@
-"""bertlite/inference/ahead.py: what stands in a parcel, the order of results, and errors of threads."""
+"""bertlite/inference/gpu/ahead.py: what stands in a parcel, the order of results, and errors of threads."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bertlite.inference import ahead
-from bertlite.inference.ahead import AHEAD, LATE, Parcel, made_ahead, read_late, run_ahead
+from bertlite.inference.gpu import ahead
+from bertlite.inference.gpu.ahead import AHEAD, LATE, Parcel, made_ahead, read_late, run_ahead
 
 CPU = torch.device("cpu")
 

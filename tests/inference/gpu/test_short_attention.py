@@ -1,4 +1,4 @@
-"""bertlite/inference/short_attention.py: the kernel in Triton's interpreter, against attention in float64."""
+"""bertlite/inference/gpu/short_attention.py: the kernel in Triton's interpreter, against attention in float64."""
 
 from itertools import pairwise
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 from interpreted import FLOATS, HERE, here_or_interpreted, run_interpreted, with_triton
 from torch import Tensor
 
-from bertlite.inference import triton_kernels
-from bertlite.inference.short_attention import attend_short, missing_for_short
+from bertlite.inference.gpu import triton_kernels
+from bertlite.inference.gpu.short_attention import attend_short, missing_for_short
 from bertlite.stack.attention import Requirements, eager
 from bertlite.stack.layouts import Slots
 

@@ -1,4 +1,4 @@
-"""bertlite/inference/bodies.py: encoders of transformers, and what holds them, run optimised in their place."""
+"""bertlite/inference/clients/bodies.py: encoders of transformers, and their holders, run optimised in their place."""
 
 import copy
 import pickle
@@ -13,7 +13,7 @@ from torch import nn
 
 import bertlite
 from bertlite import optimize_for_inference
-from bertlite.inference.bodies import OptimizedBody
+from bertlite.inference.clients.bodies import OptimizedBody
 
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("bertlite.hf")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from bertlite.inference.graphs import BUCKETS, Bucket, count_tokens, current, record_run, run_aside
+from bertlite.inference.gpu.graphs import BUCKETS, Bucket, count_tokens, current, record_run, run_aside
 from bertlite.models.losses import IGNORED, labels_padding
 from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, Backend, without_cudnn

@@ -1,4 +1,4 @@
-"""bertlite/inference/verification.py: a copy that computes another model is an error, and a right one never is."""
+"""bertlite/inference/clients/verification.py: a copy that computes another model is an error; a right one never is."""
 
 import copy
 
@@ -9,11 +9,11 @@ from natively import kernels_or_skip
 from torch import Tensor, nn
 
 import bertlite
-from bertlite import BertModel, causal, drop_layers, optimize_for_inference
+import bertlite.pruning
+from bertlite import BertModel, causal, drop_layers, head_importance, optimize_for_inference
 from bertlite.inference import InferenceModel
-from bertlite.inference.verification import add_noise_, random_inputs, verify, verify_model
+from bertlite.inference.clients.verification import add_noise_, random_inputs, verify, verify_model
 from bertlite.parity.command import demo_checkpoint
-from bertlite.pruning.importance import head_importance
 from bertlite.stack import modules
 from bertlite.stack.attention import attend
 
@@ -160,8 +160,8 @@ CHANGES = {
     "prune_heads": lambda model: bertlite.prune_heads(model, {0: [1]}),
     "prune_neurons": lambda model: bertlite.prune_neurons(model, {0: [1]}),
     "drop_layers": lambda model: drop_layers(model, [0]),
-    "compact": bertlite.compact,
-    "densify": bertlite.densify,
+    "compact": bertlite.pruning.compact,
+    "densify": bertlite.pruning.densify,
     "head_importance": lambda model: head_importance(model, [make_batch()], target="kl"),
     "ablated": lambda model: causal.ablated(model, {0: [1]}).__enter__(),
     "resize": lambda model: model.resize_position_embeddings(50),

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from bertlite.inference.holders import DEPTH, LEAVES, lists_of, parts_of
-from bertlite.inference.support import kind_of, own_method
+from bertlite.inference.checks import kind_of, own_method
+from bertlite.inference.clients.holders import DEPTH, LEAVES, lists_of, parts_of
 from bertlite.models import heads
 from bertlite.models.losses import labels_padding
 from bertlite.stack.body import has_hooks

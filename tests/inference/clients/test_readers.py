@@ -1,4 +1,4 @@
-"""bertlite/inference/readers.py: what reads padding gets it as it is in the original, and what does not gets none."""
+"""bertlite/inference/clients/readers.py: readers of padding get it as in the original, and other parts get none."""
 
 import warnings
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from torch import nn
 import bertlite
 from bertlite import optimize_for_inference
 from bertlite.inference import InferenceModel
-from bertlite.inference.bodies import OptimizedBody
-from bertlite.inference.readers import HEADS as ROLES
-from bertlite.inference.readers import KNOWN
+from bertlite.inference.clients.bodies import OptimizedBody
+from bertlite.inference.clients.readers import HEADS as ROLES
+from bertlite.inference.clients.readers import KNOWN
 
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("bertlite.hf")

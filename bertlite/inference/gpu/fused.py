@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertlite.inference.support import norm_fault
-from bertlite.inference.triton_kernels import (
+from bertlite.inference.checks import norm_fault
+from bertlite.inference.gpu.triton_kernels import (
     ALIGNED,
     FORMULAS,
     GELU_TANH,

@@ -1,4 +1,4 @@
-"""bertlite/inference/triton_kernels.py: each kernel against torch's operators in float64, with odd sizes."""
+"""bertlite/inference/gpu/triton_kernels.py: each kernel against torch's operators in float64, with odd sizes."""
 
 import re
 import subprocess
@@ -13,8 +13,8 @@ from interpreted import FLOATS, HERE, here_or_interpreted, run_interpreted, with
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertlite.inference import short_attention, triton_kernels
-from bertlite.inference.triton_kernels import (
+from bertlite.inference.gpu import short_attention, triton_kernels
+from bertlite.inference.gpu.triton_kernels import (
     FORMULAS,
     TILES,
     Tiles,

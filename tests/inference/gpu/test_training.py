@@ -1,4 +1,4 @@
-"""bertlite/inference/training.py: steps in buckets train as an eager loop does.
+"""bertlite/inference/gpu/training.py: steps in buckets train as an eager loop does.
 
 A recorded step runs here as it would run in a replay: again, with what its inputs hold then.
 """
@@ -23,12 +23,12 @@ from bertlite import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    TrainingStep,
 )
 from bertlite.experiments.finetune import training_loss
 from bertlite.experiments.settings import Recipe
-from bertlite.inference import training
-from bertlite.inference.training import make_recordable_, own_loss
+from bertlite.inference import TrainingStep
+from bertlite.inference.gpu import training
+from bertlite.inference.gpu.training import make_recordable_, own_loss
 from bertlite.stack.attention import Backend
 
 SMALL = {"hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 1, "num_labels": 3}

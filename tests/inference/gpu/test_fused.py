@@ -1,4 +1,4 @@
-"""bertlite/inference/fused.py: models whose parts Triton's kernels compute, against the modules in float64."""
+"""bertlite/inference/gpu/fused.py: models whose parts Triton's kernels compute, against the modules in float64."""
 
 import copy
 import pickle
@@ -13,10 +13,10 @@ from interpreted import FLOATS, HERE, here_or_interpreted, run_interpreted, with
 from torch import Tensor, nn
 
 from bertlite import BertModel, prune_heads, prune_neurons
-from bertlite.inference import fused, graphs, triton_kernels
-from bertlite.inference.fused import FUSED, FusedEmbeddings, FusedIntermediate, fastest, fuse_
-from bertlite.inference.graphs import GraphedBertModel
-from bertlite.inference.triton_kernels import INTERPRETED
+from bertlite.inference.gpu import fused, graphs, triton_kernels
+from bertlite.inference.gpu.fused import FUSED, FusedEmbeddings, FusedIntermediate, fastest, fuse_
+from bertlite.inference.gpu.graphs import GraphedBertModel
+from bertlite.inference.gpu.triton_kernels import INTERPRETED
 from bertlite.stack.attention import Requirements
 from bertlite.stack.modules import BertIntermediate
 from bertlite.support import torch_private

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from bertlite.config import POSITIONS
-from bertlite.inference.fused import fuse_
+from bertlite.inference.gpu.fused import fuse_
+from bertlite.inference.gpu.short_attention import LONGEST, SHORT, missing_for_short
+from bertlite.inference.gpu.triton_kernels import pack_rows, unpack_rows
 from bertlite.inference.quick import QuickBertModel
-from bertlite.inference.short_attention import LONGEST, SHORT, missing_for_short
-from bertlite.inference.triton_kernels import pack_rows, unpack_rows
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements

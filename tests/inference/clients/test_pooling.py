@@ -1,4 +1,4 @@
-"""bertlite/inference/pooling.py: sentence-transformers' Pooling around an optimised encoder adds tokens in order."""
+"""bertlite/inference/clients/pooling.py: Pooling around an optimised encoder adds tokens in order."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from natively import kernels_or_skip
 
 from bertlite import optimize_for_inference
-from bertlite.inference.pooling import pool_states
+from bertlite.inference.clients.pooling import pool_states
 from bertlite.runtime.pooling import POOLINGS
 from tests.clients.checks.common import minilm
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertlite.inference.clients.readers import role_of
 from bertlite.inference.native.linear import NativeLinear, kernel_activation
-from bertlite.inference.readers import role_of
 from bertlite.runtime.pooling import POOLINGS, Array, normalize, pool
 
 VECTOR = "sentence_embedding"  # sentence-transformers' name of a text's vector

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from bertlite.checkpoint.families import FAMILIES
 from bertlite.config import BertConfig
+from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.model import InferenceModel
-from bertlite.inference.support import ComputeDtype
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.stack.inputs import values_readable
 from bertlite.stack.outputs import EncoderOutput

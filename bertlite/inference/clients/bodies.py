@@ -19,15 +19,15 @@ from bertlite.checkpoint.checks import fit_tensors_
 from bertlite.checkpoint.families import FAMILIES, Origin
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
-from bertlite.inference.holders import SAVING, copy_module, copy_with, modules_of, refuse_saving_
+from bertlite.inference.checks import DROPOUT, HOMES, is_of_home, kind_of, own_code, refuse_optimised
+from bertlite.inference.clients.holders import SAVING, copy_module, copy_with, modules_of, refuse_saving_
+from bertlite.inference.clients.pooling import compute_in_order_
+from bertlite.inference.clients.readers import BODIES, mark_labels, reader_of, reads_labels, role_of, warn_of
+from bertlite.inference.clients.verification import encoder_of
+from bertlite.inference.clients.verification import verify as verify_copy
 from bertlite.inference.model import InferenceModel, check_no_gradients, raise_missing
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
-from bertlite.inference.pooling import compute_in_order_
-from bertlite.inference.readers import BODIES, mark_labels, reader_of, reads_labels, role_of, warn_of
-from bertlite.inference.support import DROPOUT, HOMES, is_of_home, kind_of, own_code, refuse_optimised
-from bertlite.inference.verification import encoder_of
-from bertlite.inference.verification import verify as verify_copy
 from bertlite.models.base import BertModel
 from bertlite.stack.attention import PACKING
 from bertlite.support import torch_private

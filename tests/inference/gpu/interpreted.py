@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bertlite.inference.triton_kernels import INTERPRETED
+from bertlite.inference.gpu.triton_kernels import INTERPRETED
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RUNS = INTERPRETED or (find_spec("triton") is not None and HERE.type == "cuda")

@@ -1,4 +1,4 @@
-"""bertlite/inference/holders.py: what holds encoders is searched, copied, and cannot be saved."""
+"""bertlite/inference/clients/holders.py: what holds encoders is searched, copied, and cannot be saved."""
 
 import collections
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bertlite
 from bertlite import optimize_for_inference
-from bertlite.inference.bodies import OptimizedBody
+from bertlite.inference.clients.bodies import OptimizedBody
 
 transformers = pytest.importorskip("transformers")
 
