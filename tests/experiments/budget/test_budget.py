@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shutil
+import warnings
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -726,6 +727,20 @@ def test_what_a_model_may_lose_is_a_limit_and_few_texts_are_told_before_the_work
         UserWarning, match=r"15 texts to fit to have 60 tokens, .* give 74 tokens or more, such as 19 t"
     ):
         assert prune(world, tmp_path / "few", "50%", "--at", "2x16", texts=str(few)) == 130
+
+
+def test_texts_to_judge_by_that_are_much_longer_than_those_to_fit_to_are_told_before_the_work(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "output_metrics", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    dev, words = tmp_path / "dev.txt", ("50%", "--at", "2x16", "--dev", str(tmp_path / "dev.txt"))
+    dev.write_text("".join(f"{'the film is good ' * 5}{word}\n" for word in WORDS[5:] * 2), encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"judge by have 23 tokens in the mean, those to fit to 8\..* to --texts"):
+        assert prune(world, tmp_path / "x", *words) == 130
+    dev.write_text("the film is good and fine\n" * 12, encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert prune(world, tmp_path / "y", *words) == 130
 
 
 def test_a_killed_search_goes_on_and_ends_as_one_that_was_not(
