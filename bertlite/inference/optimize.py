@@ -86,7 +86,8 @@ def optimize_for_inference(
             does (False).  By default it is left out if no part reads it: for an encoder by itself, and for heads that
             read first tokens or score tokens.  The softmax of question answering reads it, and so does a label of
             padding.  It is also computed, with one warning, for classes, heads and objects that
-            `inference.clients.readers` does not know.  attn_implementation "eager" always computes it, and "packed" leaves it out.
+            `inference.clients.readers` does not know.  attn_implementation "eager" always computes it, and "packed"
+            leaves it out.
         sample: token ids of a hundred texts or more, or what a tokenizer returns for them, to which int8's weights
             are fitted.  The copy is then nearer to the model and as fast, but the fit takes time: save the copy,
             or use `bertlite pack`, which does this by default.  At most 16,384 tokens are used.  Which integers are

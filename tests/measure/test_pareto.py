@@ -1,5 +1,7 @@
 """scripts/measure/budgets/{encoders,pareto}.py: scores of vectors, paired intervals, maps from recorded states."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from conftest import make
 from bertlite import BertModel
 from bertlite.experiments.budget.distil import RecordedTeacher
 from bertlite.experiments.data import EncodedExamples
-from scripts.measure.budgets.encoders import MEAN, Judge, Judged, difference, gain
+from scripts.measure.budgets.encoders import MEAN, PASSAGES, Judge, Judged, difference, gain
 from scripts.measure.budgets.pareto import DTYPES, LastStates, draw
 
 CLASSES = 5
@@ -108,3 +110,23 @@ def test_a_picture_has_a_line_only_through_the_models_that_there_are(
     assert [line for line in lines if len(line) > 1] == [[60, 120, 180]]
     width, height = figure.get_size_inches()
     assert width <= 1.5 * height
+
+
+def test_passages_are_searched_for_by_questions_to_other_articles_than_models_are_fitted_to(tmp_path: Path) -> None:
+    def paragraph(article: int, number: int) -> dict[str, Any]:
+        name = f"{article}.{number}"
+        return {"context": f"First of  {name}. Second of {name}.", "qas": [{"question": f"What of {name}?"}] * 2}
+
+    articles = [{"paragraphs": [paragraph(article, number) for number in range(3)]} for article in range(4)]
+    (tmp_path / "xquad").mkdir()
+    (tmp_path / "xquad" / "xquad.en.json").write_text(json.dumps({"data": articles}), encoding="utf-8")
+    task = replace(PASSAGES["XQuAD"], count=12, others=12)
+    fitted = task.to_fit(tmp_path)
+    assert sorted(fitted)[0] == "First of 0.0."
+    assert {text.rstrip(".").split()[-1][0] for text in fitted} == {"0", "2"}
+    assert {question[8] for question, *_ in task.judging(tmp_path)} == {"1", "3"}
+    judge = Judge(tmp_path, {"XQuAD": task})
+    names = [text.rstrip(".?").split()[-1] for text in judge.texts]
+    places = [sorted({*names}).index(name) for name in names]
+    assert judge(np.eye(12)[places])["XQuAD"][0] == 1, "each question finds its paragraph"
+    assert judge(np.eye(12)[[(place + 1) % 12 for place in places[:6]] + places[6:]])["XQuAD"][0] < 1

@@ -58,6 +58,7 @@ from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
 HELD_OUT = 256  # the most texts to judge by
+LONGER = 2  # texts to judge by that are longer than those to fit to by this factor are warned of
 TRAINING = ("distil", "trained on")  # do not determine a search
 NOT_UNSEEN = (
     "These texts were held out: the model was not fitted to them. If the given model was trained on them, results on"
@@ -153,7 +154,9 @@ class Job:
         if settings.calibration is None:
             fit = with_tokens(fit, TOKENS_OF_INPUT * config.intermediate_size, self.tokenizer, longest)
         batches, self.judged = (batches_of(each, self.tokenizer, self.model, longest) for each in (fit, held_out))
-        warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), self.model.config)
+        tokens, judged = (sum(int(x["attention_mask"].sum()) for x in each) for each in (batches, self.judged))
+        warn_of_few_texts(tokens, len(fit), self.model.config)
+        warn_of_long_texts(tokens / len(fit), judged / len(held_out))
         unseen = self.texts_for_map(rest, len(fit))
         self.unseen = batches_of(unseen, self.tokenizer, self.model, longest)
         self.map = layer_of_map(self.head, config) if self.unseen else None
@@ -391,6 +394,16 @@ def warn_of_few_texts(tokens: int, texts: int, config: BertConfig) -> None:
             f"the {texts} texts to fit to have {tokens:,} tokens, and matrices up to"
             f" {config.intermediate_size:,} inputs. With so few, results on other texts become worse: give"
             f" {wanted:,} tokens or more, such as {math.ceil(wanted * texts / tokens):,} texts",
+            stacklevel=2,
+        )
+
+
+def warn_of_long_texts(fitted: float, judged: float) -> None:
+    """Warn before the work if the texts to judge by have many more tokens, in the mean, than those to fit to."""
+    if judged > LONGER * fitted:
+        warnings.warn(
+            f"the texts to judge by have {judged:.0f} tokens in the mean, those to fit to {fitted:.0f}. The pruned"
+            " model may lose more on longer texts than it was fitted to: add texts of that length to --texts",
             stacklevel=2,
         )
 

@@ -32,11 +32,13 @@ from bertlite.pruning.importance.layerwise import (
     Metrics,
     Sizes,
     draws_of,
+    input_sums,
     loss_curves,
     losses_by_size,
     output_metrics,
     prune_layerwise_,
 )
+from bertlite.pruning.importance.moments import Sums
 from bertlite.pruning.importance.selection import Elimination
 from bertlite.support.environment import cpu_name
 from bertlite.support.files import sha256_of, write_json
@@ -186,8 +188,8 @@ class Search:
     map: nn.Linear | None = None
     time_correction: float = 1.0  # time ratio of a finished model over its plan's
 
-    def metrics(self) -> list[Metrics]:
-        """Return the second moments of the gradients at the outputs of sublayers."""
+    def metrics(self, inputs: Sequence[Sums]) -> list[Metrics]:
+        """Return the second moments of the gradients at the outputs of sublayers, and fill the sums of inputs."""
 
         def shown(batches: list[Any]) -> Iterator[Any]:
             advance = self.work_of("gradients", len(batches))
@@ -195,9 +197,8 @@ class Search:
                 yield batch
                 advance()
 
-        found = self.shared.once(
-            "metrics", lambda: output_metrics(self.model, self.fit, target=self.gradients, seed=self.seed, shown=shown)
-        )
+        options: Any = {"target": self.gradients, "seed": self.seed, "inputs": inputs, "shown": shown}
+        found = self.shared.once("metrics", lambda: output_metrics(self.model, self.fit, **options))
         return [(a, b) for a, b in found]
 
     def work_of(self, part: str, total: int, done: int = 0) -> Callable[[], None]:
@@ -220,9 +221,9 @@ class Search:
         kept = {"macs": self.target.value, "speed": 1 / self.target.value}.get(self.target.kind, 0.5)
         layer, left = 4 * D * D + 2 * D * W, kept * W
         parts = {
-            "gradients": draws_of(self.gradients, texts) * 2 * tokens * layer,
-            "loss curves": tokens * (layer + W * W) + 3 * W**3,
-            "fitting": tokens * ((1 + kept) * layer + 2 * D * D + left**2) + 275 * D**3 + 83 * left**3,
+            "gradients": tokens * (draws_of(self.gradients, texts) * 2 * layer + 0.55 * W * W),
+            "loss curves": 7 * W**3,
+            "fitting": tokens * ((1.1 + 1.2 * kept) * layer + 3 * D * D + left**2) + 210 * D**3 + 63 * left**3,
         }
         return {name: 100 * each / sum(parts.values()) for name, each in parts.items()}
 
@@ -230,14 +231,15 @@ class Search:
         """Return the loss of removing the units of each sublayer."""
         layers = self.model.config.num_hidden_layers
         if not all(self.shared.has(f"curves-{layer}") for layer in range(layers)):
-            metrics = self.metrics()
+            inputs = () if self.shared.has("metrics") else input_sums(self.model)
+            metrics = self.metrics(inputs)
             advance = self.work_of("loss curves", layers)
 
             def keep(layer: int, pair: tuple[Elimination, Elimination]) -> None:
                 self.shared.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
                 advance()
 
-            loss_curves(self.model, self.fit, metrics, done=keep)
+            loss_curves(self.model, self.fit, metrics, inputs=inputs, done=keep)
         found = (self.shared.once(f"curves-{layer}", dict) for layer in range(layers))
         return [(Elimination(tuple(a), of_a), Elimination(tuple(b), of_b)) for (a, of_a), (b, of_b) in found]
 

@@ -12,8 +12,7 @@ Shapes:  L layers · D hidden · W inputs of an output projection, of n units wi
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -30,13 +29,14 @@ from bertlite.pruning.importance.batches import (
     read_batches,
     real_tokens,
 )
-from bertlite.pruning.importance.least_squares import Track, check_pair, fit_layers_, start_runs, warn_of_few
+from bertlite.pruning.importance.least_squares import check_pair, fit_layers_, start_runs, warn_of_few
 from bertlite.pruning.importance.measurements import ScoringTask
-from bertlite.pruning.importance.moments import Moments, add_gram_, add_ridge_, gather, packed_zeros, unpack
+from bertlite.pruning.importance.moments import Sums, add_gram_, add_ridge_, packed_zeros, unpack
 from bertlite.pruning.importance.selection import Elimination, eliminate
-from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, run
+from bertlite.pruning.importance.structures import HEADS, STRUCTURES, Reached, Structure, run_watched
 from bertlite.stack.modules import BertLayer
 from bertlite.support.kinds import checked
+from bertlite.support.memory import release_memory
 
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
 DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
@@ -131,6 +131,7 @@ def loss_curves(
     batches: Iterable[Batch],
     metrics: Sequence[Metrics] | None = None,
     *,
+    inputs: Sequence[Sums] = (),
     done: Callable[[int, tuple[Elimination, Elimination]], object] | None = None,
 ) -> Curves:
     """Return for each layer the loss of removing heads, and of removing neurons, when the rest is fitted again.
@@ -138,49 +139,61 @@ def loss_curves(
     Args:
         metrics: from `output_metrics`; the losses are then nats per example, to second order.  Without them they are
             the squared error of the sublayer's output, as a share of the variance of that output.
+        inputs: from `output_metrics` of the same batches, which then are not run again.
         done: called with each layer's number and losses when they are there.
     """
     check_model(model)
+    read = read_batches(model, batches)
+    if not inputs:
+        inputs = input_sums(model)
+        with eval_mode(model), torch.no_grad():
+            for batch in read:
+                add_inputs_(inputs, model, batch)
+    release_memory()  # the tokens left gaps that large matrices do not fit into
+    examples = sum(len(real_tokens(batch)) for batch in read)
     every: Curves = []
-    with eval_mode(model), torch.no_grad():
-        read = read_batches(model, batches)
-
-        # The batches walk through the dense model together, one sublayer at a time.
-        tracks = [(Track.start(model, batch), real_tokens(batch)) for batch in read]
-        examples = sum(len(real) for _, real in tracks)
-        for layer, block in enumerate(layers_of(model)):
-            scaled = []
-            for place, structure in enumerate(STRUCTURES):
-                (moments,) = gather((run_on(*each, structure, block) for each in tracks), folds=1)
-                metric, scale = (None, 1.0) if metrics is None else (metrics[layer][place], 0.5 / examples)
-                scaled.append(curve(moments, structure, block, metric, scale))
-            every.append((scaled[0], scaled[1]))
-            if done is not None:
-                done(layer, every[-1])
+    for layer, block in enumerate(layers_of(model)):
+        scaled = []
+        for place, (structure, sums) in enumerate(zip(STRUCTURES, inputs[2 * layer : 2 * layer + 2], strict=True)):
+            metric, scale = (None, 1.0) if metrics is None else (metrics[layer][place], 0.5 / examples)
+            scaled.append(curve(sums.gram, structure, block, metric, scale))
+        every.append((scaled[0], scaled[1]))
+        if done is not None:
+            done(layer, every[-1])
     return every
 
 
-def run_on(track: Track, real: Tensor, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
-    """Run an attention or a feed-forward network; return the outputs of its heads or neurons, (T, W), for `gather`."""
-    units = track.units(structure, block)
-    track.step(structure, block, track.total(structure, block, units))
-    flat = flatten(units, real)
-    return flat, flat[:, :0], torch.zeros(len(flat), dtype=torch.long, device=flat.device)
-
-
-def curve(
-    moments: Moments, structure: Structure, block: BertLayer, metric: Tensor | None, scale: float
-) -> Elimination:
+@torch.no_grad()
+def curve(gram: Tensor, structure: Structure, block: BertLayer, metric: Tensor | None, scale: float) -> Elimination:
     """Return the losses of removing the units of a sublayer; RIDGE keeps the fit close to the old weights.
 
     Outputs are fitted to the old weights' outputs: as long as nothing is removed, the old weights are the fit.
     """
-    gram, weight = moments.centred[0], structure.dense(block).weight.double()
+    weight = structure.dense(block).weight.double()
     if metric is None:
         scale = 1 / float(((weight @ gram) * weight).sum().clamp(min=1e-300))
     fit = weight.T if metric is None else weight.T @ root(metric)
     found = eliminate(add_ridge_(gram, RIDGE), fit, structure.width(block))
     return Elimination(found.order, found.losses * scale)
+
+
+def input_sums(model: BertLike) -> list[Sums]:
+    """Return empty sums for the inputs of each layer's two output projections, which are the units' outputs."""
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    return [Sums(dtype) for _ in range(2 * model.config.num_hidden_layers)]
+
+
+def add_inputs_(sums: Sequence[Sums], model: BertLike, batch: Batch) -> None:
+    """Run the layers on a batch and add the products of the inputs of their output projections."""
+    real = real_tokens(batch)
+
+    def see(place: int, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        sums[place].add_inputs(flatten(args[0], real))
+        if place == len(sums) - 1:
+            raise Reached
+
+    with suppress(Reached):
+        run_watched(model, batch, see)
 
 
 def output_metrics(
@@ -189,6 +202,7 @@ def output_metrics(
     *,
     target: str = "kl",
     seed: int = 0,
+    inputs: Sequence[Sums] = (),
     shown: Callable[[list[Batch]], Iterable[Batch]] = iter,
 ) -> list[Metrics]:
     """Return the second moments of the gradient at the outputs of each layer's sublayers, means over real tokens.
@@ -198,18 +212,24 @@ def output_metrics(
     the inputs (Martens and Grosse 2015).
 
     For the divergence, labels are drawn from the model's predictions: one for each example, or up to MOST_DRAWS of
-    fewer than DRAWS examples.  `shown` may show the progress over the batches of all draws.
+    fewer than DRAWS examples.
+
+    Args:
+        inputs: from `input_sums`; they get sums over the same forwards, for `loss_curves`.
+        shown: may show the progress over the batches of all draws.
     """
     task = ScoringTask(model, HEADS, target=target, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     width, layers = model.config.hidden_size, model.config.num_hidden_layers
-    sums = [packed_zeros(width, model.device) for _ in range(2 * layers)]
+    zero = torch.zeros(1, dtype=torch.float64, device=model.device)
+    sums = [packed_zeros(width, zero) for _ in range(2 * layers)]
     read = task.labelled(batches)
     examples, tokens = sum(map(count_examples, read)), sum(int(real_tokens(batch).sum()) for batch in read)
     draws = draws_of(target, examples)
     with eval_mode(model):
-        for batch in shown(read * draws):
-            add_gradients_(sums, model, batch, task.objective(batch, generator))
+        for i, batch in enumerate(shown(read * draws)):
+            objective = task.objective(batch, generator)
+            add_gradients_(sums, model, batch, objective, inputs if i < len(read) else ())
     means = [unpack(x, width).div_(tokens * draws) for x in sums]
     return list(zip(means[::2], means[1::2], strict=True))
 
@@ -219,21 +239,25 @@ def draws_of(target: str, examples: int) -> int:
     return 1 if target == "loss" or not examples else min(MOST_DRAWS, max(1, DRAWS // examples))
 
 
-def add_gradients_(sums: Sequence[Tensor], model: BertLike, batch: Batch, objective: Callable[[Any], Tensor]) -> None:
-    """Add the products of the gradients of a batch's summed loss at the output of each sublayer."""
+def add_gradients_(
+    sums: Sequence[Tensor], model: BertLike, batch: Batch, objective: Callable[[Any], Tensor], inputs: Sequence[Sums]
+) -> None:
+    """Add the products of the gradients of a batch's summed loss at the output of each sublayer.
+
+    Args:
+        inputs: sums that get the products of the inputs of the output projections; none, if it is empty.
+    """
     real, leaves = real_tokens(batch), []
 
-    def watch(total: Tensor, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+    def see(place: int, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        if inputs:
+            inputs[place].add_inputs(flatten(args[0].detach(), real))
         if not out.requires_grad:
             leaves.append(out.requires_grad_())
         dtype = torch.promote_types(out.dtype, torch.float32)
-        out.register_hook(lambda grad: add_gram_(total, flatten(grad, real).to(dtype)))
+        out.register_hook(lambda grad: add_gram_(sums[place], flatten(grad, real).to(dtype)))
 
-    places = ((block, structure) for block in layers_of(model) for structure in STRUCTURES)
-    with ExitStack() as hooks:
-        for total, (block, structure) in zip(sums, places, strict=True):
-            hooks.enter_context(structure.dense(block).register_forward_hook(partial(watch, total)))
-        losses = objective(run(model, batch, **EVERY_TOKEN))
+    losses = objective(run_watched(model, batch, see))
     torch.autograd.grad(losses[~losses.detach().isnan()].sum(), leaves)
 
 
@@ -262,8 +286,9 @@ def prune_layerwise(
     if not 0 < share <= 1:
         raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
     read = list(batches)
-    metrics = output_metrics(model, read, target=target, seed=seed)
-    curves = loss_curves(model, read, metrics)
+    inputs = input_sums(model)
+    metrics = output_metrics(model, read, target=target, seed=seed, inputs=inputs)
+    curves = loss_curves(model, read, metrics, inputs=inputs)
     sizes = sizes_within(model.config, curves, share, length)
     return prune_layerwise_(copy_model(model), model, read, curves, sizes)
 

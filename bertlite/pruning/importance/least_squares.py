@@ -6,7 +6,6 @@ Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of t
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,13 +15,14 @@ from torch import Tensor, nn
 from bertlite.config import check_known, pruned_neurons
 from bertlite.models.structure import BertLike, Model, check_linear, check_model, copy_model, layers_of, unit_rows
 from bertlite.pruning.importance.batches import Batch, eval_mode, flatten, read_batches, real_tokens
-from bertlite.pruning.importance.moments import choose_ridge, fit_matrix, gather, total
+from bertlite.pruning.importance.moments import Tokens, choose_ridge, fit_matrix, gather, total
 from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, arguments_of, run
 from bertlite.stack.attention import LayerContext
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "refit")
+KEPT = 2**27  # the most bytes of outputs of heads or neurons that are kept from the fit of their projection
 FEW = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
 WORSE, ROUNDING = 1.01, 1e-6  # a divergence, in nats, may grow by this factor and amount before a warning
 
@@ -111,15 +111,20 @@ def fit_layers_(
             # The matrices that compute the units come first, since the projection reads their outputs.
             fits = layer >= start and structure in structures
             if fits and all_matrices and structure.dense(block).in_features:
-                units = [structure.kept(dense.config, layer).index(i) for i in structure.kept(pruned.config, layer)]
-                rows = unit_rows(units, structure.width(block), pruned.device)
-                refit_(structure.readers(block), (each.fit_readers(structure, other, rows) for each in runs), ridge)
+                every, kept = (structure.kept(each.config, layer) for each in (dense, pruned))
+                rows = unit_rows([every.index(i) for i in kept], structure.width(block), pruned.device)
+                tokens = (each.fit_readers(structure, other) for each in runs)
+                parts = structure.readers(other)
+                after = [torch.cat([getattr(x, name)[rows] for x in parts]).double() for name in ("weight", "bias")]
+                refit_(structure.readers(block), tokens, ridge, after)
             else:
                 for each in runs:
                     each.run_dense(structure, other)
 
             if fits:
-                tokens = (each.fit(structure, block) for each in runs)
+                size = sum(each.real.numel() for each in runs) * structure.dense(block).in_features
+                keeps = size * pruned.dtype.itemsize <= KEPT
+                tokens = (each.fit(structure, block, keeps) for each in runs)
                 refit_([structure.dense(block)], tokens, ridge)
 
             for each in runs:
@@ -205,42 +210,38 @@ class PairedRun:
     sentence: Tensor  # (T,), the number of each token's row
     pruned: Track
     dense: Track
+    units: Tensor | None = None  # outputs of the pruned model's heads or neurons, if they are kept for `step`
 
-    def run_dense(self, structure: Structure, block: BertLayer) -> list[Tensor]:
-        """Run the dense model up to the LayerNorm; return the outputs of the matrices for heads or neurons."""
-        given: dict[nn.Module, Tensor] = {}
+    def run_dense(self, structure: Structure, block: BertLayer) -> None:
+        """Run the dense model up to the LayerNorm."""
+        self.dense.x = self.dense.total(structure, block, self.dense.units(structure, block))
 
-        def record(module: nn.Module, args: object, out: Tensor) -> None:
-            given.setdefault(module, out)  # tokens; a layer may project a table of distances later
-
-        with ExitStack() as hooks:
-            for part in structure.readers(block):
-                hooks.enter_context(part.register_forward_hook(record))
-            units = self.dense.units(structure, block)
-        self.dense.x = self.dense.total(structure, block, units)
-        return list(given.values())
-
-    def fit_readers(self, structure: Structure, dense: BertLayer, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the dense model; for the matrices that compute heads or neurons return the input (T, D), the output in
-        the dense model, and sentences.
-
-        Args:
-            rows: the remaining rows of the dense model's matrices.
+    def fit_readers(self, structure: Structure, dense: BertLayer) -> Tokens:
+        """Run the dense model up to the LayerNorm; return the inputs of the sublayer in both models, (T, D) each, and
+        sentences.
         """
-        wanted = [flatten(given, self.real)[:, rows] for given in self.run_dense(structure, dense)]
-        return flatten(self.pruned.x, self.real), torch.cat(wanted, -1), self.sentence
+        mine, theirs = (flatten(each.x, self.real) for each in (self.pruned, self.dense))
+        self.run_dense(structure, dense)
+        return mine, theirs, self.sentence
 
-    def fit(self, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
+    def fit(self, structure: Structure, block: BertLayer, keeps: bool = False) -> Tokens:
         """Return the input of an output projection, (T, W), its wanted output, (T, D), and sentences.
 
         The dense model has run up to the LayerNorm.
+
+        Args:
+            keeps: keep the input for `step`, before which no head or neuron may be changed.
         """
-        wanted = flatten(self.dense.x - self.pruned.x, self.real)
-        return flatten(self.pruned.units(structure, block), self.real), wanted, self.sentence
+        wanted, units = flatten(self.dense.x - self.pruned.x, self.real), self.pruned.units(structure, block)
+        if keeps:
+            self.units = units
+        return flatten(units, self.real), wanted, self.sentence
 
     def step(self, structure: Structure, block: BertLayer, dense: BertLayer) -> None:
         """Continue after the LayerNorm in both models; the dense model has run up to it."""
-        self.pruned.step(structure, block, self.pruned.total(structure, block, self.pruned.units(structure, block)))
+        units = self.pruned.units(structure, block) if self.units is None else self.units
+        self.units = None
+        self.pruned.step(structure, block, self.pruned.total(structure, block, units))
         self.dense.step(structure, dense, self.dense.x)
 
 
@@ -255,13 +256,18 @@ def start_runs(pruned: BertLike, dense: BertLike, batches: Iterable[Batch]) -> l
     return runs
 
 
-def refit_(parts: Sequence[nn.Linear], tokens: Iterable[tuple[Tensor, Tensor, Tensor]], ridge: float | None) -> None:
+def refit_(
+    parts: Sequence[nn.Linear], tokens: Iterable[Tokens], ridge: float | None, after: Sequence[Tensor] = ()
+) -> None:
     """Fit linear layers that read the same inputs.
 
     Args:
         tokens: as for `gather`.
+        after: if given, the weight and the bias of a linear layer whose outputs for Y are wanted.
     """
     weight, folds = torch.cat([part.weight for part in parts]).double(), gather(tokens)
+    if after:
+        folds = [fold.through(*after) for fold in folds]
     if ridge is None and weight.numel():
         ridge = choose_ridge(folds, weight)
     moments = total(folds)

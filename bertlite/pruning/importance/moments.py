@@ -20,7 +20,9 @@ FIRST = RIDGES.index(1e-3)
 FOLDS = 4  # parts of the sentences; each is held out once
 OUTPUTS = 128  # outputs of a matrix, evenly spaced, that its ridge is chosen by
 TOKENS = 2048  # tokens that are multiplied at once
-ROWS = 512  # rows of a Gram matrix that are computed and kept at once
+ROWS = 128  # rows of a Gram matrix that are computed and kept at once
+NO_TOKENS = "the batches hold only padding"
+Tokens = tuple[Tensor, Tensor, Tensor]  # inputs (T, W), wanted outputs (T, D), and the number of each token's sentence
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,6 @@ class Moments:
     y: Tensor  # (D,)
     upper: Tensor  # CᵀC, packed
     cy: Tensor  # (W, D)
-    yy: Tensor  # (D,)
 
     @property
     def cc(self) -> Tensor:
@@ -41,7 +42,11 @@ class Moments:
 
     def of_outputs(self, columns: slice) -> "Moments":
         """Return the moments of these outputs only."""
-        return replace(self, y=self.y[columns], cy=self.cy[:, columns], yy=self.yy[columns])
+        return replace(self, y=self.y[columns], cy=self.cy[:, columns])
+
+    def through(self, weight: Tensor, bias: Tensor) -> "Moments":
+        """Return the moments with weight·Y + bias as wanted outputs."""
+        return replace(self, y=weight @ self.y + self.count * bias, cy=(self.cy @ weight.T).addr_(self.c, bias))
 
     @property
     def centred(self) -> tuple[Tensor, Tensor]:
@@ -54,22 +59,33 @@ class Moments:
         return (self.y - weight @ self.c) / self.count
 
     def error(self, weight: Tensor, bias: Tensor) -> float:
-        """Return the sum of squared differences between Y and a linear layer's outputs for C."""
+        """Return the sum of squared differences between Y and a linear layer's outputs for C, less that of Y and 0."""
         given = self.c @ weight.T  # (D,)
         squares = ((weight @ self.cc) * weight).sum(1) + 2 * bias * given + self.count * bias.square()
-        return float((self.yy - 2 * ((weight * self.cy.T).sum(1) + bias * self.y) + squares).sum())
+        return float((squares - 2 * ((weight * self.cy.T).sum(1) + bias * self.y)).sum())
 
 
 class Sums:
-    """Moments that are being summed."""
+    """Moments that are being summed.
 
-    def __init__(self) -> None:
+    Args:
+        dtype: the dtype of the Gram matrix.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        self.dtype = dtype
         self.waiting: list[tuple[Tensor, Tensor]] = []  # tokens that are not multiplied yet
 
     def add(self, c: Tensor, y: Tensor) -> None:
         """Add inputs (T, W) and wanted outputs (T, D)."""
         self.waiting.append((c, y))
         if sum(len(c) for c, _ in self.waiting) >= TOKENS:
+            self.multiply()
+
+    def add_inputs(self, c: Tensor) -> None:
+        """Add inputs (T, W) without wanted outputs, at once."""
+        if len(c):
+            self.waiting.append((c, c[:, :0]))
             self.multiply()
 
     def multiply(self) -> None:
@@ -81,16 +97,15 @@ class Sums:
         # The first tokens give the means to subtract, and the sizes of all sums.
         if not hasattr(self, "count"):
             self.mean_c, self.mean_y, self.count = c.mean(0), y.mean(0), 0
-            zeros = torch.zeros(1, dtype=torch.float64, device=c.device)
-            self.c, self.y, self.yy = (zeros.new_zeros(x.shape[1]) for x in (c, y, y))
-            self.upper, self.cy = packed_zeros(c.shape[1], c.device), zeros.new_zeros(c.shape[1], y.shape[1])
+            zero, W, D = torch.zeros((), dtype=torch.float64, device=c.device), c.shape[1], y.shape[1]
+            self.c, self.y, self.cy = (zero.new_zeros(shape) for shape in ((W,), (D,), (W, D)))
+            self.upper = packed_zeros(W, zero.to(self.dtype))
 
         c -= self.mean_c
         y -= self.mean_y
         self.count += len(c)
         self.c += c.sum(0)
         self.y += y.sum(0)
-        self.yy += y.square().sum(0)
         self.cy += c.T @ y
         add_gram_(self.upper, c)
 
@@ -103,7 +118,14 @@ class Sums:
         for rows, block in blocks(self.upper, len(c)):  # (C + c)ᵀ(C + c)
             block.addr_(c[rows], both[rows.start :]).addr_(both[rows], c[rows.start :])
         cy = self.cy.addr_(self.c, y).addr_(c, self.y + n * y)
-        return Moments(n, self.c + n * c, self.y + n * y, self.upper, cy, self.yy + 2 * y * self.y + n * y.square())
+        return Moments(n, self.c + n * c, self.y + n * y, self.upper, cy)
+
+    @property
+    def gram(self) -> Tensor:
+        """Return CᵀC about the means (W, W), in float64; raise ValueError if there are no tokens."""
+        if not hasattr(self, "count"):
+            raise ValueError(NO_TOKENS)
+        return unpack(self.upper.double(), len(self.c)).addr_(self.c / self.count, self.c, alpha=-1)
 
 
 # A symmetric matrix (W, W), packed: for each ROWS rows the block on the diagonal and everything to its right
@@ -118,10 +140,9 @@ def blocks(upper: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:
         at += shape[0] * shape[1]
 
 
-def packed_zeros(width: int, device: torch.device) -> Tensor:
-    """Return zeros, packed, in float64."""
-    size = sum(min(ROWS, width - first) * (width - first) for first in range(0, width, ROWS))
-    return torch.zeros(size, dtype=torch.float64, device=device)
+def packed_zeros(width: int, like: Tensor) -> Tensor:
+    """Return zeros, packed, with the dtype and on the device of a tensor."""
+    return like.new_zeros(sum(min(ROWS, width - first) * (width - first) for first in range(0, width, ROWS)))
 
 
 def add_gram_(upper: Tensor, c: Tensor) -> None:
@@ -139,8 +160,8 @@ def unpack(upper: Tensor, width: int) -> Tensor:
     return found
 
 
-def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]], folds: int = FOLDS) -> list[Moments]:
-    """Sum (inputs, wanted outputs, number of its sentence) of all tokens by fold; there are no empty folds.
+def gather(parts: Iterable[Tokens], folds: int = FOLDS) -> list[Moments]:
+    """Sum all tokens by fold; there are no empty folds.
 
     Raises:
         ValueError: there are no tokens.
@@ -148,11 +169,11 @@ def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]], folds: int = FOLDS) -
     found: dict[int, Sums] = {}
     for c, y, sentence in parts:
         for fold in range(folds):
-            chosen = sentence % folds == fold
-            if chosen.any():
-                found.setdefault(fold, Sums()).add(*((c, y) if chosen.all() else (c[chosen], y[chosen])))
+            chosen = (sentence % folds == fold).nonzero()[:, 0]
+            if len(chosen):
+                found.setdefault(fold, Sums()).add(c.index_select(0, chosen), y.index_select(0, chosen))
     if not found:
-        raise ValueError("the batches hold only padding")
+        raise ValueError(NO_TOKENS)
     release_memory()  # the tokens left gaps that large matrices do not fit into
     return [found[fold].moments for fold in sorted(found)]
 

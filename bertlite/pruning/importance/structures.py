@@ -60,6 +60,15 @@ def run(model: BertLike, batch: Batch, **options: Any) -> Any:
     return model(**inputs_of(batch), **options, return_dict=True)
 
 
+def run_watched(model: BertLike, batch: Batch, see: Callable[..., None]) -> Any:
+    """Run the model, and call `see` with each output projection's number, and the arguments of a forward hook."""
+    parts = (structure.dense(block) for block in layers_of(model) for structure in STRUCTURES)
+    with whole_layers(model), ExitStack() as hooks:
+        for place, part in enumerate(parts):
+            hooks.enter_context(part.register_forward_hook(partial(see, place)))
+        return run(model, batch, **EVERY_TOKEN)
+
+
 def row_gates(gate: Tensor, batch: Batch) -> Tensor:
     """Repeat gates of examples, (L, B, N), for each of their rows; gates of tokens, (L, rows, N, S), stay."""
     choices = input_shape(batch)[1] if len(input_shape(batch)) == 3 else 1

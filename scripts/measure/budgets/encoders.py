@@ -34,8 +34,9 @@ class Judged:
     Args:
         rows: its reader, rows(folder of all data, part).
         count: the number of rows that judge.
-        others: the number of training rows that are searched or that a probe learns from.
+        others: the number of rows that are searched or that a probe learns from.
         part: the part that judges.
+        searched: the part that is searched or that a probe learns from.
         fitted: models are fitted to other texts of its training part, without their labels.
     """
 
@@ -45,19 +46,21 @@ class Judged:
     others: int = 0
     part: str = "dev"
     fitted: bool = True
+    searched: str = "train"
 
     def judging(self, data: Path) -> list[Row]:
         rows, searched = list(self.rows(data, self.part)), {row[2] for row in self.learnt(data)}
         return random.Random(0).sample([row for row in rows if row[2] in searched or not self.others], self.count)
 
     def learnt(self, data: Path) -> list[Row]:
-        return self.shuffled(data)[: self.others]
+        return self.shuffled(data, self.searched)[: self.others]
 
-    def to_fit(self, data: Path) -> list[str]:
-        return [row[0] for row in self.shuffled(data)[self.others : self.others + EACH]] if self.fitted else []
+    def to_fit(self, data: Path, count: int = EACH) -> list[str]:
+        first = self.others if self.searched == "train" else 0
+        return [row[0] for row in self.shuffled(data, "train")[first : first + count]] if self.fitted else []
 
-    def shuffled(self, data: Path) -> list[Row]:
-        rows = list(self.rows(data, "train"))
+    def shuffled(self, data: Path, part: str) -> list[Row]:
+        rows = list(self.rows(data, part))
         return random.Random(0).sample(rows, len(rows))
 
 
@@ -70,6 +73,8 @@ JUDGED = {
     "AG News": Judged(tasks.agnews, "probe", 250, 250),
     "SST-2": Judged(tasks.sst2, "probe", 300, 500),
 }
+
+PASSAGES = {"XQuAD": Judged(tasks.xquad, "search", 578, 240, searched="passages")}
 
 
 def texts_to_fit(data: Path) -> list[str]:

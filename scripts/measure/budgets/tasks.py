@@ -95,6 +95,26 @@ def sick(column: int) -> Callable[[Path, str], list[Row]]:
     return rows
 
 
+def xquad(data: Path, part: str) -> list[Row]:
+    """Return texts with the number of their paragraph.
+
+    "passages" are the paragraphs of all articles; "dev" has the questions to every second article, "train" the
+    sentences of the other articles, and "paragraphs" their paragraphs.
+    """
+    articles = json.loads((data / "xquad" / "xquad.en.json").read_text(encoding="utf-8"))["data"]
+    paragraphs = [(i % 2, each) for i, article in enumerate(articles) for each in article["paragraphs"]]
+    rows = []
+    for number, (judges, each) in enumerate(paragraphs):
+        texts = [" ".join(each["context"].split())]
+        if part == "dev":
+            texts = [" ".join(question["question"].split()) for question in each["qas"]]
+        elif part == "train":
+            texts = re.split(r"(?<=[.!?]) (?=[A-Z])", texts[0])
+        if part == "passages" or judges == (part == "dev"):
+            rows += [(text, "", str(number)) for text in texts]
+    return rows
+
+
 def sst2(data: Path, part: str) -> list[Row]:
     return [(text, "", label) for text, label in cells(data / "sst2" / f"{part}.tsv", "text", "label")]
 

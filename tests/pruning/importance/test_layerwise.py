@@ -22,8 +22,8 @@ from bertlite.pruning import (
     rank_neurons,
     repair,
 )
-from bertlite.pruning.importance import layerwise, moments
-from bertlite.pruning.importance.layerwise import GRID, RIDGE, losses_by_size
+from bertlite.pruning.importance import layerwise, least_squares, moments
+from bertlite.pruning.importance.layerwise import GRID, RIDGE, input_sums, losses_by_size
 from bertlite.pruning.importance.least_squares import refit_
 from bertlite.pruning.importance.moments import (
     FOLDS,
@@ -36,6 +36,7 @@ from bertlite.pruning.importance.moments import (
     without_each,
 )
 from bertlite.pruning.importance.structures import HEADS, NEURONS
+from bertlite.stack.modules import BertIntermediate
 from scripts.measure.speed.memory import peak_bytes
 
 L, N, D, W = 3, 4, 48, 37
@@ -201,7 +202,42 @@ def test_another_size_needs_no_new_choice(monkeypatch: pytest.MonkeyPatch) -> No
     assert (kept[0] | ~kept[1]).all()
 
 
+@pytest.mark.parametrize(("kept", "forwards"), [(2**27, 3), (0, 4)])
+def test_the_dense_model_runs_twice_and_the_pruned_one_once(
+    monkeypatch: pytest.MonkeyPatch, kept: int, forwards: int
+) -> None:
+    """Once for gradients and curves, once next to the pruned model; units that are not kept are computed again."""
+    model, batches, calls = make(BertForSequenceClassification, num_labels=3), data(), list[int]()
+    wanted = prune_layerwise(model, batches, 0.9, 16)
+    usual = BertIntermediate.forward
+    monkeypatch.setattr(BertIntermediate, "forward", lambda *args: calls.append(1) or usual(*args))
+    monkeypatch.setattr(least_squares, "KEPT", kept)
+    assert_same(prune_layerwise(model, batches, 0.9, 16).state_dict(), wanted.state_dict(), atol=0)
+    draws = layerwise.draws_of("kl", 60)
+    assert len(calls) == (forwards - 1 + draws) * L * len(batches)
+
+
 # Curves and metrics
+
+
+def test_curves_and_metrics_do_not_depend_on_how_layers_run() -> None:
+    """Nor on whether the inputs are from the forwards of the gradients, each text once, or from their own."""
+    model, batches = make(BertForSequenceClassification, num_labels=3), data()
+    metrics = output_metrics(model, batches)
+    curves = loss_curves(model, batches, metrics)
+    others = [
+        make(BertForSequenceClassification, num_labels=3, **each) for each in ({}, {"chunk_size_feed_forward": 4})
+    ]
+    others[0].gradient_checkpointing_enable()
+    for other in (model, *others):
+        inputs = input_sums(other)
+        found = output_metrics(other, batches, inputs=inputs)
+        for metric, same in zip(found, metrics, strict=True):
+            assert_same(metric, same)
+        for one, wanted in zip(loss_curves(other, batches, found, inputs=inputs), curves, strict=True):
+            for a, b in zip(one, wanted, strict=True):
+                assert a.order == b.order
+                assert_same(a.losses, b.losses)
 
 
 def test_curves_without_metrics_are_shares_of_the_variance() -> None:
@@ -312,6 +348,15 @@ def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all() -> None:
     assert [*neurons] == [*range(0, GRID * 2 - 3, 2), GRID * 2 - 3]
 
 
+def test_batches_of_padding_add_nothing_and_alone_are_refused() -> None:
+    model, batches = make(), data()
+    empty = {name: torch.zeros_like(x) for name, x in batches[0].items()}
+    for one, wanted in zip(loss_curves(model, [empty, *batches]), loss_curves(model, batches), strict=True):
+        assert [each.order for each in one] == [each.order for each in wanted]
+    with pytest.raises(ValueError, match="the batches hold only padding"):
+        loss_curves(model, [empty])
+
+
 # The ridge
 
 
@@ -343,13 +388,21 @@ def test_the_error_from_moments_is_that_of_the_tokens() -> None:
     draw = torch.Generator().manual_seed(0)
     c, y = torch.randn(50, 7, generator=draw, dtype=F64) + 2, torch.randn(50, 3, generator=draw, dtype=F64) - 1
     weight, bias = torch.randn(3, 7, generator=draw, dtype=F64), torch.randn(3, generator=draw, dtype=F64)
-    wanted = float((y - c @ weight.T - bias).square().sum())
+    each = ((y - c @ weight.T - bias).square() - y.square()).sum(1)  # by token, less the error of zeros
     folds = gather([(c, y, torch.arange(50) // 20)], folds=3)
     assert [fold.count for fold in folds] == [20, 20, 10]
-    assert total(folds).error(weight, bias) == pytest.approx(wanted, rel=1e-10)
+    assert total(folds).error(weight, bias) == pytest.approx(float(each.sum()), rel=1e-10)
     for rest, gone in zip(without_each(folds), torch.arange(50).split(20), strict=True):
-        left = (y - c @ weight.T - bias).square().sum(1).sum() - (y - c @ weight.T - bias)[gone].square().sum()
-        assert rest.error(weight, bias) == pytest.approx(float(left), rel=1e-10)
+        assert rest.error(weight, bias) == pytest.approx(float(each.sum() - each[gone].sum()), rel=1e-10)
+
+
+def test_moments_go_through_a_layer_of_the_outputs() -> None:
+    draw = torch.Generator().manual_seed(0)
+    c, y, weight = (torch.randn(*shape, generator=draw, dtype=F64) for shape in ((50, 7), (50, 3), (5, 3)))
+    bias, sentence = torch.randn(5, generator=draw, dtype=F64), torch.arange(50)
+    found, wanted = (total(gather([(c, x, sentence)])) for x in (y, y @ weight.T + bias))
+    for name, x in vars(found.through(weight, bias)).items():
+        assert_same(torch.as_tensor(x), torch.as_tensor(getattr(wanted, name)))
 
 
 def test_moments_of_float32_tokens_are_exact_by_blocks_and_about_large_means(monkeypatch: pytest.MonkeyPatch) -> None:

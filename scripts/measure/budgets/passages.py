@@ -1,0 +1,75 @@
+"""How a search for passages fares with pruned sentence encoders: nDCG@10 of XQuAD's paragraphs for its questions.
+
+    python -m scripts.measure.budgets.passages CHECKPOINT … --data FOLDER --out runs/passages,FILE.json
+
+Each encoder is pruned by `bertlite prune to`, without labels, for each set of texts of `fitted`.  No text is of an
+article whose questions judge.  Intervals are paired over the questions.  Nothing is made again: after a kill give the
+same command again.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertlite import Embedder, prune_to
+from bertlite.cli.parts import FOLDER, RECORD, names, paths
+from bertlite.commands import PruneSettings
+from bertlite.experiments.statistics import Array
+from bertlite.support.environment import environment
+from bertlite.support.files import write_json
+from scripts.measure.budgets import tasks
+from scripts.measure.budgets.encoders import PASSAGES, Judge, difference, texts_to_fit
+
+SETTINGS = PruneSettings(max_length=256, at=(8, 128))
+SENTENCES, PARAGRAPHS, OTHERS = "sentences", "paragraphs", "sentences of other tasks, for a map"
+GIVEN = "given"
+
+
+def fitted(data: Path) -> dict[str, list[str]]:
+    """Return sets of texts to fit to.
+
+    The first two have too few for a map; paragraphs are added to the sentences.
+    """
+    sentences = [text for each in PASSAGES.values() for text in each.to_fit(data, 10**6)]
+    paragraphs = [text for text, *_ in tasks.xquad(data, "paragraphs")]
+    every = {SENTENCES: sentences, PARAGRAPHS: [*sentences, *paragraphs], OTHERS: [*sentences, *texts_to_fit(data)]}
+    return {name: [*dict.fromkeys(texts)] for name, texts in every.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="folders of sentence encoders")
+    parser.add_argument("--data", required=True, type=Path, metavar="FOLDER", help="folder of the data sets")
+    parser.add_argument("--targets", type=names, default="50%,30%,20%", help="shares of the MACs")
+    parser.add_argument("--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json")
+    args = parser.parse_args(argv)
+    judge, texts, rows = Judge(args.data, PASSAGES), fitted(args.data), list[dict[str, Any]]()
+    for place in args.checkpoints:
+        whole = scores(judge, place)
+        rows.append({"model": place.name, "fitted": GIVEN, "target": "100%", "score": float(whole[0])})
+        for name, given in texts.items():
+            folder = args.out[FOLDER] / place.name / name
+            for target in args.targets:
+                prune_to(place, target, given, folder / target, settings=SETTINGS, keep=folder / "kept", progress=True)
+                found = scores(judge, folder / target)
+                row = {"model": place.name, "fitted": name, "target": target, "score": float(found[0])}
+                rows.append(row | difference(found, whole))
+                print(*row.values(), flush=True)
+    sizes = {name: len(each) for name, each in texts.items()}
+    record = {"what": "a search for passages by pruned encoders", "texts": sizes, "rows": rows}
+    write_json(args.out[RECORD], {**record, "environment": environment()})
+    return 0
+
+
+def scores(judge: Judge, place: Path) -> Array:
+    """Return the nDCG@10 of a model, and of resamples of the questions."""
+    vectors = np.asarray(Embedder(place, backend="native").encode(judge.texts))
+    (found,) = (judge(vectors)[name] for name in PASSAGES)
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
