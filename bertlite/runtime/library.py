@@ -251,6 +251,8 @@ def measured_once(
 
     seconds = measure()
     of = "".join(f", {name}: {key[name]}" for name in ("dtype", "threads") if name in key)
+
+    # A choice between kernels should be explained somewhere, so the times are in the log.
     milliseconds = ", ".join(f"{way} {1000 * each:.2f} ms" for way, each in seconds.items())
     log.info("one layer%s, measured once: %s", of, milliseconds)
 
