@@ -376,7 +376,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
         except OSError as error:
             raise NativeKernelsError(f"{compiler[0]} cannot be run: {error}; set CXX to GCC 11 or newer") from error
 
-        # The first error is enough for a message; the log has the rest.
+        # A compiler may print hundreds of errors: the first one is the message, and the log has all of them.
         if done.returncode or not built.exists():
             log.debug("%s\n%s", shlex.join(command), done.stderr)
             lines = done.stderr.splitlines() or ["no output"]

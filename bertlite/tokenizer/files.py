@@ -63,7 +63,7 @@ def read_files(place: Folder | Repository, found: Path) -> tuple[dict[str, Any],
     paths = [place.get(name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
     tokens, config = (read_json_object(path) if path is not None else {} for path in paths)
 
-    # A class with code of its own does what no file tells.
+    # The files do not hold the rules of a tokenizer with Python code of its own, so it is refused.
     kind = (config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     is_bert, is_json = kind in BERT_CLASSES, found.suffix == ".json"
     if kind in PYTHON_CLASSES or config.get("auto_map") or not (is_bert or is_json):
