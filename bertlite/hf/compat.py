@@ -124,6 +124,8 @@ def run_registered(module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerCo
     context, weights = function(module, q, k, v, inputs.mask, dropout=dropout, scaling=q.shape[-1] ** -0.5)
     if wanted and weights is None:
         raise ValueError(f"attention {name!r} cannot give attentions; use eager or sdpa")
+
+    # The function knows no gates of heads, so its context is multiplied afterwards.
     context, weights = apply_gate(context, weights if wanted else None, inputs)
     return context.flatten(-2), weights
 

@@ -293,6 +293,7 @@ def without_padding(case: Case, out: Output, inputs: CaseInputs) -> dict[str, Te
         return value.masked_fill(padding.view(*padding.shape, *[1] * (value.dim() - 2)), 0)
 
     return {
+        # A pooler that reads the first position reads padding there, if that is on the left.
         name: zeroed(value) if isinstance(value, Tensor) else tuple(map(zeroed, value))
         for name, value in out.items()
         if not (name == "pooler_output" and case.batch == "left")

@@ -312,6 +312,7 @@ def record(found: dict[str, list[Report]], settings: ParitySettings, kinds: Mapp
     """
     parts: dict[str, dict[str, dict[str, object]]] = {"checkpoints": {}, "families": {}}
     for name, reports in found.items():
+        # Families are claimed apart: a record of BERT must not depend on how many other models were checked.
         kind = kinds[name].partition("/")[0]
         parts["checkpoints" if kind == "bert" else "families"][name] = {
             "model_type": kind,

@@ -128,7 +128,7 @@ def tokens(case: Case, config: BertConfig, checkpoint: Checkpoint) -> tuple[Tens
     encoded = encoded_sentences(checkpoint, config.vocab_size, config.type_vocab_size)
     sequences = encoded or random_tokens(config, longest)
 
-    # How much of each sequence this batch takes: all, equally much, or as much as there are positions.
+    # Each kind of batch takes another part of the sequences: all, equally much, or up to the last position.
     shortest = min(len(ids) for ids, _ in sequences)
     lengths = [min(len(ids), longest) for ids, _ in sequences]
     if case.batch == "full":

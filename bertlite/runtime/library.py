@@ -251,6 +251,8 @@ def measured_once(
 
     seconds = measure()
     of = "".join(f", {name}: {key[name]}" for name in ("dtype", "threads") if name in key)
+
+    # A choice between kernels should be explained somewhere, so the times are in the log.
     milliseconds = ", ".join(f"{way} {1000 * each:.2f} ms" for way, each in seconds.items())
     log.info("one layer%s, measured once: %s", of, milliseconds)
 
@@ -374,7 +376,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
         except OSError as error:
             raise NativeKernelsError(f"{compiler[0]} cannot be run: {error}; set CXX to GCC 11 or newer") from error
 
-        # The first error is enough for a message; the log has the rest.
+        # A compiler may print hundreds of errors: the first one is the message, and the log has all of them.
         if done.returncode or not built.exists():
             log.debug("%s\n%s", shlex.join(command), done.stderr)
             lines = done.stderr.splitlines() or ["no output"]

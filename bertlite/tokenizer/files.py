@@ -62,7 +62,7 @@ def read_files(place: Place, found: Path) -> tuple[dict[str, Any], dict[str, Any
     path = place.get("tokenizer_config.json")
     tokens, config = place.values("special_tokens_map.json"), place.values("tokenizer_config.json")
 
-    # A class with code of its own does what no file tells.
+    # The files do not hold the rules of a tokenizer with Python code of its own, so it is refused.
     kind = (config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     is_bert, is_json = kind in BERT_CLASSES, found.suffix == ".json"
     if kind in PYTHON_CLASSES or config.get("auto_map") or not (is_bert or is_json):

@@ -47,7 +47,7 @@ def fit_map(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], hea
             mine, theirs = (pool(out.last_hidden_state, real_tokens(batch)) for out in outputs)
             yield mine, theirs, torch.arange(texts, texts := texts + len(mine), device=mine.device)
 
-    # A ridge around the identity: with few texts the map changes little.
+    # Least squares from sums over texts.  The ridge is around the identity: with few texts the map changes little.
     with eval_mode(model, dense):
         folds = gather(pairs())
     moments = total(folds)

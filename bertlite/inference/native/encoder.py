@@ -56,6 +56,7 @@ class NativeEncoder(BertEncoder):
                 " original model, and optimise that"
             )
 
+        # Memory for everything that the caller wants: outputs, states of layers, and attention weights.
         layers, x, first = self.weights.shape.layers, hidden_states.contiguous(), inputs.first_only
         lengths = sequence_lengths(x, inputs)
         out = torch.empty_like(inputs.first(x) if first else x)

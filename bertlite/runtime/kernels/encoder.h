@@ -264,7 +264,7 @@ class Encoder {
             longest_group_ = std::max(longest_group_, batch_.starts[i + 1] - batch_.starts[groups_.back()]);
         }
 
-        // A thread without a group would wait, so the groups must fill all rounds but for a sixteenth of the tokens.
+        // A thread without a group would wait, so groups must fill all rounds, up to a sixteenth of the tokens.
         const Long rounds = divide_up(Long(groups_.size()), threads_);  // in which each thread takes a group
         groups_.push_back(batch_.sequences);
         const bool balanced = threads_ == 1 || longest_group_ * rounds * threads_ <= tokens + tokens / 16;

@@ -255,7 +255,7 @@ void matmul(const typename Kind::Value* rows, Long stride, Long count, const Blo
     if constexpr (BY_AMX<Kind>)  // by amx.h or amx_parts.h
         if (weight.inputs) return matmul_by_amx(Kind{}, rows, stride, count, weight, start, first, last, to, finish);
 
-    // Sums stay in registers for one tile; if a weight is taken in parts, those of all rows wait in memory.
+    // Sums stay in registers for one tile; if a weight is taken in parts, the sums of all rows wait in memory.
     alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
     constexpr bool stays = std::is_same_v<Finish, InPlace>;
     constexpr Long word_bytes = Kind::per_word * sizeof(typename Kind::Value);
