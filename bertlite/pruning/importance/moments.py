@@ -59,7 +59,7 @@ class Moments:
         return (self.y - weight @ self.c) / self.count
 
     def error(self, weight: Tensor, bias: Tensor) -> float:
-        """Return the sum of squared differences between Y and a linear layer's outputs for C, less that of Y and 0."""
+        """Return the sum of squared differences between Y and a linear layer's outputs for C, less Y's squares."""
         given = self.c @ weight.T  # (D,)
         squares = ((weight @ self.cc) * weight).sum(1) + 2 * bias * given + self.count * bias.square()
         return float((squares - 2 * ((weight * self.cy.T).sum(1) + bias * self.y)).sum())
