@@ -7,14 +7,14 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.checkpoint.saving import file_size
@@ -37,6 +37,7 @@ from bertlite.experiments.budget.texts import (
     with_tokens,
 )
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
+from bertlite.experiments.budget.work import Work
 from bertlite.experiments.data import Examples, read_length
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import as_checkpoint, model_key
@@ -112,127 +113,125 @@ def prune_to(
     folder = Path(folder).expanduser()
     settings = replace(settings, backend=timing_backend(settings))
     targets = read_targets([target] if isinstance(target, str) else [*target], settings.size, folder)
+
+    # Unfinished work has a folder of its own, where a call that continues a killed one finds it.
     whole = folder.resolve()  # "." has no name
     place = whole.with_name(f".{whole.name}.unfinished") if keep is None else Path(keep).expanduser()
     if keep is None:
         check_output(place, EVERYTHING, checkpoint, texts, dev, own=True)  # removed at the end
+
+    # All targets are one job: they share gradients, curves and times, which do not depend on the target.
     with lock_folder(folder), as_checkpoint(given, tokenizer) as source:
-        job = Job(source, tokenizer, texts, dev, settings)
-        job.named = str(source) if source is given else None
+        job = PruneJob.prepare(source, tokenizer, texts, dev, settings)
+        job = job if source is given else replace(job, named=None)
         reports = prune_all(job, targets, place, progress)
         if keep is None:
             shutil.rmtree(place)
+
+    # The record of one target is its report, so that scripts find the same keys in both.
     if len(reports) == 1:
         return reports[0]
     return {"what": "bertlite prune to", "targets": reports, "environment": environment(settings.device)}
 
 
-class Job:
-    """The common part of a command's targets: the given model, the texts, and everything that determines a result."""
+@dataclass(frozen=True)
+class PruneJob:
+    """The common part of a command's targets: the given model, the texts, and everything that determines a result.
 
-    def __init__(
-        self, source: Checkpoint, own: BertTokenizer | None, texts: Texts, dev: Texts | None, settings: PruneSettings
-    ) -> None:
+    Args:
+        named: the checkpoint in the report; None for a loaded model.
+        settings: with the length and the backend that they come to for the given model.
+        plain: models are timed as they are, so that single layers can be timed.
+        search: makes the Search for a target.
+        judged: batches to compare models on.
+        unseen: batches to fit a map to; empty if there will be no map.
+        map: a layer of that map's size, which counts as a part of each pruned model.
+        inputs: hashes of the model and of the texts; with the settings they determine a result.
+        texts: their numbers and their origin, for the report.
+    """
+
+    source: Checkpoint
+    named: str | None
+    given: "GivenModel"
+    settings: PruneSettings
+    work: Work
+    plain: bool
+    search: Callable[..., Search]
+    distillation: Distillation | None
+    judged: list[dict[str, Tensor]]
+    unseen: list[dict[str, Tensor]]
+    map: nn.Linear | None
+    inputs: dict[str, Any]
+    texts: dict[str, Any]
+
+    @classmethod
+    def prepare(
+        cls, source: Checkpoint, own: BertTokenizer | None, texts: Texts, dev: Texts | None, settings: PruneSettings
+    ) -> "PruneJob":
+        """Read the model and the texts, and prepare everything that targets share.
+
+        Raises:
+            ValueError: as for `prune_to`, except for targets.
+        """
+        # A command may take hours, so whatever can be read or refused without the model comes first.
         source.hold()
         config = source.config
         if config.is_decoder:
             raise ValueError(f"{source} is a decoder; `prune to` takes encoders")
-        self.source = source
-        self.named: str | None = str(source)  # in the report; None for a loaded model
-        self.plain = settings.backend == PLAIN
         lengths = None if settings.lengths is None else fspath(settings.lengths)
-        self.work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
-        check_work(self.work, config)
+        work = read_work(settings.at or (None if lengths else (8, 128)), lengths, settings.batch_size)
+        check_work(work, config)
         every, judging = read_both(texts, dev, settings, config)
-        self.read_model(own or source.tokenizer, every, judging, settings)
-        timed = self.read_clock(settings)
-        longest = min(read_length(settings.max_length, self.tokenizer), config.max_position_embeddings)
-        fit, held_out = split(every, settings.calibration or TEXTS, HELD_OUT, settings.seed, judging)
-        rest, _ = split(every, len(every), HELD_OUT, settings.seed, judging)
-        if settings.labels_for == "judging":
-            fit, rest = (replace(each, labels=()) for each in (fit, rest))
-        if settings.calibration is None:
-            fit = with_tokens(fit, TOKENS_OF_INPUT * config.intermediate_size, self.tokenizer, longest)
-        batches, self.judged = (batches_of(each, self.tokenizer, self.model, longest) for each in (fit, held_out))
-        tokens, judged = (sum(int(x["attention_mask"].sum()) for x in each) for each in (batches, self.judged))
-        warn_of_few_texts(tokens, len(fit), self.model.config)
-        warn_of_long_texts(tokens / len(fit), judged / len(held_out))
-        unseen = self.texts_for_map(rest, len(fit))
-        self.unseen = batches_of(unseen, self.tokenizer, self.model, longest)
-        self.map = layer_of_map(self.head, config) if self.unseen else None
-        self.search: Callable[..., Search] = partial(
+
+        # The model decides whatever the settings leave open: the length of texts, and the backend behind "auto".
+        given = GivenModel.load(source, own or source.tokenizer, every, judging, settings)
+        plain = settings.backend == PLAIN
+        settings, timed = read_clock(given, settings)
+        longest = min(read_length(settings.max_length, given.tokenizer), config.max_position_embeddings)
+
+        # A fitted layer does better on its own texts than on others, so the map and the judgement get others.
+        fit, rest, held_out = draw_texts(every, judging, given, longest, settings)
+        mapped = texts_for_map(rest, len(fit), given, settings)
+        batches, judged = (batches_of(each, given.tokenizer, given.model, longest) for each in (fit, held_out))
+        tokens, of_judged = (sum(int(x["attention_mask"].sum()) for x in each) for each in (batches, judged))
+        warn_of_few_texts(tokens, len(fit), config)
+        warn_of_long_texts(tokens / len(fit), of_judged / len(held_out))
+        unseen = batches_of(mapped, given.tokenizer, given.model, longest)
+
+        # The map runs with every pruned model, so that its time and its bytes count from the start.
+        layer = layer_of_map(given.head, config) if unseen else None
+        search = partial(
             Search,
-            self.model,
+            given.model,
             batches,
             **timed,
-            work=self.work,
+            work=work,
             gradients="loss" if fit.labels else "kl",
             seed=settings.seed,
             device=settings.device,
-            dense_bytes=self.given["dense_bytes"],
-            map=self.map,
+            dense_bytes=given.facts["dense_bytes"],
+            map=layer,
         )
-        self.distillation = None
+        distillation = None
         if settings.distil is not None:
-            data, score = encode(rest, self.tokenizer, longest), Quality(self.model, self.judged, self.head)
-            options = settings.distil, score, settings.seed, settings.device
-            self.distillation = Distillation(self.model, data, bool(rest.labels), *options)
-        self.inputs = {
+            data, score = encode(rest, given.tokenizer, longest), Quality(given.model, judged, given.head)
+            chosen = settings.distil, score, settings.seed, settings.device
+            distillation = Distillation(given.model, data, bool(rest.labels), *chosen)
+
+        # The files of a killed search are used again only if all of these are the same.
+        inputs = {
             "texts": fit.sha256,
-            "model": model_key(self.model, self.tokenizer, self.head),
+            "model": model_key(given.model, given.tokenizer, given.head),
             "judged": held_out.sha256,
-            "lengths": list(self.work.lengths),
+            "lengths": list(work.lengths),
             "trained on": None if settings.distil is None else rest.sha256,
-            "mapped by": unseen.sha256,
+            "mapped by": mapped.sha256,
         }
         note = None if judging else NOT_UNSEEN
-        counts = {"fitted to": len(fit), "mapped": len(unseen), "held out": len(held_out)}
-        self.texts = {**counts, "of": held_out.name, "note": note}
-
-    def read_model(
-        self, tokenizer: BertTokenizer, texts: Examples, dev: Examples | None, settings: PruneSettings
-    ) -> None:
-        """Read the model and its tokenizer, with fewer tokens if asked for, and facts for the report.
-
-        Raises:
-            ValueError: the model chooses between texts, and files of texts have no groups.
-        """
-        cls, start = self.source.model_class, peak_memory()
-        if issubclass(cls, MultipleChoiceBody):
-            raise ValueError(
-                f"{cls.__name__} reads groups of texts, --texts has one a row: use bertlite.pruning.prune_layerwise"
-            )
-        self.model: Any = self.source.load(cls, device=settings.device)
-        self.tokenizer = copy.copy(tokenizer)
-        self.head = read_head(self.source) if isinstance(self.model, BertModel) else MEAN
-        self.given: dict[str, Any] = {"dense_bytes": file_size(self.model), "start_bytes": start}
-        if settings.vocabulary:
-            pair = self.model, self.tokenizer
-            self.model, self.tokenizer, facts = with_fewer_tokens(*pair, texts, dev, 0, settings.max_length)
-            self.given["vocabulary"] = facts
-
-    def read_clock(self, settings: PruneSettings) -> dict[str, Any]:
-        """Return the options of a Search that say how models are timed, and set the settings that they come to.
-
-        Raises:
-            ValueError: the model cannot be timed so.
-        """
-        own = self.model.dtype
-        dtype = parse_compute_dtype(settings.dtype) or own
-        timed = as_timed(self.model, dtype, str(settings.backend))
-        backend = getattr(timed, "backend", PLAIN)
-        if dtype != own:
-            timed = as_timed(self.model, own, backend)
-        length = read_length(settings.max_length, self.tokenizer)
-        self.settings = replace(settings, max_length=length, backend=backend)
-        prepare = partial(as_timed, dtype=dtype, backend=backend)
-        return {"timed": timed, "prepare": prepare, "converts": dtype != own}
-
-    def texts_for_map(self, rest: Examples, fitted: int) -> Examples:
-        """Return the texts after those fitted to, to fit a map to; none for a classifier, or if they are too few."""
-        others = range(fitted, min(len(rest), fitted + MOST))
-        wanted = isinstance(self.model, BertModel) and self.settings.mapping and len(others) >= ENOUGH
-        return rest.chosen(others if wanted else ())
+        counts = {"fitted to": len(fit), "mapped": len(mapped), "held out": len(held_out)}
+        facts = {**counts, "of": held_out.name, "note": note}
+        common = source, str(source), given, settings, work, plain
+        return cls(*common, search, distillation, judged, unseen, layer, inputs, facts)
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -269,17 +268,18 @@ class Job:
         if not self.unseen:
             return None
         shown = progress.over("map after the pooling", self.unseen, "batches")
-        return with_map(self.head, fit_map(model, self.model, shown, self.head))
+        return with_map(self.given.head, fit_map(model, self.given.model, shown, self.given.head))
 
     def judge(self, model: Any, mapped: VectorHead | None, search: Search, progress: Progress) -> dict[str, Any]:
         """Compare a model, in the dtype that it will run in, with the given one on the texts to judge by.
 
         The same without its map, and for the given model in that dtype, is in "without_map" and "alone".
         """
+        given = self.given
 
         def compare(each: Any, batches: Iterable[dict[str, Tensor]], head: VectorHead | None) -> dict[str, Any]:
             running = search.prepare(each) if search.converts else each
-            return evaluate_pruned(getattr(running, "model", running), self.model, batches, self.head, head)
+            return evaluate_pruned(getattr(running, "model", running), given.model, batches, given.head, head)
 
         def alike(each: Any) -> dict[str, Any]:
             found = compare(each, self.judged, None)
@@ -287,10 +287,10 @@ class Job:
 
         results = compare(model, progress.over("comparing", self.judged, "batches"), mapped)
         results["without_map"] = {} if mapped is None else alike(model)
-        results["alone"] = {**speed_of(search.unpruned[0]), **alike(self.model)} if search.converts else None
+        results["alone"] = {**speed_of(search.unpruned[0]), **alike(given.model)} if search.converts else None
         return {**results, "lost": results["lost"] | self.limit(results["lost"])}
 
-    def run(
+    def prune(
         self, target: Target, folder: Path, settings: dict[str, Any], state: State, progress: bool
     ) -> dict[str, Any]:
         """Prune to a target, write the folder and return its report."""
@@ -313,7 +313,7 @@ class Job:
             "checkpoint": self.named,
             "settings": settings,
             "texts": self.texts,
-            **self.given,
+            **self.given.facts,
             # The measurements, and the machine that they were made on.
             **facts_of(found, results["constant"], parameter_bytes(self.map)),
             **results,
@@ -326,14 +326,99 @@ class Job:
 
         # The folder is written last, in one step; only then is the state of the training worth nothing.
         about: dict[str, Any] = {"figures": figures_of(report), "how": how_made(report), "report": report}
-        write_model(folder, found.model, self.source, tokenizer=self.tokenizer, mapped=mapped, **about)
+        write_model(folder, found.model, self.source, tokenizer=self.given.tokenizer, mapped=mapped, **about)
         if progress:
             print_report(report, folder)
         shutil.rmtree(training.folder)
         return report
 
 
-def prune_all(job: Job, targets: dict[Path, Target], place: Path, progress: bool) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class GivenModel:
+    """The model to prune, with fewer tokens if the settings ask for that.
+
+    Args:
+        head: how an encoder makes vectors.
+        facts: the sizes of the files, of the process and of the vocabulary, for the report.
+    """
+
+    model: Any
+    tokenizer: BertTokenizer
+    head: VectorHead
+    facts: dict[str, Any]
+
+    @classmethod
+    def load(
+        cls,
+        source: Checkpoint,
+        tokenizer: BertTokenizer,
+        texts: Examples,
+        dev: Examples | None,
+        settings: PruneSettings,
+    ) -> "GivenModel":
+        """Load the model of a checkpoint.
+
+        Raises:
+            ValueError: the model chooses between texts, and files of texts have no groups.
+        """
+        kind, start = source.model_class, peak_memory()
+        if issubclass(kind, MultipleChoiceBody):
+            raise ValueError(
+                f"{kind.__name__} reads groups of texts, --texts has one a row: use bertlite.pruning.prune_layerwise"
+            )
+        model: Any = source.load(kind, device=settings.device)
+        tokenizer = copy.copy(tokenizer)
+        head = read_head(source) if isinstance(model, BertModel) else MEAN
+
+        # A target of size may be a share of the given file, which still has all tokens.
+        facts: dict[str, Any] = {"dense_bytes": file_size(model), "start_bytes": start}
+        if settings.vocabulary:
+            pair = model, tokenizer
+            model, tokenizer, facts["vocabulary"] = with_fewer_tokens(*pair, texts, dev, 0, settings.max_length)
+        return cls(model, tokenizer, head, facts)
+
+
+def read_clock(given: GivenModel, settings: PruneSettings) -> tuple[PruneSettings, dict[str, Any]]:
+    """Return settings with the length and the backend that they come to, and the options of a Search for timing.
+
+    Raises:
+        ValueError: the model cannot be timed so.
+    """
+    own = given.model.dtype
+    dtype = parse_compute_dtype(settings.dtype) or own
+    timed = as_timed(given.model, dtype, str(settings.backend))
+    backend = getattr(timed, "backend", PLAIN)
+
+    # A gain of the dtype counts towards the target: the given model runs in its own, the pruned ones in the other.
+    if dtype != own:
+        timed = as_timed(given.model, own, backend)
+    length = read_length(settings.max_length, given.tokenizer)
+    prepare = partial(as_timed, dtype=dtype, backend=backend)
+    options = {"timed": timed, "prepare": prepare, "converts": dtype != own}
+    return replace(settings, max_length=length, backend=backend), options
+
+
+def draw_texts(
+    every: Examples, judging: Examples | None, given: GivenModel, longest: int, settings: PruneSettings
+) -> tuple[Examples, Examples, Examples]:
+    """Return texts to fit to, all texts but those to judge by, and those to judge by."""
+    fit, held_out = split(every, settings.calibration or TEXTS, HELD_OUT, settings.seed, judging)
+    rest, _ = split(every, len(every), HELD_OUT, settings.seed, judging)
+    if settings.labels_for == "judging":
+        fit, rest = (replace(each, labels=()) for each in (fit, rest))
+    if settings.calibration is None:
+        fit = with_tokens(fit, TOKENS_OF_INPUT * given.model.config.intermediate_size, given.tokenizer, longest)
+    return fit, rest, held_out
+
+
+def texts_for_map(rest: Examples, fitted: int, given: GivenModel, settings: PruneSettings) -> Examples:
+    """Return the texts after those fitted to, to fit a map to; none for a classifier, or if they are too few."""
+    others = range(fitted, min(len(rest), fitted + MOST))
+    wanted = isinstance(given.model, BertModel) and settings.mapping and len(others) >= ENOUGH
+    return rest.chosen(others if wanted else ())
+
+
+def prune_all(job: PruneJob, targets: dict[Path, Target], place: Path, progress: bool) -> list[dict[str, Any]]:
     """Prune to each target, unless its folder is finished, and return the reports.
 
     Raises:
@@ -347,7 +432,7 @@ def prune_all(job: Job, targets: dict[Path, Target], place: Path, progress: bool
     for folder, target in targets.items():
         if target.is_size:
             others = parameter_bytes(job.map)
-            spare_bytes(job.model, target, job.given["dense_bytes"], others)  # raises if there are none
+            spare_bytes(job.given.model, target, job.given.facts["dense_bytes"], others)  # raises if there are none
         elif fresh and reports[folder] is None:
             hidden = Progress(None, "steps", shown=False)
             job.search(target=target, by="macs", shared=None, state=None, progress=hidden).check_reachable()
@@ -366,7 +451,7 @@ def prune_all(job: Job, targets: dict[Path, Target], place: Path, progress: bool
             if progress:
                 print(f"{folder} is done already")
         else:
-            reports[folder] = job.run(target, folder, settings[folder], state, progress)
+            reports[folder] = job.prune(target, folder, settings[folder], state, progress)
     return [report for report in reports.values() if report]
 
 
