@@ -129,7 +129,7 @@ def checkpoint_of(packed: PackedModel) -> str:
     """Return the checkpoint that a packed folder was made from; raise ValueError if it is not known where that is."""
     found: str = packed.about.get("made", {}).get("checkpoint", "a checkpoint that it does not name")
     if "/" not in found and not Path(found).is_dir():  # a folder of this name is elsewhere
-        raise ValueError(f"{packed.folder} was made from {found}: say where that is with against, or --against FOLDER")
+        raise ValueError(f"{packed.folder} is a packed folder, made from {found}: give against, or --against FOLDER")
     return found
 
 
