@@ -172,6 +172,7 @@ def run(job: Job, progress: bool = False) -> Manifest:
     Raises:
         ValueError: the folder belongs to another job or has a damaged or foreign file, or a row cannot be read.
     """
+    # To read the input may take minutes, so a missing package or a wrong folder is an error before that.
     import_pyarrow()
     check_is_folder(job.out)
 
@@ -180,7 +181,6 @@ def run(job: Job, progress: bool = False) -> Manifest:
     manifest = open_manifest(job, found)
     count = len(found.counts)
     paths = [job.out / f"part-{shard:05d}-of-{count:05d}.parquet" for shard in range(count)]
-
     if foreign := sorted({path.name for path in job.out.glob("*.parquet")} - {path.name for path in paths}):
         raise ValueError(f"{job.out / foreign[0]} is not a file of this job: choose another --out folder")
 
@@ -191,14 +191,16 @@ def run(job: Job, progress: bool = False) -> Manifest:
         shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
     }
 
+    # The rows are read again: of a large input, memory holds one shard at a time.
     began, characters = time.monotonic(), sum(found.sizes[shard] for shard in todo)
     with Progress(characters, "characters", what="embed", shown=progress and job.rank == 0) as bar:
         for shard, rows in job.shards() if todo else ():
             if shard in todo:
                 write_shard(job, paths[shard], list(rows), found.id_type, metadata, bar)
 
-    # The last process to finish closes the job; if two are last, both write the same.
     rate = characters / max(time.monotonic() - began, 1e-9)
+
+    # The last process to finish closes the job; if two are last, both write the same.
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
         for leftover in filter(lambda path: LEFT.fullmatch(path.name), job.out.iterdir()):
             leftover.unlink(missing_ok=True)
@@ -215,6 +217,8 @@ def summarise_input(job: Job) -> InputSummary:
         ValueError: it is empty, or a row cannot be read.
     """
     digest, sizes, counts, types = hashlib.sha256(), [], [], {*ID_TYPES, "string"}
+
+    # The lengths keep texts apart that would be the same bytes one after another.
     for _, rows in job.shards():
         size = count = 0
         for name, text in rows:
@@ -225,6 +229,7 @@ def summarise_input(job: Job) -> InputSummary:
             count += 1
         sizes.append(size)
         counts.append(count)
+
     if not counts:
         raise ValueError(f"{', '.join(map(str, job.rows.paths))}: there are no rows to embed")
     return InputSummary(tuple(sizes), tuple(counts), min(types), digest.hexdigest())
