@@ -236,16 +236,22 @@ class Command:
         description = self.description or f"{self.summary[0].upper()}{self.summary[1:]}."
         texts = {"help": self.summary, "description": description, "examples": self.examples}
         parser: Parser = commands.add_parser(self.name, **texts)
+
+        # FILE.json is the record, unless the command has another output with that suffix.
         kinds = {**self.out, RECORD: self.out.get(RECORD, self.record)}
         written = f"write {'; '.join(f'{kind}: {content}' for kind, content in kinds.items())}"
         must = FOLDER in self.out  # else --json may print a record instead
         if not must:
             written += "; required without --json" if self.out else " (default: nothing is written)"
+
+        # All commands have these, at the same place of --help.
         out = option("--out PATH[,PATH]", written, paths(kinds), default={}, required=must)
         json = flag("--json", "print the record on standard output, and the rest on standard error")
         quiet = flag("-q --quiet", "print only errors on standard error: no progress and no warnings")
         add_options(parser, [out, json, quiet, *self.options])
-        given = {} if self.settings is None else vars(self.settings)  # a list as it is written
+
+        # The defaults are those of the settings; a list is shown as one would write it.
+        given = {} if self.settings is None else vars(self.settings)
         lists = {name: ",".join(value) for name, value in given.items() if isinstance(value, tuple) and value}
         parser.set_defaults(**{**given, **lists}, asked=self, parser=parser)
 
