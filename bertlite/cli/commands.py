@@ -217,7 +217,7 @@ nothing is written if they differ.""",
     out={FOLDER: "the packed weights, the tokenizer and runtime.json"},
     options=[
         CHECKPOINT,
-        parts.dtype_option("%(choices)s", [name for name in parts.DTYPES if name != "float16"], default="float32"),
+        parts.dtype_option("%(choices)s", [x for x in parts.COMPUTE_DTYPES if x != "float16"], default="float32"),
         option(
             "--texts FILE",
             "texts, one a line, to compare results on (default: some that are built in); of 128 or more, int8 is"

@@ -25,8 +25,8 @@ PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]")  # meta
 FILES = re.compile(  # suffixes of files, which a folder is not named with
     r"\.(npy|npz|parquet|arrow|csv|tsv|te?xt|jsonl?|ndjson|zip|gz|tar|tgz|safetensors|bin|pth?|onnx|pkl|h5|html|md|png|svg)"
 )
-DTYPES = ("float32", "bfloat16", "float16", "int8")  # to compute in
-BACKENDS = ("auto", "native", "graphs", "plain")  # which optimize_for_inference takes
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16", "int8")  # to compute in
+INFERENCE_BACKENDS = ("auto", "native", "graphs", "plain")  # which optimize_for_inference takes
 FOOT = """\
 Exit status: 0 for success; 1 if something differs, is worse, or cannot be loaded; 2 if the command could not run, with
 the reason on standard error; 130 if interrupted; 141 if its output was closed."""
@@ -177,12 +177,12 @@ def device_option(words: str = "cpu or cuda") -> Option:
     return option("--device NAME", words, default="cpu", choices=Devices(("cpu", "cuda")))
 
 
-def dtype_option(words: str, known: Sequence[str] = DTYPES, **more: Any) -> Option:
+def dtype_option(words: str, known: Sequence[str] = COMPUTE_DTYPES, **more: Any) -> Option:
     return option("--dtype NAME", words, choices=known, **more)
 
 
 def backend_option(words: str) -> Option:
-    return option("--backend NAME", words, choices=BACKENDS)
+    return option("--backend NAME", words, choices=INFERENCE_BACKENDS)
 
 
 CHECKPOINT, DEVICE = checkpoint_option(), device_option()

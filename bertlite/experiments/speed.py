@@ -26,7 +26,7 @@ from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of
 from bertlite.support.timing import FEWEST, alternate, quartiles, ratios, time_calls, with_spread
 
-DTYPES = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16", "float16")}  # that are compared
+TIMED_DTYPES = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16", "float16")}
 BATCHES = (1, 32)  # texts in a call
 FEWEST_TEXTS = 20
 ROUNDS = 15  # the most rounds
@@ -151,7 +151,7 @@ def optimised(
         RuntimeError, TypeError, ValueError: the named dtype, or none, can run.
     """
     models, left_out, first = {original.library: original}, dict[str, str](), None
-    names = DTYPES[device.type] if dtype is None else (str(dtype).removeprefix("torch."),)
+    names = TIMED_DTYPES[device.type] if dtype is None else (str(dtype).removeprefix("torch."),)
     for name in names:
         try:
             quick = optimize_for_inference(original.model, dtype=name, backend=backend or "auto")
