@@ -38,7 +38,7 @@ LEFT = re.compile(rf"\.{{0,2}}({OWN.pattern})\.[0-9a-f]{{32}}\.tmp.*")  # left b
 KEY, IN_SHARD = b"bertlite", b"bertlite manifest"  # in a shard's metadata
 SHARD_ROWS, SHARD_CHARACTERS = 10_000, 1_000_000  # defaults: minutes on a small processor, at 4 characters a token
 ID_TYPES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}  # {type of Arrow: range}; others are "string"
-CHARACTERS_PER_TOKEN = 8  # characters beyond this times the limit do not count: they will be truncated
+MOST_CHARACTERS_PER_TOKEN = 8  # characters beyond this times the limit do not count: they will be truncated
 
 Id = int | str
 Row = tuple[Id, str]
@@ -146,7 +146,7 @@ class Job:
 
     def size(self, text: str) -> int:
         """Return the characters of a text, without those that will be truncated: time grows with them."""
-        return min(len(text), self.embedder.longest * CHARACTERS_PER_TOKEN)
+        return min(len(text), self.embedder.longest * MOST_CHARACTERS_PER_TOKEN)
 
 
 @dataclass(frozen=True)
