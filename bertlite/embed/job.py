@@ -166,7 +166,7 @@ class InputSummary:
     sha256: str
 
 
-def run(job: Job, progress: bool = False) -> Manifest:
+def embed_missing(job: Job, progress: bool = False) -> Manifest:
     """Embed the missing shards, and return the manifest.
 
     Raises:

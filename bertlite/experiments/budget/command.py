@@ -301,7 +301,7 @@ class PruneJob:
         # Search, train, fit the map and judge; a killed process finds each finished part in its state.
         with Progress(None, "steps", what=f"prune to {target.text}", shown=progress) as bar:
             search = self.search(target=target, by=settings["allocate"], shared=state, state=own, progress=bar)
-            found = search.run()
+            found = search.find()
             trained = self.distillation and self.distillation.train_(found.model, training, bar)
             mapped = self.fit_map(found.model, bar)
             results = self.judge(found.model, mapped, search, bar)
