@@ -55,11 +55,7 @@ Run a checkpoint in bertlite and in transformers and compare everything they ret
 attentions, losses and gradients.  By default a few cases run, in about a minute.  Together they cover every backend,
 dtype, kind of mask, head and feature.  A checkpoint of another family, such as XLM-R, is compared with transformers'
 own class for it.  Exits 1 if anything differs.""",
-    examples=(
-        "google-bert/bert-base-uncased",
-        "my-model --all --out record.json",
-        "my-model --only float64,eager -v",
-    ),
+    examples=("google-bert/bert-base-uncased", "my-model --all --out record.json", "my-model --only float64,eager -v"),
     record="every comparison, the git commit, the versions and the machine",
     options=[
         parts.checkpoint_option(

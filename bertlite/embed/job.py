@@ -345,12 +345,7 @@ def is_finished(path: Path, rows: int, key: str) -> bool:
 
 
 def write_shard(
-    job: Job,
-    path: Path,
-    rows: Sequence[Row],
-    id_type: str,
-    metadata: Mapping[bytes, bytes],
-    progress: Progress,
+    job: Job, path: Path, rows: Sequence[Row], id_type: str, metadata: Mapping[bytes, bytes], progress: Progress
 ) -> None:
     """Embed the rows of one shard and write its file, in one step.
 
@@ -384,19 +379,12 @@ def write_shard(
 
 
 def make_table(
-    names: Sequence[Id],
-    id_type: str,
-    vectors: Floats,
-    texts: Sequence[str] | None,
-    metadata: Mapping[bytes, bytes],
+    names: Sequence[Id], id_type: str, vectors: Floats, texts: Sequence[str] | None, metadata: Mapping[bytes, bytes]
 ) -> "pyarrow.Table":
     """Make the Arrow table of one shard: id, vector (fixed_size_list<float>[D]) and, if given, text."""
     pa, _ = import_pyarrow()
     flat = pa.array(vectors.reshape(-1))
-    columns = {
-        "id": pa.array(names, id_type),
-        "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
-    }
+    columns = {"id": pa.array(names, id_type), "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])}
     if texts is not None:
         columns["text"] = pa.array(texts)
     return pa.table(columns).replace_schema_metadata(dict(metadata))
