@@ -234,7 +234,7 @@ class Repository(Place):
                 local_files_only=self.unreached,
             )
 
-        # Each failure has another way out, which its error names.  Only a file that is missing is none.
+        # Each failure has another way out, which its error names.  A missing file is no failure.
         except errors.HFValidationError:
             raise FileNotFoundError(
                 f"there is no folder or file {self.id!r}, and a hub id cannot look like that"

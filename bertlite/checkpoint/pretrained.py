@@ -147,7 +147,7 @@ def load_model(
         options = {"add_pooling_layer": False, **options}
         model, state, fit = fit_model(cls, source, stored, options, overrides)
 
-    # All faults are raised together, before the model gets its weights.
+    # All faults of names and shapes are raised together, before the model gets its weights.
     wanted, absent, faults = model.state_dict(), fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
     if whole and absent:
         raise ValueError(

@@ -305,6 +305,8 @@ class Embedder(VectorSettings):
             found: Floats = encoder.encode(texts, prompt=self.prompt, prompt_name=self.prompt_name, **options)
             vectors = found[:, : self.truncate_dim]
             return normalize_rows(vectors) if self.normalize and not options.get("normalize_embeddings") else vectors
+
+        # Libraries report full memory in several ways.  A single text cannot be halved, so that is an error.
         except (RuntimeError, MemoryError) as error:
             known = isinstance(error, MEMORY_ERRORS) or "can't allocate memory" in str(error)  # torch's on the CPU
             if not known and (len(texts) == 1 or NO_PRIMITIVE not in str(error)):

@@ -172,7 +172,7 @@ def embed_missing(job: Job, progress: bool = False) -> Manifest:
     Raises:
         ValueError: the folder belongs to another job or has a damaged or foreign file, or a row cannot be read.
     """
-    # To read the input may take minutes, so a missing package or a wrong folder is an error before that.
+    # Reading the input may take minutes: a missing package or a wrong folder is an error before that.
     import_pyarrow()
     check_is_folder(job.out)
 

@@ -296,6 +296,7 @@ class Experiment:
                 "parameters": pruned.num_parameters(),
                 "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
             }
+
             finish_run(
                 run,
                 pruned,

@@ -115,6 +115,7 @@ def measure_speed(
         }
         for name, model in models.items()
     }
+
     lengths = [len(ids) for ids in source.tokenizer.encode_texts(timed, longest)["input_ids"]]
     return {
         "what": "bertlite.measure_speed",

@@ -100,7 +100,7 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         }
         write_json(new / RECORD, record)
 
-        # A folder of its own needs the files of the checkpoint; the checkpoint's own has them.
+        # A new folder needs the files of the checkpoint, which the checkpoint's own folder has.
         if not in_place:
             write_beside(source, new, model)
         if (out / target.parent.name).is_dir():  # such as quantised graphs

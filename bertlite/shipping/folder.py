@@ -70,7 +70,7 @@ def write_model(
         ValueError: there are more or fewer class names than labels, base_model is not a hub id, a file of the
             source is damaged, or the folder is the source's or holds something else.
     """
-    # Whatever the arguments can have wrong is found before a file is written.
+    # A wrong argument is an error before a file is written.
     source = Checkpoint.of(source)
     check_model_folder(folder, source)
     config, origin = with_class_names(model.config, class_names), dict(source.card)

@@ -212,6 +212,8 @@ class PruneJob:
             dense_bytes=given.facts["dense_bytes"],
             map=layer,
         )
+
+        # A training may learn from every text that nothing is judged by.
         distillation = None
         if settings.distil is not None:
             data, score = encode(rest, given.tokenizer, longest), Quality(given.model, judged, given.head)

@@ -144,7 +144,7 @@ def loss_curves(
                 add_inputs_(inputs, model, batch)
     release_memory()  # the tokens left gaps that large matrices do not fit into
 
-    # To second order a loss is half of a quadratic form, here of an example.
+    # To second order a loss is half of a quadratic form; it is the mean over the examples.
     examples = sum(len(real_tokens(batch)) for batch in read)
     every: Curves = []
     for layer, block in enumerate(layers_of(model)):
