@@ -122,11 +122,11 @@ def test_the_choices_of_the_help_are_those_of_the_work() -> None:
     import torch
 
     from bertlite.experiments.evaluate import TASKS
-    from bertlite.inference.optimize import BACKENDS, DTYPES
+    from bertlite.inference.optimize import COMPUTE_DTYPES, INFERENCE_BACKENDS
 
     assert tuple(TASKS) == prune.TASKS
-    assert parts.BACKENDS == BACKENDS
-    assert [getattr(torch, name, name) for name in parts.DTYPES] == [*DTYPES]
+    assert parts.INFERENCE_BACKENDS == INFERENCE_BACKENDS
+    assert [getattr(torch, name, name) for name in parts.COMPUTE_DTYPES] == [*COMPUTE_DTYPES]
     assert set(prune.METRICS) == {name for task in TASKS.values() for name in task.metrics}
     from bertlite.experiments.experiment import REPAIRS
 

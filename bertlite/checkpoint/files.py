@@ -114,6 +114,7 @@ class Source:
             ConnectionError: one of them was not completely received; the cache then does not have it.
             ValueError: an index is damaged or points outside its folder, or the folder also has an adapter.
         """
+        # A name may be a weights file itself, whose config is then next to it.
         path = Path(self.name).expanduser()
         weights: Sequence[str] = WEIGHT_FILES
         if self.variant:
@@ -124,6 +125,8 @@ class Source:
             if self.variant:
                 raise ValueError(f"{path} is a file: leave subfolder and variant out")
             weights = [path.name]
+
+        # An adapter changes every result, and nothing here applies it: weights alone must be asked for by name.
         place = self.place
         config, found = first_existing(place, CONFIG_FILES), first_existing(place, weights)
         if not path.is_file() and (adapter := place.get(ADAPTER)):
@@ -230,6 +233,8 @@ class Repository(Place):
                 token=source.token,
                 local_files_only=self.unreached,
             )
+
+        # Each failure has another way out, which its error names.  A missing file is no failure.
         except errors.HFValidationError:
             raise FileNotFoundError(
                 f"there is no folder or file {self.id!r}, and a hub id cannot look like that"
@@ -243,6 +248,7 @@ class Repository(Place):
             ) from error
         except errors.RevisionNotFoundError as error:
             raise FileNotFoundError(f"{self.id} has no revision {self.revision!r} on the hub") from error
+
         except errors.LocalEntryNotFoundError:
             self.unreached = True
             return None
@@ -250,6 +256,7 @@ class Repository(Place):
             headers = getattr(getattr(error, "response", None), "headers", {})
             self.revision = headers.get("X-Repo-Commit", self.revision)  # it is missing in this commit
             return None
+
         except Exception as error:  # several HTTP libraries are possible
             if isinstance(error, OSError) and error.errno is not None:  # the disk's
                 raise
@@ -257,6 +264,7 @@ class Repository(Place):
             raise ConnectionError(
                 f"{self.id}: {name} was not completely received from the hub ({message}): try again"
             ) from error
+
         snapshot = Path(path).parents[len(PurePosixPath(source.subfolder or "", name).parts) - 1]
         self.revision = snapshot.name  # the commit: a push between two files must not mix them
         return Path(path)

@@ -134,14 +134,20 @@ def load_model(
     Args:
         whole: raise ValueError if a part would be initialised at random; a base model gets no pooler then.
     """
+    # Tensors stay mapped from their files.  Only another family's are converted at once: it may add tensors, which
+    # must not have a narrower dtype.
     asked, files, origin = parse_dtype(dtype), source.files, Origin.read(source)
     stored = read_tensors(files)
-    if asked is not None and origin.family is not BERT:  # it may add tensors, which must not have a narrower dtype
+    if asked is not None and origin.family is not BERT:
         stored = {name: t.to(asked) if t.dtype in DTYPES.values() else t for name, t in stored.items()}
+
+    # An encoder is whole without a pooler: its hidden states do not depend on one.
     model, state, fit = fit_model(cls, source, stored, options, overrides)
     if whole and "pooler" in fit.absent and not hasattr(cls, "needs_pooler"):
         options = {"add_pooling_layer": False, **options}
         model, state, fit = fit_model(cls, source, stored, options, overrides)
+
+    # All faults of names and shapes are raised together, before the model gets its weights.
     wanted, absent, faults = model.state_dict(), fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
     if whole and absent:
         raise ValueError(
@@ -150,11 +156,13 @@ def load_model(
         )
     title = f"{files.weights}{origin.naming} does not fit {cls.__name__} as {files.config.name} describes it:"
     raise_faults(title, faults)
+
     log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
     if fit.unused:
         names = ", ".join(map(repr, fit.unused[:MOST_SHOWN]))
         log.warning("%s has %d tensors that are not a BERT's and not used: %s", files.weights, len(fit.unused), names)
 
+    # Only tensors from the files can be damaged; a part that is made here is checked below.
     for part in absent:
         state = {**init_missing(model, part, fit.dtype), **state}
     tensors = place_tensors(state, wanted, asked, device)
@@ -162,6 +170,8 @@ def load_model(
     raise_faults(f"{files.weights}{origin.naming} {NONFINITE}", nonfinite_tensors(read))
     assign_tensors_(model, tensors)
     model.tie_weights()
+
+    # A subclass may add modules that nothing here knows how to initialise.
     if absent:
         empty = [name for name, p in model.named_parameters() if optional_part(name) in absent and p.isnan().any()]
         raise_faults(f"nothing initialises these of {cls.__name__}; give their module a reset_parameters:", empty)

@@ -106,9 +106,12 @@ def run_command(args: argparse.Namespace) -> int:
     Raises:
         ValueError: --out lacks a path that the command must write.
     """
+    # Each kind of output has a name of its own for the work; None if it was not asked for.
     args.out = dict(args.out)
     args.folder, args.html = args.out.get(FOLDER), args.out.get(".html")
     args.record = None if RECORD in args.asked.out else args.out.get(RECORD)
+
+    # Nothing may be lost: neither a file that is read, nor hours of work because a path cannot be written.
     read = [getattr(args, action.dest) for action in args.parser._actions if action.metavar in PATHS]
     inputs = [path for each in read for path in (each if isinstance(each, list) else [each])]
     for kind, path in args.out.items():
@@ -121,6 +124,8 @@ def run_command(args: argparse.Namespace) -> int:
     if needs and not {*needs} & {*args.out} and not (args.json and RECORD in needs):
         ways = " or ".join(f"--out {kind if kind == FOLDER else f'FILE{kind}'}" for kind in needs)
         raise ValueError(f"an output is missing: add {ways}")
+
+    # Progress and other output must not mix with a record that a program reads from standard output.
     if not args.json:
         return args.asked.run(args)
     with tempfile.TemporaryDirectory() as folder:

@@ -55,11 +55,7 @@ Run a checkpoint in bertlite and in transformers and compare everything they ret
 attentions, losses and gradients.  By default a few cases run, in about a minute.  Together they cover every backend,
 dtype, kind of mask, head and feature.  A checkpoint of another family, such as XLM-R, is compared with transformers'
 own class for it.  Exits 1 if anything differs.""",
-    examples=(
-        "google-bert/bert-base-uncased",
-        "my-model --all --out record.json",
-        "my-model --only float64,eager -v",
-    ),
+    examples=("google-bert/bert-base-uncased", "my-model --all --out record.json", "my-model --only float64,eager -v"),
     record="every comparison, the git commit, the versions and the machine",
     options=[
         parts.checkpoint_option(
@@ -217,7 +213,7 @@ nothing is written if they differ.""",
     out={FOLDER: "the packed weights, the tokenizer and runtime.json"},
     options=[
         CHECKPOINT,
-        parts.dtype_option("%(choices)s", [name for name in parts.DTYPES if name != "float16"], default="float32"),
+        parts.dtype_option("%(choices)s", [x for x in parts.COMPUTE_DTYPES if x != "float16"], default="float32"),
         option(
             "--texts FILE",
             "texts, one a line, to compare results on (default: some that are built in); of 128 or more, int8 is"

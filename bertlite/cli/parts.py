@@ -25,8 +25,8 @@ PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]")  # meta
 FILES = re.compile(  # suffixes of files, which a folder is not named with
     r"\.(npy|npz|parquet|arrow|csv|tsv|te?xt|jsonl?|ndjson|zip|gz|tar|tgz|safetensors|bin|pth?|onnx|pkl|h5|html|md|png|svg)"
 )
-DTYPES = ("float32", "bfloat16", "float16", "int8")  # to compute in
-BACKENDS = ("auto", "native", "graphs", "plain")  # which optimize_for_inference takes
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16", "int8")  # to compute in
+INFERENCE_BACKENDS = ("auto", "native", "graphs", "plain")  # which optimize_for_inference takes
 FOOT = """\
 Exit status: 0 for success; 1 if something differs, is worse, or cannot be loaded; 2 if the command could not run, with
 the reason on standard error; 130 if interrupted; 141 if its output was closed."""
@@ -177,12 +177,12 @@ def device_option(words: str = "cpu or cuda") -> Option:
     return option("--device NAME", words, default="cpu", choices=Devices(("cpu", "cuda")))
 
 
-def dtype_option(words: str, known: Sequence[str] = DTYPES, **more: Any) -> Option:
+def dtype_option(words: str, known: Sequence[str] = COMPUTE_DTYPES, **more: Any) -> Option:
     return option("--dtype NAME", words, choices=known, **more)
 
 
 def backend_option(words: str) -> Option:
-    return option("--backend NAME", words, choices=BACKENDS)
+    return option("--backend NAME", words, choices=INFERENCE_BACKENDS)
 
 
 CHECKPOINT, DEVICE = checkpoint_option(), device_option()
@@ -236,16 +236,22 @@ class Command:
         description = self.description or f"{self.summary[0].upper()}{self.summary[1:]}."
         texts = {"help": self.summary, "description": description, "examples": self.examples}
         parser: Parser = commands.add_parser(self.name, **texts)
+
+        # FILE.json is the record, unless the command has another output with that suffix.
         kinds = {**self.out, RECORD: self.out.get(RECORD, self.record)}
         written = f"write {'; '.join(f'{kind}: {content}' for kind, content in kinds.items())}"
         must = FOLDER in self.out  # else --json may print a record instead
         if not must:
             written += "; required without --json" if self.out else " (default: nothing is written)"
+
+        # All commands have these, at the same place of --help.
         out = option("--out PATH[,PATH]", written, paths(kinds), default={}, required=must)
         json = flag("--json", "print the record on standard output, and the rest on standard error")
         quiet = flag("-q --quiet", "print only errors on standard error: no progress and no warnings")
         add_options(parser, [out, json, quiet, *self.options])
-        given = {} if self.settings is None else vars(self.settings)  # a list as it is written
+
+        # The defaults are those of the settings; a list is shown as one would write it.
+        given = {} if self.settings is None else vars(self.settings)
         lists = {name: ",".join(value) for name, value in given.items() if isinstance(value, tuple) and value}
         parser.set_defaults(**{**given, **lists}, asked=self, parser=parser)
 

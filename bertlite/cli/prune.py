@@ -87,7 +87,10 @@ def data_options(train: bool = True, task: str | None = "classification") -> Opt
         own.append(option(f"--{name} DATA", words, parts.readable, required=train))
         words = "the split to read, which a hub data set needs (default: none)"
         own.append(option(f"--{name}-split NAME", words))
+
+    # Without a default, the class of the checkpoint tells the task, which may be to predict masked words.
     known, usual = (TASKS, "") if task else ((*TASKS, "masked"), " (default: the task of its class)")
+
     group = OptionGroup(
         "data",
         *own,

@@ -8,7 +8,7 @@ from typing import Any
 
 from bertlite.checkpoint.folders import check_output
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.job import OWN, Job, Manifest, Rows, run
+from bertlite.embed.job import OWN, Job, Manifest, Rows, embed_missing
 from bertlite.embed.settings import EmbedSettings, VectorSettings
 from bertlite.support.process import door
 from bertlite.support.progress import count_of
@@ -66,7 +66,7 @@ def embed(
         rank,
         world,
     )
-    return run(job, progress)
+    return embed_missing(job, progress)
 
 
 def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterator[str]:

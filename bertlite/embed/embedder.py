@@ -146,18 +146,24 @@ class Embedder(VectorSettings):
 
         hub = {name: self.options[name] for name in ("revision", "token", "local_files_only") if name in self.options}
         cache = self.options.get("cache_folder") or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+
+        # Faults of the files get an error that names the way out, before the library meets them.
         checkpoint = find_model(self.model, {"cache_dir": cache, **hub})
         check_modules(checkpoint)
         check_folder(checkpoint)
         given = {"model_kwargs": {"dtype": torch.float32}, **self.options, **checkpoint.pinned}
         with registered():  # so that pruned checkpoints load
             loaded = library.SentenceTransformer(fspath(self.model), device=self.device, **given)
+
+        # The modules are described and hashed before the kernels replace parts of them.
         if self.pooling is not None:
             replace_pooling_(loaded, self.pooling)
         modules = {str(i): repr(part) for i, part in enumerate(loaded)}
         before = fingerprint(loaded), hashes_of(checkpoint)
         encoder = self.optimise(loaded.eval())
         check_fit_(encoder, self.max_length)
+
+        # Batches are made here, by tokens, so that the library must not cut them again.
         options = {
             "batch_size": sys.maxsize,
             "normalize_embeddings": self.normalize and not self.reproducible,
@@ -165,6 +171,7 @@ class Embedder(VectorSettings):
             "show_progress_bar": False,
             "device": self.device,
         }
+
         settings = {
             "dtype": dtype_name(self.compute_dtype),
             "max_length": encoder.max_seq_length or sys.maxsize,
@@ -298,6 +305,8 @@ class Embedder(VectorSettings):
             found: Floats = encoder.encode(texts, prompt=self.prompt, prompt_name=self.prompt_name, **options)
             vectors = found[:, : self.truncate_dim]
             return normalize_rows(vectors) if self.normalize and not options.get("normalize_embeddings") else vectors
+
+        # Libraries report full memory in several ways.  A single text cannot be halved, so that is an error.
         except (RuntimeError, MemoryError) as error:
             known = isinstance(error, MEMORY_ERRORS) or "can't allocate memory" in str(error)  # torch's on the CPU
             if not known and (len(texts) == 1 or NO_PRIMITIVE not in str(error)):

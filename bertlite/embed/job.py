@@ -38,7 +38,7 @@ LEFT = re.compile(rf"\.{{0,2}}({OWN.pattern})\.[0-9a-f]{{32}}\.tmp.*")  # left b
 KEY, IN_SHARD = b"bertlite", b"bertlite manifest"  # in a shard's metadata
 SHARD_ROWS, SHARD_CHARACTERS = 10_000, 1_000_000  # defaults: minutes on a small processor, at 4 characters a token
 ID_TYPES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}  # {type of Arrow: range}; others are "string"
-CHARACTERS_PER_TOKEN = 8  # characters beyond this times the limit do not count: they will be truncated
+MOST_CHARACTERS_PER_TOKEN = 8  # characters beyond this times the limit do not count: they will be truncated
 
 Id = int | str
 Row = tuple[Id, str]
@@ -146,7 +146,7 @@ class Job:
 
     def size(self, text: str) -> int:
         """Return the characters of a text, without those that will be truncated: time grows with them."""
-        return min(len(text), self.embedder.longest * CHARACTERS_PER_TOKEN)
+        return min(len(text), self.embedder.longest * MOST_CHARACTERS_PER_TOKEN)
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,13 @@ class InputSummary:
     sha256: str
 
 
-def run(job: Job, progress: bool = False) -> Manifest:
+def embed_missing(job: Job, progress: bool = False) -> Manifest:
     """Embed the missing shards, and return the manifest.
 
     Raises:
         ValueError: the folder belongs to another job or has a damaged or foreign file, or a row cannot be read.
     """
+    # Reading the input may take minutes: a missing package or a wrong folder is an error before that.
     import_pyarrow()
     check_is_folder(job.out)
 
@@ -180,7 +181,6 @@ def run(job: Job, progress: bool = False) -> Manifest:
     manifest = open_manifest(job, found)
     count = len(found.counts)
     paths = [job.out / f"part-{shard:05d}-of-{count:05d}.parquet" for shard in range(count)]
-
     if foreign := sorted({path.name for path in job.out.glob("*.parquet")} - {path.name for path in paths}):
         raise ValueError(f"{job.out / foreign[0]} is not a file of this job: choose another --out folder")
 
@@ -191,14 +191,16 @@ def run(job: Job, progress: bool = False) -> Manifest:
         shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
     }
 
+    # The rows are read again: of a large input, memory holds one shard at a time.
     began, characters = time.monotonic(), sum(found.sizes[shard] for shard in todo)
     with Progress(characters, "characters", what="embed", shown=progress and job.rank == 0) as bar:
         for shard, rows in job.shards() if todo else ():
             if shard in todo:
                 write_shard(job, paths[shard], list(rows), found.id_type, metadata, bar)
 
-    # The last process to finish closes the job; if two are last, both write the same.
     rate = characters / max(time.monotonic() - began, 1e-9)
+
+    # The last process to finish closes the job; if two are last, both write the same.
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
         for leftover in filter(lambda path: LEFT.fullmatch(path.name), job.out.iterdir()):
             leftover.unlink(missing_ok=True)
@@ -215,6 +217,8 @@ def summarise_input(job: Job) -> InputSummary:
         ValueError: it is empty, or a row cannot be read.
     """
     digest, sizes, counts, types = hashlib.sha256(), [], [], {*ID_TYPES, "string"}
+
+    # The lengths keep texts apart that would be the same bytes one after another.
     for _, rows in job.shards():
         size = count = 0
         for name, text in rows:
@@ -225,6 +229,7 @@ def summarise_input(job: Job) -> InputSummary:
             count += 1
         sizes.append(size)
         counts.append(count)
+
     if not counts:
         raise ValueError(f"{', '.join(map(str, job.rows.paths))}: there are no rows to embed")
     return InputSummary(tuple(sizes), tuple(counts), min(types), digest.hexdigest())
@@ -340,12 +345,7 @@ def is_finished(path: Path, rows: int, key: str) -> bool:
 
 
 def write_shard(
-    job: Job,
-    path: Path,
-    rows: Sequence[Row],
-    id_type: str,
-    metadata: Mapping[bytes, bytes],
-    progress: Progress,
+    job: Job, path: Path, rows: Sequence[Row], id_type: str, metadata: Mapping[bytes, bytes], progress: Progress
 ) -> None:
     """Embed the rows of one shard and write its file, in one step.
 
@@ -379,19 +379,12 @@ def write_shard(
 
 
 def make_table(
-    names: Sequence[Id],
-    id_type: str,
-    vectors: Floats,
-    texts: Sequence[str] | None,
-    metadata: Mapping[bytes, bytes],
+    names: Sequence[Id], id_type: str, vectors: Floats, texts: Sequence[str] | None, metadata: Mapping[bytes, bytes]
 ) -> "pyarrow.Table":
     """Make the Arrow table of one shard: id, vector (fixed_size_list<float>[D]) and, if given, text."""
     pa, _ = import_pyarrow()
     flat = pa.array(vectors.reshape(-1))
-    columns = {
-        "id": pa.array(names, id_type),
-        "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
-    }
+    columns = {"id": pa.array(names, id_type), "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])}
     if texts is not None:
         columns["text"] = pa.array(texts)
     return pa.table(columns).replace_schema_metadata(dict(metadata))

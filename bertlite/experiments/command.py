@@ -87,27 +87,35 @@ def finetune(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: the task has no head to train, examples do not fit it, or the unfinished run has other settings.
     """
+    # The folder is checked first: it may be emptied, and must not hold anything that is read.
     source, kind, folder = Checkpoint.of(checkpoint), task_named(task), Path(folder).expanduser()
     parse_device(device)
     check_output(folder, EVERYTHING, source, *(getattr(each, "path", each) for each in (train, dev)), own=True)
+
     model, examples, held_out = read_training(source, train, dev, kind, recipe.seed)
     source.hold()
     tokenizer = kind.read_tokenizer(source, max_length)
     examples = examples.sample(train_examples, recipe.seed)
     data, judged = (kind.encode(each, tokenizer) for each in (examples, held_out))
+
+    # Under torchrun all processes train, and only the first one writes.
     if not is_main_process(device):
         finetune_(model, data, kind, recipe, device=device, state=folder / STATE)
         return record_of("finetune", [])
+
     length = tokenizer.model_max_length
     config = {"recipe": asdict(recipe), "task": task, "max_length": length, "checkpoint": str(source)}
     hashes, before = {"train": examples.sha256, "dev": held_out.sha256}, {"before": model_sha256(model)}
     facts: dict[str, Any] = {"data": hashes, "model": before, "device": device, "kept": (STATE, METRICS)}
     with lock_folder(folder), Run("finetune", config, folder=folder, seed=recipe.seed, **facts) as run:
+        # A killed training may have logged steps after its last saved state, and they will be logged again.
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
         describe = partial(describe_metrics, model, judged, kind, held_out.name) if progress else None
         shown: dict[str, Any] = {"log": run.log, "describe": describe, "progress": progress}
         finetune_(model, data, kind, recipe, device=device, state=state, **shown)
+
+        # The state is removed last: until the model is written, it is all that a killed process leaves.
         run.results["sha256"] = model_sha256(model)
         how = [f"It was fine-tuned on {examples.name} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
         finish_run(run, model, judged, kind, data_name=held_out.name, source=source, how=how)

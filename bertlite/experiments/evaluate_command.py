@@ -102,14 +102,17 @@ def evaluate(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: examples do not fit the task or the model, or the two checkpoints have different classes.
     """
+    # A wrong option or task is an error before a model is loaded.
     model, other_model = Checkpoint.of(checkpoint), None if against is None else Checkpoint.of(against)
     kind = task_of_checkpoint(model, task)
-    kind.metric(metric)  # before any work
+    kind.metric(metric)
     parse_device(device)
     source = data if isinstance(data, DataSource) else DataSource(fspath(data))
     if kind.apart and len(source.text) != 2:
         train = f"or train a classifier on {model} with `bertlite prune finetune`"
         raise ValueError(f"{kind.name} compares two texts; name two text columns, not one, {train}")
+
+    # The default metric depends on the number of classes, which the outputs tell.
     where: dict[str, Any] = {"max_length": max_length, "device": device}
     dev, ours, optimised = predict_examples(model, kind, source, dtype=dtype, backend=backend, **where)
     metric = kind.metric(metric, ours.outputs.shape[-1])
@@ -121,12 +124,15 @@ def evaluate(
         "model": {"checkpoint": str(model), **measure_metrics(ours.outputs, ours.labels, kind, metric)},
         **optimised,
     }
+
+    # The other model gets the same examples, and its classes are put in this one's order, so that predictions pair up.
     if other_model is not None:
         other_kind = task_of_checkpoint(other_model, kind.name)
         other = predict_examples(other_model, other_kind, source, **where)[1].with_classes(ours)
         measured = measure_metrics(other.outputs, other.labels, kind, metric)
         record["against"] = {"checkpoint": str(against), **measured}
         record["comparison"] = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, kind, metric)
+
     if kind.labels is torch.long and kind is not MASKED:
         record["notes"] = notes_on(ours.labels, [ours.outputs], metric)
     return {**record, "environment": environment(device)}
@@ -178,6 +184,8 @@ def predict_examples(
     if is_packed(checkpoint):
         check_packed_options(checkpoint, dtype, backend, device)
         return *predict_packed(checkpoint, task, source, max_length), {}
+
+    # Labels follow the model's order of classes; masked words are their own labels.
     model = checkpoint.load(task.model_class).to(device)
     tokenizer = task.read_tokenizer(checkpoint, max_length)
     if task is MASKED:
@@ -188,12 +196,15 @@ def predict_examples(
         dev, size = read_examples(source, words=task.words, classes=classes), BATCH
         task.check(dev, model.config)
         data = task.encode(dev, tokenizer)
+
+    # An optimised model is also compared with its plain self, since a metric may hide the changes.
     optimised: dict[str, Any] = {}
     quick = model
     if dtype is not None or backend is not None:
         quick = optimize_for_inference(model, dtype=dtype, backend=backend or "auto")
         ran = {"dtype": dtype_name(quick.compute_dtype), "backend": quick.backend}
         optimised = {"optimised": ran, "kept": {}}  # nothing is counted for masked words
+
     outputs = predict(quick, data, task, size)
     if optimised and task.apart:
         optimised["kept"] = kept_vectors(quick, model, data, task)
@@ -227,6 +238,8 @@ def predict_packed(
     packed = PackedModel(folder, torch.get_num_threads())
     if max_length is not None:
         packed.max_seq_length = max_length
+
+    # The folder has no config.json; the checks of the examples need no more of one than this.
     several = packed.about.get("activation") == "sigmoid" and len(packed.labels) > 1
     config = SimpleNamespace(
         id2label=dict(enumerate(packed.labels)),
@@ -235,6 +248,7 @@ def predict_packed(
     )
     dev = read_examples(source, classes=class_names(config) if task.labels is torch.long else ())
     task.check(dev, config)
+
     if task.apart:
         sides = (packed.encode(texts) for texts in zip(*dev.texts, strict=True))
         outputs = np.concatenate([packed.similarity(*each) for each in zip(*sides, strict=True)])

@@ -162,20 +162,27 @@ class Experiment:
     """
 
     def __init__(self, setting: Setting, device: str = "cpu") -> None:
+        # The files to write with a model are held now: a run may take hours, and a folder may change meanwhile.
         self.setting, self.device = setting, device
         self.task = task_named(setting.task)
         self.source = Checkpoint.of(setting.model)
         self.source.hold()
         self.dense = self.source.load(self.task.model_class, device=device)
         self.task = self.task.of_checkpoint(self.source)
+
+        # Labels are numbered by the model's classes, so that its outputs need no other order.
         classes = class_names(self.dense.config) if self.task.labels is torch.long else ()
         read = partial(read_examples, words=self.task.words, classes=classes)
         self.train, self.dev = read(setting.train), read(setting.dev)
+
+        # Faults of the data are errors here, before the first cell.
         for option, count in (("calibration", setting.calibration), ("train-examples", setting.retrain)):
             if count is not None and not 0 < count <= len(self.train):
                 raise ValueError(f"--{option} is {count}; {self.train.name} has {len(self.train)}: take fewer")
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
+
+        # Runs are told apart by the length that the setting comes to, given or not.
         self.tokenizer = self.task.read_tokenizer(self.source, setting.max_length)
         self.setting = replace(setting, max_length=self.tokenizer.model_max_length)
         self.known_scores: dict[tuple[str, int], Tensor] = {}
@@ -269,11 +276,13 @@ class Experiment:
             FileExistsError: the cell is finished and did not keep the model that is options for.
             ValueError: the cell cannot be run.
         """
+        # The name of the folder tells the whole cell, so a finished one is this cell's.
         folder = self.folder(cell, root)
         if run_is_finished(folder):
             if save_model and not (folder / MODEL).exists():
                 raise FileExistsError(f"{folder} is finished and did not keep its model: name another folder")
             return folder
+
         self.check(cell)
         config = {"cell": asdict(cell), "setting": asdict(self.setting)}
         data, model = self.hashes["data"], self.hashes["model"]
@@ -281,11 +290,13 @@ class Experiment:
             pruned = self.pruned(cell, run.log)
             run.save(SCORES, {"criterion": cell.criterion, "scores": self.scores(cell).tolist()})
             run.save(MASKS, mask_of(pruned.config, self.hashes["model"]["dense"]))
+
             run.results = {
                 "heads_kept": units_kept(pruned.config)[0],
                 "parameters": pruned.num_parameters(),
                 "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
             }
+
             finish_run(
                 run,
                 pruned,

@@ -241,9 +241,12 @@ def training_loss(
     from bertlite.pruning import distillation_loss
 
     options: Any = {"return_dict": True, "output_hidden_states": recipe.hidden > 0}
+
+    # Outputs of the teacher may be in the batch, recorded earlier; they are no inputs.
     known: dict[str, Any] = {name.removeprefix(TEACHER): x for name, x in batch.items() if name.startswith(TEACHER)}
     batch = {name: x for name, x in batch.items() if not name.startswith(TEACHER)}
     inputs = {name: x for name, x in batch.items() if name != "labels"}
+
     kind = next(iter(inputs.values())).device.type
     run: Any = convert_outputs_to_fp32(torch.autocast(kind, torch.bfloat16)(model.__call__)) if half else model
     out = run(**(inputs if recipe.distil == 1 else batch), **options)

@@ -26,7 +26,7 @@ from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of
 from bertlite.support.timing import FEWEST, alternate, quartiles, ratios, time_calls, with_spread
 
-DTYPES = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16", "float16")}  # that are compared
+TIMED_DTYPES = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16", "float16")}
 BATCHES = (1, 32)  # texts in a call
 FEWEST_TEXTS = 20
 ROUNDS = 15  # the most rounds
@@ -75,29 +75,38 @@ def measure_speed(
         ValueError: the same; or there are too few texts, no such device, or the checkpoint has no results for texts;
             or `against` is missing, or given for a checkpoint that is not packed.
     """
+    # Arguments that do not fit are refused before a model is loaded.
     source, texts, where = Checkpoint.of(checkpoint), check_texts(texts, pairs=True), parse_device(device)
     if len(texts) < FEWEST_TEXTS:
         raise ValueError(f"there are {len(texts)} texts; {FEWEST_TEXTS} or more are needed, better a thousand")
+
+    # A packed folder is compared with the checkpoint that it was made from, in that checkpoint's own library.
     packed = PackedModel(source, torch.get_num_threads()) if is_packed(source) else None
     if packed is not None:
         check_packed_options(source, dtype, backend, device)
         source = Checkpoint.of(against or checkpoint_of(packed))
     elif against is not None:
         raise ValueError(f"against names the checkpoint of a packed folder, and {checkpoint} is not packed")
+
     (kind, _), longest = checkpoint_kind(source), longest_text(source)
     longest = longest if max_length is None else min(check_count("max_length", max_length), longest)
     if kind == "tagger" and not all(isinstance(text, str) for text in texts):
         raise ValueError("texts holds pairs, and a tagger reads single texts: give a list of strings")
+
+    # All models get the same texts, truncated at the same length, or their times could not be compared.
     original = Original.load(source, kind, longest, device)
     if packed is None:
         models, left_out = optimised(original, dtype, backend, where)
     else:
         packed.max_seq_length, left_out = longest, {}
         models = {original.library: original, f"packed {packed.dtype}": replace(original, model=packed)}
+
+    # Results are compared on other texts than the timed ones, as many as there is time for.
     timed, others, one = split_texts(original, texts)
     with Progress(None, "", what="evaluate", shown=progress) as bar:
         batches = {size: time_batches(models, timed, size, one, device, bar) for size in BATCHES}
         results = {name: models[name].results(others) for name in bar.over("results kept", [*models], "models")}
+
     rows = {
         name: {
             "backend": backend_of(model.model),
@@ -106,6 +115,7 @@ def measure_speed(
         }
         for name, model in models.items()
     }
+
     lengths = [len(ids) for ids in source.tokenizer.encode_texts(timed, longest)["input_ids"]]
     return {
         "what": "bertlite.measure_speed",
@@ -142,7 +152,7 @@ def optimised(
         RuntimeError, TypeError, ValueError: the named dtype, or none, can run.
     """
     models, left_out, first = {original.library: original}, dict[str, str](), None
-    names = DTYPES[device.type] if dtype is None else (str(dtype).removeprefix("torch."),)
+    names = TIMED_DTYPES[device.type] if dtype is None else (str(dtype).removeprefix("torch."),)
     for name in names:
         try:
             quick = optimize_for_inference(original.model, dtype=name, backend=backend or "auto")

@@ -5,7 +5,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
-from bertlite.checkpoint.checks import DTYPES as WEIGHTS
+from bertlite.checkpoint.checks import DTYPES
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.checks import ComputeDtype, check_unaltered, refuse_optimised
 from bertlite.inference.clients.bodies import optimize_bodies
@@ -23,8 +23,8 @@ from bertlite.support.habits import refuse_others
 Thing = TypeVar("Thing")
 PLAIN = "plain"  # the backend that copies the model
 GRAPHS = "graphs"  # the backend that replays CUDA graphs
-BACKENDS = ("auto", "native", GRAPHS, PLAIN)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+INFERENCE_BACKENDS = ("auto", "native", GRAPHS, PLAIN)
+COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 class Options(TypedDict, total=False):
@@ -168,14 +168,14 @@ def finished(
 
 def check_backend(backend: str) -> None:
     """Raise ValueError if a backend does not exist."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
+    if backend not in INFERENCE_BACKENDS:
+        raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(INFERENCE_BACKENDS)}")
 
 
 def check_dtype(dtype: ComputeDtype, device: torch.device) -> None:
     """Raise ValueError if a dtype cannot be computed in, or not on this device."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype} is not among {', '.join(map(str, DTYPES))}; give one of them")
+    if dtype not in COMPUTE_DTYPES:
+        raise ValueError(f"dtype {dtype} is not among {', '.join(map(str, COMPUTE_DTYPES))}; give one of them")
     if dtype == torch.int8 and device.type != "cpu":
         raise ValueError(f"{dtype_name(dtype)} is for the CPU and the model is on {device}; use bfloat16 or float16")
     if dtype == torch.float16 and device.type == "cpu":
@@ -188,7 +188,7 @@ def parse_compute_dtype(dtype: ComputeDtype | None) -> ComputeDtype | None:
     Raises:
         ValueError: there is no such dtype.
     """
-    names: dict[str, ComputeDtype] = {**WEIGHTS, "int8": torch.int8}
+    names: dict[str, ComputeDtype] = {**DTYPES, "int8": torch.int8}
     if dtype is not None and dtype not in [*names, *names.values()]:
         raise ValueError(f"dtype is {dtype!r}; have: {', '.join(names)}")
     return names[dtype] if isinstance(dtype, str) else dtype

@@ -80,6 +80,7 @@ class Checkpoint(Source):
         from huggingface_hub import ModelCard
         from yaml import YAMLError
 
+        # A card that cannot be read costs the license, and is no reason to write no model.
         place = self.place
         path = place.get(CARD)
         known: dict[str, Any] = {}
@@ -89,6 +90,8 @@ class Checkpoint(Source):
             except (ValueError, YAMLError) as error:
                 why = str(error).partition("\n")[0]
                 warnings.warn(f"{path} has no readable YAML at its top ({why}): its license is left out", stacklevel=3)
+
+        # The hub refuses a card whose base_model is no id, such as the path of a folder.
         found = {name: known[name] for name in CARRIED if known.get(name)}
         stated = known.get("base_model") if isinstance(place, Folder) else str(self)
         listed = stated if isinstance(stated, list) else [stated] if stated else []

@@ -17,7 +17,7 @@ Overrides: TypeAlias = Mapping[str, bool | int | str]  # fields of the config
 Facet: TypeAlias = tuple[str, ...]  # its name and its values, such as ("backend × dtype", "sdpa", "float64")
 
 DECODER = "BertLMHeadModel"
-LARGEST, MASKED = heads.BertForPreTraining.__name__, heads.BertForMaskedLM.__name__  # the first has every part of BERT
+PRETRAINING, MASKED_LM = heads.BertForPreTraining.__name__, heads.BertForMaskedLM.__name__  # the first has all parts
 HEADS = tuple(name for name in heads.HEADS if name != DECODER)
 BACKENDS = ("eager", "sdpa")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -112,7 +112,7 @@ def _cases() -> Iterator[Case]:
     yield from _each("BertModel", BACKENDS, "padded", DTYPES, changed)
     yield from _each(HEADS, BACKENDS, "padded", DTYPES[:3])
     yield from _each(("BertModel", *HEADS), BACKENDS, "padded", "float64", GRADIENTS)
-    yield from _each(("BertModel", MASKED), BACKENDS, "padded", ("float32", "bfloat16"), GRADIENTS)
+    yield from _each(("BertModel", MASKED_LM), BACKENDS, "padded", ("float32", "bfloat16"), GRADIENTS)
     yield from _each(DECODER, BACKENDS, ("full", "padded"), DTYPES, ("", "crossed"))
     yield from _each(DECODER, BACKENDS, "padded", "float64", "gradients")
     # packed is compared with their sdpa at the real tokens.  The head for question answering is not compared: our
@@ -165,7 +165,7 @@ def _depends_on_shape(case: Case) -> bool:
         case.feature in ("", "head_mask", "pruned", "gradients")
         and case.batch in ("full", "padded", "long")
         and (case.batch != "long" or case.dtype == "float32")
-        and (case.model in ("BertModel", LARGEST) or (case.dtype == "float64" and not case.feature))
+        and (case.model in ("BertModel", PRETRAINING) or (case.dtype == "float64" and not case.feature))
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertlite.config import BertConfig
 from bertlite.opened.checkpoint import Checkpoint
-from bertlite.parity.cases import DECODER, LARGEST, RELATIVE, Case, Overrides
+from bertlite.parity.cases import DECODER, PRETRAINING, RELATIVE, Case, Overrides
 from bertlite.parity.inputs import CaseInputs
 from bertlite.support.extras import import_optional
 
@@ -154,7 +154,7 @@ def base_shaped(folder: Path, model_type: str = "bert", **sizes: Any) -> Path:
     """
     torch.manual_seed(0)
     config = stock().AutoConfig.for_model(model_type, **sizes)
-    model = family_class(LARGEST if model_type == "bert" else "BertModel", config)(config)
+    model = family_class(PRETRAINING if model_type == "bert" else "BertModel", config)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".bias") or "LayerNorm" in name:

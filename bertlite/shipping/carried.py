@@ -37,6 +37,8 @@ def carry_modules(source: Checkpoint, folder: Path, cls: type[BertPreTrainedMode
     modules = source.modules
     if not modules or cls is not source.model_class:
         return False
+
+    # Our weights are at the top of the folder, so the encoder is there, and no other module is.
     for module in modules:
         inner = PurePosixPath(module["path"])
         if is_encoder(module["type"]):
@@ -47,6 +49,7 @@ def carry_modules(source: Checkpoint, folder: Path, cls: type[BertPreTrainedMode
             module["path"] = unused_name(modules, last_name(module["type"]))
         else:
             (folder / inner).mkdir(parents=True, exist_ok=True)
+
     for path, content in source.module_files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
@@ -58,17 +61,23 @@ def put_map(folder: Path, head: VectorHead) -> None:
     """Write the first module of a head, a Dense, after the pooling that a folder has, or else the mean."""
     modules, dense = Checkpoint(folder).modules, head.modules[0]
     assert isinstance(dense, Dense)
+
+    # A model without modules is pooled by the mean, which has to be stated before a Dense can follow it.
     if not modules:
         kinds = {"": "Transformer", "1_Pooling": POOLING}
         modules = [{"path": path, "name": str(i), "type": f"{TYPES}{kinds[path]}"} for i, path in enumerate(kinds)]
         (folder / "1_Pooling").mkdir()
         values = {"word_embedding_dimension": dense.values["in_features"], "pooling_mode_mean_tokens": True}
         write_json(folder / "1_Pooling" / "config.json", values)
+
+    # The map may have been merged into a Dense that the source has, whose place it takes then.
     at = 1 + [last_name(each["type"]) for each in modules].index(POOLING)
     if is_new := len(modules) - at < len(head.modules):
         modules.insert(at, {"path": "", "type": f"{TYPES}Dense"})
     if is_new or [each["path"] for each in modules].count(modules[at]["path"]) > 1:
         modules[at] |= dict.fromkeys(("path", "name"), unused_name(modules, "Dense"))
+
+    # The Dense that was there may have its weights in another format.
     inner = folder / modules[at]["path"]
     inner.mkdir(exist_ok=True)
     for name in MODULE_FILES:

@@ -41,6 +41,8 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
     """
     source, out = Checkpoint.of(checkpoint), Path(folder).expanduser()
     check_model_folder(out, source)
+
+    # The result is compared before anything is written: a family that is read wrongly must not leave a folder.
     origin, cls = source.origin, source.model_class
     model = source.load(cls)
     differences, notes = transformers_differences(source, model)
@@ -50,6 +52,7 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
                 f"the outputs of {checkpoint} as a BERT differ by {difference:.1e} from {what}, more than"
                 f" {ALLOWED:g}: nothing was written"
             )
+
     becomes = f" ({origin.family.becomes})" if origin.family.becomes else ""
     how = [f"Its source is a {origin.kind} checkpoint{becomes}."]
     if full:

@@ -62,12 +62,16 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
     source, out = Checkpoint.of(checkpoint), Path(folder).expanduser()
     for package in PACKAGES:
         import_optional(package, "the export", "onnx")
+
+    # An export is written again only for the same weights, whose hash is in its record.
     files = source.files
     hashes = sha256_of(files.config, *(sorted(files.shards) or [files.weights]))
     in_place = check_target(source, out, hashes)
     model_class = source.model_class
     model = source.load(model_class, dtype=torch.float32)
     graph = Graph(model)
+
+    # Only a graph that agrees with the model is kept: an error leaves the folder as it was.
     with (
         Progress(None, "", what="export", shown=progress) as bar,
         replacing(out, superseded=re.compile(FILE.parts[0])) as new,
@@ -78,9 +82,11 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
         started = time.perf_counter()
         write_onnx(graph, target)
         seconds = time.perf_counter() - started
+
         bar.stage("comparing the graph with the model")
         shapes = list(graph_differences(graph, target))
         check_differences(shapes)
+
         record = {
             "what": WHAT,
             "sha256": hashes,
@@ -93,6 +99,8 @@ def export(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, prog
             "shapes": shapes,
         }
         write_json(new / RECORD, record)
+
+        # A new folder needs the files of the checkpoint, which the checkpoint's own folder has.
         if not in_place:
             write_beside(source, new, model)
         if (out / target.parent.name).is_dir():  # such as quantised graphs

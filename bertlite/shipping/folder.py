@@ -70,6 +70,7 @@ def write_model(
         ValueError: there are more or fewer class names than labels, base_model is not a hub id, a file of the
             source is damaged, or the folder is the source's or holds something else.
     """
+    # A wrong argument is an error before a file is written.
     source = Checkpoint.of(source)
     check_model_folder(folder, source)
     config, origin = with_class_names(model.config, class_names), dict(source.card)
@@ -79,37 +80,45 @@ def write_model(
                 f"base_model is {base_model!r}; give the name of a repository on the hub, such as me/bert"
             )
         origin["base_model"] = base_model
-    cls = type(model).__name__
-    left = config if pruned is None else pruned
-    layers = range(config.num_hidden_layers)
+
     folder = Path(folder).expanduser()
     with replacing(folder, superseded=WRITTEN) as new:
+        # The model keeps its own names of labels; only the folder gets the data's.
         model.save_pretrained(new)
         saved = {**read_json_object(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
         saved.pop("auto_map", None)  # it names the source's code, which is not copied
         write_sorted_json(new / "config.json", saved)
+
+        # With these, other libraries make the same tokens and the same vectors.
         carry_tokenizer(tokenizer or source.tokenizer, new, config)
-        sentences = carry_modules(source, new, type(model)) and cls == "BertModel"
+        sentences = carry_modules(source, new, type(model)) and type(model).__name__ == "BertModel"
         if mapped is not None:
             put_map(new, mapped)
             sentences = True
         if needs_code(config):
             export_remote_code(new)
-        facts = Facts(cls, origin, left, sentences, figures, how)
+
+        # The card tells people how the model was made and measured; report.json tells programs the same.
+        left = config if pruned is None else pruned
+        facts = Facts(type(model).__name__, origin, left, sentences, figures, how)
         (new / CARD).write_text(make_card(config, facts), encoding="utf-8")
-        found = {
-            "what": "bertlite model",
-            "class": cls,
-            **({"base_model": origin["base_model"]} if "base_model" in origin else {}),
-            "parameters": model.num_parameters(),
-            "heads_kept": [len(kept_heads(left, layer)) for layer in layers],
-            "neurons_kept": [len(kept_neurons(left, layer)) for layer in layers],
-            "how": list(how),
-            "figures": [figure.to_dict() for figure in figures],
-            **(report or {}),
-        }
-        write_json(new / REPORT, found)
+        write_json(new / REPORT, {**report_of(model, facts), **(report or {})})
     return folder
+
+
+def report_of(model: BertPreTrainedModel, facts: Facts) -> dict[str, Any]:
+    """Return the entries of report.json that every model has."""
+    layers = range(facts.left.num_hidden_layers)
+    return {
+        "what": "bertlite model",
+        "class": facts.cls,
+        **{name: facts.origin[name] for name in ("base_model",) if name in facts.origin},
+        "parameters": model.num_parameters(),
+        "heads_kept": [len(kept_heads(facts.left, layer)) for layer in layers],
+        "neurons_kept": [len(kept_neurons(facts.left, layer)) for layer in layers],
+        "how": list(facts.how),
+        "figures": [figure.to_dict() for figure in facts.figures],
+    }
 
 
 def check_model_folder(folder: str | PathLike[str], source: Checkpoint) -> None:

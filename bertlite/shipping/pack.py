@@ -89,13 +89,18 @@ def pack(
         ValueError: the runtime cannot compute this checkpoint, there are no texts, or results differ: nothing is
             written then.
     """
+    # Whatever the runtime cannot compute is refused before the model is loaded.
     source, out = Checkpoint.of(checkpoint), Path(folder).expanduser()
     numbers = parse_compute_dtype(dtype) or torch.float32
     check_output(out, CHECKPOINT, checkpoint, own=False)
     check_output(out, PACKED, checkpoint, texts, own=(out / ABOUT).exists())
     about, after = describe_checkpoint(source)
+
+    # Texts that int8 is fitted to would show it better than it is, so others are compared.
     given, kind = texts_to_compare(texts, source.tokenizer), about["kind"]
     texts, fitted = texts_to_fit(given) if numbers == torch.int8 else (given, [])
+
+    # The encoder's pooler goes: no vector depends on it, and the runtime has none.
     as_float32: dict[str, Any] = {"dtype": torch.float32}
     original = Original.load(source, kind, about["texts"]["max_length"], model_kwargs=as_float32)
     options = as_float32 | ({"add_pooling_layer": False} if kind == "encoder" else {})
@@ -103,10 +108,12 @@ def pack(
     optimise = partial(optimize_for_inference, model, backend="native", reproducible=reproducible)
 
     with Progress(None, "", what="pack", shown=progress) as bar:
+        # In float32 both agree to rounding, unless the runtime does something else than the original.
         bar.stage(f"comparing results in float32 with {original.library}")
         wanted = original.results(as_taken(kind, texts))
         if kind != "tagger" and not np.isfinite(wanted).all():
             raise ValueError(f"results of {checkpoint} in {original.library} are not finite: repair its weights")
+
         with TemporaryDirectory(prefix="bertlite-pack-") as exact:
             write(Path(exact), optimise(**as_float32), source.tokenizer, about, after)
             packed = PackedModel(exact)
@@ -118,16 +125,19 @@ def pack(
                 f" more than {ALLOWED:g}: nothing was written"
             )
 
+        # A narrower dtype changes results, which is no fault: the agreement is recorded, in the folder too.
         with replacing(out, superseded=PACKED) as new:
             bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
             rounding = write(new, optimise(dtype=numbers, sample=sample), source.tokenizer, about, after)
             if fitted:
                 rounding = f"{rounding}, to {len(fitted)} {'given' if fitted[0] in given else 'built-in'} texts"
+
             bar.stage(f"comparing results in {dtype_name(numbers)}")
             kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
             made = {"checkpoint": name_of(source), "bertlite": __version__, "kept": kept, "rounding": rounding}
             write_about(new, {**about, "made": made})
             size = sum(path.stat().st_size for path in new.iterdir())
+
     return {
         "what": "bertlite pack",
         "kind": kind,
@@ -217,6 +227,8 @@ def describe_checkpoint(source: Checkpoint) -> tuple[dict[str, Any], State]:
     tokenizer, config = source.tokenizer, source.config
     sentences, (kind, activation) = tokenizer.sentences, checkpoint_kind(source)
     sentences.check()
+
+    # The runtime reads no files of sentence-transformers: whatever they do to a text is stated here.
     texts = {
         "max_length": longest_text(source),
         "lower_case": sentences.do_lower_case,
@@ -226,6 +238,8 @@ def describe_checkpoint(source: Checkpoint) -> tuple[dict[str, Any], State]:
         "default_prompt": sentences.default_prompt_name,
     }
     about: dict[str, Any] = {"format": FORMAT, "kind": kind, "texts": texts}
+
+    # An encoder's results are vectors, which its modules make of the states; the other kinds have labels.
     if kind == "encoder":
         head = read_head(source)
         steps, after = head_steps(head, source)

@@ -12,14 +12,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("bertlite", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface_hub", "numpy")
-CLIENTS = (
-    "sentence-transformers",
-    "datasets",
-    "peft",
-    "onnxruntime",
-    "openvino",
-    "optimum",
-)  # which `bertlite env` names too
+# `bertlite env` names these too.
+CLIENTS = ("sentence-transformers", "datasets", "peft", "onnxruntime", "openvino", "optimum")
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, if this is one
 RESULTS = "scripts/results"  # the folder of the checkout's records
 

@@ -23,7 +23,7 @@ import torch
 from conftest import SIZES, assert_same, make, randomise_
 
 from bertlite import BertConfig, BertModel, BertTokenizer, Embedder, prune_heads
-from bertlite.embed.job import Job, Rows, run
+from bertlite.embed.job import Job, Rows, embed_missing
 from bertlite.support.runs import Run, read_runs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
@@ -339,14 +339,14 @@ def job_of(vectors: Embedder, folder: Path, count: int) -> Callable[[Path], Job]
 def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, every, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     job = job_of(vectors, tmp_path, 11)
-    run(job(tmp_path / "wanted"))
+    embed_missing(job(tmp_path / "wanted"))
     wanted = {path.name: pq.read_table(path) for path in (tmp_path / "wanted").glob("*.parquet")}
     assert len(wanted) == 3
-    for number in kills(lambda number: lambda: run(job(tmp_path / str(number))), (1, 800), every):
+    for number in kills(lambda number: lambda: embed_missing(job(tmp_path / str(number))), (1, 800), every):
         out = tmp_path / str(number)
         for path in out.glob("*.parquet") if out.exists() else ():
             assert pq.read_table(path).equals(wanted[path.name])
-        assert run(job(out))["complete"]
+        assert embed_missing(job(out))["complete"]
         assert {path.name for path in out.iterdir()} == wanted.keys()
         shutil.rmtree(out)
 
@@ -355,11 +355,11 @@ def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, every, tmp_pa
 def test_a_disk_that_is_full_at_any_step_of_an_embedding_loses_no_shard(vectors, every, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     job = job_of(vectors, tmp_path, 11)
-    for number in fills(lambda number: lambda: run(job(tmp_path / str(number))), every):
+    for number in fills(lambda number: lambda: embed_missing(job(tmp_path / str(number))), every):
         out = tmp_path / str(number)
         assert not out.exists() or not list(out.glob(".*.tmp"))
         assert all(pq.read_table(path).num_rows in (4, 3) for path in out.glob("*.parquet"))
-        manifest = run(job(out))
+        manifest = embed_missing(job(out))
         assert manifest["complete"]
         assert sum(manifest["shards"].values()) == 11
         shutil.rmtree(out)
@@ -368,7 +368,7 @@ def test_a_disk_that_is_full_at_any_step_of_an_embedding_loses_no_shard(vectors,
 def test_two_embeddings_into_one_folder_make_one(vectors, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     job = job_of(vectors, tmp_path, 23)(tmp_path / "out")
-    at_once(lambda: run(job), lambda: run(job))
+    at_once(lambda: embed_missing(job), lambda: embed_missing(job))
     tables = [pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
     assert [name for table in tables for name in table["id"].to_pylist()] == list(range(23))
     assert not list((tmp_path / "out").glob(".*"))

@@ -28,7 +28,7 @@ from bertlite.commands import EmbedSettings, embed
 from bertlite.embed import job as job_module
 from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import find_model
-from bertlite.embed.job import Job, Rows, run, write_shard
+from bertlite.embed.job import Job, Rows, embed_missing, write_shard
 from bertlite.embed.settings import ROUNDING, SHOWN_BY
 from bertlite.hf.registry import registered
 from bertlite.inference.checks import MIXED
@@ -305,7 +305,7 @@ def test_settings_that_a_packed_folder_cannot_obey_are_refused(
     """Before the input is read: its second row would be an error."""
     (tmp_path / "x.txt").write_text("a\n\n")
     with pytest.raises(ValueError, match=message):
-        run(Job(Embedder(packed, **options), Rows((tmp_path / "x.txt",)), tmp_path / "out"))
+        embed_missing(Job(Embedder(packed, **options), Rows((tmp_path / "x.txt",)), tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -590,41 +590,41 @@ def test_a_shard_is_minutes_of_work_unless_its_rows_are_named(tmp_path, monkeypa
 
 def test_a_second_run_does_only_what_is_missing(embedder, lines, tmp_path) -> None:
     job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10)
-    run(job)
+    embed_missing(job)
     before = {path.name: path.read_bytes() for path in job.out.iterdir()}
     stamps = {path.name: path.stat().st_mtime_ns for path in job.out.glob("part-*")}
     (job.out / "part-00002-of-00006.parquet").unlink()
-    assert run(job)["embedded"]["shards"] == 1
+    assert embed_missing(job)["embedded"]["shards"] == 1
     assert {path.name: path.read_bytes() for path in job.out.iterdir()} == before
     changed = [path.name for path in job.out.glob("part-*") if path.stat().st_mtime_ns != stamps[path.name]]
     assert changed == ["part-00002-of-00006.parquet"]
-    assert run(job)["embedded"]["shards"] == 0
+    assert embed_missing(job)["embedded"]["shards"] == 0
 
 
 def test_a_folder_from_before_a_setting_was_added_goes_on(embedder, lines, tmp_path) -> None:
     job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10)
-    manifest, wanted = run(job), read(job.out)
+    manifest, wanted = embed_missing(job), read(job.out)
     manifest = {name: value for name, value in manifest.items() if name not in ("embedded", "shards")}
     del manifest["settings"]["reproducible"]
     metadata = {"bertlite": job_module.job_key(manifest), "bertlite manifest": json.dumps(manifest)}
     for path in sorted(job.out.glob("*.parquet")):
         pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path)
     path.unlink()
-    assert run(job)["embedded"]["shards"] == 1
+    assert embed_missing(job)["embedded"]["shards"] == 1
     assert read(job.out) == wanted
     with pytest.raises(ValueError, match=r"settings\.normalize is True, there it is False"):
-        run(Job(Embedder(embedder.model, normalize=True), Rows((lines,)), job.out, shard_rows=10))
+        embed_missing(Job(Embedder(embedder.model, normalize=True), Rows((lines,)), job.out, shard_rows=10))
 
 
 def test_files_that_change_vectors_are_part_of_a_job(checkpoint, lines, tmp_path) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "model")
-    run(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))
+    embed_missing(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config))  # other spaces
-    assert run(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))["embedded"]["shards"] == 0
+    assert embed_missing(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))["embedded"]["shards"] == 0
     (folder / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 1e-3}))
     with pytest.raises(ValueError, match=r"must not be mixed with these:\n  model\.files\.config\.json is"):
-        run(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))
+        embed_missing(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))
 
 
 def test_a_model_without_a_tokenizer_or_of_version_0_or_that_is_not_there_is_refused(checkpoint, tmp_path) -> None:
@@ -649,11 +649,11 @@ def test_a_row_without_a_text_is_refused(name: str, text: str, tmp_path) -> None
 
 def test_processes_share_the_shards(embedder, lines, tmp_path) -> None:
     whole = Job(embedder, Rows((lines,)), tmp_path / "whole", shard_rows=10)
-    run(whole)
+    embed_missing(whole)
     done = []
     for rank in (2, 0, 1):
         job = Job(embedder, Rows((lines,)), tmp_path / "shared", shard_rows=10, rank=rank, world=3)
-        manifest = run(job)
+        manifest = embed_missing(job)
         done.append(manifest["embedded"]["shards"])
         assert manifest["complete"] == (rank == 1)
     assert done == [2, 2, 2]
@@ -708,7 +708,7 @@ def test_work_with_another_setting_does_not_go_on(checkpoint: Path, lines: Path,
 
 def test_other_settings_another_input_and_another_model_are_refused(checkpoint, lines, tmp_path, capsys) -> None:
     out = tmp_path / "out"
-    run(Job(Embedder(checkpoint), Rows((lines,)), out, shard_rows=10))
+    embed_missing(Job(Embedder(checkpoint), Rows((lines,)), out, shard_rows=10))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     arguments = ["embed", str(checkpoint), str(lines), "--out", str(out), "--shard-rows", "10"]
     assert main([*arguments, "--pooling", "cls", "--normalize", "--prompt", "query: "]) == 2
@@ -723,31 +723,31 @@ def test_other_settings_another_input_and_another_model_are_refused(checkpoint, 
     model.save_pretrained(other)
     BertTokenizer.from_pretrained(checkpoint).save_pretrained(other)
     with pytest.raises(ValueError, match="dimension is 9, there it is 48"):
-        run(Job(Embedder(checkpoint, truncate_dim=9), Rows((lines,)), out, shard_rows=10))
+        embed_missing(Job(Embedder(checkpoint, truncate_dim=9), Rows((lines,)), out, shard_rows=10))
     with pytest.raises(ValueError, match=r"model\.sha256 is"):
-        run(Job(Embedder(other), Rows((lines,)), out, shard_rows=10))
+        embed_missing(Job(Embedder(other), Rows((lines,)), out, shard_rows=10))
     lines.write_text(lines.read_text().replace("a", "b", 1))
     with pytest.raises(ValueError, match=r"input\.sha256 is"):
-        run(Job(Embedder(checkpoint), Rows((lines,)), out, shard_rows=10))
+        embed_missing(Job(Embedder(checkpoint), Rows((lines,)), out, shard_rows=10))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_files_of_other_jobs_and_damaged_ones_are_refused(embedder, lines, tmp_path) -> None:
     job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10)
-    run(job)
+    embed_missing(job)
     path = job.out / "part-00001-of-00006.parquet"
     pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
     with pytest.raises(ValueError, match="belongs to another job: remove it"):
-        run(job)
+        embed_missing(job)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="is damaged"):
-        run(job)
+        embed_missing(job)
     path.rename(job.out / "part-00001-of-00007.parquet")
     with pytest.raises(ValueError, match=r"part-00001-of-00007\.parquet is not a file of this job: choose another"):
-        run(job)
+        embed_missing(job)
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ValueError, match="there are no rows to embed"):
-        run(Job(embedder, Rows((tmp_path / "empty.txt",)), tmp_path / "none"))
+        embed_missing(Job(embedder, Rows((tmp_path / "empty.txt",)), tmp_path / "none"))
 
 
 def test_a_vector_that_is_no_number_is_not_written(lines, tmp_path) -> None:
@@ -785,7 +785,7 @@ def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tm
                 shown.append((now[0], now[0] / share - now[0], share))
 
     monkeypatch.setattr("bertlite.embed.job.Progress", Bar)
-    run(Job(embedder, Rows((path,)), tmp_path / "out", shard_rows=40))
+    embed_missing(Job(embedder, Rows((path,)), tmp_path / "out", shard_rows=40))
     end = now[0]
     errors = [abs(at + left - end) / end for at, left, share in shown if share > 0.3]
     assert errors

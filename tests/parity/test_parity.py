@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 import bertlite
 from bertlite.cli import main
+from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import CASES, Case, check, command, compare, first_divergence, reference, trace
 from bertlite.parity.cases import KERNELS, cases_for
 from bertlite.parity.check import AttentionWatch, models_for, rule_for
@@ -458,7 +459,7 @@ def test_command_runs_the_quick_choice_and_says_how_it_stands(tiny, tmp_path, mo
     printed = capsys.readouterr()
     record = json.loads(path.read_text())
     (found,) = record["checkpoints"].values()
-    chosen = command.quick_choice(CASES, tiny)
+    chosen = command.quick_choice(CASES, Checkpoint(tiny))
     assert [case["name"] for case in found["cases"]] == [case.name for case in chosen]
     for case, each in zip(chosen, found["cases"], strict=True):
         assert "not_checked" in each or (each["ok"] and each["backend"].partition(",")[0] == case.backend)

@@ -20,14 +20,14 @@ from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.checkpoint.saving import file_size
 from bertlite.config import BertConfig
 from bertlite.experiments.budget.distil import Distillation
-from bertlite.experiments.budget.mapping import ENOUGH, MOST, fit_map, layer_of_map
+from bertlite.experiments.budget.mapping import MAP_NEEDS, MAP_TAKES, fit_map, layer_of_map
 from bertlite.experiments.budget.quality import Quality, evaluate_pruned
 from bertlite.experiments.budget.report import LIKENESS, facts_of, figures_of, how_made, print_report
 from bertlite.experiments.budget.search import SETTINGS as SETTINGS_FILE
 from bertlite.experiments.budget.search import Search, State, parameter_bytes, speed_of
 from bertlite.experiments.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.experiments.budget.texts import (
-    TEXTS,
+    TEXTS_TO_FIT,
     TOKENS_OF_INPUT,
     Texts,
     batches_of,
@@ -47,7 +47,7 @@ from bertlite.inference.optimize import GRAPHS, PLAIN, optimize_for_inference, p
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import MultipleChoiceBody
 from bertlite.opened.checkpoint import Checkpoint
-from bertlite.pruning.importance.least_squares import FEW
+from bertlite.pruning.importance.least_squares import FEWEST_TOKENS_OF_INPUT
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.shipping.vectors import MEAN, VectorHead, read_head, with_map
 from bertlite.support.environment import environment
@@ -212,6 +212,8 @@ class PruneJob:
             dense_bytes=given.facts["dense_bytes"],
             map=layer,
         )
+
+        # A training may learn from every text that nothing is judged by.
         distillation = None
         if settings.distil is not None:
             data, score = encode(rest, given.tokenizer, longest), Quality(given.model, judged, given.head)
@@ -301,7 +303,7 @@ class PruneJob:
         # Search, train, fit the map and judge; a killed process finds each finished part in its state.
         with Progress(None, "steps", what=f"prune to {target.text}", shown=progress) as bar:
             search = self.search(target=target, by=settings["allocate"], shared=state, state=own, progress=bar)
-            found = search.run()
+            found = search.find()
             trained = self.distillation and self.distillation.train_(found.model, training, bar)
             mapped = self.fit_map(found.model, bar)
             results = self.judge(found.model, mapped, search, bar)
@@ -402,7 +404,7 @@ def draw_texts(
     every: Examples, judging: Examples | None, given: GivenModel, longest: int, settings: PruneSettings
 ) -> tuple[Examples, Examples, Examples]:
     """Return texts to fit to, all texts but those to judge by, and those to judge by."""
-    fit, held_out = split(every, settings.calibration or TEXTS, HELD_OUT, settings.seed, judging)
+    fit, held_out = split(every, settings.calibration or TEXTS_TO_FIT, HELD_OUT, settings.seed, judging)
     rest, _ = split(every, len(every), HELD_OUT, settings.seed, judging)
     if settings.labels_for == "judging":
         fit, rest = (replace(each, labels=()) for each in (fit, rest))
@@ -413,8 +415,8 @@ def draw_texts(
 
 def texts_for_map(rest: Examples, fitted: int, given: GivenModel, settings: PruneSettings) -> Examples:
     """Return the texts after those fitted to, to fit a map to; none for a classifier, or if they are too few."""
-    others = range(fitted, min(len(rest), fitted + MOST))
-    wanted = isinstance(given.model, BertModel) and settings.mapping and len(others) >= ENOUGH
+    others = range(fitted, min(len(rest), fitted + MAP_TAKES))
+    wanted = isinstance(given.model, BertModel) and settings.mapping and len(others) >= MAP_NEEDS
     return rest.chosen(others if wanted else ())
 
 
@@ -473,7 +475,7 @@ def as_timed(model: Any, dtype: ComputeDtype, backend: str) -> Any:
 
 def warn_of_few_texts(tokens: int, texts: int, config: BertConfig) -> None:
     """Warn before the work if the texts have too few tokens for the widest matrix that is fitted."""
-    wanted = FEW * config.intermediate_size
+    wanted = FEWEST_TOKENS_OF_INPUT * config.intermediate_size
     if tokens < wanted:
         warnings.warn(
             f"the {texts} texts to fit to have {tokens:,} tokens, and matrices up to"

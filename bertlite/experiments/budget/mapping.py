@@ -16,7 +16,7 @@ from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_token
 from bertlite.pruning.importance.moments import choose_ridge, fit_matrix, gather, total
 from bertlite.shipping.vectors import VectorHead, first_dense
 
-ENOUGH, MOST = 2000, 10_000  # texts to fit a map to
+MAP_NEEDS, MAP_TAKES = 2000, 10_000  # texts that a map is fitted to: the fewest and the most
 
 
 def layer_of_map(head: VectorHead, config: Any) -> nn.Linear | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.distil import CHECKS
-from bertlite.experiments.budget.mapping import ENOUGH
+from bertlite.experiments.budget.mapping import MAP_NEEDS
 from bertlite.experiments.budget.search import Outcome
 from bertlite.experiments.budget.vocabulary import describe
 from bertlite.experiments.compare import show_interval, show_loss
@@ -223,7 +223,7 @@ def describe_map(report: dict[str, Any]) -> list[str]:
         found = ", ".join(f"{name} {x:.3f}" for name, x in alike_of(without))
         return [f"without the map after the pooling, fitted to {report['texts']['mapped']:,} other texts: {found}"]
     if "cosine" in report and report["settings"]["mapping"]:
-        return [f"no map after the pooling: it needs {ENOUGH:,} texts that neither the search nor the judging uses"]
+        return [f"no map after the pooling: it needs {MAP_NEEDS:,} texts that neither the search nor the judging uses"]
     return []
 
 

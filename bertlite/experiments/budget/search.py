@@ -420,7 +420,7 @@ class Search:
         own_layer_(model, start)
         return prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start, done=keep)
 
-    def run(self) -> "Outcome":
+    def find(self) -> "Outcome":
         """Search until the finished model is measured to meet the target, or REFINEMENTS are used up."""
         curves = self.curves()
         losses = losses_by_size(self.model.config, curves)

@@ -23,7 +23,7 @@ from bertlite.opened.checkpoint import class_of
 from bertlite.runtime.texts import check_texts
 from bertlite.tokenizer import BertTokenizer
 
-TEXTS, TOKENS_OF_INPUT = 1024, 16  # to fit to by default: texts, or fewer with these tokens for each matrix input
+TEXTS_TO_FIT, TOKENS_OF_INPUT = 1024, 16  # by default: texts, or fewer with these tokens for each matrix input
 POSITIONS = 512  # the most in a batch, unless one text has more: in a base layer gradients keep 37 kB for each
 
 Texts: TypeAlias = str | PathLike[str] | Sequence[str | tuple[str, str]]  # a file, or texts and pairs themselves

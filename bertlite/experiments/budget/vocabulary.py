@@ -62,11 +62,13 @@ def prune_vocabulary(
         FileNotFoundError: there is no such checkpoint or file.
         ValueError: a text cannot be read, or there are too few.
     """
+    # The folder and the device are checked before the model is loaded.
     given = Checkpoint.of(checkpoint) if isinstance(checkpoint, str | PathLike) else checkpoint
     folder = Path(folder).expanduser()
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is there already: name another folder")
     parse_device(device)
+
     with as_checkpoint(given, tokenizer) as source:
         every = examples_of(texts, text, None, columns, source.config)
         judged = None if dev is None else examples_of(dev, text, None, columns, source.config)
@@ -74,6 +76,7 @@ def prune_vocabulary(
         small, fewer, facts = with_fewer_tokens(
             model, tokenizer or source.tokenizer, every, judged, tokens or 0, max_length
         )
+
         report = {
             "what": "bertlite prune vocabulary",
             "checkpoint": fspath(checkpoint) if isinstance(checkpoint, str | PathLike) else None,

@@ -15,13 +15,7 @@ from bertlite.config import BertConfig
 from bertlite.inference.checks import ComputeDtype, missing_for_native
 from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.runtime.library import (
-    INSTRUCTION_SETS,
-    NativeKernelsError,
-    load_kernels,
-    measured_once,
-    processor_flags,
-)
+from bertlite.runtime.library import INSTRUCTION_SETS, NativeKernelsError, load_kernels, measured_once, processor_flags
 from bertlite.runtime.self_test import shortest_seconds
 from bertlite.runtime.structs import Kernels
 from bertlite.support.environment import cpu_name

@@ -24,7 +24,7 @@ from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
 NO_LIMIT = 2**62  # positions, if there is no table of them
-PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
+REPLACED_PARTS = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
 
 
 class NativeEmbeddings(FamilyEmbeddings):
@@ -88,7 +88,7 @@ class NativeEmbeddings(FamilyEmbeddings):
         for part in self._modules.values():
             if part is None or part is self.projection:
                 continue
-            if type(part) not in PLAIN or has_hooks(part):
+            if type(part) not in REPLACED_PARTS or has_hooks(part):
                 return False
             for x in part._parameters.values():
                 if x is None or x.dtype != floats or x.size(-1) != width or not (x.is_cpu and x.is_contiguous()):

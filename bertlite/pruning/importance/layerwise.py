@@ -21,14 +21,7 @@ from torch import Tensor, nn
 from bertlite.config import BertConfig
 from bertlite.models.structure import BertLike, Model, check_linear, check_model, copy_model, layers_of
 from bertlite.pruning.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
-from bertlite.pruning.importance.batches import (
-    Batch,
-    count_examples,
-    eval_mode,
-    flatten,
-    read_batches,
-    real_tokens,
-)
+from bertlite.pruning.importance.batches import Batch, count_examples, eval_mode, flatten, read_batches, real_tokens
 from bertlite.pruning.importance.least_squares import check_pair, fit_layers_, start_runs, warn_of_few
 from bertlite.pruning.importance.measurements import ScoringTask
 from bertlite.pruning.importance.moments import Sums, add_gram_, add_ridge_, packed_zeros, unpack
@@ -150,6 +143,8 @@ def loss_curves(
             for batch in read:
                 add_inputs_(inputs, model, batch)
     release_memory()  # the tokens left gaps that large matrices do not fit into
+
+    # To second order a loss is half of a quadratic form; it is the mean over the examples.
     examples = sum(len(real_tokens(batch)) for batch in read)
     every: Curves = []
     for layer, block in enumerate(layers_of(model)):

@@ -23,7 +23,7 @@ from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "refit")
 KEPT = 2**25  # the most bytes of outputs of heads or neurons that are kept from the fit of their projection
-FEW = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
+FEWEST_TOKENS_OF_INPUT = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
 WORSE, ROUNDING = 1.01, 1e-6  # a divergence, in nats, may grow by this factor and amount before a warning
 
 
@@ -136,10 +136,10 @@ def fit_layers_(
 def warn_of_few(runs: "Sequence[PairedRun]", widths: Iterable[int]) -> None:
     """Warn if matrices are fitted to so few tokens that the fit may harm other texts."""
     tokens, widest = sum(len(each.sentence) for each in runs), max(widths, default=0)
-    if 0 < tokens < FEW * widest:
+    if 0 < tokens < FEWEST_TOKENS_OF_INPUT * widest:
         warnings.warn(
             f"matrices with {widest:,} inputs are fitted to {tokens:,} tokens, too few for other texts:"
-            f" give {FEW * widest:,} tokens or more, or repair by 'mean'",
+            f" give {FEWEST_TOKENS_OF_INPUT * widest:,} tokens or more, or repair by 'mean'",
             stacklevel=3,
         )
 

@@ -11,14 +11,7 @@ from torch import Tensor
 
 from bertlite.config import check_known
 from bertlite.models.structure import BertLike, check_model
-from bertlite.pruning.criteria import (
-    CRITERIA,
-    NORMALISERS,
-    REDUCTIONS_OF,
-    TARGETS,
-    Criterion,
-    criteria_for,
-)
+from bertlite.pruning.criteria import CRITERIA, NORMALISERS, REDUCTIONS_OF, TARGETS, Criterion, criteria_for
 from bertlite.pruning.importance.batches import Batch, Loss, eval_mode
 from bertlite.pruning.importance.measurements import SCORES, ScoringTask
 from bertlite.pruning.importance.structures import HEADS, NEURONS

@@ -32,7 +32,7 @@ from bertlite.experiments.budget.command import HELD_OUT
 from bertlite.experiments.budget.distil import LR, STATES, RecordedTeacher
 from bertlite.experiments.budget.mapping import fit_map
 from bertlite.experiments.budget.target import quantiles
-from bertlite.experiments.budget.texts import TEXTS, batches_of, encode, split
+from bertlite.experiments.budget.texts import TEXTS_TO_FIT, batches_of, encode, split
 from bertlite.experiments.budget.work import Work
 from bertlite.experiments.data import Examples, batch_indices
 from bertlite.experiments.evaluate import TASKS
@@ -148,7 +148,7 @@ class Encoder:
             model = Checkpoint.of(self.path(PLAIN, target)).load(BertModel)
         if way in ("distilled", "layers"):
             self.distil_(model)
-        unseen = batches_of(self.rest.chosen(range(TEXTS, len(self.rest))), self.tokenizer, self.model, LENGTH)
+        unseen = batches_of(self.rest.chosen(range(TEXTS_TO_FIT, len(self.rest))), self.tokenizer, self.model, LENGTH)
         mapped = with_map(self.head, fit_map(model, LastStates(self.recorded), unseen, self.head))
         write_model(folder, model, self.place, mapped=mapped)
         print(folder, flush=True)

@@ -174,7 +174,7 @@ def test_an_encoder_gets_a_map_where_enough_texts_are_left(
     enough: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], few_rounds: None
 ) -> None:
     """The report has its figures with and without, the size counts it, and the folder has its Dense."""
-    monkeypatch.setattr(command, "ENOUGH", enough)
+    monkeypatch.setattr(command, "MAP_NEEDS", enough)
     monkeypatch.setattr(search, "CLOCK_ROUNDS", 3)
     write(tmp_path / "given")
     lines = [" ".join(WORDS[5 + (i * i * j) % 40] for j in range(1, 4 + i % 9)) for i in range(300)]
