@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bertlite.experiments.budget.command import HELD_OUT
 from bertlite.experiments.budget.report import print_report
-from bertlite.experiments.budget.texts import TEXTS
+from bertlite.experiments.budget.texts import TEXTS_TO_FIT
 from bertlite.experiments.compare import show_loss
 from scripts.make.tables.proof import FINITE, claims_of, parity_records, verdict
 from scripts.make.tables.pruning import by_encoder, give
@@ -78,7 +78,7 @@ def encoders_loss() -> str:
         found = [(name.split("-")[1], row["scores"][MEAN]) for name, row in rows]
         return ", ".join(f"{name} {show_loss(*(each[end] for end in ends))}" for name, each in found)
 
-    others = record("pruning/pareto")["texts"] - HELD_OUT - TEXTS
+    others = record("pruning/pareto")["texts"] - HELD_OUT - TEXTS_TO_FIT
     return (
         f"{losses('mapped')} with a map fitted to {others:,} more texts; {losses('plain')} without one"
         f" ({len(JUDGED)} tasks of short texts)"
