@@ -357,7 +357,7 @@ DOORS: dict[str, tuple[Callable[..., Any], dict[str, Callable[[World], Any]]]] =
     "save_pretrained": (lambda folder: make().save_pretrained(folder), {"folder": lambda w: w.out}),
     "tokenizer": (bertlite.BertTokenizer.from_pretrained, {"source": lambda w: w.classifier}),
 }
-MODEL = {("prune_to", "checkpoint")}  # arguments that take a loaded model
+MODEL = {("prune_to", "checkpoint"), ("prune_vocabulary", "checkpoint")}  # arguments that take a loaded model
 WRONG: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "number": lambda: np.float64("nan"),
