@@ -320,7 +320,7 @@ def test_the_package_has_few_rooms() -> None:
     assert len(rooms) <= 20, sorted(rooms)
 
 
-TWICE = {"Job", "compare", "describe", "fingerprint", "read_model", "run"}
+TWICE = {"compare", "describe", "fingerprint", "read_model"}
 
 
 def test_a_name_means_one_thing() -> None:

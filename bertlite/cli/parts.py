@@ -250,7 +250,7 @@ class Command:
         quiet = flag("-q --quiet", "print only errors on standard error: no progress and no warnings")
         add_options(parser, [out, json, quiet, *self.options])
 
-        # The defaults are those of the settings; a list is shown as a user writes it.
+        # Defaults come from the settings; a list is shown as a user writes it.
         given = {} if self.settings is None else vars(self.settings)
         lists = {name: ",".join(value) for name, value in given.items() if isinstance(value, tuple) and value}
         parser.set_defaults(**{**given, **lists}, asked=self, parser=parser)

@@ -41,7 +41,7 @@ def find_fault(kernels: Kernels) -> str | None:
     for name, allowed in ALLOWED.items():
         numbers, scaled = name.removeprefix(SCALED), name.startswith(SCALED)
         try:
-            found = run(kernels, layer, numbers, x, scaled)
+            found = runner(kernels, layer, numbers, x, scaled)()
         except RuntimeError as raised:
             return f"{name}: {raised}"
         error = np.abs(found - truth).max() / np.abs(truth).max()
@@ -87,11 +87,6 @@ def layer_of_waves(shape: Shape) -> SmallLayer:
     sizes = {name: shape.matrix(shape.layers[0], name) for name in MATRICES}
     matrices = {name: (waves(*size), waves(size[0])) for name, size in sizes.items()}
     return SmallLayer(shape, matrices, waves(shape.hidden_size))
-
-
-def run(kernels: Kernels, layer: SmallLayer, numbers: str, x: Floats, scaled: bool = False) -> NDArray[np.float32]:
-    """Return the kernels' output for a layer and a sequence of tokens."""
-    return runner(kernels, layer, numbers, x, scaled)()
 
 
 def runner(

@@ -26,7 +26,7 @@ from bertlite.pruning.importance.least_squares import check_pair, fit_layers_, s
 from bertlite.pruning.importance.measurements import ScoringTask
 from bertlite.pruning.importance.moments import Sums, add_gram_, add_ridge_, packed_zeros, unpack
 from bertlite.pruning.importance.selection import Elimination, eliminate
-from bertlite.pruning.importance.structures import HEADS, STRUCTURES, Reached, Structure, run_and_see
+from bertlite.pruning.importance.structures import HEADS, STRUCTURES, Reached, Structure, run_hooked
 from bertlite.stack.modules import BertLayer
 from bertlite.support.kinds import checked
 from bertlite.support.memory import release_memory
@@ -188,7 +188,7 @@ def add_inputs_(sums: Sequence[Sums], model: BertLike, batch: Batch) -> None:
             raise Reached
 
     with suppress(Reached):
-        run_and_see(model, batch, see)
+        run_hooked(model, batch, see)
 
 
 def output_metrics(
@@ -252,7 +252,7 @@ def add_gradients_(
         dtype = torch.promote_types(out.dtype, torch.float32)
         out.register_hook(lambda grad: add_gram_(sums[place], flatten(grad, real).to(dtype)))
 
-    losses = objective(run_and_see(model, batch, see))
+    losses = objective(run_hooked(model, batch, see))
     torch.autograd.grad(losses[~losses.detach().isnan()].sum(), leaves)
 
 

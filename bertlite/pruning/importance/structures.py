@@ -60,7 +60,7 @@ def run(model: BertLike, batch: Batch, **options: Any) -> Any:
     return model(**inputs_of(batch), **options, return_dict=True)
 
 
-def run_and_see(model: BertLike, batch: Batch, see: Callable[..., None]) -> Any:
+def run_hooked(model: BertLike, batch: Batch, see: Callable[..., None]) -> Any:
     """Run the model, and call `see` with each output projection's number, and the arguments of a forward hook."""
     parts = (structure.dense(block) for block in layers_of(model) for structure in STRUCTURES)
     with whole_layers(model), ExitStack() as hooks:
