@@ -72,8 +72,8 @@ def pack(
         checkpoint: a hub id or a folder: of sentence-transformers, a CrossEncoder, a classifier or a tagger.
         dtype: "float32", "bfloat16" or "int8".
         texts: texts to compare results on, or the path of a file of them; by default a few built-in ones, from empty
-            texts to the longest.  From 128 texts on, every second one, 256 at most, is not compared: int8 is fitted to
-            it.  Otherwise int8 is fitted to built-in sentences of many kinds and languages.
+            texts to the longest.  From 128 different texts on, every second one, 256 at most, is not compared: int8 is
+            fitted to it.  Otherwise int8 is fitted to built-in sentences of many kinds and languages.
         reproducible: give the same bits on every processor, in float32 or int8; as `optimize_for_inference`.
         progress: show the current step.
 
@@ -130,7 +130,7 @@ def pack(
             bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
             rounding = write(new, optimise(dtype=numbers, sample=sample), source.tokenizer, about, after)
             if fitted:
-                rounding = f"{rounding}, to {len(fitted)} {'given' if fitted[0] in given else 'built-in'} texts"
+                rounding = f"{rounding}, to {len(fitted)} {'built-in' if texts is given else 'given'} texts"
 
             bar.stage(f"comparing results in {dtype_name(numbers)}")
             kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
@@ -172,10 +172,12 @@ def texts_to_compare(
 
 def texts_to_fit(texts: list[str]) -> tuple[list[str], list[str]]:
     """Return the texts to compare results on, and those to fit int8 to: given ones if there are many, or built in."""
-    if len(texts) < MANY:
+    different = [*dict.fromkeys(texts)]  # or a text could be both fitted to and compared
+    if len(different) < MANY:
         return texts, SENTENCES.read_text(encoding="utf-8").splitlines()
-    fitted = texts[1::2][:MOST_FITTED]
-    return [text for text in texts if text not in {*fitted}], fitted
+    fitted = different[1::2][:MOST_FITTED]
+    known = {*fitted}
+    return [text for text in texts if text not in known], fitted
 
 
 def sample_of(packed: PackedModel, texts: Sequence[str]) -> dict[str, list[list[int]]]:

@@ -285,9 +285,12 @@ def test_int8_is_fitted_to_texts_that_are_not_compared(sentences: Path, tmp_path
     assert pack(sentences, tmp_path / "floats", texts=given)["rounding"] is None
     assert InferenceModel.load(tmp_path / "many").rounding == "fitted in 8 of 8 matrices"
     assert load(tmp_path / "many").about["made"]["rounding"] == many["rounding"]
-    compared, fitted = texts_to_fit([*given, *given])
-    assert len(fitted) == MOST_FITTED
-    assert not {*compared} & {*fitted}
+    for repeated, size in (([*given, *given], 135), ([*map(str, range(600))], MOST_FITTED)):
+        compared, fitted = texts_to_fit(repeated)
+        assert len({*fitted}) == len(fitted) == size
+        assert {*compared} == {*repeated} - {*fitted}
+    compared, fitted = texts_to_fit(["a"] * 200)  # of which none would be left to compare
+    assert (len(compared), len(fitted)) == (200, count)
 
 
 def test_int8_is_fitted_to_tokens_as_the_model_meets_them(folders: Any, tmp_path: Path) -> None:
