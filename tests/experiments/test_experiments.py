@@ -23,6 +23,7 @@ pytest.importorskip("accelerate")
 import bertlite
 import bertlite.commands
 import bertlite.inference
+import bertlite.pruning
 from bertlite.cli import main
 from bertlite.experiments import compare, files, finetune, statistics
 from bertlite.experiments.budget.distil import RecordedTeacher
@@ -36,7 +37,7 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.evaluate import TASKS, metrics_of, predict
-from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, prune_run
+from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, prune_run, rescored
 from bertlite.experiments.files import class_names, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.opened.checkpoint import Checkpoint
@@ -769,6 +770,49 @@ def test_inverted_removes_what_matters_most(experiment, tmp_path):
     ranked = [divmod(i, 4) for i in scores.flatten().argsort().tolist()]
     assert kept["michel"] == {(str(layer), head) for layer, head in ranked[:4]}
     assert kept["michel/inverted"] == {(str(layer), head) for layer, head in ranked[-4:]}
+
+
+@pytest.mark.parametrize("at_least", [0, 1])
+@pytest.mark.parametrize("criterion", ["michel", "fisher/kl", "michel/inverted"])
+def test_rescored_heads_go_by_the_scores_of_the_model_that_is_left(criterion, at_least, experiment, tmp_path):
+    order = experiment.scores(Cell(f"{criterion}/rescored", at_least=at_least))
+    name, *rest = criterion.split("/")
+    batches, sign, model = experiment.calibration(0), -1 if "inverted" in rest else 1, experiment.dense
+    gone = []  # in rounds of two of the twelve heads
+    for _ in range((12 - 3 * at_least) // 2):
+        options = {"target": "kl", "teacher": experiment.dense} if "kl" in rest else {}
+        scores = sign * bertlite.head_importance(model, batches, criterion=name, **options)
+        choice = bertlite.pruning.rank_heads(scores, count=2, at_least=at_least)
+        heads = [(layer, head) for layer, heads in choice.items() for head in heads]
+        gone += sorted(heads, key=lambda head: scores[head])
+        model = bertlite.prune_heads(model, choice)
+    assert [float(order[head]) for head in gone] == [*range(len(gone))]
+    assert sorted(order.flatten().tolist())[: 12 - 3 * at_least] == [*range(12 - 3 * at_least)]
+    assert (order == 12).sum() == 3 * at_least, "the last heads of the layers, which stay"
+
+    # A cell removes the first of this order, and another share needs no other scores.
+    folder = experiment.run(Cell(f"{criterion}/rescored", 1 / 3, at_least=at_least, repair="none"), tmp_path)
+    masked = {
+        (int(k), x) for k, v in json.loads((folder / "masks.json").read_text())["pruned_heads"].items() for x in v
+    }
+    assert masked == {*gone[:4]}
+
+
+def test_a_head_that_hides_another_is_seen_when_heads_are_scored_again():
+    """Heads 0 and 1 do the same: each alone can go, and then the other one is needed."""
+
+    def score(model):
+        kept = bertlite.kept_heads(model.config, 0)
+        twins = {0, 1} <= {*kept}
+        worth = {0: 0.0 if twins else 9.0, 1: 0.1 if twins else 9.0, 2: 1.0, 3: 2.0}
+        return torch.tensor([[worth[head] if head in kept else math.nan for head in range(4)]])
+
+    model = make(bertlite.BertForSequenceClassification, num_hidden_layers=1)
+    once, again = score(model), rescored(model, score, 0)
+    assert bertlite.pruning.rank_heads(once, count=2) == {0: [0, 1]}
+    assert bertlite.pruning.rank_heads(again, count=2) == {0: [0, 2]}
+    assert again.tolist() == [[0, 3, 1, 2]]
+    assert rescored(bertlite.prune_heads(model, {0: [3]}), score, 1).nan_to_num(nan=-1).tolist() == [[0, 3, 1, -1]]
 
 
 def test_repair_and_retraining_act(experiment, tmp_path):
