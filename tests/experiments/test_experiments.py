@@ -20,6 +20,9 @@ from conftest import SIZES, SPECIAL, assert_same, make
 
 pytest.importorskip("accelerate")
 
+from scipy.optimize import minimize_scalar
+from scipy.stats import norm
+
 import bertlite
 import bertlite.commands
 import bertlite.inference
@@ -357,6 +360,48 @@ def test_paired_tests_see_what_unpaired_intervals_hide():
     assert exact == statistics.mcnemar(right_a, right_b), "of two runs alone"
     assert statistics.mcnemar(right_a, right_b) == pytest.approx(2 * 0.5 ** int((right_a & ~right_b).sum()))
     assert statistics.mcnemar(right_a, right_a) == 1
+
+
+def score_of_paired_proportions(gained, lost, total, margin):
+    """Return Tango's z under a true difference of -margin, by a search for the likelihood's maximum."""
+
+    def surprise(share):  # of examples that only the second gets right: share + margin, only the first: share
+        terms = (gained, share), (lost, share + margin), (total - gained - lost, 1 - 2 * share - margin)
+        return -sum(count * math.log(max(p, 1e-300)) for count, p in terms)
+
+    share = minimize_scalar(surprise, bounds=(0, (1 - margin) / 2), method="bounded", options={"xatol": 1e-13}).x
+    return (gained - lost + total * margin) / math.sqrt(total * (2 * share + margin * (1 - margin)))
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "total", "margin"),
+    [(7, 5, 872, 0.01), (0, 4, 872, 0.01), (3, 12, 400, 0.05), (20, 20, 400, 0.03), (5, 90, 400, 0.1)],
+)
+def test_equivalence_is_the_score_test_of_paired_proportions(gained, lost, total, margin):
+    ends = ((gained, lost), (lost, gained))
+    worst = min(score_of_paired_proportions(*each, total, margin) for each in ends)
+    found = statistics.equivalence(gained, lost, total, margin)
+    assert found == pytest.approx(norm.sf(worst), rel=1e-4)
+    assert found == statistics.equivalence(lost, gained, total, margin)
+    assert statistics.equivalence(0, 0, total, margin) == pytest.approx(
+        norm.sf((total * margin / (1 - margin)) ** 0.5)
+    )
+
+
+def test_what_costs_the_margin_is_seldom_called_equivalent_and_what_costs_nothing_often():
+    draw, total, margin = np.random.default_rng(0), 872, 0.05
+
+    def passing(difference):
+        shares = 0.03 + max(0, difference), 0.03 + max(0, -difference)
+        counts = draw.multinomial(total, [*shares, 1 - sum(shares)], size=2000)
+        return np.mean([statistics.equivalence(int(a), int(b), total, margin) <= 0.05 for a, b, _ in counts])
+
+    # of 2,000 draws 5 % pass, give or take 1 %
+    assert 0.03 < passing(-margin) < 0.065
+    assert 0.03 < passing(margin) < 0.065
+    assert passing(0.0) > 0.95
+    with pytest.raises(ValueError, match="margin is 1; give a difference of accuracies between 0 and 1"):
+        statistics.equivalence(1, 2, total, 1)
 
 
 def simulated(draw, models, examples, spread):
