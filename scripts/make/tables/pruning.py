@@ -320,6 +320,27 @@ def pareto_tasks() -> str:
     return table(["encoder", "MACs", "", *JUDGED, "neighbours kept by int8"], body, f"100 × {note}")
 
 
+def passages() -> str:
+    """Table of the points that encoders lose in a search for passages, by the texts that they were fitted to."""
+    found = record("pruning/passages")
+    lines: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in (row for row in found["rows"] if "texts" in row):
+        own = lines.setdefault((row["model"], row["fitted"], *row["texts"].values()), {})
+        own[row["target"]] = lose(row["difference"], row["difference_low"], row["difference_high"])
+    targets = [*dict.fromkeys(target for own in lines.values() for target in own)]
+    body = [
+        [*names[:2], *(f"{each:,}" if each else "" for each in names[2:]), *(own[target] for target in targets)]
+        for names, own in lines.items()
+    ]
+    given = ", ".join(f"{row['model']} {percent(row['score'])}" for row in found["rows"] if "texts" not in row)
+    note = (
+        f"Points of nDCG@10 lost, with a paired 95 % interval over {found['questions']} questions; the given model:"
+        f" {given}. {found['paragraphs']} paragraphs are searched."
+    )
+    head = ["encoder", "fitted to", "texts", "texts of the map", *(each.replace("%", " %") for each in targets)]
+    return table(head, body, note)
+
+
 KINDS = {
     "pairs": "Spearman's correlation of cosines with people's ratings of pairs",
     "search": "nDCG@10 of a search for questions with the query's intent",
