@@ -288,11 +288,14 @@ def test_a_seed_draws_the_texts_to_prune_by_and_the_same_texts_judge(tiny: Path,
 
 
 def test_the_main_comparison_is_named() -> None:
-    args = budgets.parse(["model", "--data", "data", "--main", "--out", "runs,record.json"])
+    given = ["model", "--data", "data", "--main", "--out", "runs,record.json"]
+    args = budgets.parse(given)
     assert args.seeds == (0, 1, 2)
     assert args.ways == (OURS, "Kwon et al.")
     assert len({*args.tasks}) == 5
     assert {*args.tasks} <= {*tasks.TASKS}
+    part = budgets.parse([*given, "--tasks", args.tasks[0], "--seeds", "2"])
+    assert (part.tasks, part.seeds, part.ways) == (args.tasks[:1], (2,), args.ways)
 
 
 def test_all_stages_of_a_task_are_recorded_and_drawn(

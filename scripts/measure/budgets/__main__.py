@@ -121,7 +121,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ways", type=ways_named, default=tuple(WAYS), help="names, split at ;")
     parser.add_argument("--seeds", type=integers, default=(0,), help="fine-tuned models of a task (default: 0)")
     parser.add_argument(
-        "--main", action="store_true", help=f"{', '.join(tasks.MAIN)}, seeds 0 to 2, {' and '.join(MAIN)}"
+        "--main", action="store_true", help=f"by default {', '.join(tasks.MAIN)}; seeds 0 to 2; {', '.join(MAIN)}"
     )
     parser.add_argument("--shares", type=numbers, default=(0.5, 0.3, 0.2), help="of the MACs (default: 0.5,0.3,0.2)")
     parser.add_argument(
@@ -140,8 +140,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="runs, the record and its picture",
     )
     args = parser.parse_args(argv)
-    if args.main:
-        args.tasks, args.seeds, args.ways = tasks.MAIN, (0, 1, 2), MAIN
+    if args.main:  # other options still count, such as one of the tasks on one machine
+        parser.set_defaults(tasks=tasks.MAIN, seeds=(0, 1, 2), ways=MAIN)
+        args = parser.parse_args(argv)
     if not {FOLDER, RECORD} <= {*args.out}:
         parser.error("--out needs a folder for the runs and a file for the record: FOLDER,FILE.json")
     if any("Torch-Pruning" in way for way in args.ways) and not args.record_only:

@@ -201,6 +201,16 @@ def test_a_gate_is_learned_to_stay_open_only_where_its_unit_matters(target: str,
         assert not torch.equal(found, score(model, batches, **options, seed=1))
 
 
+def test_gates_are_learned_from_the_examples_that_have_labels() -> None:
+    model, batches = model_of(BertForMaskedLM), data(BertForMaskedLM, size=5)
+    without = {**batches[0], "labels": torch.full((5, S), -100)}
+    found = head_importance(model, [batches[0], without], criterion="hard_concrete")  # half as many steps
+    assert found.isfinite().all()
+    assert not torch.equal(found, head_importance(model, batches, criterion="hard_concrete"))
+    with pytest.raises(ValueError, match="no example has a label that counts"):
+        head_importance(model, [without], criterion="hard_concrete")
+
+
 def test_a_gate_without_gradient_closes_as_fast_as_the_penalty_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a penalty and a gradient it stays where it began: P(gate is not 0) at log α = START."""
     silent = model_of()
