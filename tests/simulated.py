@@ -43,8 +43,8 @@ def record(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Te
 class Pools:
     """The memory of graphs by the rules of torch's allocator.
 
-    Graphs of a pool share what their runs need, and each keeps its output.  A pool's memory comes back when no graph is
-    left in it.  Then, and after a recording that failed, its handle is refused.
+    Graphs of a pool share what their runs need, and each keeps its output.  Memory comes back when a pool's last graph
+    goes.  Then, and after a recording that failed, its handle is refused.
     """
 
     def __init__(self) -> None:

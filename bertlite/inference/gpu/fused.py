@@ -280,13 +280,11 @@ def fault_of_norm(norm: Any, width: int) -> str | None:
     return "has no norm" if norm is None else norm_fault(norm, width, getattr(norm, "eps", 0.0))
 
 
-FUSED_POSITIONS = frozenset(
-    {"absolute", "bucketed", "relative_key", "relative_key_query", "disentangled"}
-)  # of positions
-TABLES = "word_embeddings position_embeddings token_type_embeddings LayerNorm dropout"
+FUSED_POSITIONS = ("absolute", "bucketed", "relative_key", "relative_key_query", "disentangled")
+IN_EMBEDDINGS = "word_embeddings position_embeddings token_type_embeddings LayerNorm dropout"
 FUSED_PARTS: dict[type[nn.Module], str] = {  # what the modules of an encoder hold; anything else changes its results
-    BertEmbeddings: TABLES,
-    FamilyEmbeddings: f"{TABLES} projection",
+    BertEmbeddings: IN_EMBEDDINGS,
+    FamilyEmbeddings: f"{IN_EMBEDDINGS} projection",
     BertSelfAttention: "query key value dropout distance_embedding pos_key_proj pos_query_proj pos_dropout",
     BertSelfOutput: "dense LayerNorm dropout",
     BertOutput: "dense LayerNorm dropout",

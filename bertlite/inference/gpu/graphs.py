@@ -32,7 +32,7 @@ from bertlite.stack.layouts import Padded, Slots
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
 BUCKETS, BYTES = 64, 2 * 2**30  # limits for the graphs of one model
-SHARE = 4  # a pool of memory takes graphs until it has grown by BYTES / SHARE since its first one
+GROWTH = BYTES // 4  # bytes: a pool of memory takes graphs until it has grown by as many since its first one
 MOST_TOKENS = 16_000  # with more, launches take less time than the kernels
 RECORDING = RLock()  # torch records one graph at a time in a process
 WARM_UPS = 2  # forwards before a graph is recorded, which allocate and choose kernels
@@ -266,7 +266,7 @@ class Graphs:
 
         graph = self.made[bucket] = BucketGraph(model, bucket, pool)
         pool.bytes += graph.bytes
-        pool.limit = pool.limit or min(pool.bytes + BYTES // SHARE, BYTES)
+        pool.limit = pool.limit or min(pool.bytes + GROWTH, BYTES)
         self.pool = pool
         return graph
 

@@ -172,6 +172,7 @@ def test_beyond_the_bytes_only_the_pools_unused_for_longest_go(limit: int, monke
     monkeypatch.setattr(graphs, "pool_handle", pools.handle)
     monkeypatch.setattr(graphs, "record_forward", pools.record)
     monkeypatch.setattr(graphs, "BYTES", limit * 32 * 48 * 8)
+    monkeypatch.setattr(graphs, "GROWTH", limit * 32 * 12 * 8)
     quick, used, survivors = graphed(model), dict[Any, int](), []
     for i in range(80):
         batch, before = make_batch(1, draw.choice([5, 40, 70, 130, 200, 384]), i), pools_of(quick)

@@ -531,6 +531,7 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
         losses.append(step(batches[1]).item())
     assert held[1:] == [None], "the memory of the recording is free when the step runs plainly"
     assert_same(torch.tensor(losses), torch.tensor(eager(plain, [*batches, batches[1]])), atol=1e-9)
+    assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=1e-8)
 
 
 def test_a_step_runs_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
