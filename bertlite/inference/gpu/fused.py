@@ -42,7 +42,13 @@ from bertlite.stack.modules import (
     BertSelfAttention,
     BertSelfOutput,
 )
-from bertlite.stack.positions import DISTANCES
+from bertlite.stack.positions import (
+    DISTANCES,
+    BucketedDistances,
+    DisentangledDistances,
+    Distances,
+    VectorDistances,
+)
 from bertlite.support import torch_private
 from bertlite.support.timing import time_calls
 
@@ -255,8 +261,8 @@ def fault_of(part: Any) -> str | None:
     other = next((name for name, x in held.items() if x is not None and name not in known.split()), None)
     if other is not None:
         return f"has {other}, which no kernel computes"
-    kind = getattr(part, "position_embedding_type", "absolute")
-    if kind not in FUSED_POSITIONS:
+    kind = getattr(part, "position_embedding_type", None)
+    if kind is not None and not knows_positions(kind):
         return f"has {kind} positions, for which there is no kernel"
 
     # From here on a part is of a kind that kernels know, and details decide.
@@ -280,9 +286,13 @@ def fault_of_norm(norm: Any, width: int) -> str | None:
     return "has no norm" if norm is None else norm_fault(norm, width, getattr(norm, "eps", 0.0))
 
 
-FUSED_POSITIONS = ("absolute", "bucketed", "relative_key", "relative_key_query", "disentangled")
+def knows_positions(kind: str) -> bool:
+    """Return whether graphs and kernels compute a kind of positions: others may change queries and keys."""
+    return type(DISTANCES[kind]) in (Distances, VectorDistances, BucketedDistances, DisentangledDistances)
+
+
 IN_EMBEDDINGS = "word_embeddings position_embeddings token_type_embeddings LayerNorm dropout"
-FUSED_PARTS: dict[type[nn.Module], str] = {  # what the modules of an encoder hold; anything else changes its results
+FUSED_PARTS: dict[type[nn.Module], str] = {  # the parts that kernels know of a module
     BertEmbeddings: IN_EMBEDDINGS,
     FamilyEmbeddings: f"{IN_EMBEDDINGS} projection",
     BertSelfAttention: "query key value dropout distance_embedding pos_key_proj pos_query_proj pos_dropout",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bertlite.config import POSITIONS
-from bertlite.inference.gpu.fused import FUSED_POSITIONS, fuse_
+from bertlite.inference.gpu.fused import fuse_, knows_positions
 from bertlite.inference.gpu.short_attention import LONGEST, SHORT, missing_for_short
 from bertlite.inference.gpu.triton_kernels import pack_rows, unpack_rows
 from bertlite.inference.quick import QuickBertModel
@@ -207,7 +207,7 @@ class Graphs:
 
     @property
     def pools(self) -> list[Pool]:
-        """The memory of all graphs, what was used last before the rest."""
+        """The memory of all graphs; the pool that was used last comes first."""
         return [*dict.fromkeys(graph.pool for graph in reversed(self.made.values()))]
 
     @property
@@ -397,7 +397,7 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
     )
     varlen, kind = BACKENDS["varlen"], config.position_embedding_type
     missing = None if varlen.missing is None else varlen.missing(needs)
-    if kind not in FUSED_POSITIONS:
+    if not knows_positions(kind):
         missing = f"a graph that leaves it out cannot compute {kind} positions"
 
     # The body keeps its modules and changes its class, so names, hooks and weights stay as they are.

@@ -20,7 +20,7 @@ from bertlite.inference.gpu.graphs import GraphedBertModel
 from bertlite.inference.gpu.triton_kernels import INTERPRETED
 from bertlite.stack.attention import Requirements
 from bertlite.stack.modules import BertIntermediate
-from bertlite.stack.positions import DISTANCES
+from bertlite.stack.positions import DISTANCES, Distances
 from bertlite.support import torch_private
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -156,7 +156,7 @@ def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(mo
     """Such as a gate, a norm at another place, or rotated queries: kernels would leave them out without a word."""
     monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
     monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
-    monkeypatch.setitem(DISTANCES, "turned", DISTANCES["absolute"])
+    monkeypatch.setitem(DISTANCES, "turned", type("Turned", (Distances,), {})())
     plain, turned = make(), make(position_embedding_type="turned")
     first, second, third = plain.encoder.layer
     first.intermediate.factor = nn.Linear(48, 37)

@@ -29,7 +29,7 @@ from bertlite.inference.gpu import graphs
 from bertlite.inference.gpu.graphs import Bucket, BucketGraph, GraphedBertModel, bucket_of, use_graphs_
 from bertlite.parity.command import demo_checkpoint
 from bertlite.stack.attention import Backend, eager
-from bertlite.stack.positions import DISTANCES
+from bertlite.stack.positions import DISTANCES, Distances
 
 
 @pytest.fixture
@@ -414,7 +414,7 @@ def test_positions_that_a_packing_graph_does_not_know_are_computed_with_padding(
     """Such as rotations, which come from places that the rows of a bucket do not have."""
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
-    monkeypatch.setitem(DISTANCES, "turned", DISTANCES["absolute"])
+    monkeypatch.setitem(DISTANCES, "turned", type("Turned", (Distances,), {})())
     monkeypatch.setattr(graphs, "missing_for_short", lambda needs, longest: None)
     monkeypatch.setattr(graphs, "fuse_", lambda body: False)
     monkeypatch.setattr(BertModel, "device", torch.device("cuda"))
