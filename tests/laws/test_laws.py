@@ -41,6 +41,7 @@ from bertlite.checkpoint.families import FAMILIES
 from bertlite.inference import InferenceModel
 from bertlite.inference.gpu import graphs
 from bertlite.shipping.pack import pack
+from bertlite.stack.body import BertBody
 
 ALL = range(SIZES["num_attention_heads"])
 HEADS: dict[str, dict[int, Any]] = {
@@ -135,6 +136,9 @@ def copied(way: str, kind: str, folder: Path) -> None:
             assert other.config == made.config
             assert other.is_gradient_checkpointing
         spoil_(other)
+        if isinstance(made, BertBody):
+            other.prune_heads({2: [0]})
+            assert 2 not in made.config.pruned_heads
         assert_rows(it.rows(made, MIXED, **it.asks), wanted)
 
 
@@ -173,6 +177,8 @@ def gated(way: str, kind: str, folder: Path) -> None:
     many = way in ("eager", "sdpa") and kind in ("bert", "relative_key", "mpnet", "deberta-v2")
     for heads in [*HEADS.values()][: len(HEADS) if many else 2]:
         gates = torch.ones(len(model.encoder.layer), len(ALL), dtype=torch.float64)
+        for layer, gone in model.config.pruned_heads.items():
+            gates[layer, list(gone)] = 99  # a head that is gone is not heard
         for layer, gone in heads.items():
             gates[layer, list(gone)] = 0
         truth = rows_of(made_of("eager", kind), MIXED, **it.asks, head_mask=gates)
@@ -205,16 +211,18 @@ def threads(way: str, kind: str, folder: Path) -> None:
 
 
 def shared(way: str, kind: str, folder: Path) -> None:
-    """Threads of Python that share it get what one gets."""
-    made, calls = made_of(way, kind), calls_of(way, kind)
-    wanted, barrier = [call(made) for call in calls], Barrier(4)
+    """Threads of Python that share it, while the kernels run another model too, get what one gets."""
+    it, calls, packed = WAYS[way], calls_of(way, kind), way.startswith("native")
+    models = [made_of(way, each) for each in ((kind, "bert") if packed else (kind,))]
+    calls += [partial(it.rows, texts=MANY)] * packed
+    wanted, barrier = [[call(made) for made in models] for call in calls], Barrier(4)
 
     def work(shift: int) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(1 + packed)
         barrier.wait(60)
-        for i in range(2 * len(calls)):
-            place = (i + shift) % len(calls)
-            assert_rows(calls[place](made), wanted[place])
+        for i in range(2 * len(calls) * len(models)):
+            place, which = (i // len(models) + shift) % len(calls), (i + shift) % len(models)
+            assert_rows(calls[place](models[which]), wanted[place][which])
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))

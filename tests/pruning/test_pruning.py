@@ -1,7 +1,6 @@
 """Removing heads and neurons for good: what the pruned model computes, what it keeps, and what is refused."""
 
 import copy
-import pickle
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -54,10 +53,6 @@ EACH = pytest.mark.parametrize(  # the function that prunes, and what
 )
 POSITIONS = ["absolute", "relative_key", "bucketed", "disentangled"]
 BACKENDS = ["eager", "sdpa"]
-
-
-def pickled(model: Any) -> Any:
-    return pickle.loads(pickle.dumps(model))
 
 
 def gate_of(heads: dict[int, list[int]]) -> Tensor:
@@ -293,17 +288,6 @@ def test_gradient_checkpointing_survives(model: BertModel) -> None:
     model.gradient_checkpointing_enable(every_n_layers=2)
     prune_heads_(model, {0: [1]})
     assert [layer.checkpointing is not None for layer in model.encoder.layer] == [True, False, True]
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
-def test_a_pruned_model_can_be_copied(copied: Callable[[Any], Any], batch: dict[str, Tensor]) -> None:
-    model = prune_heads(make(BertForMaskedLM), HEADS["the first layer and more"])
-    again = copied(model)
-    assert again.config == model.config
-    assert again.config is again.base_model.config
-    assert_same(full_outputs(again, batch), full_outputs(model, batch), atol=0)
-    again.prune_heads({2: [0]})
-    assert 2 not in model.config.pruned_heads
 
 
 # Training
