@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, distance, tensors
+from conftest import HEADS, SIZES, assert_same, distance, tensors
 from natively import assert_near
 from simulated import record
 from torch import nn
@@ -44,15 +44,6 @@ from bertlite.shipping.pack import pack
 from bertlite.stack.body import BertBody
 
 ALL = range(SIZES["num_attention_heads"])
-HEADS: dict[str, dict[int, Any]] = {
-    "none": {},
-    "the first layer and more": {0: ALL, 1: [0, 1, 2]},
-    "none, by name": {0: []},
-    "one": {1: [2]},
-    "some": {0: [1, 3], 2: [0]},
-    "a whole layer": {1: ALL},
-    "every head": {0: ALL, 1: ALL, 2: ALL},
-}
 EQUAL = [text_of(11, seed) for seed in (1, 2)]
 MIXED = [text_of(length) for length in (11, 3, 7, 2, 10)]
 MANY = [text_of(33, seed) for seed in range(40)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import F64, HEADS, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
@@ -27,15 +27,6 @@ from bertlite.pruning import compact, densify, drop_layers_, prune_heads_, prune
 
 B, S, D, N, H, L, WIDTH = 2, 11, 48, 4, 12, 3, 37
 ALL, EVERY = [0, 1, 2, 3], range(37)
-HEADS: dict[str, dict[int, list[int]]] = {
-    "one": {1: [2]},
-    "some": {0: [1, 3], 2: [0]},
-    "a whole layer": {1: ALL},
-    "the first layer and more": {0: ALL, 1: [0, 1, 2]},
-    "every head": {0: ALL, 1: ALL, 2: ALL},
-    "none": {},
-    "none, by name": {0: []},
-}
 NEURONS: dict[str, dict[int, Any]] = {
     "some": {0: [36, 3, 5], 2: range(20)},
     "a whole layer": {1: EVERY},
