@@ -205,7 +205,7 @@ def shared(way: str, kind: str, folder: Path) -> None:
     """Threads of Python that share it, while the kernels run another model too, get what one gets."""
     it, calls, packed = WAYS[way], calls_of(way, kind), way.startswith("native")
     models = [made_of(way, each) for each in ((kind, "bert") if packed else (kind,))]
-    calls += [partial(it.rows, texts=MANY)] * packed
+    calls += [partial(it.rows, texts=MANY)] * (it.within == 0)
     wanted, barrier = [[call(made) for made in models] for call in calls], Barrier(4)
 
     def work(shift: int) -> None:
