@@ -42,7 +42,7 @@ SIZES: dict[str, Any] = {
 }
 HEADS: dict[str, dict[int, list[int]]] = {  # to prune
     "none": {},
-    "the first layer and more": {0: [0, 1, 2, 3], 1: [0, 1, 2]},
+    "the first layer and more": {0: [0, 1, 2, 3], 1: [0, 1, 2], 2: [1]},
     "none, by name": {0: []},
     "one": {1: [2]},
     "some": {0: [1, 3], 2: [0]},

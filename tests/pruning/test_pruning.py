@@ -496,7 +496,7 @@ def test_densify_refuses_wrapped_projections_too(name: str) -> None:
 
 
 def test_scattered_attentions_stack_and_keep_their_numbers(batch: dict[str, Tensor]) -> None:
-    model = prune_heads(make(), HEADS["the first layer and more"])
+    model = prune_heads(make(), {0: ALL, 1: [0, 1, 2]})
     attentions = full_outputs(model, batch).attentions
     full = scatter_heads(attentions, model.config)
     assert torch.stack(full).shape == (L, B, N, S, S)
