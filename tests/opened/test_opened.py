@@ -145,7 +145,7 @@ def train(name: Any, out: Path, world: Path) -> Any:
 def prune_in_cells(name: Any, out: Path, world: Path) -> Any:
     source = DataSource(str(world / "rows.tsv"))
     setting = Setting(name, "classification", source, source, calibration=8)
-    return prune_run(Experiment(setting), [Cell("random"), Cell("random", epochs=1)], out, save_model=True)
+    return prune_run(Experiment(setting), [Cell("random", epochs=1)], out, save_model=True)
 
 
 def time_quickly(name: Any, out: Path, world: Path) -> Any:
