@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -577,19 +576,8 @@ print(first[:2].tobytes().hex())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_without_torch_threads_and_forks_give_the_same_bits(encoder: PackedModel) -> None:
-    packed = load(encoder.folder, threads=1)
-    texts = ["a dog", "the cat sat on the mat"] * 20
-    wanted = packed.encode(texts)
-    found: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(bool((packed.encode(texts) == wanted).all()))) for _ in "abc"
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 3
+def test_without_torch_a_fork_gives_the_same_bits(encoder: PackedModel) -> None:
+    wanted = load(encoder.folder, threads=1).encode(["a dog", "the cat sat on the mat"] * 20)
     done = subprocess.run([sys.executable, "-c", ALONE, encoder.folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == wanted[:2].tobytes().hex()
