@@ -399,13 +399,14 @@ def test_a_text_without_tokens_is_named(tmp_path: Path) -> None:
         packed.encode(["", "a"], prompt="b")
     with pytest.raises(ValueError, match="leave texts without tokens out"):
         quick.encode([""])
-    assert np.allclose(packed.encode(texts[::2]), whole.encode(texts)[::2], atol=1e-6)
-    assert np.allclose(quick.encode(texts), whole.encode(texts), atol=1e-6)
-    for prompt in ("b ", "b a "):
-        found = packed.encode(texts[::2], prompt=prompt)
-        assert np.allclose(found, whole.encode(texts[::2], prompt=prompt), atol=1e-6), (
-            "no last token of a prompt is special"
-        )
+    truth = copy.deepcopy(whole).double()
+    for some, ours, prompt in [
+        (texts, quick, ""),
+        *((texts[::2], packed, prompt) for prompt in ("", "b ", "b a ")),  # no last token of a prompt is special
+    ]:
+        exact = truth.encode(some, prompt=prompt)
+        error, allowed = (np.square(x.encode(some, prompt=prompt) - exact).mean() ** 0.5 for x in (ours, whole))
+        assert 0 < error <= 2 * allowed, prompt
 
 
 def test_a_copy_loads_the_folder_again(encoder: PackedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
