@@ -377,7 +377,7 @@ def test_the_chosen_ridge_is_the_best_of_all_on_held_out_sentences() -> None:
         error = 0.0
         for fold, rest in zip(folds, without_each(folds), strict=True):
             weight = fit_matrix(rest, old, ridge)
-            error += fold.error(weight, rest.bias(weight))
+            error += float(fold.errors(weight, rest.bias(weight)))
         return error
 
     assert len(folds) == FOLDS
@@ -391,9 +391,9 @@ def test_the_error_from_moments_is_that_of_the_tokens() -> None:
     each = ((y - c @ weight.T - bias).square() - y.square()).sum(1)  # by token, less the error of zeros
     folds = gather([(c, y, torch.arange(50) // 20)], folds=3)
     assert [fold.count for fold in folds] == [20, 20, 10]
-    assert total(folds).error(weight, bias) == pytest.approx(float(each.sum()), rel=1e-10)
+    assert float(total(folds).errors(weight, bias)) == pytest.approx(float(each.sum()), rel=1e-10)
     for rest, gone in zip(without_each(folds), torch.arange(50).split(20), strict=True):
-        assert rest.error(weight, bias) == pytest.approx(float(each.sum() - each[gone].sum()), rel=1e-10)
+        assert float(rest.errors(weight, bias)) == pytest.approx(float(each.sum() - each[gone].sum()), rel=1e-10)
 
 
 def test_moments_go_through_a_layer_of_the_outputs() -> None:
