@@ -206,7 +206,7 @@ def test_another_size_needs_no_new_choice(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_dense_model_runs_twice_and_the_pruned_one_once(
     monkeypatch: pytest.MonkeyPatch, kept: int, forwards: int
 ) -> None:
-    """Once for gradients and curves, once next to the pruned model; units that are not kept are computed again."""
+    """For gradients and curves on some batches, and next to the pruned model; units not kept are computed again."""
     model, batches, calls = make(BertForSequenceClassification, num_labels=3), data(), list[int]()
     wanted = prune_layerwise(model, batches, 0.9, 16)
     usual = BertIntermediate.forward
@@ -214,7 +214,9 @@ def test_the_dense_model_runs_twice_and_the_pruned_one_once(
     monkeypatch.setattr(least_squares, "KEPT", kept)
     assert_same(prune_layerwise(model, batches, 0.9, 16).state_dict(), wanted.state_dict(), atol=0)
     draws = layerwise.draws_of("kl", 60)
-    assert len(calls) == (forwards - 1 + draws) * L * len(batches)
+    some = layerwise.batches_to_choose(batches, model.config.intermediate_size)
+    assert 0 < len(some) < len(batches)
+    assert len(calls) == ((forwards - 1) * len(batches) + draws * len(some)) * L
 
 
 # Curves and metrics
