@@ -193,9 +193,11 @@ def add_inputs_(sums: Sequence[Sums], model: BertLike, batch: Batch) -> None:
 
 
 def batches_to_choose(batches: Sequence[Batch], width: int) -> Sequence[Batch]:
-    """Return batches to choose sizes by, evenly spaced: enough of them for matrices with up to `width` inputs."""
-    tokens = sum(int(real_tokens(batch).sum()) for batch in batches)
-    return batches[:: max(1, tokens // (TOKENS_TO_CHOOSE * width))]
+    """Return the batches to choose sizes by: every second one, if these have enough texts, and enough tokens for
+    matrices with `width` inputs.
+    """
+    texts, tokens = sum(map(count_examples, batches)), sum(int(real_tokens(batch).sum()) for batch in batches)
+    return batches[:: 2 if texts > DRAWS // 2 and tokens >= 2 * TOKENS_TO_CHOOSE * width else 1]
 
 
 def output_metrics(

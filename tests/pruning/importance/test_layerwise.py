@@ -208,6 +208,7 @@ def test_the_dense_model_runs_twice_and_the_pruned_one_once(
 ) -> None:
     """For gradients and curves on some batches, and next to the pruned model; units not kept are computed again."""
     model, batches, calls = make(BertForSequenceClassification, num_labels=3), data(), list[int]()
+    monkeypatch.setattr(layerwise, "DRAWS", 100)  # of which 60 texts are more than half
     wanted = prune_layerwise(model, batches, 0.9, 16)
     usual = BertIntermediate.forward
     monkeypatch.setattr(BertIntermediate, "forward", lambda *args: calls.append(1) or usual(*args))
