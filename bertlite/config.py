@@ -26,6 +26,7 @@ class Positions:
     in_embeddings: bool = True  # a vector for each position is added to the embeddings
     in_scores: bool = True  # something for each distance is added to the scores of attention
     in_bert: bool = True  # transformers' BERT has it
+    rotates: bool = False  # queries and keys are rotated by their places
     zeroes_padding: bool = False  # an encoder's padding is embedded as zeros, and attends to all keys alike
 
 
@@ -35,6 +36,8 @@ POSITIONS = {  # {position_embedding_type: its facts}
     "relative_key_query": Positions(in_embeddings=False),
     "bucketed": Positions(in_bert=False),
     "disentangled": Positions(in_bert=False, zeroes_padding=True),
+    "rotary": Positions(in_embeddings=False, in_scores=False, in_bert=False, rotates=True),
+    "rotary_local": Positions(in_embeddings=False, in_bert=False, rotates=True),  # some layers see a window
 }
 DISENTANGLED = ("c2p", "p2c", "c2p|p2c")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
@@ -67,7 +70,8 @@ RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not 
 OWN_FIELDS = (  # only bertlite has them
     *("pooler_act", "pooler_dropout", "positions_skip_padding", "padding_has_position", "embedding_size"),
     *("projected_before_norm", "position_biased_input", "pos_att_type", "share_att_key", "position_buckets"),
-    *("max_relative_positions", "norm_rel_ebd"),
+    *("max_relative_positions", "norm_rel_ebd", "norm_first", "gated", "rotary_base", "local_rotary_base"),
+    *("local_attention", "local_layers", "pooler_norm", "pooling"),
 )
 
 
@@ -82,6 +86,8 @@ class BertConfig:
             DeBERTa-v2).  "bucketed" is absolute with a score bias for each head and bucket of distances, as in MPNet.
         pooler_act: activation of the pooler; if it is not "tanh", only bertlite reads the checkpoint.
         pooler_dropout: rate of dropout before the pooler, as in RoBERTa's classifier; only bertlite reads it.
+        pooler_norm: normalise the output of the pooler, as in ModernBERT's classifier.
+        pooling: "cls", or "mean": the pooler reads the mean of all tokens.
         positions_skip_padding: count positions over the tokens that are not `pad_token_id`, as RoBERTa does.
         padding_has_position: padding has a position too, the last row of the table; by default its embedding is zero.
         embedding_size: width of the embeddings, which are then projected to the hidden size, as in ELECTRA small; by
@@ -94,6 +100,11 @@ class BertConfig:
         position_buckets: distances above half of it share logarithmic buckets; 0: each has a row of its own.
         max_relative_positions: the largest distance; it is in the last bucket.
         norm_rel_ebd: "layer_norm" to normalise the table of distances, or "none".
+        norm_first: normalise before attention and the feed-forward network, and once after the last layer.
+        gated: multiply the activations of neurons by a second projection, `intermediate.factor`.
+        rotary_base: the base of the angles by which "rotary" and "rotary_local" rotate queries and keys.
+        local_rotary_base, local_attention: in `local_layers` of "rotary_local" the base, and how many positions away
+            a token may attend.
         pruned_heads: {layer: heads removed}, numbered as in the unpruned model, in transformers 4's format.
         pruned_neurons: {layer: intermediate neurons removed}, likewise; with any, only bertlite reads the checkpoint.
         num_labels: defaults to the length of `id2label`, which defaults to two labels, LABEL_0 and LABEL_1.
@@ -126,6 +137,8 @@ class BertConfig:
     tie_word_embeddings: bool = True
     pooler_act: str = "tanh"
     pooler_dropout: float = 0.0
+    pooler_norm: bool = False
+    pooling: str = "cls"
     positions_skip_padding: bool = False
     padding_has_position: bool = False
     embedding_size: int | None = None
@@ -136,6 +149,12 @@ class BertConfig:
     position_buckets: int = 0
     max_relative_positions: int = 0
     norm_rel_ebd: str = "none"
+    norm_first: bool = False
+    gated: bool = False
+    rotary_base: float = 10000.0
+    local_rotary_base: float = 10000.0
+    local_attention: int = 0
+    local_layers: list | None = None
     pruned_heads: Mapping[int, Iterable[int]] = field(default_factory=dict)
     pruned_neurons: Mapping[int, Iterable[int]] = field(default_factory=dict)
     output_attentions: bool = False
@@ -334,10 +353,13 @@ def check_values(config: BertConfig) -> None:
         ("position_embedding_type", config.position_embedding_type, POSITIONS),
         ("problem_type", config.problem_type, (None, *PROBLEMS)),
         ("norm_rel_ebd", own_field(config, "norm_rel_ebd"), ("none", "layer_norm")),
+        ("pooling", own_field(config, "pooling"), ("cls", "mean")),
     ):
         check_known(name, value, allowed)
     if config.position_embedding_type == "disentangled":
         check_distances(config)
+    if config.is_decoder and (POSITIONS[config.position_embedding_type].rotates or own_field(config, "norm_first")):
+        raise ValueError("is_decoder is true; only encoders have rotary positions or normalise first")
     if config.add_cross_attention and not config.is_decoder:
         raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
 
@@ -377,12 +399,13 @@ def embeds_as_bert(config: BertConfig) -> bool:
 def differs_from_bert(config: BertConfig) -> bool:
     """Return whether other libraries' BERT, with the same tensors, would compute something else or fail late."""
     projected = embeds_size(config) != config.hidden_size
+    layers = any(own_field(config, name) != OWN[name] for name in ("norm_first", "gated", "pooler_norm", "pooling"))
     positions = (
         not POSITIONS[config.position_embedding_type].in_bert
         or own_field(config, "padding_has_position")
         or not own_field(config, "position_biased_input")
     )
-    return projected or own_field(config, "pooler_act") != "tanh" or positions
+    return projected or own_field(config, "pooler_act") != "tanh" or positions or layers
 
 
 def check_numbers(config: BertConfig) -> None:

@@ -47,6 +47,7 @@ class Family:
         rates: {class of BERT: the field with the rate of dropout before its last layer}.
         lm_acts: values of hidden_act with which its language model head is BERT's; None: any.
         needs: {field: the only supported value}.
+        head_pools: its classifiers have the two layers of its language model head in the place of a pooler.
     """
 
     prefix: str
@@ -63,6 +64,7 @@ class Family:
     rates: Mapping[str, str] = field(default_factory=dict)
     lm_acts: Sequence[str] | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
+    head_pools: bool = False
 
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -166,6 +168,41 @@ def scale_queries_(state: State, values: Values, base: str) -> None:
             del state[name]
 
 
+def rotary_fields(values: Values) -> Values:
+    """Return the fields of rotary positions, global and local, and the layers that are local."""
+    layers, every = values.get("num_hidden_layers", 0), values.get("global_attn_every_n_layers", 3)
+    default = ["sliding_attention" if i % every else "full_attention" for i in range(layers)]
+    types = (values.get("layer_types") or default) if "local_attention" in values else []
+    rope = values.get("rope_parameters") or {}
+    scaled = {**rope, **rope.get("full_attention", {}), **rope.get("sliding_attention", {})}.get("rope_type", "default")
+    if scaled != "default" or values.get("rope_scaling"):
+        raise ValueError(f"rotary positions of the kind {scaled!r} are not supported, only 'default'")
+    base = rope.get("full_attention", rope).get("rope_theta", values.get("global_rope_theta", values["rotary_base"]))
+    local = rope.get("sliding_attention", rope).get("rope_theta", values.get("local_rope_theta", 10000.0))
+    return {
+        "rotary_base": float(base),
+        "local_rotary_base": float(local),
+        "local_attention": values.get("local_attention", 0) // 2,  # on either side
+        "local_layers": [i for i, kind in enumerate(types) if kind == "sliding_attention"],
+        "type_vocab_size": values.get("type_vocab_size") or 2,
+        "position_embedding_type": "rotary_local" if "sliding_attention" in types else "rotary",
+    }
+
+
+def split_joined_(state: State, values: Values, base: str) -> None:
+    """Split tensors that have the names of several, joined by +; add zeros for missing biases and segments."""
+    for name in [*state]:
+        owner, parts, kind = ("", "", *name.rsplit(".", 2))[-3:]
+        if "+" in parts:
+            joined, names = state.pop(name), parts.split("+")
+            state |= {f"{owner}.{part}.{kind}": x for part, x in zip(names, joined.chunk(len(names)), strict=True)}
+    for name in [*state]:
+        if name.endswith(".weight") and ("encoder." in name or ".transform." in name or "pooler." in name or "Norm." in name):
+            state.setdefault(name.removesuffix("weight") + "bias", state[name].new_zeros(len(state[name])))
+    if f"{base}embeddings.token_type_embeddings.weight" not in state:
+        add_segments_(state, values, base)
+
+
 TWO_LAYERS = (("classifier.dense.", "pooler.dense."), ("classifier.out_proj.", "classifier."))
 LM_HEAD = (
     ("lm_head.dense.", "cls.predictions.transform.dense."),
@@ -186,6 +223,13 @@ def roberta(prefix: str) -> Family:
         rates={CHOICE: "hidden_dropout_prob"},
         lm_acts=GELU,
     )
+
+
+def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **options: Any) -> Family:
+    """Return a family with rotary positions and gates."""
+    fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
+    options = {"pooler": False, **options}
+    return Family(prefix, becomes, fixed=fixed, translate=rotary_fields, renames=renames, adapt=split_joined_, **options)
 
 
 BERT = Family("bert")
@@ -301,10 +345,93 @@ FAMILIES = {  # {model_type: family}
         rates=dict.fromkeys((CLASSIFIER, CHOICE), "cls_dropout"),
         needs={"conv_kernel_size": 0},
     ),
+    "modernbert": rotary(
+        "model",
+        "rotary positions, layers with a window; normalised first; gates; biases and segments of zeros",
+        (
+            ("embeddings.tok_embeddings.", "embeddings.word_embeddings."),
+            ("embeddings.norm.", "embeddings.LayerNorm."),
+            ("attn_norm.", "attention.LayerNorm."),
+            ("attn.Wqkv.", "attention.self.query+key+value."),
+            ("attn.Wo.", "attention.output.dense."),
+            ("mlp_norm.", "intermediate.LayerNorm."),
+            ("mlp.Wi.", "intermediate.dense+factor."),
+            ("mlp.Wo.", "output.dense."),
+            ("final_norm.", "encoder.final_norm."),
+            ("head.dense.", "cls.predictions.transform.dense."),
+            ("head.norm.", "cls.predictions.transform.LayerNorm."),
+            ("decoder.", "cls.predictions.decoder."),
+        ),
+        encoder="layers",
+        fields={
+            "norm_eps": "layer_norm_eps",
+            "hidden_activation": "hidden_act",
+            "classifier_pooling": "pooling",
+            "mlp_dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+        },
+        defaults={"layer_norm_eps": 1e-5, "local_attention": 128, "rotary_base": 160000.0, "pad_token_id": 50283, "classifier_activation": "gelu"},
+        fixed={"type_vocab_size": 2, "norm_first": True, "pooler_norm": True},
+        lm_acts=GELU,
+        needs={"classifier_activation": "gelu"},
+        pooler_act="classifier_activation",
+        head_pools=True,
+    ),
+    "nomic_bert": rotary(
+        "nomic_bert",
+        "rotary positions; gates; biases of zeros in layers",
+        (
+            ("emb_ln.", "embeddings.LayerNorm."),
+            ("attn.Wqkv.", "attention.self.query+key+value."),
+            ("attn.out_proj.", "attention.output.dense."),
+            ("norm1.", "attention.output.LayerNorm."),
+            ("mlp.fc11.", "intermediate.factor."),
+            ("mlp.fc12.", "intermediate.dense."),
+            ("mlp.fc2.", "output.dense."),
+            ("norm2.", "output.LayerNorm."),
+            ("layer_norm.", "LayerNorm."),
+        ),
+        defaults={"hidden_act": "silu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "rotary_base": 1000.0},
+    ),
+    "gte": rotary(
+        "(?:gte|new)",
+        "rotary positions; gates; biases of zeros where they are missing",
+        (
+            ("attention.qkv_proj.", "attention.self.query+key+value."),
+            ("attention.o_proj.", "attention.output.dense."),
+            ("attn_ln.", "attention.output.LayerNorm."),
+            ("mlp.up_gate_proj.", "intermediate.factor+dense."),
+            ("mlp.down_proj.", "output.dense."),
+            ("mlp_ln.", "output.LayerNorm."),
+            ("lm_head.norm.", "cls.predictions.transform.LayerNorm."),
+            *LM_HEAD[:1],
+            ("lm_head.decoder.", "cls.predictions.decoder."),
+        ),
+        defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
+    ),
+    "jina_embeddings_v3": rotary(
+        "roberta",
+        "rotary positions",
+        (
+            ("emb_ln.", "embeddings.LayerNorm."),
+            ("mixer.Wqkv.", "attention.self.query+key+value."),
+            ("mixer.out_proj.", "attention.output.dense."),
+            ("norm1.", "attention.output.LayerNorm."),
+            ("mlp.fc1.", "intermediate.dense."),
+            ("mlp.fc2.", "output.dense."),
+            ("norm2.", "output.LayerNorm."),
+            *LM_HEAD,
+            *TWO_LAYERS,
+        ),
+        defaults={"rotary_base": 20000.0, "pad_token_id": 1, "layer_norm_eps": 1e-5},
+        fixed={"gated": False},
+        lm_acts=GELU,
+        pooler=True,
+    ),
 }
 REASONS = {  # the reason why a model that users take for a BERT is none
     "normalises before attention": ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl", "esm"),
-    "has rotary positions": ("modernbert", "nomic_bert", "new", "gte", "eurobert", "neobert", "roformer"),
+    "has rotary positions": ("new", "eurobert", "neobert", "roformer"),
     "embeds more than words, segments and positions": ("layoutlm", "layoutlmv2", "layoutlmv3", "lilt", "roc_bert"),
     "is the first DeBERTa, with other tensors than its second and third": ("deberta",),
     "has other layers": ("albert", "mobilebert", "squeezebert", "convbert", "funnel", "xmod", "rembert"),
@@ -443,6 +570,8 @@ class Origin:
             if new in found:
                 raise ValueError(f"{name} is there twice, once as {own[new]}")
             found[new], own[new] = tensor, name
+        if family.head_pools and any(name.endswith("pooler.dense.weight") for name in wanted):
+            found = {name.replace("cls.predictions.transform.", "bert.pooler."): x for name, x in found.items()}
         family.adapt(found, self.values, "bert." if any(name.startswith("bert.") for name in found) else "")
         return found
 
@@ -452,6 +581,7 @@ class Origin:
             name = name.partition(".")[2]
         name = re.sub(rf"^{self.family.prefix}\.", "bert.", name)
         name = re.sub(rf"^(bert\.)?{self.family.encoder}\.", r"\1encoder.", name)
+        name = re.sub(r"^(bert\.)?encoder\.(layers\.)?(?=\d)", r"\1encoder.layer.", name)
         part = next((each for each in self.family.renames if each[0] in name), None)
         return name.replace(*part) if part else name
 

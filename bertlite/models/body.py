@@ -117,7 +117,8 @@ class HeadBody(Body, Generic[Out]):
         bert, config = self.bert, self.config
         wanted = [config.output_attentions if output_attentions is None else output_attentions]
         wanted.append(config.output_hidden_states if output_hidden_states is None else output_hidden_states)
-        if any(wanted) or config.is_decoder or not bert.may_skip_padding():
+        means = getattr(config, "pooling", "cls") == "mean"
+        if any(wanted) or config.is_decoder or means or not bert.may_skip_padding():
             return False
         layers = bert.encoder.layer
         last_is_seen = len(layers) and has_hooks_within(layers[len(layers) - 1])

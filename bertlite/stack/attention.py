@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bertlite.stack.cache import Cache
 from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Layout, Packed, Slots
-from bertlite.stack.positions import DistanceTable, ScoreBias
+from bertlite.stack.positions import DistanceTable, Rotation, ScoreBias
 from bertlite.support import torch_private
 
 SWITCHING = RLock()  # held while a thread has cuDNN switched off, or another thread would switch it on again
@@ -70,6 +70,8 @@ class LayerContext:
         weights: {layer: attention weights, (B, N, S, K)}, filled by the layers if weights are wanted.
         layer: the number of the layer that gets this.
         distance_table: the encoder's, for kinds of positions with one table for all layers.
+        places: the positions of tokens, (…,), by which queries and keys are rotated; None: counted from 0.
+        rotations: of all tokens, for each base of angles.
     """
 
     backend: Backend
@@ -85,13 +87,16 @@ class LayerContext:
     weights: dict[int, Tensor] | None = None
     layer: int = 0
     distance_table: DistanceTable | None = None
+    places: Tensor | None = None
+    rotations: Mapping[float, Rotation] | None = None
 
     def at(self, layer: int) -> "LayerContext":
         """Return the inputs of a layer that computes every token."""
         encoder = None if self.encoder is None else self.encoder.at(layer)
         return LayerContext(  # `replace` takes four times as long, which shows on short texts
             self.backend, self.layout, self.mask, self.gates, self.cache, self.source, encoder, False,
-            self.keep_states, self.returns_weights, self.weights, layer, self.distance_table,
+            self.keep_states, self.returns_weights, self.weights, layer, self.distance_table, self.places,
+            self.rotations,
         )  # fmt: skip
 
     def at_first_tokens(self, layer: int, x: Tensor) -> "LayerContext":

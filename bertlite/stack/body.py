@@ -6,6 +6,7 @@ can mix it into nn.Module, and bertlite.hf into transformers' PreTrainedModel.
 Shapes:  B sequences · S positions · T tokens · D hidden · L layers · N heads as built
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -142,7 +143,10 @@ class BertBody(Body, Generic[Out]):
         # Tokens go back to the caller's rows, unless a head goes on with them as they lie.
         x, pooler = parts["last_hidden_state"], self.pooler
         parts["last_hidden_state"] = x if return_encoded else layout.unpack(x)
-        parts["pooler_output"] = None if pooler is None else pooler(layout.pooler_rows(x))
+        if pooler is not None:
+            means = getattr(self.config, "pooling", "cls") == "mean"
+            pooler = pooler(layout.mean(x, args.attention_mask) if means else layout.pooler_rows(x))
+        parts["pooler_output"] = pooler
         return EncoderOutput(**parts, layout=layout) if return_encoded else self.output(parts, return_dict)  # type: ignore[return-value]
 
     def encode(self, args: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
@@ -159,7 +163,7 @@ class BertBody(Body, Generic[Out]):
             x = zero_padding(x, args.attention_mask)
 
         # The choices are made once for all layers.
-        inputs = self.layer_context(args, layout, x, cache)
+        inputs = replace(self.layer_context(args, layout, x, cache), places=packed[2])
         x, states = self.run_encoder(x, inputs)
 
         weights, cross_weights = inputs.weights, None if inputs.encoder is None else inputs.encoder.weights

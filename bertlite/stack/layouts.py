@@ -76,6 +76,13 @@ class Padded:
         """Return rows, (B, 1 or S, D), that begin with the first token of each sequence."""
         return x
 
+    def mean(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the mean of each sequence's tokens, (B, 1, D)."""
+        if mask is None:
+            return x.mean(1, keepdim=True)
+        real = to_bool_mask(mask, self.mask_name)[..., None].to(x.dtype)
+        return (x * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
+
     def real(self) -> Tensor | None:
         """Return (B, S), False for padding that was left out; None if none was."""
         return None
@@ -208,6 +215,11 @@ class Packed:
         """Return rows, (B, 1, D), that begin with the first token of each sequence."""
         rows = self.first_token_layout().unpack(self.first(x))
         return rows if self.in_rows else rows[:, None]
+
+    def mean(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the mean of each sequence's tokens, (B, 1, D)."""
+        sums = x.new_zeros(len(self.lengths), x.shape[-1]).index_add(0, self.repeat(torch.arange(len(self.lengths), device=x.device)), x)
+        return (sums / self.counts[:, None])[:, None]
 
     def real(self) -> Tensor | None:
         """Return (B, S), False for padding; None if there were no rows."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bertlite.config import POSITIONS, BertConfig, kept_heads, kept_neurons, own_field
 from bertlite.stack.attention import LayerContext, attend, drop
-from bertlite.stack.positions import DISTANCES, PROJECTIONS, find_table
+from bertlite.stack.positions import DISTANCES, PROJECTIONS, find_rotations, find_table
 from bertlite.support.activations import ACTIVATIONS
 
 
@@ -77,6 +77,7 @@ class BertSelfAttention(nn.Module):
         self.value = linear(config.hidden_size, self.all_head_size)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
         self.position_embedding_type = "absolute" if cross else config.position_embedding_type
+        self.layer_idx = layer
         self.max_position_embeddings = config.max_position_embeddings
         DISTANCES[self.position_embedding_type].attach_(self, config, linear)
 
@@ -84,9 +85,11 @@ class BertSelfAttention(nn.Module):
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, N·H), (B, N, S, K)
         q, k, v = self.project(hidden_states, inputs)
-        score_bias = None
-        if POSITIONS[self.position_embedding_type].in_scores:
-            score_bias = DISTANCES[self.position_embedding_type].score_bias(self, q, k, inputs)
+        kind, distances, score_bias = POSITIONS[self.position_embedding_type], DISTANCES[self.position_embedding_type], None
+        if kind.rotates:
+            q, k = distances.rotate(self, q, k, inputs)
+        if kind.in_scores:
+            score_bias = distances.score_bias(self, q, k, inputs)
         return attend(q, k, v, inputs, score_bias, self.dropout.p if self.training else 0.0)
 
     def project(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +112,7 @@ class BertSelfOutput(nn.Module):
     def __init__(self, config: BertConfig, width: int) -> None:
         super().__init__()
         self.dense = linear(width, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = norm(config, not own_field(config, "norm_first"))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
@@ -122,6 +125,7 @@ class BertAttention(nn.Module):
     def __init__(self, config: BertConfig, layer: int, cross: bool = False) -> None:
         super().__init__()
         self.layer_idx = layer
+        self.LayerNorm = norm(config, own_field(config, "norm_first") and layer > 0)  # embeddings are normalised
         self.self = BertSelfAttention(config, layer, cross)
         self.output = BertSelfOutput(config, self.self.all_head_size)
         self.pruned_heads = set() if cross else set(config.pruned_heads.get(layer, ()))  # third-party pruners read it
@@ -129,7 +133,9 @@ class BertAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
-        context, weights = self.self(hidden_states, inputs=inputs)
+        if inputs.first_only:  # keys and values are of all tokens
+            inputs = replace(inputs, source=self.LayerNorm(inputs.source))
+        context, weights = self.self(self.LayerNorm(hidden_states), inputs=inputs)
         return self.output(context, hidden_states), weights
 
 
@@ -152,11 +158,16 @@ class BertIntermediate(nn.Module):
 
     def __init__(self, config: BertConfig, width: int | None = None) -> None:
         super().__init__()
-        self.dense = linear(config.hidden_size, config.intermediate_size if width is None else width)
+        width = config.intermediate_size if width is None else width
+        self.LayerNorm = norm(config, own_field(config, "norm_first"))
+        self.dense = linear(config.hidden_size, width)
+        self.factor = linear(config.hidden_size, width) if own_field(config, "gated") else None
         self.intermediate_act_fn = activation(config.hidden_act)
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, intermediate)
-        return self.intermediate_act_fn(self.dense(hidden_states))
+        x = self.LayerNorm(hidden_states)
+        neurons: Tensor = self.intermediate_act_fn(self.dense(x))
+        return neurons if self.factor is None else neurons * self.factor(x)
 
 
 class BertOutput(BertSelfOutput):
@@ -222,6 +233,8 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
         self.rel_embeddings: nn.Embedding | None = None  # a table of distances for all layers, as in DeBERTa
+        self.final_norm = norm(config, own_field(config, "norm_first"))
+        self.rotates = POSITIONS[config.position_embedding_type].rotates
         DISTANCES[config.position_embedding_type].attach_to_encoder_(self, config)
 
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
@@ -230,6 +243,8 @@ class BertEncoder(nn.Module):
         if self.rel_embeddings is not None:
             keys = x.shape[1] if inputs.layout is None else inputs.layout.keys
             inputs = replace(inputs, distance_table=find_table(self, x, keys))
+        if self.rotates:
+            inputs = replace(inputs, rotations=find_rotations(self, x, inputs.places))
         states: list[Tensor] | None = [] if inputs.keep_states else None
         for i, layer in enumerate(self.layer):
             if states is not None:
@@ -238,7 +253,7 @@ class BertEncoder(nn.Module):
                 x = self.run_layer(layer, inputs.first(x), inputs.at_first_tokens(i, x))
             else:
                 x = self.run_layer(layer, x, inputs.at(i))
-        return (inputs.first(x) if inputs.first_only and last < 0 else x), states
+        return self.final_norm(inputs.first(x) if inputs.first_only and last < 0 else x), states
 
     def run_layer(self, layer: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         out: Tensor = layer(x, inputs=inputs)
@@ -253,10 +268,11 @@ class BertPooler(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = nn.Tanh() if (act := own_field(config, "pooler_act")) == "tanh" else activation(act)
         self.dropout = nn.Dropout(rate) if (rate := own_field(config, "pooler_dropout")) else None
+        self.LayerNorm = norm(config, own_field(config, "pooler_norm"))
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
         first = hidden_states[:, 0]
-        return self.activation(self.dense(first if self.dropout is None else self.dropout(first)))
+        return self.LayerNorm(self.activation(self.dense(first if self.dropout is None else self.dropout(first))))
 
 
 def activation(name: str) -> nn.Module:
@@ -264,6 +280,11 @@ def activation(name: str) -> nn.Module:
     name = name.rpartition("bertlite:")[2]
     entry = ACTIVATIONS[name]
     return entry() if isinstance(entry, type) else Activation(name)
+
+
+def norm(config: BertConfig, wanted: bool) -> nn.Module:
+    """Make a LayerNorm, or the identity in its place."""
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if wanted else nn.Identity()
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

@@ -33,6 +33,19 @@ class DistanceTable(NamedTuple):
     rows: Tensor  # (2 K - 1,), the index in `vectors` for each distance from query to key, from 1 - K on
 
 
+class Rotation(NamedTuple):
+    """The angles of tokens in one forward, (…, 1, H): two halves of a head that are alike."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:  # (…, N, H) -> (…, N, H)
+        """Rotate each pair of numbers of a head, which are half a head apart; in float32 if x has less."""
+        exact = x.to(self.cos.dtype)
+        first, second = exact.chunk(2, -1)
+        return (exact * self.cos + torch.cat([-second, first], -1) * self.sin).to(x.dtype)
+
+
 class Distances:
     """One kind of positions; this one is absolute, and does nothing with distances."""
 
@@ -51,8 +64,12 @@ class Distances:
     def attach_to_encoder_(self, encoder: Any, config: BertConfig) -> None:
         """Give an encoder the table that its layers share, `rel_embeddings`, if there is one."""
 
-    def score_bias(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> ScoreBias:  # (…, N, H) each
-        """Return the function that computes the score bias; `inputs` is the layer's `LayerContext`."""
+    def score_bias(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> ScoreBias | None:  # (…, N, H) each
+        """Return the function that computes the score bias, if this layer has one; `inputs` is the layer's `LayerContext`."""
+        raise NotImplementedError
+
+    def rotate(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> tuple[Tensor, Tensor]:  # (…, N, H) each
+        """Rotate queries and keys by their places."""
         raise NotImplementedError
 
     def packed(self, attention: Any, shape: "Shape", project: Project) -> dict[str, Tensor]:
@@ -180,6 +197,45 @@ class DisentangledDistances(Distances):
         return {**found, "distance_rows": rows - 1 - table_rows(distances, shape.buckets, shape.reach)}
 
 
+class RotaryDistances(Distances):
+    """Queries and keys are rotated by their places (Su et al. 2021); some layers see only a window, as in ModernBERT."""
+
+    def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
+        """Give an attention its base of angles, and its window if it has one."""
+        is_local = attention.layer_idx in (own_field(config, "local_layers") or ())
+        attention.rotary_base = own_field(config, "local_rotary_base" if is_local else "rotary_base")
+        attention.window = own_field(config, "local_attention") if is_local else None
+
+    def attach_to_encoder_(self, encoder: Any, config: BertConfig) -> None:
+        encoder.rotated_size = config.hidden_size // config.num_attention_heads
+
+    def rotate(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> tuple[Tensor, Tensor]:  # (…, N, H) each
+        rotation: Rotation = inputs.rotations[attention.rotary_base]
+        first = Rotation(*map(inputs.first, rotation)) if inputs.first_only else rotation
+        return first(q), rotation(k)
+
+    def score_bias(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> ScoreBias | None:  # (…, N, H) each
+        if attention.window is None:
+            return None
+        outside = inputs.distances(q, k).abs() > attention.window
+        bias = torch.zeros(outside.shape, dtype=q.dtype, device=q.device).masked_fill(outside, torch.finfo(q.dtype).min / 2)
+        return lambda q, k: bias[: q.shape[-2], : k.shape[-2]]
+
+
+def find_rotations(encoder: Any, x: Tensor, places: Tensor | None) -> dict[float, Rotation]:
+    """Return the rotation of every token of x, (…, D), for each base; angles are float32, as in transformers."""
+    if places is None:
+        places = torch.arange(x.shape[-2], device=x.device)[None]
+    bases = sorted({layer.attention.self.rotary_base for layer in encoder.layer})
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    steps = torch.arange(0, encoder.rotated_size, 2, dtype=torch.float32, device=x.device) / encoder.rotated_size
+    found = {}
+    for base in bases:
+        angles = (places[..., None].float() * (1.0 / base**steps)).repeat(*[1] * places.dim(), 2)[..., None, :]
+        found[base] = Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+    return found
+
+
 def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:
     """Return the table of distances of a forward on x with `keys` keys.
 
@@ -229,5 +285,7 @@ DISTANCES = {  # {position_embedding_type: its part in attention}
     "relative_key_query": VectorDistances(with_keys=True),
     "bucketed": BucketedDistances(),
     "disentangled": DisentangledDistances(),
+    "rotary": RotaryDistances(),
+    "rotary_local": RotaryDistances(),
 }
 PROJECTIONS = ("query", "key", "value", *DisentangledDistances.projections)  # to heads
