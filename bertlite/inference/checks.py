@@ -9,6 +9,7 @@ from torch import nn
 
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import BertConfig
+from bertlite.inference.native.weights import rotation_of
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.library import missing_platform
 from bertlite.runtime.structs import ACTIVATIONS, NUMBERS
@@ -172,9 +173,17 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
         own = layer.attention.self
         if (own.attention_head_size, own.position_embedding_type) != wanted:
             yield f"encoder.layer.{i}.attention.self has {own.position_embedding_type} positions or another head dim"
+        found = getattr(own, "rotary_base", None), getattr(own, "window", None)
+        if found != (rotation := rotation_of(config, i)):
+            yield f"encoder.layer.{i}.attention.self has a base and a window of {found}, and the config {rotation}"
 
         # They normalise as torch's LayerNorm with the config's epsilon.
-        norms = {"attention.output": layer.attention.output.LayerNorm, "output": layer.output.LayerNorm}
+        norms: dict[str, nn.Module] = {"attention.output": layer.attention.output.LayerNorm}
+        norms["output"] = layer.output.LayerNorm
+        if config.norm_first:
+            norms = {"intermediate": layer.intermediate.LayerNorm}
+            if i or getattr(config, "first_norm", False):
+                norms["attention"] = layer.attention.LayerNorm
         for name, norm in norms.items():
             fault = norm_fault(norm, model.config.hidden_size, model.config.layer_norm_eps)
             if fault is not None:
@@ -187,9 +196,15 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
 
         # Pruned layers differ in size, and the config has to say so.
         for name, shape in matrix_shapes(layer, config).items():
-            found = tuple(layer.get_parameter(f"{name}.weight").shape)
-            if found != shape:
-                yield f"encoder.layer.{i}.{name} has a weight of {found}, not of {shape}"
+            size = tuple(layer.get_parameter(f"{name}.weight").shape)
+            if size != shape:
+                yield f"encoder.layer.{i}.{name} has a weight of {size}, not of {shape}"
+
+    # What the layers' sums are normalised by at last.
+    if config.norm_first:
+        fault = norm_fault(encoder.final_norm, config.hidden_size, config.layer_norm_eps)
+        if fault is not None:
+            yield f"encoder.final_norm {fault}"
 
 
 def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:
@@ -211,10 +226,12 @@ def matrix_shapes(layer: BertLayer, config: BertConfig) -> dict[str, tuple[int, 
     heads = dict.fromkeys(("query", "key", "value"), (width, hidden_size))
     if table := DISTANCES[own.position_embedding_type].table(config, own.num_attention_heads):
         heads["distance_embedding"] = table
+    factor = {} if layer.intermediate.factor is None else {"intermediate.factor": (neurons, hidden_size)}
     return {
         **{f"attention.self.{name}": shape for name, shape in heads.items()},
         "attention.output.dense": (hidden_size, width),
         "intermediate.dense": (neurons, hidden_size),
+        **factor,
         "output.dense": (hidden_size, neurons),
     }
 

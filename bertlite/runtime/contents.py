@@ -14,9 +14,10 @@ from .fields import COUNT, FLAG, POSITIVE, SIZE, TEXT, Maybe, every, one_of, or_
 from .shapes import BLOCKS, SHAPE, Shape
 from .structs import ACTIVATIONS, NUMBERS
 
-FORMATS = (5, 6, 7, 8, 9, 10)  # the formats that can be read: 5 has no checksum and describes no arithmetic
-# Formats from which 8-bit integers are words, of rotated rows, in mixes, and of scaled rows.
-ROUNDS_WORDS, ROTATES, MIXES, SCALES = 7, 8, 9, 10
+FORMATS = (5, 6, 7, 8, 9, 10, 11)  # the formats that can be read: 5 has no checksum and describes no arithmetic
+# Formats from which 8-bit integers are words, of rotated rows, in mixes, and of scaled rows; and from which norms may
+# come first, neurons be gated, and positions rotary.
+ROUNDS_WORDS, ROTATES, MIXES, SCALES, GATES = 7, 8, 9, 10, 11
 WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends of names; scales of 8-bit integers
 LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
 CLASSES = ("BertModel", "BertForSequenceClassification", "BertForTokenClassification")  # that run without torch

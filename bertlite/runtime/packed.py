@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from .contents import (
     ENTRIES,
     FORMATS,
+    GATES,
     HEADER,
     LAYERS,
     MIXES,
@@ -230,6 +231,11 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     check_fields(path, about, {"format": one_of(*FORMATS), "byteorder": one_of(sys.byteorder)}, WAY_OUT)
     if isinstance(shape := about.get("shape"), dict) and about["format"] < SCALES:
         shape["scaled"] = False
+    if isinstance(shape, dict) and about["format"] < GATES:
+        shape |= {"norms_first": False, "first_norm": False, "gated": False}
+        for layer in shape["layers"] if isinstance(shape.get("layers"), list) else ():
+            if isinstance(layer, dict):
+                layer |= {"rotary_base": None, "window": None}
     if about["format"] < MIXES:
         if isinstance(shape, dict):
             shape |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}

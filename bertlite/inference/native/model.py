@@ -104,7 +104,7 @@ class NativeBertModel(QuickBertModel):
 
     def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether the kernels compute what the modules would, and no hook sees these."""
-        embeddings, pooler = self.embeddings, self.pooler
+        embeddings, pooler, pooling = self.embeddings, self.pooler, self.config.pooling
         name = self.attention_name()
         return (
             len(self.encoder.weights.shape.layers) > 0
@@ -115,6 +115,7 @@ class NativeBertModel(QuickBertModel):
             and embeddings.is_intact()
             and not (has_hooks(embeddings) or has_hooks(self.encoder))
             and (pooler is None or (not has_hooks_within(pooler) and type(pooler.activation) is nn.Identity))
+            and (pooler is None or (pooling == "cls" and not self.config.pooler_norm))
         )
 
     def run_at_once(
@@ -136,7 +137,8 @@ class NativeBertModel(QuickBertModel):
         fits = all(x.shape == shape and is_laid(x, torch.int64) for x in (input_ids, *beside))
         if not fits or len(shape) != (1 if packed else 2):
             return None
-        if positions is not None and self.embeddings.position_embeddings is None:
+        kind = POSITIONS[self.config.position_embedding_type]
+        if positions is not None and (self.embeddings.position_embeddings is None or kind.rotates):
             return None  # BertBody checks it
 
         # A family may begin to count positions above 0; the kernels count rows of the table.
@@ -153,7 +155,9 @@ class NativeBertModel(QuickBertModel):
         )
         # a head of tokens takes them without padding, from BertBody
         given.takes_padding = self.skips_padding(skips) and (first_only or not encoded)
-        given.keeps_order = POSITIONS[self.config.position_embedding_type].in_scores
+        given.keeps_order = kind.in_scores or kind.rotates
+        if kind.rotates:
+            given.position_count = self.config.max_position_embeddings
         if self.config.positions_skip_padding:
             pad = self.config.pad_token_id
             given.skips_padding, given.padding = True, -1 if pad is None else pad

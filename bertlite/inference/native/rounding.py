@@ -80,15 +80,22 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
     held_out = (as_indices(range(len(texts))) % HELD_OUT == HELD_OUT - 1).repeat_interleave(lengths)
 
     def run_layer(layer: BertLayer, x: Tensor, inputs: LayerContext) -> Tensor:
-        context, _ = layer.attention.self(x, inputs=inputs)
-        attended = layer.attention.output(context, x)
-        neurons = layer.intermediate(attended)
+        own, network = layer.attention, layer.intermediate
+        normed = x if own.LayerNorm is None else own.LayerNorm(x)
+        context, _ = own.self(normed, inputs=inputs)
+        attended = own.output(context, x)
+        read, neurons = attended if network.LayerNorm is None else network.LayerNorm(attended), network(attended)
 
         # The matrices of a layer are fitted while its inputs are there: no other layer's need to be kept.
-        seen = {"qkv": x, "output": weights.pad_heads(context.T).T, "up": attended, "down": neurons}
-        for name, (weight, _) in weights.matrices(layer).items():
-            if weight.numel() and (found := fit(weight, seen[name], held_out)) is not None:
-                weights.replace_integers(inputs.layer, name, found.integers, found.scales, found.factors)
+        seen, matrices = {"qkv": normed, "output": weights.pad_heads(context.T).T, "up": read}, weights.matrices(layer)
+        for name, x_of in {**seen, "down": neurons}.items():
+            # The two matrices of gated neurons have the same rounded inputs, and are fitted as one.
+            names = ["up", "factor"] if name == "up" and "factor" in matrices else [name]
+            weight = torch.cat([matrices[each][0] for each in names])
+            if weight.numel() and (found := fit(weight, x_of, held_out)) is not None:
+                parts = found.integers.chunk(len(names)), found.scales.chunk(len(names))
+                for each, integers, scales in zip(names, *parts, strict=True):
+                    weights.replace_integers(inputs.layer, each, integers, scales, found.factors)
         out: Tensor = layer.output(neurons, attended)
         return out
 

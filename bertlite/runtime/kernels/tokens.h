@@ -155,7 +155,7 @@ void embed(const Ids& ids, const TokenPlaces& places, Long token, Long width, co
     if (ids.position_table && place < ids.position_count + ids.padding_has_position)
         read_row(row(ids.position_table, place), width, to, true);
 
-    layer_norm(to, width, norm, norm + round_up(width, LANES), epsilon);
+    layer_norm(to, width, norm, norm + round_up(width, LANES), epsilon, to);
     if constexpr (std::is_same_v<T, BFloat16>)  // as the embeddings are where they are computed alone
         for (Long i = 0; i < width; i += LANES) {
             T rounded[LANES];
