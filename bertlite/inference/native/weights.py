@@ -87,10 +87,11 @@ class NativeWeights:
             table: the encoder's table of distances, normalised, if it has one.
             scaled: multiply inputs of 8-bit integers by factors, which are 1 until `replace_integers`.
         """
-        left = (
-            replace(each, heads=layer.attention.self.num_attention_heads, neurons=layer.intermediate.dense.out_features)
-            for each, layer in zip(stack_shape(config, numbers, kernels.blocks(numbers)).layers, layers, strict=True)
-        )
+        parts = [(layer.attention.self, layer.intermediate.dense.out_features) for layer in layers]
+        left = [
+            LayerShape(own.num_attention_heads, neurons, getattr(own, "rotary_base", None), getattr(own, "window", None))
+            for own, neurons in parts
+        ]
         shape = stack_shape(config, numbers, kernels.blocks(numbers))
         shape = replace(shape, layers=tuple(left), scaled=scaled)
         data = aligned_tensor(shape.size())

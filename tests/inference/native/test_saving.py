@@ -185,7 +185,7 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"embeddings": {}}, "embeddings.epsilon is missing"),
         ({"options": {"colour": 3}}, "has options {'colour': 3}: .*unexpected keyword argument"),
         ({"blocks": [24, 1, 24]}, r"blocks is \[24, 1, 24\]; it must be one of \[8, 1, 8\], \[8, 4, 8\]"),
-        ({"format": 4}, "format is 4; it must be one of 5, 6, 7, 8, 9, 10; optimise the model again"),
+        ({"format": 4}, "format is 4; it must be one of 5, 6, 7, 8, 9, 10, 11; optimise the model again"),
         ({"byteorder": "big"}, "byteorder is 'big'; it must be one of little"),
         (
             {"class": "BertForQuestionAnswering", "config": {**SIZES, "type_vocab_size": 2, "id2label": {0: "a"}}},
