@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor
 
 from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing
-from bertlite.checkpoint.names import WRAPPER_PREFIXES
-from bertlite.config import BertConfig, check_type
+from bertlite.checkpoint.names import WRAPPER_PREFIXES, optional_part
+from bertlite.config import LARGEST, BertConfig, check_type
 from bertlite.support.kinds import checked
 
 State = dict[str, Tensor]
@@ -40,14 +41,15 @@ class Family:
         defaults: defaults of its fields that differ from BERT's.
         fixed: fields of the BERT that are the same for the whole family.
         translate: returns the fields of the BERT that follow from several fields of config.json.
-        renames: (part of its tensors' names, part of BERT's); the first that fits a name is replaced.
+        renames: (pattern of a part of its tensors' names, part of BERT's); the first that fits a name is replaced.
         adapt: changes renamed tensors in place, given the config.json and the prefix of names in the base model.
         pooler: its base model has a pooler.
         pooler_act: activation between the two layers of its classifiers, or the field that names it.
         rates: {class of BERT: the field with the rate of dropout before its last layer}.
         lm_acts: values of hidden_act with which its language model head is BERT's; None: any.
+        lm_act: the field that names the activation of this head; BERT's has the layers'.
         needs: {field: the only supported value}.
-        head_pools: its classifiers have the two layers of its language model head in the place of a pooler.
+        head_at: the names of the layers that all of its heads have before their last one.
     """
 
     prefix: str
@@ -64,7 +66,8 @@ class Family:
     rates: Mapping[str, str] = field(default_factory=dict)
     lm_acts: Sequence[str] | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
-    head_pools: bool = False
+    lm_act: str = "hidden_act"
+    head_at: str | None = None
 
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -168,42 +171,99 @@ def scale_queries_(state: State, values: Values, base: str) -> None:
             del state[name]
 
 
+BIASES = {  # {field of config.json: the biases that there are if it is true, as patterns of fnmatch}
+    "attention_bias": ("query.bias", "key.bias", "value.bias", "attention.output.dense.bias"),
+    "mlp_bias": ("intermediate.dense.bias", "factor.bias", "[0-9].output.dense.bias"),
+    "norm_bias": ("LayerNorm.bias", "final_norm.bias"),
+    "classifier_bias": ("transform.dense.bias", "pooler.dense.bias", "head.dense.bias"),
+    "decoder_bias": ("predictions.bias", "decoder.bias"),
+    "qkv_proj_bias": ("query.bias", "key.bias", "value.bias", "attention.output.dense.bias"),  # NomicBERT's names
+    "mlp_fc1_bias": ("intermediate.dense.bias", "factor.bias"),
+    "mlp_fc2_bias": ("[0-9].output.dense.bias",),
+}
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: that of its neurons}
+
+
 def rotary_fields(values: Values) -> Values:
-    """Return the fields of rotary positions, global and local, and the layers that are local."""
+    """Return the fields of rotary positions, of windows, and of what is missing, by a config.json of any family."""
     layers, every = values.get("num_hidden_layers", 0), values.get("global_attn_every_n_layers", 3)
-    default = ["sliding_attention" if i % every else "full_attention" for i in range(layers)]
-    types = (values.get("layer_types") or default) if "local_attention" in values else []
-    rope = values.get("rope_parameters") or {}
-    scaled = {**rope, **rope.get("full_attention", {}), **rope.get("sliding_attention", {})}.get("rope_type", "default")
-    if scaled != "default" or values.get("rope_scaling"):
-        raise ValueError(f"rotary positions of the kind {scaled!r} are not supported, only 'default'")
-    base = rope.get("full_attention", rope).get("rope_theta", values.get("global_rope_theta", values["rotary_base"]))
-    local = rope.get("sliding_attention", rope).get("rope_theta", values.get("local_rope_theta", 10000.0))
+    numbers = range(min(layers, LARGEST["num_hidden_layers"]))
+    types = values.get("layer_types") or ["sliding_attention" if i % (every or 1) else "" for i in numbers]
+    local = [i for i, kind in enumerate(types) if kind == "sliding_attention" and "local_attention" in values]
+    bases, divisor = zip(*(rotary_base(values, kind) for kind in ("full_attention", "sliding_attention")), strict=True)
+    missing = [end for name, ends in BIASES.items() if not values.get(name, True) for end in ends]
+    act = values.get("hidden_act", "gelu")
     return {
-        "rotary_base": float(base),
-        "local_rotary_base": float(local),
+        "rotary_base": bases[0],
+        "rotary_divisor": divisor[0],
+        "local_rotary_base": bases[1],
         "local_attention": values.get("local_attention", 0) // 2,  # on either side
-        "local_layers": [i for i, kind in enumerate(types) if kind == "sliding_attention"],
+        "local_layers": local,
+        "position_embedding_type": "rotary_local" if local else "rotary",
+        "hidden_act": GATES.get(act, act),
         "type_vocab_size": values.get("type_vocab_size") or 2,
-        "position_embedding_type": "rotary_local" if "sliding_attention" in types else "rotary",
+        "zeros": [*missing, *["token_type_embeddings.weight"] * (not values.get("type_vocab_size", 1))],
     }
 
 
+def rotary_base(values: Values, kind: str) -> tuple[float, float]:
+    """Return the base of the angles of a kind of layers, and the divisor of all angles.
+
+    Raises:
+        ValueError: angles are scaled in another way than by NTK with a fixed factor, or heads have another size.
+    """
+    size = max(values.get("hidden_size", 1) // (values.get("num_attention_heads") or 1), 1)
+    stated: Values = values.get("rope_parameters") or {}
+    stated = stated.get(kind, {}) or {} if stated.keys() & {"full_attention", "sliding_attention"} else stated
+    older = "local_rope_theta" if kind == "sliding_attention" else "global_rope_theta"
+    base: Any = stated.get("rope_theta", values.get(older, values["rotary_base"]))
+
+    scaling = {**stated, **(values.get("rope_scaling") or {})}
+    way = scaling.pop("rope_type", None) or scaling.pop("type", "default")
+    factor: Any = scaling.pop("factor", 1.0) if way == "ntk" else 1.0
+    rest = {name: x for name, x in scaling.items() if name != "rope_theta" and x not in (None, 1.0)}
+    if way not in ("default", "ntk") or rest or not isinstance(factor, (int, float)):
+        raise ValueError(
+            f"rotary positions scaled by {way!r} {rest} are not supported: only 'default' and 'ntk' by a factor"
+        )
+    if (stated_size := values.get("head_dim")) not in (None, size):
+        raise ValueError(f"head_dim is {stated_size}; only hidden_size / num_attention_heads is supported, {size}")
+    return float(base * factor), factor ** (2 / size)
+
+
 def split_joined_(state: State, values: Values, base: str) -> None:
-    """Split tensors that have the names of several, joined by +; add zeros for missing biases and segments."""
+    """Split tensors that have the names of several, joined by +."""
     for name in [*state]:
         owner, parts, kind = ("", "", *name.rsplit(".", 2))[-3:]
         if "+" in parts:
             joined, names = state.pop(name), parts.split("+")
             state |= {f"{owner}.{part}.{kind}": x for part, x in zip(names, joined.chunk(len(names)), strict=True)}
-    for name in [*state]:
-        if name.endswith(".weight") and ("encoder." in name or ".transform." in name or "pooler." in name or "Norm." in name):
-            state.setdefault(name.removesuffix("weight") + "bias", state[name].new_zeros(len(state[name])))
-    if f"{base}embeddings.token_type_embeddings.weight" not in state:
-        add_segments_(state, values, base)
+
+
+def add_zeros_(state: State, wanted: Mapping[str, Tensor], ends: Sequence[str]) -> None:
+    """Add zeros for the parameters that a family lacks, by the ends of their names, to parts that are there."""
+    parts, like = {optional_part(name) for name in state}, next(iter(state.values()))
+    for name, made in wanted.items():
+        if optional_part(name) in parts and name not in state and any(fnmatchcase(name, f"*{end}") for end in ends):
+            state[name] = like.new_zeros(made.shape)
 
 
 TWO_LAYERS = (("classifier.dense.", "pooler.dense."), ("classifier.out_proj.", "classifier."))
+HEAD_PLACES = {  # {place of a family's common head layers: a part of the names in a model that has them there}
+    "cls.predictions.transform.": "predictions.transform.dense.weight",
+    "bert.pooler.": "pooler.dense.weight",
+    "head.": "head.dense.weight",
+}
+FIRST = {"norm_first": True, "first_norm": True}
+AS_LLAMA = (  # names in transformers' modules, which it does not save
+    *((rf"self_attn\.{part[0]}_proj\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
+    (r"self_attn\.o_proj\.", "attention.output.dense."),
+    (r"post_attention_layernorm\.", "attention.output.LayerNorm."),
+    (r"post_mlp_layernorm\.", "output.LayerNorm."),
+    (r"mlp\.up_proj\.", "intermediate.factor."),
+    (r"mlp\.gate_proj\.", "intermediate.dense."),
+    (r"mlp\.down_proj\.", "output.dense."),
+)
 LM_HEAD = (
     ("lm_head.dense.", "cls.predictions.transform.dense."),
     ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
@@ -226,10 +286,12 @@ def roberta(prefix: str) -> Family:
 
 
 def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **options: Any) -> Family:
-    """Return a family with rotary positions and gates."""
+    """Return a family with rotary positions, which is gated and has no pooler unless the options say otherwise."""
     fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
-    options = {"pooler": False, **options}
-    return Family(prefix, becomes, fixed=fixed, translate=rotary_fields, renames=renames, adapt=split_joined_, **options)
+    names = (*renames, *AS_LLAMA)
+    options = {"encoder": r"(?:encoder\.)?layers?", "pooler": False, **options}
+    options["fields"] = {"rope_theta": "rotary_base", **options.get("fields", {})}
+    return Family(prefix, becomes, fixed=fixed, translate=rotary_fields, renames=names, adapt=split_joined_, **options)
 
 
 BERT = Family("bert")
@@ -345,24 +407,51 @@ FAMILIES = {  # {model_type: family}
         rates=dict.fromkeys((CLASSIFIER, CHOICE), "cls_dropout"),
         needs={"conv_kernel_size": 0},
     ),
+    "roberta-prelayernorm": replace(
+        roberta("roberta_prelayernorm"),
+        becomes="RoBERTa, normalised first",
+        fixed={"positions_skip_padding": True, **FIRST},
+        renames=((r"^(bert\.)?LayerNorm\.", r"\1encoder.final_norm."), *LM_HEAD, *TWO_LAYERS),
+    ),
+    "xlm-roberta-xl": replace(
+        roberta("roberta"),
+        becomes="XLM-R, normalised first",
+        defaults={"pad_token_id": 1, "layer_norm_eps": 1e-5},
+        fixed={"positions_skip_padding": True, "embeddings_norm": False, **FIRST},
+        renames=(
+            (r"self_attn_layer_norm\.", "LayerNorm."),
+            (r"encoder\.LayerNorm\.", "encoder.final_norm."),
+            (r"(\d)\.LayerNorm\.", r"\1.intermediate.LayerNorm."),
+            *LM_HEAD,
+            *TWO_LAYERS,
+        ),
+    ),
+    "megatron-bert": Family(
+        "bert",
+        "normalised first",
+        fixed={"embeddings_norm": False, **FIRST},
+        renames=(
+            (r"attention\.ln\.", "attention.LayerNorm."),
+            (r"encoder\.ln\.", "encoder.final_norm."),
+            (r"(\d)\.ln\.", r"\1.intermediate.LayerNorm."),
+        ),
+    ),
     "modernbert": rotary(
         "model",
-        "rotary positions, layers with a window; normalised first; gates; biases and segments of zeros",
+        "rotary positions, in some layers in windows; normalised first; gated; biases and segments of zeros",
         (
-            ("embeddings.tok_embeddings.", "embeddings.word_embeddings."),
-            ("embeddings.norm.", "embeddings.LayerNorm."),
-            ("attn_norm.", "attention.LayerNorm."),
-            ("attn.Wqkv.", "attention.self.query+key+value."),
-            ("attn.Wo.", "attention.output.dense."),
-            ("mlp_norm.", "intermediate.LayerNorm."),
-            ("mlp.Wi.", "intermediate.dense+factor."),
-            ("mlp.Wo.", "output.dense."),
-            ("final_norm.", "encoder.final_norm."),
-            ("head.dense.", "cls.predictions.transform.dense."),
-            ("head.norm.", "cls.predictions.transform.LayerNorm."),
-            ("decoder.", "cls.predictions.decoder."),
+            (r"embeddings\.tok_embeddings\.", "embeddings.word_embeddings."),
+            (r"embeddings\.norm\.", "embeddings.LayerNorm."),
+            (r"attn_norm\.", "attention.LayerNorm."),
+            (r"attn\.Wqkv\.", "attention.self.query+key+value."),
+            (r"attn\.Wo\.", "attention.output.dense."),
+            (r"mlp_norm\.", "intermediate.LayerNorm."),
+            (r"mlp\.Wi\.", "intermediate.dense+factor."),
+            (r"mlp\.Wo\.", "output.dense."),
+            (r"^(bert\.)?final_norm\.", r"\1encoder.final_norm."),
+            (r"head\.norm\.", "head.LayerNorm."),
+            (r"^decoder\.", "cls.predictions.decoder."),
         ),
-        encoder="layers",
         fields={
             "norm_eps": "layer_norm_eps",
             "hidden_activation": "hidden_act",
@@ -370,59 +459,100 @@ FAMILIES = {  # {model_type: family}
             "mlp_dropout": "hidden_dropout_prob",
             "attention_dropout": "attention_probs_dropout_prob",
         },
-        defaults={"layer_norm_eps": 1e-5, "local_attention": 128, "rotary_base": 160000.0, "pad_token_id": 50283, "classifier_activation": "gelu"},
-        fixed={"type_vocab_size": 2, "norm_first": True, "pooler_norm": True},
-        lm_acts=GELU,
-        needs={"classifier_activation": "gelu"},
+        defaults={
+            "layer_norm_eps": 1e-5,
+            "pad_token_id": 50283,
+            "local_attention": 128,
+            "rotary_base": 160000.0,
+            "local_rope_theta": 10000.0,
+            "classifier_activation": "gelu",
+            **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0),
+            **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False),
+        },
+        fixed={"type_vocab_size": 0, "norm_first": True, "pooler_norm": True},
+        lm_act="classifier_activation",
         pooler_act="classifier_activation",
-        head_pools=True,
+        head_at="head.",
     ),
     "nomic_bert": rotary(
         "nomic_bert",
-        "rotary positions; gates; biases of zeros in layers",
+        "rotary positions; gated; biases of zeros in layers",
         (
-            ("emb_ln.", "embeddings.LayerNorm."),
-            ("attn.Wqkv.", "attention.self.query+key+value."),
-            ("attn.out_proj.", "attention.output.dense."),
-            ("norm1.", "attention.output.LayerNorm."),
-            ("mlp.fc11.", "intermediate.factor."),
-            ("mlp.fc12.", "intermediate.dense."),
-            ("mlp.fc2.", "output.dense."),
-            ("norm2.", "output.LayerNorm."),
-            ("layer_norm.", "LayerNorm."),
+            (r"^(bert\.)?emb_ln\.", r"\1embeddings.LayerNorm."),
+            (r"attn\.Wqkv\.", "attention.self.query+key+value."),
+            (r"attn\.out_proj\.", "attention.output.dense."),
+            (r"norm1\.", "attention.output.LayerNorm."),
+            (r"mlp\.fc11\.", "intermediate.factor."),
+            (r"mlp\.fc12\.", "intermediate.dense."),
+            (r"mlp\.fc2\.", "output.dense."),
+            (r"norm2\.", "output.LayerNorm."),
+            (r"layer_norm\.", "LayerNorm."),
         ),
-        defaults={"hidden_act": "silu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "rotary_base": 1000.0},
+        fields={
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_inner": "intermediate_size",
+            "n_positions": "max_position_embeddings",
+            "activation_function": "hidden_act",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "resid_pdrop": "hidden_dropout_prob",
+            "attn_pdrop": "attention_probs_dropout_prob",
+            "rotary_emb_base": "rotary_base",
+        },
+        defaults={
+            "hidden_act": "silu",
+            "rotary_base": 1000.0,
+            **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+            **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
+        },
+        needs={
+            **dict.fromkeys(("use_rms_norm", "prenorm", "causal", "parallel_block", "rotary_emb_interleaved"), False),
+            "moe_every_n_layers": 0,
+            "rotary_emb_fraction": 1.0,
+            "rotary_scaling_factor": None,
+        },
     ),
-    "gte": rotary(
-        "(?:gte|new)",
-        "rotary positions; gates; biases of zeros where they are missing",
-        (
-            ("attention.qkv_proj.", "attention.self.query+key+value."),
-            ("attention.o_proj.", "attention.output.dense."),
-            ("attn_ln.", "attention.output.LayerNorm."),
-            ("mlp.up_gate_proj.", "intermediate.factor+dense."),
-            ("mlp.down_proj.", "output.dense."),
-            ("mlp_ln.", "output.LayerNorm."),
-            ("lm_head.norm.", "cls.predictions.transform.LayerNorm."),
-            *LM_HEAD[:1],
-            ("lm_head.decoder.", "cls.predictions.decoder."),
-        ),
-        defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
+    "gte": (
+        GTE := rotary(
+            "(?:gte|new)",
+            "rotary positions; gated; biases of zeros in the network",
+            (
+                (r"attention\.qkv_proj\.", "attention.self.query+key+value."),
+                (r"attention\.o_proj\.", "attention.output.dense."),
+                (r"attn_ln\.", "attention.output.LayerNorm."),
+                (r"mlp\.up_gate_proj\.", "intermediate.factor+dense."),
+                (r"mlp\.down_proj\.", "output.dense."),
+                (r"mlp_ln\.", "output.LayerNorm."),
+                (r"lm_head\.norm\.", "cls.predictions.transform.LayerNorm."),
+                *LM_HEAD,
+            ),
+            defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
+            fixed={"mlp_fc1_bias": False},
+            lm_acts=GELU,
+        )
+    ),
+    "new": replace(
+        GTE,
+        becomes="GTE, with a factor that scales its angles",
+        lm_acts=None,
+        needs={"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "logn_attention_scale": False},
     ),
     "jina_embeddings_v3": rotary(
         "roberta",
         "rotary positions",
         (
-            ("emb_ln.", "embeddings.LayerNorm."),
-            ("mixer.Wqkv.", "attention.self.query+key+value."),
-            ("mixer.out_proj.", "attention.output.dense."),
-            ("norm1.", "attention.output.LayerNorm."),
-            ("mlp.fc1.", "intermediate.dense."),
-            ("mlp.fc2.", "output.dense."),
-            ("norm2.", "output.LayerNorm."),
+            (r"^(bert\.)?emb_ln\.", r"\1embeddings.LayerNorm."),
+            (r"mixer\.Wqkv\.", "attention.self.query+key+value."),
+            (r"mixer\.out_proj\.", "attention.output.dense."),
+            (r"norm1\.", "attention.output.LayerNorm."),
+            (r"mlp\.fc1\.", "intermediate.dense."),
+            (r"mlp\.fc2\.", "output.dense."),
+            (r"norm2\.", "output.LayerNorm."),
             *LM_HEAD,
             *TWO_LAYERS,
         ),
+        fields={"rotary_emb_base": "rotary_base"},
         defaults={"rotary_base": 20000.0, "pad_token_id": 1, "layer_norm_eps": 1e-5},
         fixed={"gated": False},
         lm_acts=GELU,
@@ -430,8 +560,9 @@ FAMILIES = {  # {model_type: family}
     ),
 }
 REASONS = {  # the reason why a model that users take for a BERT is none
-    "normalises before attention": ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl", "esm"),
-    "has rotary positions": ("new", "eurobert", "neobert", "roformer"),
+    "has RMSNorm in the place of LayerNorm": ("eurobert", "neobert"),
+    "has rotary positions of another kind": ("roformer", "esm"),
+    "is a decoder": ("modernbert-decoder",),
     "embeds more than words, segments and positions": ("layoutlm", "layoutlmv2", "layoutlmv3", "lilt", "roc_bert"),
     "is the first DeBERTa, with other tensors than its second and third": ("deberta",),
     "has other layers": ("albert", "mobilebert", "squeezebert", "convbert", "funnel", "xmod", "rembert"),
@@ -441,6 +572,12 @@ FIELDS = {  # {field of config.json: (type, default)}
     **{name: (float | None, ()) for family in FAMILIES.values() for name in family.rates.values()},
     **{each.name: (each.type, each.default) for each in fields(BertConfig)},
     **dict.fromkeys(("legacy", "relative_attention", "use_task_id"), (bool, ())),
+    **dict.fromkeys(BIASES, (bool, ())),
+    **dict.fromkeys(("global_rope_theta", "local_rope_theta"), (float, ())),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), (Mapping[str, Any], None)),
+    "global_attn_every_n_layers": (int, ()),
+    "head_dim": (int | None, ()),
+    "layer_types": (list | None, ()),
     "architectures": (list | None, ()),
     "pooler_hidden_act": (str, ()),
     "pos_att_type": (list | str | None, ()),
@@ -485,6 +622,7 @@ class Origin:
             if (own := family.fields.get(name, name)) in FIELDS:
                 check_type(f"{path}: {name}", value, *FIELDS[own])
         named = {family.fields.get(name, name): value for name, value in values.items()}
+        named |= {family.fields[name]: value for name, value in values.items() if name in family.fields}
         values = {**family.defaults, **named, **family.fixed}
         for name, wanted in family.needs.items():
             if values.get(name, wanted) != wanted:
@@ -502,7 +640,7 @@ class Origin:
         if not self.family.pooler and not hasattr(cls, "needs_pooler"):  # heads have it
             options.setdefault("add_pooling_layer", False)
         pooled = options.get("add_pooling_layer", getattr(cls, "needs_pooler", True))
-        config = self.config(cls.__name__ if pooled else None, **overrides)
+        config = self.config(cls.__name__ if pooled or self.family.head_at else None, **overrides)
         if "positions_skip_padding" in self.family.fixed:
             tables = [table for name, table in state.items() if name.endswith(POSITIONS)]
             padded = any(has_nonzero(table, self.values["pad_token_id"]) for table in tables)
@@ -557,8 +695,12 @@ class Origin:
 
         # BERT's language model head has the layers' activation, and a family's may have a fixed one.
         act = self.values.get("hidden_act", "gelu")
-        if "cls.predictions.bias" in wanted and family.lm_acts is not None and act not in family.lm_acts:
-            raise ValueError(f"the language model head of {self.kind!r} with hidden_act {act!r} is not a BERT's")
+        known, own_act = family.lm_acts, self.values.get(family.lm_act, act)
+        if "cls.predictions.bias" in wanted and (own_act != act or (known is not None and act not in known)):
+            named = f"hidden_act {act!r}" + (f" and {family.lm_act} {own_act!r}" if own_act != act else "")
+            raise ValueError(f"the language model head of {self.kind!r} with {named} is not a BERT's")
+        if adapters := [name for name in state if "lora_" in name]:
+            raise ValueError(f"{adapters[0]} is an adapter, which is not loaded: merge it into the weights first")
         read, unread = ("pooler.dense.", "classifier.dense.")[:: -1 if "classifier.weight" in wanted else 1]
 
         if any(read in name for name in state):  # a pooler and a classifier's own layer: one is read
@@ -570,9 +712,13 @@ class Origin:
             if new in found:
                 raise ValueError(f"{name} is there twice, once as {own[new]}")
             found[new], own[new] = tensor, name
-        if family.head_pools and any(name.endswith("pooler.dense.weight") for name in wanted):
-            found = {name.replace("cls.predictions.transform.", "bert.pooler."): x for name, x in found.items()}
+        if family.head_at:
+            place = next((at for at, name in HEAD_PLACES.items() if any(name in each for each in wanted)), "head.")
+            last = "qa_outputs." if "qa_outputs.weight" in wanted else "classifier."
+            renamed = {name.replace(family.head_at, place): x for name, x in found.items()}
+            found = {re.sub(r"^classifier\.", last, name): x for name, x in renamed.items()}
         family.adapt(found, self.values, "bert." if any(name.startswith("bert.") for name in found) else "")
+        add_zeros_(found, wanted, family.translate(self.values).get("zeros", ()))
         return found
 
     def bert_name(self, name: str) -> str:
@@ -581,9 +727,9 @@ class Origin:
             name = name.partition(".")[2]
         name = re.sub(rf"^{self.family.prefix}\.", "bert.", name)
         name = re.sub(rf"^(bert\.)?{self.family.encoder}\.", r"\1encoder.", name)
-        name = re.sub(r"^(bert\.)?encoder\.(layers\.)?(?=\d)", r"\1encoder.layer.", name)
-        part = next((each for each in self.family.renames if each[0] in name), None)
-        return name.replace(*part) if part else name
+        name = re.sub(r"^(bert\.)?encoder\.(?=\d)", r"\1encoder.layer.", name)
+        part = next((each for each in self.family.renames if re.search(each[0], name)), None)
+        return re.sub(*part, name) if part else name
 
 
 def class_name(name: str) -> str:

@@ -196,6 +196,8 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
     fields = {"num_hidden_layers": len(kept), **units}
     if local := own_field(before, "local_layers"):
         fields["local_layers"] = [new for new, old in enumerate(kept) if old in local]
+    if own_field(before, "norm_first"):  # without ModernBERT's layer 0, all that are left normalise before attention
+        fields["first_norm"] = own_field(before, "first_norm") or kept[:1] != [0]
     after = with_fields(before, fields)
 
     # The config was checked above, so from here on nothing can fail half-way.

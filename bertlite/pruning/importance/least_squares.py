@@ -19,7 +19,7 @@ from bertlite.pruning.importance.moments import Tokens, choose_ridge, fit_matrix
 from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, arguments_of, run
 from bertlite.stack.attention import LayerContext
-from bertlite.stack.modules import BertLayer
+from bertlite.stack.modules import BertLayer, normed
 
 METHODS = ("mean", "refit")
 KEPT = 2**25  # the most bytes of outputs of heads or neurons that are kept from the fit of their projection
@@ -197,7 +197,7 @@ class Track:
 
     def step(self, structure: Structure, block: BertLayer, total: Tensor) -> None:
         """Continue from the input of the LayerNorm."""
-        self.x = structure.output(block).LayerNorm(total)
+        self.x = normed(structure.output(block), total)
         if structure is HEADS and self.inputs.encoder is not None:
             self.x = block.run_attention(block.crossattention, self.x, self.inputs.encoder)
 
