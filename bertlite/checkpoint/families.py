@@ -38,6 +38,7 @@ class Family:
         becomes: the changes, except names, that make it a BERT.
         encoder: the name of its encoder there.
         fields: {its field of config.json: BERT's}.
+        aliases: {another name of a field, as its publishers have it: BERT's}.
         defaults: defaults of its fields that differ from BERT's.
         fixed: fields of the BERT that are the same for the whole family.
         translate: returns the fields of the BERT that follow from several fields of config.json.
@@ -56,6 +57,7 @@ class Family:
     becomes: str = ""
     encoder: str = "encoder"
     fields: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     translate: Callable[[Values], Values] = lambda values: {}
@@ -290,7 +292,7 @@ def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **opti
     fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
     names = (*renames, *AS_LLAMA)
     options = {"encoder": r"(?:encoder\.)?layers?", "pooler": False, **options}
-    options["fields"] = {"rope_theta": "rotary_base", **options.get("fields", {})}
+    options["aliases"] = {"rope_theta": "rotary_base", **options.get("aliases", {})}
     return Family(prefix, becomes, fixed=fixed, translate=rotary_fields, renames=names, adapt=split_joined_, **options)
 
 
@@ -488,7 +490,7 @@ FAMILIES = {  # {model_type: family}
             (r"norm2\.", "output.LayerNorm."),
             (r"layer_norm\.", "LayerNorm."),
         ),
-        fields={
+        aliases={
             "n_embd": "hidden_size",
             "n_layer": "num_hidden_layers",
             "n_head": "num_attention_heads",
@@ -552,7 +554,7 @@ FAMILIES = {  # {model_type: family}
             *LM_HEAD,
             *TWO_LAYERS,
         ),
-        fields={"rotary_emb_base": "rotary_base"},
+        aliases={"rotary_emb_base": "rotary_base"},
         defaults={"rotary_base": 20000.0, "pad_token_id": 1, "layer_norm_eps": 1e-5},
         fixed={"gated": False},
         lm_acts=GELU,
@@ -618,11 +620,12 @@ class Origin:
         if family is None:
             known = ", ".join(map(repr, FAMILIES))
             raise ValueError(f"{path} describes a {kind!r} model{OTHERS.get(str(kind), '')}; bertlite loads {known}")
+        names = {**family.aliases, **family.fields}
         for name, value in values.items():
-            if (own := family.fields.get(name, name)) in FIELDS:
+            if (own := names.get(name, name)) in FIELDS:
                 check_type(f"{path}: {name}", value, *FIELDS[own])
-        named = {family.fields.get(name, name): value for name, value in values.items()}
-        named |= {family.fields[name]: value for name, value in values.items() if name in family.fields}
+        named = {name: value for name, value in values.items() if name not in names}
+        named |= {names[name]: value for name, value in values.items() if name in names}
         values = {**family.defaults, **named, **family.fixed}
         for name, wanted in family.needs.items():
             if values.get(name, wanted) != wanted:

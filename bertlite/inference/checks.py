@@ -22,6 +22,7 @@ from bertlite.stack.modules import (
     BertOutput,
     BertSelfAttention,
     BertSelfOutput,
+    normalises_first,
 )
 from bertlite.stack.positions import DISTANCES
 
@@ -149,6 +150,7 @@ def missing_for_native(model: BertPreTrainedModel, dtype: ComputeDtype) -> str |
         f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
         f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
         "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
+        "they run no final norm without layers": config.norm_first and not config.num_hidden_layers,
         f"they have no activation {config.hidden_act!r}; have: {', '.join(ACTIVATIONS)}": config.hidden_act
         not in ACTIVATIONS,
     }
@@ -182,7 +184,7 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
         norms["output"] = layer.output.LayerNorm
         if config.norm_first:
             norms = {"intermediate": layer.intermediate.LayerNorm}
-            if i or getattr(config, "first_norm", False):
+            if normalises_first(config, i):
                 norms["attention"] = layer.attention.LayerNorm
         for name, norm in norms.items():
             fault = norm_fault(norm, model.config.hidden_size, model.config.layer_norm_eps)

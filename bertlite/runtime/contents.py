@@ -53,6 +53,9 @@ CONFIG = {
     "type_vocab_size": SIZE,
     "embedding_size": Maybe(or_null(SIZE)),
     "position_biased_input": Maybe(FLAG),
+    "embeddings_norm": Maybe(FLAG),
+    "pooler_norm": Maybe(FLAG),
+    "pooling": Maybe(one_of("cls", "mean")),
     "id2label": Maybe(or_null({})),
 }
 DESCRIPTION = {
@@ -100,6 +103,17 @@ def adds_positions(about: dict[str, Any]) -> bool:
     return bool(about["config"].get("position_biased_input", True))
 
 
+def part_for_torch(about: dict[str, Any]) -> str | None:
+    """Return the part of a model that only the library with torch computes, in words; None if there is none."""
+    config = about["config"]
+    if about["embeddings"]["norm"] == "after":
+        return "embeddings that are projected before they are normalised"
+    has_head = "pooler" in about or about["class"] == CLASSES[2]
+    if has_head and (config.get("pooler_norm") or config.get("pooling") == "mean"):
+        return "a head that normalises, or takes the mean of tokens"
+    return None
+
+
 # Tensors
 
 
@@ -113,9 +127,9 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
     sizes: dict[str, tuple[int, ...]] = {
         f"embeddings.{WORDS}": (word_count(about), width),
         "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], width),
-        "embeddings.LayerNorm.weight": (normed,),
-        "embeddings.LayerNorm.bias": (normed,),
     }
+    if config.get("embeddings_norm", True):
+        sizes |= {"embeddings.LayerNorm.weight": (normed,), "embeddings.LayerNorm.bias": (normed,)}
 
     # The description says which of the other parts of the embeddings there are.
     if adds_positions(about):

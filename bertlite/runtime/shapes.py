@@ -64,6 +64,7 @@ class Shape:
     reach: int = 0
     norms_first: bool = False  # whether only matmuls, and the output, take what a LayerNorm makes
     first_norm: bool = False  # whether the first layer then has one before it, too
+    rotary_divisor: float = 1.0  # by which all angles are divided
     gated: bool = False  # whether neurons are multiplied by the outputs of a second matrix
     rotated: bool = True  # whether 8-bit integers are of rotated rows, as packing makes them; before format 8 not
     kept: tuple[int, ...] = ()  # the layers of a mixed stack that are in floats, and not in 8-bit integers
@@ -96,6 +97,11 @@ class Shape:
         return round_up(2 * (self.buckets or self.reach), GROUP)
 
     @property
+    def matrices(self) -> list[str]:
+        """Return the names of the matrices of a layer."""
+        return [*MATRICES, "factor"] if self.gated else [*MATRICES]
+
+    @property
     def tables(self) -> list[str]:
         """Return the names of the matrices of distances."""
         if self.positions == "disentangled":
@@ -116,7 +122,7 @@ class Shape:
         """Yield (layer, matrix or vector, its part, bytes) of everything, in the order of the tensor."""
         for i, layer in enumerate(self.layers):
             # Kernels read whole groups of outputs and whole words of inputs, so both are padded.
-            for name in (*MATRICES, *["factor"] * self.gated, *self.tables):
+            for name in (*self.matrices, *self.tables):
                 outputs, inputs = self.matrix(layer, name)
                 padded, per_word = round_up(outputs, GROUP), 4 // BYTES[self.dtype_of(i, name)]
                 yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
@@ -155,7 +161,7 @@ class Shape:
         """Return the struct with the addresses of all weights, which begin at an address."""
         at = {piece: address + start for piece, (start, _) in self.offsets.items()}
         layers, bases = (Layer * len(self.layers))(), {layer.rotary_base for layer in self.layers} - {None}
-        angles = {base: table_of_angles(base, self.max_positions, self.head_size) for base in bases if base}
+        angles = {base: table_of_angles(base, self) for base in bases if base}
 
         # A part that this shape lacks has no address, and the kernels take its absence as a choice.
         for i, sizes in enumerate(self.layers):
@@ -185,11 +191,11 @@ class Shape:
 # Angles
 
 
-def table_of_angles(base: float, positions: int, head_size: int) -> NDArray[np.float32]:
-    """Return half cosines and half sines of the angles of each position, (positions, head_size), all in float32."""
-    steps = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
-    inverse = 1 / np.array([base**step for step in steps.tolist()], dtype=np.float32)
-    angles = np.arange(positions, dtype=np.float32)[:, None] * inverse
+def table_of_angles(base: float, shape: Shape) -> NDArray[np.float32]:
+    """Return half cosines and half sines of the angles of each position, (positions, head size), all in float32."""
+    exponents = np.arange(0, shape.head_size, 2, dtype=np.float32) / np.float32(shape.head_size)
+    powers = np.array([base**x for x in exponents.tolist()], dtype=np.float32)
+    angles = np.arange(shape.max_positions, dtype=np.float32)[:, None] * (1 / powers / np.float32(shape.rotary_divisor))
     return np.concatenate(cosines_and_sines(angles.astype(np.float64)), 1, dtype=np.float32, casting="same_kind")
 
 
@@ -249,6 +255,7 @@ FIELDS = {
     "reach": COUNT,
     "norms_first": FLAG,
     "first_norm": FLAG,
+    "rotary_divisor": POSITIVE,
     "gated": FLAG,
     "rotated": FLAG,
     "kept": every(COUNT),

@@ -366,10 +366,12 @@ def test_law(way: str, law: str, kind: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_every_other_family_is_one_of_these_kinds() -> None:
-    """But for its pooler and its segments."""
+    """But for its pooler, its segments, missing biases, the base of its angles and a norm of embeddings."""
+    plain = {"type_vocab_size": 2, "pooler_act": "tanh", "zeros": None, "embeddings_norm": True, "layer_norm_eps": 1e-12}
+    plain |= {"rotary_base": 1.0, "local_rotary_base": 1.0, "hidden_act": "gelu", "pad_token_id": 0}
 
     def same(**fields: Any) -> Any:
-        return replace(config_of(**fields), type_vocab_size=2, pooler_act="tanh", extra={})
+        return replace(config_of(**fields), **plain, extra={})
 
     kinds = [same(**fields) for fields in KINDS.values()]
     for family in FAMILIES:

@@ -248,12 +248,18 @@ def fuse_(model: BertModel) -> bool:
 def fault_of(part: Any) -> str | None:
     """Return the reason why a part of a model stays as it is; None if it is replaced."""
     if isinstance(part, BertEmbeddings):
+        if part.LayerNorm is None:
+            return "does not normalise embeddings"
         if getattr(part, "norms_last", False):
             return "projects embeddings before they are normalised"
         return norm_fault(part.LayerNorm, part.word_embeddings.weight.shape[1], part.LayerNorm.eps)
     if any(x.bias is None for x in part.children() if isinstance(x, nn.Linear)):
         return "has a matrix without a bias"
+    if isinstance(part, BertIntermediate) and not part.is_plain:
+        return "normalises its input, or multiplies neurons by a factor"
     if isinstance(part, BertSelfOutput):
+        if part.LayerNorm is None:
+            return "does not normalise its output"
         return norm_fault(part.LayerNorm, part.dense.weight.shape[0], part.LayerNorm.eps)
     if isinstance(part, BertIntermediate):
         act = part.intermediate_act_fn

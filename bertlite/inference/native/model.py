@@ -63,7 +63,7 @@ class NativeEmbeddings(FamilyEmbeddings):
         # A model without layers has its embeddings as output.
         out = words.new_empty(*shape, words.shape[1])
         batch = Batch(output=out.data_ptr(), is_bfloat16=out.dtype == torch.bfloat16, ids=ctypes.pointer(given))
-        no_layers = Model(hidden_size=words.shape[1], epsilon=self.LayerNorm.eps)
+        no_layers = Model(hidden_size=words.shape[1], epsilon=1.0 if self.LayerNorm is None else self.LayerNorm.eps)
 
         # The kernels refuse ids beyond a table and do not say which; the module raises the error of torch.
         if not self.kernels.run(no_layers, batch, torch.get_num_threads()):
@@ -78,7 +78,8 @@ class NativeEmbeddings(FamilyEmbeddings):
         return Ids(
             rows=rows, length=length, words=words.data_ptr(), segment_table=segments.weight.data_ptr(),
             position_table=positions.weight.data_ptr() if self.adds_positions else None,
-            norm_weight=norm.weight.data_ptr(), norm_bias=norm.bias.data_ptr(), word_count=words.shape[0],
+            norm_weight=None if norm is None else norm.weight.data_ptr(),
+            norm_bias=None if norm is None else norm.bias.data_ptr(), word_count=words.shape[0],
             segment_count=len(segments.weight), position_count=count, padding_has_position=padded,
         )  # fmt: skip
 
@@ -199,7 +200,8 @@ def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dt
     # Subclasses, other norms and tables that renormalise would compute something else, and stay as they are.
     is_known = type(embeddings) in (BertEmbeddings, FamilyEmbeddings) and type(body) is BertModel
     width = embeds_size(config)
-    fault = norm_fault(embeddings.LayerNorm, width, config.layer_norm_eps)
+    norm = embeddings.LayerNorm
+    fault = None if norm is None else norm_fault(norm, width, config.layer_norm_eps)
     renormed = any(getattr(part, "max_norm", None) is not None for part in embeddings.children())
     if is_known and fault is None and not (config.projected_before_norm or renormed):
         embeddings.projection = getattr(embeddings, "projection", None)

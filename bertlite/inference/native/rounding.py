@@ -28,7 +28,7 @@ from bertlite.inference.native.weights import NativeWeights
 from bertlite.models.base import BertModel
 from bertlite.runtime.shapes import ROTATED
 from bertlite.stack.attention import LayerContext
-from bertlite.stack.modules import BertLayer
+from bertlite.stack.modules import BertLayer, normed
 
 log = logging.getLogger("bertlite")
 Rows: TypeAlias = Sequence[Sequence[int]]
@@ -81,18 +81,19 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
 
     def run_layer(layer: BertLayer, x: Tensor, inputs: LayerContext) -> Tensor:
         own, network = layer.attention, layer.intermediate
-        normed = x if own.LayerNorm is None else own.LayerNorm(x)
-        context, _ = own.self(normed, inputs=inputs)
+        read = normed(own, x)
+        context, _ = own.self(read, inputs=inputs)
         attended = own.output(context, x)
-        read, neurons = attended if network.LayerNorm is None else network.LayerNorm(attended), network(attended)
+        neurons = network(attended)
 
         # The matrices of a layer are fitted while its inputs are there: no other layer's need to be kept.
-        seen, matrices = {"qkv": normed, "output": weights.pad_heads(context.T).T, "up": read}, weights.matrices(layer)
-        for name, x_of in {**seen, "down": neurons}.items():
+        seen = {"qkv": read, "output": weights.pad_heads(context.T).T, "up": normed(network, attended), "down": neurons}
+        matrices = weights.matrices(layer)
+        for name, given in seen.items():
             # The two matrices of gated neurons have the same rounded inputs, and are fitted as one.
             names = ["up", "factor"] if name == "up" and "factor" in matrices else [name]
             weight = torch.cat([matrices[each][0] for each in names])
-            if weight.numel() and (found := fit(weight, x_of, held_out)) is not None:
+            if weight.numel() and (found := fit(weight, given, held_out)) is not None:
                 parts = found.integers.chunk(len(names)), found.scales.chunk(len(names))
                 for each, integers, scales in zip(names, *parts, strict=True):
                     weights.replace_integers(inputs.layer, each, integers, scales, found.factors)

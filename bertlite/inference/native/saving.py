@@ -116,7 +116,7 @@ def describe(model: BertPreTrainedModel) -> dict[str, Any]:
         "shape": {**asdict(encoder.weights.shape), "blocks": None},
         # How ids become vectors, which a family decides.
         "embeddings": {
-            "epsilon": embeddings.LayerNorm.eps,
+            "epsilon": config.layer_norm_eps if embeddings.LayerNorm is None else embeddings.LayerNorm.eps,
             "absolute": embeddings.adds_positions,
             "positions": config.max_position_embeddings,
             "padding_has_position": config.padding_has_position,

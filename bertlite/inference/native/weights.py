@@ -47,7 +47,8 @@ def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
         buckets=config.position_buckets,
         reach=config.max_relative_positions,
         norms_first=config.norm_first,
-        first_norm=getattr(config, "first_norm", False),
+        first_norm=config.norm_first and config.first_norm,
+        rotary_divisor=config.rotary_divisor,
         gated=config.gated,
     )
 
@@ -57,8 +58,8 @@ def rotation_of(config: BertConfig, layer: int) -> tuple[float | None, int | Non
     if not POSITIONS[config.position_embedding_type].rotates:
         return None, None
     if layer in (config.local_layers or ()):
-        return config.local_rotary_base, config.local_attention
-    return config.rotary_base, None
+        return float(config.local_rotary_base), config.local_attention
+    return float(config.rotary_base), None
 
 
 class NativeWeights:

@@ -251,7 +251,7 @@ class Encoder {
         memory.reserve(counting.used(), first ? batch_.tokens * width() * Long(sizeof(float)) : 0);
         Arena arena(memory.start());
         take_memory(arena);
-        if (batch.ids) read_norm();
+        if (norm_) read_norm();
     }
 
     // Return whether it is done; it is not if weights are beyond the parts of float32.
@@ -299,7 +299,7 @@ class Encoder {
         const Long tokens = batch_.tokens, D = width();
         hidden_ = arena.take<float>(tokens * D);  // first, so that the next object finds it
         firsts_ = batch_.first_only ? arena.take<float>(batch_.sequences * D) : nullptr;
-        norm_ = batch_.ids ? arena.take<float>(2 * D) : nullptr;
+        norm_ = batch_.ids && batch_.ids->norm_weight ? arena.take<float>(2 * D) : nullptr;
         pooler_input_ = batch_.pooler ? arena.take<float>(batch_.sequences * D) : nullptr;
 
         const bool whole = way_ == Way::SEQUENCES;
@@ -813,7 +813,7 @@ class Encoder {
     std::vector<Long> rotated_places_;         // (T,): positions, if layers rotate by their angles
     float* hidden_;        // (T, D): the residual stream
     float* firsts_;        // (sequences, D): of the first tokens, if the last layer computes only these
-    float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm
+    float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm; or null
     float* pooler_input_;  // (sequences, D), in the dtype of the pooler
     HeadValue* qkv_;       // (3 N, T, H): queries, keys, values; of a thread's group if it takes whole sequences
     Value* inputs_;        // (T, widest of D and N H): of all blocks, if threads take whole sequences
