@@ -201,10 +201,14 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
 @torch.no_grad()
 def freeze_zeros_(model: nn.Module, config: BertConfig) -> None:
     """Make the parameters that a family lacks zeros that do not learn."""
-    for end in own_field(config, "zeros") or ():
-        for name, parameter in model.named_parameters():
-            if fnmatchcase(name, f"*{end}"):
-                parameter.zero_().requires_grad_(False)
+    for parameter in lacking_parameters(model, config):
+        parameter.zero_().requires_grad_(False)
+
+
+def lacking_parameters(model: nn.Module, config: Any) -> list[nn.Parameter]:
+    """Return the parameters that a family lacks."""
+    ends = own_field(config, "zeros") or ()
+    return [x for name, x in model.named_parameters() if any(fnmatchcase(name, f"*{end}") for end in ends)]
 
 
 class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):

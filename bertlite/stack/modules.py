@@ -131,15 +131,17 @@ class BertAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
-        context, weights = (self.self if self.LayerNorm is None else self.normalised)(hidden_states, inputs=inputs)
+        x = hidden_states
+        if self.LayerNorm is not None:
+            x, inputs = self.normalise(x, inputs)
+        context, weights = self.self(x, inputs=inputs)
         return self.output(context, hidden_states), weights
 
-    def normalised(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-        """Attend to normalised states: to those of all tokens, if only first tokens are computed."""
+    def normalise(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, LayerContext]:
+        """Normalise states before attention: those of all tokens too, if only first tokens are computed."""
         if inputs.source is not None:
             inputs = replace(inputs, source=normed(self, inputs.source))
-        context: tuple[Tensor, Tensor | None] = self.self(normed(self, x), inputs=inputs)
-        return context
+        return normed(self, x), inputs
 
 
 class Activation(nn.Module):
@@ -292,9 +294,9 @@ def activation(name: str) -> nn.Module:
     return entry() if isinstance(entry, type) else Activation(name)
 
 
-def normalises_first(config: BertConfig, layer: int) -> bool:
+def normalises_first(config: BertConfig, layer: int | None) -> bool:
     """Return whether a layer normalises before attention; in ModernBERT layer 0 has just normalised embeddings."""
-    return bool(own_field(config, "norm_first") and (layer > 0 or own_field(config, "first_norm")))
+    return bool(own_field(config, "norm_first") and (layer != 0 or own_field(config, "first_norm")))
 
 
 def norm(config: BertConfig, wanted: bool) -> nn.LayerNorm | None:
