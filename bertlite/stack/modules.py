@@ -131,17 +131,19 @@ class BertAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
-        x = hidden_states
-        if self.LayerNorm is not None:
-            x, inputs = self.normalise(x, inputs)
-        context, weights = self.self(x, inputs=inputs)
+        context, weights = (self.self if self.LayerNorm is None else self.attend)(hidden_states, inputs=inputs)
         return self.output(context, hidden_states), weights
 
-    def normalise(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, LayerContext]:
-        """Normalise states before attention: those of all tokens too, if only first tokens are computed."""
-        if inputs.source is not None:
-            inputs = replace(inputs, source=normed(self, inputs.source))
-        return normed(self, x), inputs
+    def attend(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+        """Attend to normalised states."""
+        x, inputs = self.normalised(x, inputs)
+        attended: tuple[Tensor, Tensor | None] = self.self(x, inputs=inputs)
+        return attended
+
+    def normalised(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, LayerContext]:
+        """Return normalised states; if only first tokens are computed, keys and values are of normalised ones too."""
+        source = None if inputs.source is None else normed(self, inputs.source)
+        return normed(self, x), inputs if source is None else replace(inputs, source=source)
 
 
 class Activation(nn.Module):
@@ -294,9 +296,9 @@ def activation(name: str) -> nn.Module:
     return entry() if isinstance(entry, type) else Activation(name)
 
 
-def normalises_first(config: BertConfig, layer: int | None) -> bool:
+def normalises_first(config: BertConfig, layer: int) -> bool:
     """Return whether a layer normalises before attention; in ModernBERT layer 0 has just normalised embeddings."""
-    return bool(own_field(config, "norm_first") and (layer != 0 or own_field(config, "first_norm")))
+    return bool(own_field(config, "norm_first") and (layer > 0 or own_field(config, "first_norm")))
 
 
 def norm(config: BertConfig, wanted: bool) -> nn.LayerNorm | None:
