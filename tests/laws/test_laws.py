@@ -316,7 +316,7 @@ def kernels_refuse(way: str, folder: Path, kind: str) -> None:
         optimize_for_inference(copy.deepcopy(model_of(kind)).float(), backend="native")
 
 
-NOT_YET = ("modernbert", "nomic_bert", "jina_embeddings_v3", "xlm-roberta-xl", "megatron-bert")
+NOT_YET: tuple[str, ...] = ()
 BY_KERNELS = [way for way in WAYS if way.startswith("native") or way in ("runtime", "Embedder")]
 REASONS: dict[tuple[str, str], tuple[str, Callable[[str, Path], None]]] = {
     **{
