@@ -202,8 +202,8 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
             if size != shape:
                 yield f"encoder.layer.{i}.{name} has a weight of {size}, not of {shape}"
 
-    # What the layers' sums are normalised by at last.
-    if config.norm_first:
+    # If norms come first, one follows the layers; a skeleton of a saved model has neither.
+    if config.norm_first and len(encoder.layer):
         fault = norm_fault(encoder.final_norm, config.hidden_size, config.layer_norm_eps)
         if fault is not None:
             yield f"encoder.final_norm {fault}"

@@ -166,7 +166,7 @@ class Encoder:
         counts = {name: 0 if table is None else len(table) for name, table in tables.items()}
 
         # A model may have a table of positions and add none of it: then the table only limits the length of sequences.
-        has_positions = tables["position"] is not None
+        has_positions = tables["position"] is not None or self.model.angles
         positions = tables["position"] if about["absolute"] else None
         scales = self.tensors.get(f"{self.prefix}embeddings.{ROW_SCALES}")
 

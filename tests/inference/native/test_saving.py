@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import DTYPES, WITH_MIXED, kernels_or_skip, natively, rotated
+from natively import DTYPES, ROTARY, WITH_MIXED, kernels_or_skip, natively, rotated
 
 from bertlite import (
     BertConfig,
@@ -56,6 +56,7 @@ MODELS = {
     "a classifier": (BertForSequenceClassification, {}, {}),
     "no pooler": (BertModel, {}, {"add_pooling_layer": False}),
     "distances": (BertModel, {"position_embedding_type": "disentangled", **DISENTANGLED}, {}),
+    "rotary": (BertModel, {**ROTARY, "first_norm": True, "embeddings_norm": False, "rotary_divisor": 1.5}, {}),
 }
 
 
