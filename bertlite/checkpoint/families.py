@@ -51,6 +51,7 @@ class Family:
         lm_act: the field that names the activation of this head; BERT's has the layers'.
         needs: {field: the only supported value}.
         head_at: the names of the layers that all of its heads have before their last one.
+        since: the first major version of transformers with its classes; None: only code of its checkpoints has them.
     """
 
     prefix: str
@@ -70,6 +71,7 @@ class Family:
     needs: Mapping[str, Any] = field(default_factory=dict)
     lm_act: str = "hidden_act"
     head_at: str | None = None
+    since: int | None = 4
 
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -515,6 +517,7 @@ FAMILIES = {  # {model_type: family}
             "rotary_emb_fraction": 1.0,
             "rotary_scaling_factor": None,
         },
+        since=5,
     ),
     "gte": (
         GTE := rotary(
@@ -533,6 +536,7 @@ FAMILIES = {  # {model_type: family}
             defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
             fixed={"mlp_fc1_bias": False},
             lm_acts=GELU,
+            since=5,
         )
     ),
     "new": replace(
@@ -540,6 +544,7 @@ FAMILIES = {  # {model_type: family}
         becomes="GTE, with a factor that scales its angles",
         lm_acts=None,
         needs={"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "logn_attention_scale": False},
+        since=None,
     ),
     "jina_embeddings_v3": rotary(
         "roberta",
@@ -560,6 +565,7 @@ FAMILIES = {  # {model_type: family}
         fixed={"gated": False},
         lm_acts=GELU,
         pooler=True,
+        since=5,
     ),
 }
 REASONS = {  # the reason why a model that users take for a BERT is none
