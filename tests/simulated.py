@@ -1,8 +1,11 @@
 """Graphs as a CPU can have them: a forward that runs again into the same memory, where a GPU would replay a graph."""
 
 import copy
+import weakref
+from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
+from inspect import ismethod
+from itertools import count, pairwise
 from typing import Any
 
 import torch
@@ -35,6 +38,46 @@ def record(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Te
         out.copy_(run())
 
     return replay, out, out.nbytes
+
+
+class Pools:
+    """The memory of graphs by the rules of torch's allocator.
+
+    Graphs of a pool share what their runs need, and each keeps its output.  Memory comes back when a pool's last graph
+    goes.  Then, and after a recording that failed, its handle is refused.
+    """
+
+    def __init__(self) -> None:
+        self.handles = count(1)
+        self.graphs, self.shared, self.bytes = Counter[int](), Counter[int](), Counter[int]()
+        self.refused = set[int]()
+
+    def handle(self, device: torch.device) -> int:
+        """Stand in for `graphs.pool_handle`."""
+        return next(self.handles)
+
+    def record(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, int]:
+        """Stand in for `graphs.record_forward` and `graphs.record_run`."""
+        assert pool not in self.refused
+        self.refused.add(pool)
+        held: Any = weakref.WeakMethod(run) if ismethod(run) else lambda: run  # a replay of CUDA holds no graph
+        replay, out, size = record(lambda: held()(), pool)
+        self.refused.remove(pool)
+        more = max(0, 4 * size - self.shared[pool])
+        self.shared[pool] += more
+        self.bytes[pool] += more + size
+        self.graphs[pool] += 1
+        weakref.finalize(replay, self.release, pool)
+        return replay, out, more + size
+
+    def release(self, pool: int) -> None:
+        self.graphs[pool] -= 1
+        if not self.graphs[pool]:
+            self.refused.add(pool)
+            self.bytes[pool] = 0
+
+    def reserved(self) -> int:
+        return self.bytes.total()
 
 
 def use_(model: Any, packs: bool = True) -> Any:

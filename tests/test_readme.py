@@ -245,6 +245,7 @@ def test_a_table_names_the_commits_of_its_records_and_why_a_version_is_older() -
     one, other = made("1" * 40, "5.24.0"), made("2" * 40, "5.6.0")
     page = "Commit 1111111, 2026-11-26."  # where the day stands, if git lacks the commit
     assert origin.commits({"speed": one}, page) == page
+    assert origin.commits({"speed": one | {"commits": ["a", "b", "c"]}}, page) == page.replace(".", ", the last of 3.")
     found = origin.commits({"speed": one, "pruning/sst2": other}, page)
     assert found == "Commits: 1111111, 2026-11-26 (speed); 2222222 (sst2)."
     newest = origin.newest_version([{"speed": one}, {"speed-under": other}])

@@ -283,7 +283,7 @@ RUN = Command(
         option("--calibration N", "number of training examples for criteria and repair", parts.count, default=512),
         option(
             "--criteria A,B,...",
-            f"{either(CRITERIA)}; options follow after slashes: {CRITERION}; inverted",
+            f"{either(CRITERIA)}; options follow after slashes: {CRITERION}; inverted; rescored",
             parts.names,
             default="michel,random",
         ),

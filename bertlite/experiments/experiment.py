@@ -8,7 +8,7 @@ prune_run(Experiment(setting), grid(["michel", "random"], [0.3, 0.5]), "runs/sst
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
@@ -50,6 +50,8 @@ from bertlite.support.runs import Record, Run, read_runs, run_is_finished
 
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
+RESCORED = "rescored"  # remove the heads in ROUNDS rounds, and score the rest anew before each
+ROUNDS = 10
 SEEDED = "random"  # the criterion that has seeds of its own
 COUNTED = 128  # multiply-accumulates are counted for a sequence of so many tokens
 
@@ -83,8 +85,8 @@ class Cell:
     """One way of pruning.
 
     Args:
-        criterion: a name of `bertlite.pruning.criteria.CRITERIA`, followed by options such as "fisher/batch/layer_l2"
-            or "michel/kl/inverted".
+        criterion: a name of `bertlite.pruning.criteria.CRITERIA`, followed by options such as "fisher/batch/layer_l2",
+            "michel/kl/inverted" or "michel/rescored".
         fraction: share of the heads to remove, those with the lowest scores.
         at_least: heads that every layer keeps.
         repair: "none", or a name of `bertlite.pruning.METHODS`.
@@ -109,21 +111,21 @@ class Cell:
 
 
 def parse_criterion(criterion: str) -> dict[str, Any]:
-    """Return the keywords of `head_importance` for a name like "michel/batch/layer_l2", and whether it is inverted.
+    """Return the keywords of `head_importance` for a name like "michel/batch/layer_l2"; and INVERTED and RESCORED.
 
     Raises:
         ValueError: a part is not a criterion, reduction, target or normaliser.
     """
     name, *parts = criterion.split("/")
     check_known("criterion", name, CRITERIA)
-    found: dict[str, Any] = {"criterion": name, INVERTED: False}
+    found: dict[str, Any] = {"criterion": name, INVERTED: False, RESCORED: False}
     kinds = {"reduction": REDUCTIONS, "target": TARGETS, "normaliser": NORMALISERS}
     for part in parts:
         kind = next((kind for kind, names in kinds.items() if part in names), None)
-        if part == INVERTED:
-            found[INVERTED] = True
+        if part in (INVERTED, RESCORED):
+            found[part] = True
         elif kind is None:
-            have = ", ".join((*(name for names in kinds.values() for name in names), INVERTED))
+            have = ", ".join((*(name for names in kinds.values() for name in names), INVERTED, RESCORED))
             raise ValueError(f"criterion {criterion!r}: there is no option {part!r}; have: {have}")
         else:
             found[kind] = part
@@ -152,6 +154,31 @@ def task_named(name: str) -> Task:
     """Return a task; raise ValueError if there is none of this name."""
     check_known("task", name, TASKS)
     return TASKS[name]
+
+
+def rescored(model: Any, score: Callable[[Any], Tensor], at_least: int) -> Tensor:
+    """Return the order in which heads go if the rest is scored anew in every round, (layers, heads); nan if pruned.
+
+    Michel et al. 2019 (arXiv:1905.10650) remove heads by scores of the whole model.  Their code can also score again
+    before each step, `--exact_pruning`.
+
+    Args:
+        score: computes the scores of a model, (layers, heads).
+        at_least: heads that every layer keeps; they come last.
+    """
+    present = HEADS.present(model)
+    total, removable = int(present.sum()), int((present.sum(1) - at_least).clamp(min=0).sum())
+    order = torch.full(present.shape, float(total), dtype=torch.float64, device="cpu").masked_fill(~present, math.nan)
+
+    step = math.ceil(total / ROUNDS)
+    for gone in range(0, removable, step):
+        scores = score(model)
+        choice = rank_heads(scores, count=min(step, removable - gone), at_least=at_least)
+        heads = [(layer, head) for layer, heads in choice.items() for head in heads]
+        for place, head in enumerate(sorted(heads, key=lambda head: float(scores[head])), gone):
+            order[head] = place
+        model = prune_heads(model, choice)
+    return order
 
 
 class Experiment:
@@ -185,7 +212,7 @@ class Experiment:
         # Runs are told apart by the length that the setting comes to, given or not.
         self.tokenizer = self.task.read_tokenizer(self.source, setting.max_length)
         self.setting = replace(setting, max_length=self.tokenizer.model_max_length)
-        self.known_scores: dict[tuple[str, int], Tensor] = {}
+        self.known_scores: dict[tuple[str, int, int | None], Tensor] = {}
         self.task.check_both(self.train, self.dev)
 
     @cached_property
@@ -246,13 +273,18 @@ class Experiment:
 
     def scores(self, cell: Cell) -> Tensor:
         """Return the dense model's scores, (layers, heads), computed once for all cells; the lowest go first."""
-        key = cell.criterion, cell.seed
+        options = parse_criterion(cell.criterion)
+        inverted, again = options.pop(INVERTED), options.pop(RESCORED)
+        key = cell.criterion, cell.seed, cell.at_least if again else None
         if key not in self.known_scores:
-            options = parse_criterion(cell.criterion)
-            inverted = options.pop(INVERTED)
             batches = self.calibration(cell.seed) if CRITERIA[options["criterion"]].measurement.needs_data else []
-            found = head_importance(self.dense, batches, seed=cell.seed, **options)
-            self.known_scores[key] = -found if inverted else found
+
+            def score(model: Any) -> Tensor:
+                teacher = self.dense if options.get("target") == "kl" and model is not self.dense else None
+                found = head_importance(model, batches, seed=cell.seed, teacher=teacher, **options)
+                return -found if inverted else found
+
+            self.known_scores[key] = rescored(self.dense, score, cell.at_least) if again else score(self.dense)
         return self.known_scores[key]
 
     def pruned(self, cell: Cell, log: Any = None) -> Any:

@@ -93,3 +93,32 @@ def mcnemar(right_a: Array, right_b: Array) -> float:
 
     only_a, only_b = int(np.sum(right_a & ~right_b)), int(np.sum(~right_a & right_b))
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+
+
+def equivalence(gained: int, lost: int, total: int, margin: float) -> float:
+    """Return p of the test that two accuracies on the same examples differ by `margin` or more.
+
+    A small p says that they are equivalent within the margin: both one-sided tests reject (TOST, Schuirmann 1987,
+    Journal of Pharmacokinetics and Biopharmaceutics 15, 657-680).  Each is the score test of paired proportions (Tango
+    1998, Statistics in Medicine 17, 891-908), which holds for few changes, and for none.
+
+    Args:
+        gained, lost: examples that only the first, or only the second of the systems gets right.
+        margin: the smallest difference that matters, such as 0.01; to be chosen before the examples are seen.
+
+    Raises:
+        ValueError: the margin is not between 0 and 1.
+    """
+    from scipy.stats import norm
+
+    if not 0 < margin < 1:
+        raise ValueError(f"margin is {margin}; give a difference of accuracies between 0 and 1, such as 0.01")
+
+    def z(ahead: int, behind: int) -> float:
+        # Under a true difference of -margin the share of examples behind has this maximum of its likelihood.
+        b = -(2 * total - ahead + behind) * margin - ahead - behind
+        c = behind * margin * (1 + margin)
+        share = (math.sqrt(b * b - 8 * total * c) - b) / (4 * total)
+        return (ahead - behind + total * margin) / math.sqrt(total * (2 * share - margin * (1 + margin)))
+
+    return float(norm.sf(min(z(gained, lost), z(lost, gained))))

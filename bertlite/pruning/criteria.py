@@ -42,6 +42,7 @@ class Measurement:
 HEADS_AND_NEURONS = ("head", "neuron")
 GATE_GRADIENTS = Measurement("gradients of gates", needs_loss=True, units=HEADS_AND_NEURONS)
 LOSS_INCREASES = Measurement("increases of the loss", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS)
+LEARNED_GATES = Measurement("learned gates", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS)
 ATTENTIONS = Measurement("attention weights")
 WEIGHTS = Measurement("weights", needs_data=False, units=HEADS_AND_NEURONS)
 NOISE = Measurement("random numbers", needs_data=False, units=HEADS_AND_NEURONS)
@@ -59,6 +60,7 @@ class Criterion:
         statistic: computes the score from it, for all units at once:
             GATE_GRADIENTS: ∂L/∂ξ, (K, L, N) -> (K, L, N).
             LOSS_INCREASES: increase of the loss without the unit, (K, L, N) -> (K, L, N).
+            LEARNED_GATES: chance that the unit's gate is not 0, (L, N) -> (L, N).
             ATTENTIONS: (L, R, N, S, S) -> (L, R, N, S).
             WEIGHTS: the unit's weights in one layer's output projection, (D, n, W) -> (n,).
             NOISE: uniform in 0 to 1, (L, N) -> (L, N).
@@ -92,6 +94,14 @@ CRITERIA = {
             "",
             LOSS_INCREASES,
             lambda increases: increases,
+        ),
+        Criterion(
+            "hard_concrete",
+            "chance that a gate is not 0, learned on the batches under a penalty on this chance; unlike in the papers,"
+            " weights are not trained",
+            "Louizos et al. 2018, arXiv:1712.01312; Voita et al. 2019, arXiv:1905.09418",
+            LEARNED_GATES,
+            lambda chances: chances,
         ),
         Criterion(
             "magnitude",

@@ -94,5 +94,5 @@ def test_what_is_recorded_reads_no_value_of_a_gpu(
         use_graphs_(model)
         assert model.fused
         packs = positions == "absolute" and dtype == torch.bfloat16
-        out = graphs.BucketGraph(model, Bucket(4, 32, 96 if packs else None, 32)).out
+        out = graphs.BucketGraph(model, Bucket(4, 32, 96 if packs else None, 32), graphs.Pool(None)).out
         assert (out.shape, out.dtype, out.device.type) == ((4, 32, 64), dtype, "cuda")

@@ -20,9 +20,13 @@ from conftest import SIZES, SPECIAL, assert_same, make
 
 pytest.importorskip("accelerate")
 
+from scipy.optimize import minimize_scalar
+from scipy.stats import norm
+
 import bertlite
 import bertlite.commands
 import bertlite.inference
+import bertlite.pruning
 from bertlite.cli import main
 from bertlite.experiments import compare, files, finetune, statistics
 from bertlite.experiments.budget.distil import RecordedTeacher
@@ -36,7 +40,7 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.evaluate import TASKS, metrics_of, predict
-from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, prune_run
+from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, prune_run, rescored
 from bertlite.experiments.files import class_names, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.opened.checkpoint import Checkpoint
@@ -356,6 +360,48 @@ def test_paired_tests_see_what_unpaired_intervals_hide():
     assert exact == statistics.mcnemar(right_a, right_b), "of two runs alone"
     assert statistics.mcnemar(right_a, right_b) == pytest.approx(2 * 0.5 ** int((right_a & ~right_b).sum()))
     assert statistics.mcnemar(right_a, right_a) == 1
+
+
+def score_of_paired_proportions(gained, lost, total, margin):
+    """Return Tango's z under a true difference of -margin, by a search for the likelihood's maximum."""
+
+    def surprise(share):  # of examples that only the second gets right: share + margin, only the first: share
+        terms = (gained, share), (lost, share + margin), (total - gained - lost, 1 - 2 * share - margin)
+        return -sum(count * math.log(max(p, 1e-300)) for count, p in terms)
+
+    share = minimize_scalar(surprise, bounds=(0, (1 - margin) / 2), method="bounded", options={"xatol": 1e-13}).x
+    return (gained - lost + total * margin) / math.sqrt(total * (2 * share + margin * (1 - margin)))
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "total", "margin"),
+    [(7, 5, 872, 0.01), (0, 4, 872, 0.01), (3, 12, 400, 0.05), (20, 20, 400, 0.03), (5, 90, 400, 0.1)],
+)
+def test_equivalence_is_the_score_test_of_paired_proportions(gained, lost, total, margin):
+    ends = ((gained, lost), (lost, gained))
+    worst = min(score_of_paired_proportions(*each, total, margin) for each in ends)
+    found = statistics.equivalence(gained, lost, total, margin)
+    assert found == pytest.approx(norm.sf(worst), rel=1e-4)
+    assert found == statistics.equivalence(lost, gained, total, margin)
+    assert statistics.equivalence(0, 0, total, margin) == pytest.approx(
+        norm.sf((total * margin / (1 - margin)) ** 0.5)
+    )
+
+
+def test_what_costs_the_margin_is_seldom_called_equivalent_and_what_costs_nothing_often():
+    draw, total, margin = np.random.default_rng(0), 872, 0.05
+
+    def passing(difference):
+        shares = 0.03 + max(0, difference), 0.03 + max(0, -difference)
+        counts = draw.multinomial(total, [*shares, 1 - sum(shares)], size=2000)
+        return np.mean([statistics.equivalence(int(a), int(b), total, margin) <= 0.05 for a, b, _ in counts])
+
+    # of 2,000 draws 5 % pass, give or take 1 %
+    assert 0.03 < passing(-margin) < 0.065
+    assert 0.03 < passing(margin) < 0.065
+    assert passing(0.0) > 0.95
+    with pytest.raises(ValueError, match="margin is 1; give a difference of accuracies between 0 and 1"):
+        statistics.equivalence(1, 2, total, 1)
 
 
 def simulated(draw, models, examples, spread):
@@ -769,6 +815,49 @@ def test_inverted_removes_what_matters_most(experiment, tmp_path):
     ranked = [divmod(i, 4) for i in scores.flatten().argsort().tolist()]
     assert kept["michel"] == {(str(layer), head) for layer, head in ranked[:4]}
     assert kept["michel/inverted"] == {(str(layer), head) for layer, head in ranked[-4:]}
+
+
+@pytest.mark.parametrize("at_least", [0, 1])
+@pytest.mark.parametrize("criterion", ["michel", "fisher/kl", "michel/inverted"])
+def test_rescored_heads_go_by_the_scores_of_the_model_that_is_left(criterion, at_least, experiment, tmp_path):
+    order = experiment.scores(Cell(f"{criterion}/rescored", at_least=at_least))
+    name, *rest = criterion.split("/")
+    batches, sign, model = experiment.calibration(0), -1 if "inverted" in rest else 1, experiment.dense
+    gone = []  # in rounds of two of the twelve heads
+    for _ in range((12 - 3 * at_least) // 2):
+        options = {"target": "kl", "teacher": experiment.dense} if "kl" in rest else {}
+        scores = sign * bertlite.head_importance(model, batches, criterion=name, **options)
+        choice = bertlite.pruning.rank_heads(scores, count=2, at_least=at_least)
+        heads = [(layer, head) for layer, heads in choice.items() for head in heads]
+        gone += sorted(heads, key=lambda head: scores[head])
+        model = bertlite.prune_heads(model, choice)
+    assert [float(order[head]) for head in gone] == [*range(len(gone))]
+    assert sorted(order.flatten().tolist())[: 12 - 3 * at_least] == [*range(12 - 3 * at_least)]
+    assert (order == 12).sum() == 3 * at_least, "the last heads of the layers, which stay"
+
+    # A cell removes the first of this order, and another share needs no other scores.
+    folder = experiment.run(Cell(f"{criterion}/rescored", 1 / 3, at_least=at_least, repair="none"), tmp_path)
+    masked = {
+        (int(k), x) for k, v in json.loads((folder / "masks.json").read_text())["pruned_heads"].items() for x in v
+    }
+    assert masked == {*gone[:4]}
+
+
+def test_a_head_that_hides_another_is_seen_when_heads_are_scored_again():
+    """Heads 0 and 1 do the same: each alone can go, and then the other one is needed."""
+
+    def score(model):
+        kept = bertlite.kept_heads(model.config, 0)
+        twins = {0, 1} <= {*kept}
+        worth = {0: 0.0 if twins else 9.0, 1: 0.1 if twins else 9.0, 2: 1.0, 3: 2.0}
+        return torch.tensor([[worth[head] if head in kept else math.nan for head in range(4)]])
+
+    model = make(bertlite.BertForSequenceClassification, num_hidden_layers=1)
+    once, again = score(model), rescored(model, score, 0)
+    assert bertlite.pruning.rank_heads(once, count=2) == {0: [0, 1]}
+    assert bertlite.pruning.rank_heads(again, count=2) == {0: [0, 2]}
+    assert again.tolist() == [[0, 3, 1, 2]]
+    assert rescored(bertlite.prune_heads(model, {0: [3]}), score, 1).nan_to_num(nan=-1).tolist() == [[0, 3, 1, -1]]
 
 
 def test_repair_and_retraining_act(experiment, tmp_path):

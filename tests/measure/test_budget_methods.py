@@ -262,7 +262,9 @@ def test_points_lost_are_means_of_tasks_and_ways_are_compared_within_tasks() -> 
     assert [row.get("more") for row in fewer] == [row.get("more") for row in budgets.summary(runs)]
 
 
-def test_all_stages_of_a_task_are_recorded_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A task "tiny", and the folder of a model for it."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "the"]
 
     def rows(data: Path, part: str) -> list[tuple[str, str, str]]:
@@ -270,15 +272,42 @@ def test_all_stages_of_a_task_are_recorded_and_drawn(tmp_path: Path, monkeypatch
         return [(f"{words[7 + i % 2]} " * (i % 5 + (part == "dev")) + words[5 + i % 2], "", str(i % 2)) for i in many]
 
     monkeypatch.setitem(tasks.TASKS, "tiny", tasks.Dataset(rows))
+    make(BertForSequenceClassification).float().save_pretrained(tmp_path / "model")
+    BertTokenizer({word: i for i, word in enumerate(words)}).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_seed_draws_the_texts_to_prune_by_and_the_same_texts_judge(tiny: Path, tmp_path: Path) -> None:
+    out = f"{tmp_path / 'runs'},{tmp_path / 'record.json'}"
+    args = budgets.parse([str(tiny), "--data", str(tmp_path), "--out", out])
+    files = tasks.write_task("tiny", tmp_path, tmp_path / "data")
+    first, again, other = (budgets.Bench("tiny", files, tiny, args, seed) for seed in (0, 0, 1))
+    assert first.train.rows == again.train.rows != other.train.rows
+    assert sorted(map(str, first.train.rows)) == sorted(map(str, other.train.rows))
+    assert first.dev.rows == other.dev.rows
+
+
+def test_the_main_comparison_is_named() -> None:
+    given = ["model", "--data", "data", "--main", "--out", "runs,record.json"]
+    args = budgets.parse(given)
+    assert args.seeds == (0, 1, 2)
+    assert args.ways == (OURS, "Kwon et al.")
+    assert len({*args.tasks}) == 5
+    assert {*args.tasks} <= {*tasks.TASKS}
+    part = budgets.parse([*given, "--tasks", args.tasks[0], "--seeds", "2"])
+    assert (part.tasks, part.seeds, part.ways) == (args.tasks[:1], (2,), args.ways)
+
+
+def test_all_stages_of_a_task_are_recorded_and_drawn(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(budgets, "CHOOSING", 10)
     monkeypatch.setattr(budgets, "WORK", (1, 16))
     ticks = count()
     clock = SimpleNamespace(process_time=lambda: next(ticks) / 20)  # a busy machine takes any time
     monkeypatch.setattr(budgets, "time", clock)
-    make(BertForSequenceClassification).float().save_pretrained(tmp_path / "model")
-    BertTokenizer({word: i for i, word in enumerate(words)}).save_pretrained(tmp_path / "model")
     out = f"{tmp_path / 'runs'},{tmp_path / 'record.json'},{tmp_path / 'picture.png'}"
-    given = [str(tmp_path / "model"), "--data", str(tmp_path), "--tasks", "tiny", "--ways", f"{OURS};{LAYERS}"]
+    given = [str(tiny), "--data", str(tmp_path), "--tasks", "tiny", "--ways", f"{OURS};{LAYERS}"]
     given += [
         "--shares",
         "0.5",

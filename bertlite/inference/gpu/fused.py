@@ -33,13 +33,22 @@ from bertlite.stack.embeddings import FamilyEmbeddings
 from bertlite.stack.layouts import Slots
 from bertlite.stack.modules import (
     Activation,
+    BertAttention,
     BertEmbeddings,
+    BertEncoder,
     BertIntermediate,
+    BertLayer,
     BertOutput,
     BertSelfAttention,
     BertSelfOutput,
 )
-from bertlite.stack.positions import DISTANCES
+from bertlite.stack.positions import (
+    DISTANCES,
+    BucketedDistances,
+    DisentangledDistances,
+    Distances,
+    VectorDistances,
+)
 from bertlite.support import torch_private
 from bertlite.support.timing import time_calls
 
@@ -224,12 +233,10 @@ def fuse_(model: BertModel) -> bool:
     # A part that the kernels cannot compute stays as it is; all other parts are fused.
     reasons = {}
     for name, part in model.named_modules():
-        cls = FUSED.get(type(part))
-        if cls is None:
-            continue
-        fault = fault_of(part)
+        cls, fault = FUSED.get(type(part)), fault_of(part)
         if fault is not None:
             reasons[fault] = name
+        if cls is None or fault is not None:
             continue
 
         # The class changes and the parameters stay, so that the model keeps its names and its weights.
@@ -246,21 +253,27 @@ def fuse_(model: BertModel) -> bool:
 
 
 def fault_of(part: Any) -> str | None:
-    """Return the reason why a part of a model stays as it is; None if it is replaced."""
+    """Return the reason why a part of a model stays as it is; None if kernels compute all of it."""
+    known = FUSED_PARTS.get(type(part))
+    if known is None:
+        return None
+    held = {**part._modules, **part._parameters, **part._buffers}
+    other = next((name for name, x in held.items() if x is not None and name not in known.split()), None)
+    if other is not None:
+        return f"has {other}, which no kernel computes"
+    kind = getattr(part, "position_embedding_type", None)
+    if kind is not None and not knows_positions(kind):
+        return f"has {kind} positions, for which there is no kernel"
+
+    # From here on a part is of a kind that kernels know, and details decide.
     if isinstance(part, BertEmbeddings):
-        if part.LayerNorm is None:
-            return "does not normalise embeddings"
         if getattr(part, "norms_last", False):
             return "projects embeddings before they are normalised"
-        return norm_fault(part.LayerNorm, part.word_embeddings.weight.shape[1], part.LayerNorm.eps)
+        return fault_of_norm(part.LayerNorm, part.word_embeddings.weight.shape[1])
     if any(x.bias is None for x in part.children() if isinstance(x, nn.Linear)):
         return "has a matrix without a bias"
-    if isinstance(part, BertIntermediate) and not part.is_plain:
-        return "normalises its input, or multiplies neurons by a factor"
     if isinstance(part, BertSelfOutput):
-        if part.LayerNorm is None:
-            return "does not normalise its output"
-        return norm_fault(part.LayerNorm, part.dense.weight.shape[0], part.LayerNorm.eps)
+        return fault_of_norm(part.LayerNorm, part.dense.weight.shape[0])
     if isinstance(part, BertIntermediate):
         act = part.intermediate_act_fn
         if type(act) is not Activation or act.name not in FORMULAS:
@@ -268,6 +281,28 @@ def fault_of(part: Any) -> str | None:
     return None
 
 
+def fault_of_norm(norm: Any, width: int) -> str | None:
+    """Return the reason why the kernels do not compute a norm, whatever its eps; None if they do."""
+    return "has no norm" if norm is None else norm_fault(norm, width, getattr(norm, "eps", 0.0))
+
+
+def knows_positions(kind: str) -> bool:
+    """Return whether graphs and kernels compute a kind of positions: others may change queries and keys."""
+    return type(DISTANCES[kind]) in (Distances, VectorDistances, BucketedDistances, DisentangledDistances)
+
+
+IN_EMBEDDINGS = "word_embeddings position_embeddings token_type_embeddings LayerNorm dropout"
+FUSED_PARTS: dict[type[nn.Module], str] = {  # the parts that kernels know of a module
+    BertEmbeddings: IN_EMBEDDINGS,
+    FamilyEmbeddings: f"{IN_EMBEDDINGS} projection",
+    BertSelfAttention: "query key value dropout distance_embedding pos_key_proj pos_query_proj pos_dropout",
+    BertSelfOutput: "dense LayerNorm dropout",
+    BertOutput: "dense LayerNorm dropout",
+    BertIntermediate: "dense intermediate_act_fn",
+    BertAttention: "self output",
+    BertLayer: "attention crossattention intermediate output",
+    BertEncoder: "layer rel_embeddings LayerNorm",
+}
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
     BertEmbeddings: FusedEmbeddings,
     FamilyEmbeddings: FusedEmbeddings,

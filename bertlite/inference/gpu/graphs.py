@@ -9,7 +9,7 @@ Shapes:  B sequences · S positions · T tokens · D hidden
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import RLock
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bertlite.config import POSITIONS
-from bertlite.inference.gpu.fused import fuse_
+from bertlite.inference.gpu.fused import fuse_, knows_positions
 from bertlite.inference.gpu.short_attention import LONGEST, SHORT, missing_for_short
 from bertlite.inference.gpu.triton_kernels import pack_rows, unpack_rows
 from bertlite.inference.quick import QuickBertModel
@@ -32,6 +32,7 @@ from bertlite.stack.layouts import Padded, Slots
 from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
 BUCKETS, BYTES = 64, 2 * 2**30  # limits for the graphs of one model
+GROWTH = BYTES // 4  # bytes: a pool of memory takes graphs until it has grown by as many since its first one
 MOST_TOKENS = 16_000  # with more, launches take less time than the kernels
 RECORDING = RLock()  # torch records one graph at a time in a process
 WARM_UPS = 2  # forwards before a graph is recorded, which allocate and choose kernels
@@ -67,14 +68,14 @@ def bucket_of(rows: int, length: int, tokens: int | None, longest: int, limit: i
 class BucketGraph:
     """One bucket's inputs, the outputs that a replay leaves there, and the replay."""
 
-    def __init__(self, model: "GraphedBertModel", bucket: Bucket) -> None:
+    def __init__(self, model: "GraphedBertModel", bucket: Bucket, pool: "Pool") -> None:
         shape = bucket.rows, bucket.length
         self.ids, self.segments, self.mask = (
             torch.zeros(shape, dtype=torch.long, device=model.device) for _ in range(3)
         )
         self.mask[: bucket.tokens, 0] = 1  # while it is recorded; a bucket may have more rows than tokens
-        self.model, self.bucket = model, bucket
-        self.replay, self.out, self.bytes = record_forward(self.run, model.graphs.pool)
+        self.model, self.bucket, self.pool = model, bucket, pool
+        self.replay, self.out, self.bytes = record_forward(self.run, pool.handle)
 
     def run(self) -> Tensor:
         """Return the last hidden states of the inputs, (B, S, D)."""
@@ -179,19 +180,40 @@ def record_run(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[]
         return graph.replay, out, torch.cuda.memory_reserved() - reserved
 
 
-class Graphs:
-    """The graphs of one model, by bucket; the one unused for longest goes first.
+def pool_handle(device: torch.device) -> Any:
+    """Return torch's name of new memory for graphs; None without a GPU."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    They share memory, since each output is copied before the next replay.  It is freed when all graphs are.
+
+class Pool:
+    """Memory that graphs share, since each output is copied before the next replay.
+
+    torch frees it when none of its graphs is left, and takes its handle no more.
     """
+
+    def __init__(self, handle: Any) -> None:
+        self.handle, self.bytes, self.limit = handle, 0, 0
+
+
+class Graphs:
+    """The graphs of one model, by bucket; those unused for longest go first."""
 
     def __init__(self) -> None:
         self.made: OrderedDict[Bucket, BucketGraph] = OrderedDict()
-        self.pool: Any = None
-        self.bytes = 0  # the size of the pool
+        self.pool: Pool | None = None  # the newest, which the next graph shares
         self.hooks: list[Any] | None = None  # the dicts of all modules; to collect them takes longer than a forward
         self.lock = RLock()  # a graph has one place for its inputs
         self.done: Any = None  # the event after the last replay: on another stream the next one waits for it
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The memory of all graphs; the pool that was used last comes first."""
+        return [*dict.fromkeys(graph.pool for graph in reversed(self.made.values()))]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the memory of all graphs."""
+        return sum(pool.bytes for pool in self.pools)
 
     def __reduce__(self) -> tuple[type["Graphs"], tuple[()]]:
         return Graphs, ()  # a copy of a model records its own
@@ -212,8 +234,6 @@ class Graphs:
             stream = torch.cuda.current_stream() if on_gpu else None
             if stream is not None and self.done is not None:
                 stream.wait_event(self.done)
-            if not self.made:
-                self.pool, self.bytes = torch.cuda.graph_pool_handle() if on_gpu else None, 0
 
             graph = self.made.get(bucket)
             if graph is None and not is_new:
@@ -221,37 +241,50 @@ class Graphs:
 
             # A graph is a matter of speed: without memory the batch runs plainly, and what graphs held is given back.
             try:
-                if graph is None:
-                    graph = self.made[bucket] = BucketGraph(model, bucket)
-                    self.bytes += graph.bytes
+                graph = self.record(model, bucket) if graph is None else graph
             except torch.OutOfMemoryError:
-                self.drop(len(self.made))
+                self.drop([*self.made])
                 text = (
                     "there was no memory for a CUDA graph: this batch runs without one, and earlier graphs are dropped"
                 )
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
                 return None
 
-            # The graph that was unused for longest goes first.
             self.made.move_to_end(bucket)
-            if len(self.made) > BUCKETS:
-                self.drop(1)
-
             states = graph(ids, mask, segments)
             if stream is not None:
                 self.done = stream.record_event()
-
-            # Memory comes back only when no graph of the pool is left, so all go at once.
-            if len(self.made) > 1 and self.bytes > BYTES:
-                self.drop(len(self.made))
+            if is_new:
+                self.make_room()
             return states
 
-    def drop(self, count: int) -> None:
-        """Free so many graphs, those unused for longest, when the GPU has run them."""
-        if self.done is not None:
-            self.done.synchronize()
-        for _ in range(count):
-            self.made.popitem(last=False)
+    def record(self, model: "GraphedBertModel", bucket: Bucket) -> BucketGraph:
+        """Record a graph into the newest pool, or into a new one if no graph is left there or it has grown enough."""
+        pool, self.pool = self.pool, None  # torch takes no other graph into the pool of a recording that failed
+        if pool not in self.pools or pool.bytes > pool.limit:
+            pool = Pool(pool_handle(model.device))
+
+        graph = self.made[bucket] = BucketGraph(model, bucket, pool)
+        pool.bytes += graph.bytes
+        pool.limit = pool.limit or min(pool.bytes + GROWTH, BYTES)
+        self.pool = pool
+        return graph
+
+    def make_room(self) -> None:
+        """Drop the graphs beyond BUCKETS, and beyond BYTES the pools unused for longest; the newest one may be larger.
+
+        Memory comes back only when no graph of a pool is left, so all of a pool go at once.
+        """
+        self.drop([*self.made][:-BUCKETS])
+        while self.bytes > BYTES and len(pools := self.pools) > 1:
+            self.drop([bucket for bucket, graph in self.made.items() if graph.pool is pools[-1]])
+
+    def drop(self, buckets: Iterable[Bucket]) -> None:
+        """Free graphs, when the GPU has run them."""
+        for bucket in buckets:
+            if self.done is not None:
+                self.done.synchronize()
+            del self.made[bucket]
 
 
 class GraphedBertModel(QuickBertModel):
@@ -282,6 +315,7 @@ class GraphedBertModel(QuickBertModel):
             and ids.device == self.device
             and (name in ("auto", "sdpa") or name in PACKING)
             and not torch.is_autocast_enabled(ids.device.type)
+            and "choose_layout" not in vars(self)  # a training step records it and would record no replay
             and not self.has_hooks()
         )
 
@@ -364,8 +398,10 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
         dtype=model.dtype,
         head_dim=config.hidden_size // config.num_attention_heads,
     )
-    varlen = BACKENDS["varlen"]
+    varlen, kind = BACKENDS["varlen"], config.position_embedding_type
     missing = None if varlen.missing is None else varlen.missing(needs)
+    if not knows_positions(kind):
+        missing = f"a graph that leaves it out cannot compute {kind} positions"
 
     # The body keeps its modules and changes its class, so names, hooks and weights stay as they are.
     body.__class__ = GraphedBertModel

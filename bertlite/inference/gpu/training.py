@@ -9,13 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from bertlite.inference.gpu.graphs import BUCKETS, Bucket, count_tokens, current, record_run, run_aside
+from bertlite.inference.gpu import graphs
+from bertlite.inference.gpu.graphs import BUCKETS, Bucket, count_tokens, current, run_aside
 from bertlite.models.losses import IGNORED, labels_padding
 from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, Backend, without_cudnn
@@ -97,11 +99,11 @@ class TrainingStep:
         self.bodies = bodies if all(isinstance(body, BertBody) for body in bodies) else []
         self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
 
-        # Graphs of one step share memory, since none keeps anything between two replays.
+        self.pool: Any = None  # the memory of all graphs, since none keeps anything between two replays
         self.capture = capture
         self.frozen = [part for each in frozen for part in each.modules()]
         if capture is None and self.device.type == "cuda":
-            self.capture = partial(record_run, pool=torch.cuda.graph_pool_handle())
+            self.capture = self.record
             make_recordable_(optimizer, self.device, scaled=scaler is not None)
         optimizer.register_load_state_dict_post_hook(self.forget)
 
@@ -145,13 +147,26 @@ class TrainingStep:
         """Run forward and backward and, after the last of `accumulate` batches, the optimizer."""
         kind = self.device.type
         cast = torch.autocast(kind, self.autocast, self.autocast is not None, cache_enabled=False)
-        with cast, packs_into(self.bodies, bucket, self.backend), without_cudnn() if kind == "cuda" else nullcontext():
+
+        # Bodies that are changed, and the switch of cuDNN, are for one step at a time.  A thread that records and then
+        # wants the switch would wait forever for one that has it and wants to record a teacher.
+        turn = nullcontext() if self.capture is None else graphs.RECORDING
+        switch = without_cudnn() if kind == "cuda" else nullcontext()
+        with turn, cast, packs_into(self.bodies, bucket, self.backend), switch:
             loss = self.loss(self.model, batch)
         scaled = loss / self.accumulate
         (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
         if last:
             self.update()
         return loss.detach()
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor, int]:
+        """Record a run into the memory of earlier graphs; if none is left, or one failed, torch takes other memory."""
+        pool, self.pool = self.pool if any(step.launch for step in self.made.values()) else None, None
+        pool = graphs.pool_handle(self.device) if pool is None else pool
+        found = graphs.record_run(run, pool)
+        self.pool = pool
+        return found
 
     def update(self) -> None:
         """Clip the gradients and step the optimizer."""
@@ -241,10 +256,12 @@ class TrainingStep:
 
     def settings(self) -> list[Any]:
         """Return what a graph keeps as it was when it was recorded, so that a change of it must be recorded anew."""
-        weights = [x for part in (*self.modules, *self.frozen) for x in part._parameters.values() if x is not None]
-        places = [x.data_ptr() for x in weights]  # a weight whose `data` is set lies elsewhere
+        parts = (*self.modules, *self.frozen)
+        held = [x for part in parts for each in (part._parameters, part._buffers) for x in each.values()]
+        places = [None if x is None else x.data_ptr() for x in held]  # a weight whose `data` is set lies elsewhere
         own = [self.clip, self.scaler, self.autocast, self.accumulate, self.loss, *numbers_in(self.loss)]
-        return [*own, *(part.training for part in self.frozen), *places]
+        rates = [vars(part).get("p") for part in parts]  # dropout's
+        return [*own, *(part.training for part in self.frozen), *rates, *places]
 
     def replay(self, bucket: Bucket, batch: Batch, last: bool) -> Tensor:
         """Run the step of a bucket: plainly for the first time, recorded for the second."""
@@ -256,9 +273,8 @@ class TrainingStep:
 
         # a graph keeps dtypes, and numbers of Python, which a schedule of momentum changes
         kept = [x.dtype if isinstance(x, Tensor) else x for x in batch.values()]
-        kept += [
-            x for group in self.optimizer.param_groups for x in group.values() if not isinstance(x, Tensor | list)
-        ]
+        options = [x for group in self.optimizer.param_groups for x in group.values() if not isinstance(x, list)]
+        kept += [x.data_ptr() if isinstance(x, Tensor) else x for x in options]
         key = bucket, last, tuple(shapes.items()), flags, *kept, *self.settings()
 
         # The graph that was unused for longest goes first.
@@ -284,6 +300,8 @@ class TrainingStep:
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
 
         if step.launch is None:  # outside the handler: its traceback keeps the memory of the whole recording
+            if self.accumulate == 1:
+                self.clear_()  # the recording made gradients and never computed them
             return run()
         step.launch()
         return step.loss.clone()
@@ -385,12 +403,14 @@ def numbers_in(loss: Any) -> list[Any]:
 
 @contextmanager
 def packs_into(bodies: Sequence[Any], bucket: Bucket | None, backend: Backend | None) -> Iterator[None]:
-    """Let bodies put tokens into the slots of a bucket, unless padding is read."""
+    """Let bodies put tokens into the slots of a bucket, unless padding is read; other threads run them as they are."""
+    thread = get_ident()
 
     # The bucket's slots replace the layout that a body would make, whose size is not fixed.
     def choose_layout(body: Any, args: Any, cache: Any) -> Any:
         assert bucket is not None
-        if cache is not None or args.skip_padding is False or args.output_attentions or args.attention_mask is None:
+        reads_padding = args.skip_padding is False or args.output_attentions or args.attention_mask is None
+        if reads_padding or cache is not None or get_ident() != thread:
             return type(body).choose_layout(body, args, cache)
         return Slots.of_rows(args.attention_mask.ne(0), bucket.tokens or 0, bucket.longest, rest=True)
 

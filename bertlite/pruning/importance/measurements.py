@@ -1,15 +1,17 @@
 """The quantities that criteria are computed from, measured on calibration data.
 
 Every unit's output is multiplied by a gate ξ = 1, one for each example.  One backward pass gives the gradients ∂L/∂ξ
-of every example.
+of every example.  Or gates are learned: drawn from the hard concrete distribution of Louizos et al. 2018.
 
 Shapes:  L layers · N units as built · B examples · S positions · R rows, B or B·choices · K items of a mean;
          n units of one layer that are not pruned
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from bertlite.models.structure import BertLike, layers_of, scatter_heads
 from bertlite.pruning.criteria import (
     ATTENTIONS,
     GATE_GRADIENTS,
+    LEARNED_GATES,
     LOSS_INCREASES,
     NOISE,
     WEIGHTS,
@@ -38,6 +41,9 @@ from bertlite.pruning.importance.predictions import divergence, pair_up, predict
 from bertlite.pruning.importance.structures import Structure, recorded_layers, run, started_at
 
 Objective = Callable[[Any], Tensor]  # model output -> (B,)
+TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # a gate is a sigmoid, stretched from 0…1 to LOW…HIGH and cut back to 0…1
+PENALTY = 2.0  # nats if no gate is 0; for fewer in proportion
+STEPS, RATE, START = 100, 0.1, 2.0  # Adam's steps and learning rate, and log α: gates begin open
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,40 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
         yield increase.mean(0, keepdim=True) if task.reduction == "batch" and len(increase) else increase
 
 
+# Learned
+
+
+def learned_gates(task: ScoringTask, batches: Iterable[Batch]) -> Tensor:
+    """Return the chance that each unit's gate is not 0, (L, N), after training the gates with fixed weights.
+
+    Reduction "example" draws the gates anew for each example, and "batch" once for each batch, as the papers do.
+    """
+    model, structure, read = task.model, task.structure, task.labelled(batches)
+    generator = torch.Generator().manual_seed(task.seed)
+    shift = TEMPERATURE * math.log(-LOW / HIGH)  # P(gate is not 0) = sigmoid(log α - shift)
+    log_alpha = torch.full(structure.shape(model), START, dtype=torch.float64, device="cpu", requires_grad=True)
+    optimizer = torch.optim.Adam([log_alpha], lr=RATE)
+    dtype = torch.promote_types(model.dtype, torch.float32)
+
+    for batch in islice(cycle(read), STEPS):
+        # A gate is a function of log α and of noise, so it has a gradient in log α.
+        rows = 1 if task.reduction == "batch" else count_examples(batch)
+        noise = torch.rand(rows, *log_alpha.shape, generator=generator, dtype=torch.float64, device="cpu").logit(1e-12)
+        gate = (((noise + log_alpha) / TEMPERATURE).sigmoid() * (HIGH - LOW) + LOW).clamp(0, 1)
+        gates = gate.transpose(0, 1).expand(-1, count_examples(batch), -1).to(model.device, dtype)
+
+        losses = task.objective(batch)(structure.run_gated(model, batch, gates))
+        if not (counted := ~losses.detach().isnan()).any():
+            continue
+        loss = losses[counted].mean().double().cpu() + PENALTY * (log_alpha - shift).sigmoid().mean()
+        (log_alpha.grad,) = torch.autograd.grad(loss, log_alpha)
+        optimizer.step()
+
+    if not optimizer.state:
+        raise ValueError("no example has a label that counts: every loss is nan")
+    return (log_alpha - shift).sigmoid().detach()
+
+
 # Measured at every token
 
 
@@ -221,6 +261,7 @@ Score = Callable[[ScoringTask, Criterion, Iterable[Batch]], Tensor]
 SCORES: dict[Measurement, Score] = {  # {measurement of a criterion: the function that returns (L, N)}
     GATE_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, gate_gradients(task, batches))),
     LOSS_INCREASES: lambda task, criterion, batches: mean(map(criterion.statistic, loss_increases(task, batches))),
+    LEARNED_GATES: lambda task, criterion, batches: criterion.statistic(learned_gates(task, batches)),
     ATTENTIONS: lambda task, criterion, batches: mean(attentions(task, criterion, batches)),
     WEIGHTS: lambda task, criterion, batches: weight_statistic(task, criterion),
     NOISE: lambda task, criterion, batches: criterion.statistic(noise(task)),

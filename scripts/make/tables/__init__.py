@@ -92,6 +92,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "vocabulary": pruning.vocabulary,
     "pareto": pruning.pareto,
     "paretotasks": pruning.pareto_tasks,
+    "passages": pruning.passages,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,
     "families": proof.families,

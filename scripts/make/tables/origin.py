@@ -36,7 +36,7 @@ WHY = {  # {records: why their versions are older than a page's other tables'}
 
 
 def commits(records: Mapping[str, Record], page: str = "") -> str:
-    """Write the commits and dates of records.
+    """Write the commits and dates of records, and how many commits made a record's runs, if several did.
 
     Args:
         page: a page that has the dates already; they are read from it if git lacks the commit.
@@ -44,11 +44,13 @@ def commits(records: Mapping[str, Record], page: str = "") -> str:
     names: dict[str, list[str]] = {}
     for name, record in records.items():
         if state := commit_of(record):
-            names.setdefault(state["commit"], []).append(name.rpartition("/")[2])
-    dated = {commit: f"{commit[:7]}{date_of(commit, page)}" for commit in names}
-    if len(dated) < 2:
-        return "".join(f"Commit {each}." for each in dated.values())
-    parts = (f"{dated[commit]} ({', '.join(own)})" for commit, own in names.items())
+            count = len(record.get("commits", ()))
+            dated = f"{state['commit'][:7]}{date_of(state['commit'], page)}"
+            dated += f", the last of {count}" if count > 1 else ""
+            names.setdefault(dated, []).append(name.rpartition("/")[2])
+    if len(names) < 2:
+        return "".join(f"Commit {each}." for each in names)
+    parts = (f"{dated} ({', '.join(own)})" for dated, own in names.items())
     return f"Commits: {'; '.join(parts)}."
 
 

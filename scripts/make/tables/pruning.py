@@ -7,13 +7,14 @@ from typing import Any
 from bertlite.experiments.compare import describe_way, show_interval, show_loss
 from scripts.make.tables.read import Record, measured_on, record, records, table, with_spread
 from scripts.measure.budgets.encoders import JUDGED, MEAN
-from scripts.measure.budgets.methods import FEWER, OURS
+from scripts.measure.budgets.methods import FEWER, OURS, PEER
 from scripts.measure.budgets.pareto import DTYPES, Key
 from scripts.measure.budgets.pareto import WAYS as PARETO
 from scripts.measure.budgets.picture import MANY
 
 NAME = f"`bertlite {OURS}`"
-PEERS = ("Kwon et al.", "Torch-Pruning")  # of the table that a reader sees first
+PEERS = (PEER, "Torch-Pruning")  # of the table that a reader sees first
+REWRITTEN = f"{PEER} and K-prune are rewritten here; no result of their papers was reproduced."
 STAGES = {"pruned": "", "distilled": ", distilled", "timed": ", in equal time"}
 SCORES = {"pruned": "score", "distilled": "distilled"}  # of a run
 
@@ -84,7 +85,7 @@ def budgets_brief() -> str:
     text = (
         f"Points lost: means over {' or '.join(map(str, counts))} tasks of a MiniLM, ± half of a 95 %"
         f" interval; x: speed. Equal time: {found['minutes']:g} CPU minutes. {' and '.join(PEERS)} read labels;"
-        " in equal time every method does."
+        f" in equal time every method does. {PEER} is rewritten here; no result of the paper was reproduced."
     )
     return table(["MACs", NAME, *PEERS], body, text)
 
@@ -96,9 +97,11 @@ def with_speed(row: dict[str, Any]) -> str:
 
 def note(found: Record) -> str:
     """Write what points are, over what their means and intervals are, and how stages train."""
+    seeds = len({run["seed"] for run in found["runs"]})
     return (
-        "100 × the metric, dense minus pruned. Means over tasks, one fine-tuned MiniLM each, ± half of a 95 % interval"
-        " over tasks; x is the median speed of some tasks at 8 x 128. Distilled: all in the same way, on"
+        "100 × the metric, dense minus pruned. Means over tasks,"
+        f" {seeds if seeds > 1 else 'one'} fine-tuned MiniLM each, ± half of a 95 % interval over tasks. {REWRITTEN}"
+        " x is the median speed of some tasks at 8 x 128. Distilled: all in the same way, on"
         f" {found['distillation']['examples']:,} examples without labels. In equal time: {found['minutes']:g} CPU"
         " minutes for pruning and distillation, which reads labels."
     )
@@ -149,7 +152,7 @@ def budgets(*stages: str, many: bool = True) -> str:
         for row in sorted(rows, key=lambda row: (by_stage((row["share"], row["stage"])), row["lost"]))
     ]
     head = ["MACs", "way", "tasks", "points lost", "one more task", "worst task", f"more lost than {NAME}", "speed"]
-    return table(head, body, note(found) if many else "")
+    return table(head, body, note(found) if many else REWRITTEN)
 
 
 def int8() -> str:
@@ -315,6 +318,27 @@ def pareto_tasks() -> str:
     kinds = {kind: ", ".join(name for name, each in JUDGED.items() if each.kind == kind) for kind in KINDS}
     note = " ".join(f"{kinds[kind]}: {what}." for kind, what in KINDS.items())
     return table(["encoder", "MACs", "", *JUDGED, "neighbours kept by int8"], body, f"100 × {note}")
+
+
+def passages() -> str:
+    """Table of the points that encoders lose in a search for passages, by the texts that they were fitted to."""
+    found = record("pruning/passages")
+    lines: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in (row for row in found["rows"] if "texts" in row):
+        own = lines.setdefault((row["model"], row["fitted"], *row["texts"].values()), {})
+        own[row["target"]] = lose(row["difference"], row["difference_low"], row["difference_high"])
+    targets = [*dict.fromkeys(target for own in lines.values() for target in own)]
+    body = [
+        [*names[:2], *(f"{each:,}" if each else "" for each in names[2:]), *(own[target] for target in targets)]
+        for names, own in lines.items()
+    ]
+    given = ", ".join(f"{row['model']} {percent(row['score'])}" for row in found["rows"] if "texts" not in row)
+    note = (
+        f"Points of nDCG@10 lost, with a paired 95 % interval over {found['questions']} questions; the given model:"
+        f" {given}. {found['paragraphs']} paragraphs are searched."
+    )
+    head = ["encoder", "fitted to", "texts", "texts of the map", *(each.replace("%", " %") for each in targets)]
+    return table(head, body, note)
 
 
 KINDS = {

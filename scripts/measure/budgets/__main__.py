@@ -3,11 +3,15 @@
     python -m scripts.measure.budgets CHECKPOINT --data FOLDER --out runs/budgets,FILE.json,FILE.png
 
 The folder holds the data sets of which the tasks are made (`tasks.py`).  CHECKPOINT is fine-tuned on each task, once
-for each seed, and every model is pruned to every share in every way (`methods.py`).  Then come other stages: equal
-distillation; pruning and distillation within equal CPU time, as by `prune to --distil`; 8 bits; and the speed, for
-which a machine must be quiet.  A task is done before the next begins.  Finished work is not done again.  The record
-holds all finished runs of the named tasks, ways, shares and stages. Its earlier runs of the same fine-tuned models
-stay. `--record-only` writes it and runs nothing.
+for each seed, and every model is pruned to every share in every way (`methods.py`), by texts that its seed draws.
+Then come other stages: equal distillation; pruning and distillation within equal CPU time, as by `prune to --distil`;
+8 bits; and the speed, for which a machine must be quiet.  A task is done before the next begins.  Finished work is not
+done again.  The record holds all finished runs of the named tasks, ways, shares and stages. Its earlier runs of the
+same fine-tuned models stay. `--record-only` writes it and runs nothing.
+
+The main comparison has three draws of texts, each with a fine-tuned model of its own, on tasks that were named before:
+
+    python -m scripts.measure.budgets CHECKPOINT --data FOLDER --main --out runs/budgets,FILE.json
 """
 
 import argparse
@@ -47,7 +51,7 @@ from bertlite.support.runs import Record, Run, read_runs, run_is_finished
 from bertlite.support.timing import alternate, quartiles, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.clusters import clustered_estimate
-from scripts.measure.budgets.methods import FEWER, OURS, WAYS, OfLayers, Subject, Way, library
+from scripts.measure.budgets.methods import FEWER, MAIN, OURS, WAYS, OfLayers, Subject, Way, library
 from scripts.measure.budgets.picture import draw
 
 PICTURE = ".png"
@@ -67,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Progress(0 if args.record_only else total, "models", what="budgets") as progress:
         for name, seed in product([] if args.record_only else args.tasks, args.seeds):
             files = tasks.write_task(name, args.data, folder / "data")
-            bench = Bench(name, files, tuned(args, name, files, seed), args)
+            bench = Bench(name, files, tuned(args, name, files, seed), args, seed)
             for way, share in product(args.ways, args.shares):
                 place = bench.prune(way, share, seed, folder)
                 for stage in args.stages:
@@ -116,6 +120,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", type=names_of("task", tuple(tasks.TASKS)), default=tuple(tasks.TASKS))
     parser.add_argument("--ways", type=ways_named, default=tuple(WAYS), help="names, split at ;")
     parser.add_argument("--seeds", type=integers, default=(0,), help="fine-tuned models of a task (default: 0)")
+    parser.add_argument(
+        "--main", action="store_true", help=f"by default {', '.join(tasks.MAIN)}; seeds 0 to 2; {', '.join(MAIN)}"
+    )
     parser.add_argument("--shares", type=numbers, default=(0.5, 0.3, 0.2), help="of the MACs (default: 0.5,0.3,0.2)")
     parser.add_argument(
         "--stages", type=names_of("stage", STAGES), default=("pruned", "distilled"), help="(default: pruned,distilled)"
@@ -133,6 +140,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="runs, the record and its picture",
     )
     args = parser.parse_args(argv)
+    if args.main:  # other options still count, such as one of the tasks on one machine
+        parser.set_defaults(tasks=tasks.MAIN, seeds=(0, 1, 2), ways=MAIN)
+        args = parser.parse_args(argv)
     if not {FOLDER, RECORD} <= {*args.out}:
         parser.error("--out needs a folder for the runs and a file for the record: FOLDER,FILE.json")
     if any("Torch-Pruning" in way for way in args.ways) and not args.record_only:
@@ -219,12 +229,14 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
 class Bench:
     """A fine-tuned model with its training data and the examples to judge by."""
 
-    def __init__(self, name: str, files: dict[str, Path], checkpoint: Path, args: argparse.Namespace) -> None:
+    def __init__(
+        self, name: str, files: dict[str, Path], checkpoint: Path, args: argparse.Namespace, seed: int
+    ) -> None:
         self.name, self.task, self.metric = name, task_of(name), task_of(name).headline
         self.examples, self.lr, self.minutes = args.distil, args.lr, args.minutes
         tokenizer = read_tokenizer(Checkpoint.of(checkpoint), args.max_length)
         train, dev = (read_examples(source(name, files[part])) for part in ("train", "dev"))
-        self.train = self.task.encode(train.sample(len(train), 0), tokenizer)  # shuffled
+        self.train = self.task.encode(train.sample(len(train), seed), tokenizer)  # shuffled
         self.dev, self.labels = self.task.encode(dev, tokenizer), np.array(dev.labels)
         self.model = Checkpoint.of(checkpoint).load(self.task.model_class)
         self.dense = predict(self.model, self.dev, self.task)

@@ -74,7 +74,8 @@ JUDGED = {
     "SST-2": Judged(tasks.sst2, "probe", 300, 500),
 }
 
-PASSAGES = {"XQuAD": Judged(tasks.xquad, "search", 578, 240, searched="passages")}
+XQUAD = "XQuAD"
+PASSAGES = {XQUAD: Judged(tasks.xquad, "search", 578, 240, searched="passages")}
 
 
 def texts_to_fit(data: Path) -> list[str]:

@@ -194,14 +194,16 @@ class Way:
 
 OURS = "prune to"
 FEWER = f"{OURS}, 256 texts"
+PEER = "Kwon et al."
+MAIN = (OURS, PEER)  # of the main comparison
 KWON = 2048  # texts
 WAYS = {
     "whole": Way(lambda x, share: x.model),
     "whole layers left out": Way(with_fewer_layers),
     "Torch-Pruning": Way(lambda x, share: prune(x.model, torch_pruning(x, share)), labels=True),
     "Torch-Pruning's choice, our fit": Way(lambda x, share: fitted(x, torch_pruning(x, share)), labels=True),
-    "Kwon et al.": Way(lambda x, share: kwon(x.model, x.batches, x.gradients, share, x.length), KWON, labels=True),
-    "Kwon et al.'s choice, our fit": Way(
+    PEER: Way(lambda x, share: kwon(x.model, x.batches, x.gradients, share, x.length), KWON, labels=True),
+    f"{PEER}'s choice, our fit": Way(
         lambda x, share: fitted(x, choose(x.model, x.gradients, share, x.length)), KWON, labels=True
     ),
     "K-prune": Way(lambda x, share: kprune(x.model, x.batches, share, x.length), tokens=100_000),

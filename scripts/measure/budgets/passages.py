@@ -2,13 +2,16 @@
 
     python -m scripts.measure.budgets.passages CHECKPOINT … --data FOLDER --out runs/passages,FILE.json
 
-Each encoder is pruned by `bertlite prune to`, without labels, for each set of texts of `fitted`.  No text is of an
-article whose questions judge.  Intervals are paired over the questions.  Nothing is made again: after a kill give the
+Each encoder is pruned by `bertlite prune to`, without labels, for each set of texts of `fitted`; if there are enough
+texts for a map, with and without it.  No text is of an article whose questions judge.  Intervals are paired over the
+questions.  Nothing is made again: after a kill give the
 same command again.
 """
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +24,19 @@ from bertlite.experiments.statistics import Array
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from scripts.measure.budgets import tasks
-from scripts.measure.budgets.encoders import PASSAGES, Judge, difference, texts_to_fit
+from scripts.measure.budgets.encoders import PASSAGES, XQUAD, Judge, difference, texts_to_fit
 
 SETTINGS = PruneSettings(max_length=256, at=(8, 128))
-SENTENCES, PARAGRAPHS, OTHERS = "sentences", "paragraphs", "sentences of other tasks, for a map"
+SENTENCES, PARAGRAPHS, OTHERS = "sentences", "sentences and paragraphs", "sentences, and those of other tasks"
 GIVEN = "given"
 
 
 def fitted(data: Path) -> dict[str, list[str]]:
     """Return sets of texts to fit to.
 
-    The first two have too few for a map; paragraphs are added to the sentences.
+    The first two have too few for a map.
     """
-    sentences = [text for each in PASSAGES.values() for text in each.to_fit(data, 10**6)]
+    sentences = PASSAGES[XQUAD].to_fit(data, 10**6)
     paragraphs = [text for text, *_ in tasks.xquad(data, "paragraphs")]
     every = {SENTENCES: sentences, PARAGRAPHS: [*sentences, *paragraphs], OTHERS: [*sentences, *texts_to_fit(data)]}
     return {name: [*dict.fromkeys(texts)] for name, texts in every.items()}
@@ -50,16 +53,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     for place in args.checkpoints:
         whole = scores(judge, place)
         rows.append({"model": place.name, "fitted": GIVEN, "target": "100%", "score": float(whole[0])})
-        for name, given in texts.items():
-            folder = args.out[FOLDER] / place.name / name
+        for name, mapping in (*product(texts, [False]), (OTHERS, True)):
+            root = args.out[FOLDER] / place.name / name
+            settings = replace(SETTINGS, mapping=mapping)
             for target in args.targets:
-                prune_to(place, target, given, folder / target, settings=SETTINGS, keep=folder / "kept", progress=True)
-                found = scores(judge, folder / target)
+                folder = root / f"{target}{'-map' * mapping}"
+                report = prune_to(
+                    place, target, texts[name], folder, settings=settings, keep=root / "kept", progress=True
+                )
+                found = scores(judge, folder)
                 row = {"model": place.name, "fitted": name, "target": target, "score": float(found[0])}
-                rows.append(row | difference(found, whole))
-                print(*row.values(), flush=True)
-    sizes = {name: len(each) for name, each in texts.items()}
-    record = {"what": "a search for passages by pruned encoders", "texts": sizes, "rows": rows}
+                sizes = {each: report["texts"][each] for each in ("fitted to", "mapped")}
+                rows.append(row | difference(found, whole) | {"texts": sizes})
+                print(*rows[-1].values(), flush=True)
+    counts = {"questions": len(judge.rows[XQUAD][0]), "paragraphs": len(judge.rows[XQUAD][1])}
+    record = {"what": "a search for passages by pruned encoders", **counts, "rows": rows}
     write_json(args.out[RECORD], {**record, "environment": environment()})
     return 0
 
@@ -67,8 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def scores(judge: Judge, place: Path) -> Array:
     """Return the nDCG@10 of a model, and of resamples of the questions."""
     vectors = np.asarray(Embedder(place, backend="native").encode(judge.texts))
-    (found,) = (judge(vectors)[name] for name in PASSAGES)
-    return found
+    return judge(vectors)[XQUAD]
 
 
 if __name__ == "__main__":

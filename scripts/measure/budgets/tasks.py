@@ -192,6 +192,8 @@ TASKS = {
     "mr": Dataset(numbered("mr/rt-polarity.all")),
     "clinc150": Dataset(clinc150, 150, examples=8000, epochs=5),
 }
+# of the main comparison, named before its runs: sentiment, kinds of questions, pairs with a class or a number, intents
+MAIN = ("sst2", "trec", "sick", "stsb", "banking77")
 TAGGED = {"tags": Dataset(tags), "capitals": Dataset(capitals)}
 
 

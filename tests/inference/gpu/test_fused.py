@@ -13,12 +13,14 @@ from interpreted import FLOATS, HERE, here_or_interpreted, run_interpreted, with
 from torch import Tensor, nn
 
 from bertlite import BertModel, prune_heads, prune_neurons
+from bertlite.config import POSITIONS, Positions
 from bertlite.inference.gpu import fused, graphs, triton_kernels
 from bertlite.inference.gpu.fused import FUSED, FusedEmbeddings, FusedIntermediate, fastest, fuse_
 from bertlite.inference.gpu.graphs import GraphedBertModel
 from bertlite.inference.gpu.triton_kernels import INTERPRETED
 from bertlite.stack.attention import Requirements
 from bertlite.stack.modules import BertIntermediate
+from bertlite.stack.positions import DISTANCES, Distances
 from bertlite.support import torch_private
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -148,6 +150,44 @@ def test_parts_without_a_kernel_are_named_once() -> None:
     assert "embeddings projects embeddings before" in text
     assert "encoder.layer.2.intermediate has an activation, Activation(mish), for which" in text
     assert "encoder.layer.1.output has no weight" in text
+
+
+def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a gate, a norm at another place, or rotated queries: kernels would leave them out without a word."""
+    monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
+    monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
+    monkeypatch.setitem(DISTANCES, "turned", type("Turned", (Distances,), {})())
+    plain, turned = make(), make(position_embedding_type="turned")
+    first, second, third = plain.encoder.layer
+    first.intermediate.factor = nn.Linear(48, 37)
+    second.attention.LayerNorm = nn.LayerNorm(48)
+    second.attention.output.LayerNorm = None
+    third.intermediate.LayerNorm = None
+    third.output.scale = nn.Parameter(torch.ones(48))
+    plain.encoder.final_norm = nn.LayerNorm(48)
+    plain.embeddings.register_buffer("inv_freq", torch.ones(3))
+    for model, texts in (
+        (turned, ["encoder.layer.2.attention.self has turned positions, for which there is no kernel"]),
+        (
+            plain,
+            [
+                "encoder.layer.0.intermediate has factor, which no kernel computes",
+                "encoder.layer.1.attention has LayerNorm, which",
+                "encoder.layer.1.attention.output has no norm",
+                "encoder.layer.2.output has scale, which",
+                "encoder has final_norm, which",
+                "embeddings has inv_freq, which",
+            ],
+        ),
+    ):
+        with pytest.warns(UserWarning, match="run some parts") as caught:
+            assert fuse_(model)
+        assert len(caught) == 1
+        for text in texts:
+            assert text in str(caught[0].message)
+            name = text.partition(" has ")[0]
+            assert type(model.get_submodule(name)) not in FUSED.values()
+    assert type(third.intermediate) is FusedIntermediate, "a part that is None changes nothing"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """bertlite/inference/gpu/graphs.py: buckets and their results; a CPU runs a forward where a GPU would replay it."""
 
 import copy
+import random
 import re
 import warnings
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DISENTANGLED, assert_same, make, make_batch
-from simulated import graphed, record, use_
+from simulated import Pools, graphed, record, use_
 from torch import Tensor
 
 from bertlite import (
@@ -23,10 +24,12 @@ from bertlite import (
     optimize_for_inference,
     prune_heads,
 )
+from bertlite.config import POSITIONS, Positions
 from bertlite.inference.gpu import graphs
-from bertlite.inference.gpu.graphs import Bucket, GraphedBertModel, bucket_of, use_graphs_
+from bertlite.inference.gpu.graphs import Bucket, BucketGraph, GraphedBertModel, bucket_of, use_graphs_
 from bertlite.parity.command import demo_checkpoint
 from bertlite.stack.attention import Backend, eager
+from bertlite.stack.positions import DISTANCES, Distances
 
 
 @pytest.fixture
@@ -155,12 +158,62 @@ def test_the_graph_unused_for_longest_goes(recorded: list[Bucket], monkeypatch: 
     for length in (5, 40, 5, 70, 5, 40):
         quick(**make_batch(1, length))
     assert [each.length for each in recorded] == [32, 64, 96, 64]
-    monkeypatch.setattr(graphs, "BYTES", 1)
-    quick(**make_batch(1, 70))
-    assert not quick.graphs.made, "their memory is one piece"
-    for _ in range(2):
-        quick(**make_batch(1, 70))
-    assert [each.length for each in quick.graphs.made] == [96]
+
+
+def pools_of(quick: Any) -> dict[Bucket, Any]:
+    return {bucket: graph.pool for bucket, graph in quick.graphs.made.items()}
+
+
+@pytest.mark.parametrize("limit", [1, 60])
+@torch.no_grad()
+def test_beyond_the_bytes_only_the_pools_unused_for_longest_go(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the rules of torch's allocator, for inputs whose outputs have 1 to 12 units."""
+    model, pools, draw = make(max_position_embeddings=384, num_hidden_layers=1), Pools(), random.Random(0)
+    monkeypatch.setattr(graphs, "pool_handle", pools.handle)
+    monkeypatch.setattr(graphs, "record_forward", pools.record)
+    monkeypatch.setattr(graphs, "BYTES", limit * 32 * 48 * 8)
+    monkeypatch.setattr(graphs, "GROWTH", limit * 32 * 12 * 8)
+    quick, used, survivors = graphed(model), dict[Any, int](), []
+    for i in range(80):
+        batch, before = make_batch(1, draw.choice([5, 40, 70, 130, 200, 384]), i), pools_of(quick)
+        assert_same(quick(**batch).last_hidden_state, model(**batch).last_hidden_state)
+        made = pools_of(quick)
+        used[next(reversed(made))] = i
+
+        # A pool's memory comes back when its last graph is gone, so all of a pool go, and the one used last stays.
+        kept, gone = {*made.values()}, {before[bucket] for bucket in before.keys() - made.keys()}
+        assert pools.reserved() == sum(pool.bytes for pool in kept)
+        assert len(kept) == 1 or pools.reserved() <= graphs.BYTES
+        if gone:
+            survivors.append(len(made))
+            assert not kept & gone
+            latest = [
+                {pool: used[bucket] for bucket, pool in each.items()} for each in (made, before)
+            ]  # in order of use
+            assert max(latest[1][pool] for pool in gone) < min(latest[0].values())
+    assert (max(survivors) > 1) == (limit > 1)
+
+
+@torch.no_grad()
+def test_a_recording_that_fails_spoils_its_pool_and_no_other_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pools = make(), Pools()
+    quick = graphed(model)
+    monkeypatch.setattr(graphs, "pool_handle", pools.handle)
+    monkeypatch.setattr(graphs, "record_forward", pools.record)
+    quick(**make_batch(1, 5))
+
+    def fail(*of: Any) -> None:
+        raise RuntimeError("not permitted when the stream is capturing")
+
+    monkeypatch.setattr(BucketGraph, "run", fail)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        quick(torch.randint(97, (3, 11)))
+    monkeypatch.undo()
+    monkeypatch.setattr(graphs, "pool_handle", pools.handle)
+    monkeypatch.setattr(graphs, "record_forward", pools.record)
+    for batch in ({"input_ids": torch.randint(97, (3, 11))}, make_batch(1, 5)):
+        assert_same(quick(**batch).last_hidden_state, model(**batch).last_hidden_state)
+    assert [*pools.graphs.values()] == [1, 1]
 
 
 @torch.no_grad()
@@ -353,6 +406,22 @@ def test_where_padding_is_computed_it_is_said_once(
     long_runs = dtype == torch.bfloat16 and not changes
     assert short == ("short" if kernel and absolute else "varlen" if long_runs else None)
     assert long == ("varlen" if long_runs else None)
+
+
+def test_positions_that_a_packing_graph_does_not_know_are_computed_with_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as rotations, which come from places that the rows of a bucket do not have."""
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
+    monkeypatch.setitem(DISTANCES, "turned", type("Turned", (Distances,), {})())
+    monkeypatch.setattr(graphs, "missing_for_short", lambda needs, longest: None)
+    monkeypatch.setattr(graphs, "fuse_", lambda body: False)
+    monkeypatch.setattr(BertModel, "device", torch.device("cuda"))
+    model = make(hidden_size=64, position_embedding_type="turned").bfloat16()
+    with pytest.warns(UserWarning, match="compute padding here: a graph .* cannot compute turned positions"):
+        use_graphs_(model)
+    assert model.backend_for(16) is None
 
 
 @pytest.mark.parametrize("positions", ["absolute", "bucketed", "relative_key", "disentangled"])

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 from conftest import F64, SIZES, assert_same, make, make_batch
+from simulated import Pools, graphed, record
 from torch import Tensor, nn
 
 from bertlite import (
@@ -27,7 +29,7 @@ from bertlite import (
 from bertlite.experiments.finetune import training_loss
 from bertlite.experiments.settings import Recipe
 from bertlite.inference import TrainingStep
-from bertlite.inference.gpu import training
+from bertlite.inference.gpu import graphs, training
 from bertlite.inference.gpu.training import make_recordable_, own_loss
 from bertlite.stack.attention import Backend
 
@@ -267,6 +269,92 @@ def test_a_teacher_is_packed_too_and_its_distance_is_the_eager_one() -> None:
     assert_same(torch.tensor(losses), torch.tensor(eager(plain, batches, loss=loss)), atol=1e-9)
 
 
+@pytest.mark.parametrize("under_graphs", [False, True])
+def test_a_teacher_that_another_thread_runs_while_a_step_records(
+    under_graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own batch is not put into the slots of the step's bucket, and the step records no replay of the teacher."""
+    monkeypatch.setattr(graphs, "record_forward", record)
+    model, teacher = (
+        make(BertForSequenceClassification, **NO_DROPOUT).train(),
+        make(BertForSequenceClassification, **SMALL),
+    )
+    plain, quick = copy.deepcopy(model), graphed(teacher) if under_graphs else copy.deepcopy(teacher).eval()
+    batches, other, found = batches_of(8), make_batch(5, 23, lengths=(23, 20, 7, 1, 23)), list[Tensor]()
+
+    def loss(model: Any, batch: Any, run: Any = teacher) -> Tensor:
+        logits = run(**{name: x for name, x in batch.items() if name != "labels"}).logits
+        return own_loss(model, batch) + (model(**batch).logits - logits.detach()).square().mean()
+
+    def shared(model: Any, batch: Any) -> Tensor:
+        assert not under_graphs or not quick.bert.graphs.made
+        thread = Thread(target=lambda: found.append(quick(**other).logits))
+        thread.start()
+        thread.join()
+        return loss(model, batch, quick)
+
+    step = step_of(model, Recorder(), shared, frozen=[quick])
+    losses = [step(batch).item() for batch in batches]
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, batches, loss=loss)), atol=1e-9)
+    wanted = teacher(**other).logits
+    assert len(found) == len(batches)
+    for logits in found:
+        assert_same(logits, wanted)
+
+
+def test_a_step_waits_to_record_before_it_switches_cudnn_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step without a bucket that has the switch, and records a teacher, would wait for one that records forever."""
+    model, order = make(BertForSequenceClassification, **NO_DROPOUT).train(), list[str]()
+
+    @contextmanager
+    def named(name: str) -> Iterator[None]:
+        order.append(name)
+        yield
+        order.append(f"end of {name}")
+
+    monkeypatch.setattr(graphs, "RECORDING", named("recording"))
+    monkeypatch.setattr(training, "without_cudnn", lambda: named("switch"))
+    step = step_of(model, Recorder(), lambda model, batch: order.append("loss") or own_loss(model, batch))
+    step.device = torch.device("cuda")
+    step.run(batches_of(1)[0], True, None)
+    assert order == ["recording", "switch", "loss", "end of switch", "end of recording"]
+
+
+def test_graphs_of_a_step_share_memory_that_torch_still_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the rules of torch's allocator, after all graphs were dropped and after a recording that failed."""
+    pools, model = Pools(), make(BertForSequenceClassification, **NO_DROPOUT).train()
+    monkeypatch.setattr(graphs, "pool_handle", pools.handle)
+    monkeypatch.setattr(graphs, "record_run", pools.record)
+    step, batches = step_of(model, Recorder()), [{**make_batch(1, n), "labels": torch.tensor([1])} for n in (5, 40)]
+    step.capture = step.record
+
+    def learn() -> None:
+        for batch in batches * 2:
+            step(batch)
+
+    learn()
+    assert [*pools.graphs.values()] == [2]
+    step.optimizer.load_state_dict(step.optimizer.state_dict())
+    assert not pools.reserved()
+    learn()
+    assert [*pools.graphs.values()] == [0, 2]
+
+    def fail(model: Any, batch: Any) -> Tensor:
+        if failing:
+            raise RuntimeError("not permitted when the stream is capturing")
+        return own_loss(model, batch)
+
+    failing, step.loss = list[int](), fail
+    step(batches[0])
+    failing.append(1)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        step(batches[0])
+    failing.clear()
+    learn()
+    assert [*pools.graphs.values()][:2] == [0, 2]
+    assert sum(pools.graphs.values()) == 4
+
+
 def padded_left(batch: dict[str, Tensor]) -> None:
     batch["attention_mask"] = batch["attention_mask"].flip(1)
 
@@ -341,6 +429,10 @@ def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graph
         lambda: setattr(step, "clip", 0.1),
         lambda: setattr(weight, "data", weight.detach().clone()),
         lambda: model.dropout.eval(),
+        lambda: setattr(model.dropout, "p", 0.25),
+        lambda: model.register_buffer("kept", torch.zeros(2)),
+        lambda: model.register_buffer("kept", torch.ones(2)),
+        lambda: group.update(lr=group["lr"].clone()),
         lambda: step.optimizer.load_state_dict(step.optimizer.state_dict()),
         lambda: step.optimizer.param_groups[0].update(lr=1e-4),
     ):
@@ -379,7 +471,10 @@ def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(mo
         losses,
         (
             lambda: teacher.train(),
-            lambda: setattr(weighted, "share", 0.25),
+            lambda: (
+                setattr(weighted, "share", 0.25),
+                teacher.load_state_dict(copy.deepcopy(teacher.state_dict()), assign=True),
+            ),
             lambda: doubled.keywords.update(factor=3.0),
             lambda: settings.update(scale=3.0),
         ),
@@ -422,6 +517,8 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
     def fail(run: Run) -> Any:
         activations = torch.zeros(3)
         held.append(weakref.ref(activations))
+        for x in model.parameters():  # made by a backward that is recorded and not run
+            x.grad = torch.full_like(x, torch.nan)
         raise torch.OutOfMemoryError("none")
 
     monkeypatch.setattr(training, "BUCKETS", 1)
@@ -434,6 +531,7 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
         losses.append(step(batches[1]).item())
     assert held[1:] == [None], "the memory of the recording is free when the step runs plainly"
     assert_same(torch.tensor(losses), torch.tensor(eager(plain, [*batches, batches[1]])), atol=1e-9)
+    assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=1e-8)
 
 
 def test_a_step_runs_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Scores of heads and neurons: what each criterion is, on every model and backend, and what is left as found."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from bertlite import (
     prune_neurons,
 )
 from bertlite.pruning import CRITERIA, NEURON_CRITERIA, neuron_importance, normalise
+from bertlite.pruning.importance import measurements
 from bertlite.pruning.importance.batches import example_losses, inputs_of
 from bertlite.pruning.importance.measurements import ScoringTask, gate_gradients, loss_increases
 from bertlite.pruning.importance.structures import HEADS
@@ -173,6 +175,57 @@ def test_leave_one_out_is_what_pruning_the_head_costs() -> None:
             rise = prune_heads(model, {layer: [head]})(**whole).loss - model(**whole).loss
         assert abs(float(scores[layer, head] - rise)) < 1e-12
         assert abs(float(rise)) > 1e-5
+
+
+@pytest.mark.parametrize(("target", "reduction"), [("loss", "example"), ("kl", "batch")])
+def test_a_gate_is_learned_to_stay_open_only_where_its_unit_matters(target: str, reduction: str) -> None:
+    """Head 2 of layer 1, or neuron 5, has a projection of zeros; without the most important one the loss rises."""
+    model, batches = model_of(num_hidden_layers=2, intermediate_size=7), data()
+    with torch.no_grad():
+        block = model.bert.encoder.layer[1]
+        for dense, width, units in ((block.attention.output.dense, H, N), (block.output.dense, 1, 7)):
+            dense.weight[:, width:].div_(10)
+            dense.weight[:, (units - 2) * width : (units - 1) * width] = 0
+            dense.weight[:, :width].mul_(30)
+        model.classifier.weight.mul_(10)
+    options: dict[str, Any] = {"criterion": "hard_concrete", "target": target, "reduction": reduction}
+    if target == "loss":  # which the whole model predicts
+        with torch.no_grad():
+            batches = [{**b, "labels": model.eval()(**inputs_of(b)).logits.argmax(1)} for b in batches]
+    for score, units in ((head_importance, N), (neuron_importance, 7)):
+        found = score(model, batches, **options)
+        costliest = int(score(model, batches, criterion="leave_one_out", target=target)[1].argmax())
+        assert ((found > 0) & (found < 1)).all()
+        assert found[1, costliest] > 0.7 > 0.05 > found[1, units - 2]
+        assert torch.equal(found, score(model, batches, **options)), "the same seed"
+        assert not torch.equal(found, score(model, batches, **options, seed=1))
+
+
+def test_gates_are_learned_from_the_examples_that_have_labels() -> None:
+    model, batches = model_of(BertForMaskedLM), data(BertForMaskedLM, size=5)
+    without = {**batches[0], "labels": torch.full((5, S), -100)}
+    found = head_importance(model, [batches[0], without], criterion="hard_concrete")  # half as many steps
+    assert found.isfinite().all()
+    assert not torch.equal(found, head_importance(model, batches, criterion="hard_concrete"))
+    with pytest.raises(ValueError, match="no example has a label that counts"):
+        head_importance(model, [without], criterion="hard_concrete")
+
+
+def test_a_gate_without_gradient_closes_as_fast_as_the_penalty_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a penalty and a gradient it stays where it began: P(gate is not 0) at log α = START."""
+    silent = model_of()
+    with torch.no_grad():
+        for layer in silent.bert.encoder.layer:
+            layer.attention.output.dense.weight.zero_()
+    monkeypatch.setattr(measurements, "PENALTY", 0.0)
+    open_at_first = 1 / (1 + math.exp(-measurements.START) * (0.1 / 1.1) ** (2 / 3))
+    found = head_importance(silent, data(), criterion="hard_concrete")
+    torch.testing.assert_close(found, torch.full((L, N), open_at_first, dtype=F64), rtol=0, atol=1e-12)
+    # with the penalty's sign alone, each of Adam's steps is of its learning rate
+    monkeypatch.setattr(measurements, "PENALTY", 1.0)
+    found = head_importance(silent, data(), criterion="hard_concrete")
+    assert (found < open_at_first - 0.1).all()
+    assert float(found.max() - found.min()) < 1e-9, "what does nothing closes alike"
 
 
 @pytest.mark.parametrize(
