@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SIZES, assert_same, distance, tensors
-from natively import assert_near, kernels_or_skip
+from natively import assert_near
 from simulated import record
 from torch import nn
 from ways import (
@@ -36,7 +36,7 @@ from ways import (
     write_checkpoint,
 )
 
-from bertlite import BertModel, optimize_for_inference, prune_heads
+from bertlite import BertModel, prune_heads
 from bertlite.checkpoint.families import FAMILIES
 from bertlite.inference import InferenceModel
 from bertlite.inference.gpu import graphs
@@ -310,20 +310,7 @@ def refuses_the_projection(way: str, folder: Path) -> None:
         pack(source, folder / "packed", texts=["w7"])
 
 
-def kernels_refuse(way: str, folder: Path, kind: str) -> None:
-    kernels_or_skip()
-    with pytest.raises((ValueError, RuntimeError), match=r"cannot run this model|does not compute this model"):
-        optimize_for_inference(copy.deepcopy(model_of(kind)).float(), backend="native")
-
-
-NOT_YET: tuple[str, ...] = ()
-BY_KERNELS = [way for way in WAYS if way.startswith("native") or way in ("runtime", "Embedder")]
 REASONS: dict[tuple[str, str], tuple[str, Callable[[str, Path], None]]] = {
-    **{
-        (way, kind): ("the native kernels do not run it", partial(kernels_refuse, kind=kind))
-        for way in BY_KERNELS
-        for kind in NOT_YET
-    },
     **{(way, "padding"): ("it takes texts, which nobody pads", takes_texts) for way in ("runtime", "Embedder")},
     **{(way, "saved = loaded"): ("the model itself is saved", packs_nothing) for way in ("plain", "graphs")},
     **{(way, "saved = loaded"): ("it was loaded", writes_nothing) for way in ("runtime", "Embedder", "ONNX")},
@@ -347,7 +334,8 @@ MORE_KINDS: dict[str, tuple[tuple[str, ...], Iterable[str]]] = {
     "auto": (("saved = loaded",), FAMILIES_HERE),
     "sdpa": (("padding", "pruned = gated"), KINDS),
     "packed": (("padding",), ["roberta"]),
-    "graphs": (("pruned = gated",), ["roberta"]),
+    "graphs": (("pruned = gated",), ["roberta", "modernbert"]),
+    **dict.fromkeys(("runtime", "Embedder"), (("alone = together",), ["modernbert"])),
     **dict.fromkeys(("hf", "native float32", "native bfloat16", "native int8"), (("pruned = gated",), FAMILIES_HERE)),
 }
 
