@@ -40,6 +40,15 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 40,
     "type_vocab_size": 5,
 }
+HEADS: dict[str, dict[int, list[int]]] = {  # to prune
+    "none": {},
+    "the first layer and more": {0: [0, 1, 2, 3], 1: [0, 1, 2], 2: [1]},
+    "none, by name": {0: []},
+    "one": {1: [2]},
+    "some": {0: [1, 3], 2: [0]},
+    "a whole layer": {1: [0, 1, 2, 3]},
+    "every head": {layer: [0, 1, 2, 3] for layer in range(3)},
+}
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from math import fsum
 from typing import TypeAlias
 
 from bertlite.config import POSITIONS
@@ -200,7 +201,8 @@ def choose(cases: Sequence[Case], unsupported: Callable[[Case], object], pairs: 
     """
     facets = {case: facets_of(case, pairs) for case in cases}
     covered = Counter(facet for each in facets.values() for facet in each)
-    cost = {case: seconds_of(case) - sum(1 / covered[facet] for facet in facets[case]) for case in cases}
+    # Summed exactly: a set's order changes with every process, and rounding would change the choice.
+    cost = {case: seconds_of(case) - fsum(1 / covered[facet] for facet in facets[case]) for case in cases}
     chosen = dict.fromkeys(cases)
     for case in sorted(cases, key=lambda case: (bool(unsupported(case)), cost[case]), reverse=True):
         if all(covered[facet] > 1 for facet in facets[case]):

@@ -16,7 +16,6 @@ from pairs import (
     EVERY,
     F64,
     MODELS,
-    TIED,
     V5,
     L,
     N,
@@ -211,23 +210,15 @@ def test_arguments_that_transformers_does_not_ignore_everywhere_are_refused_ther
 
 @pytest.mark.parametrize("name", ["BertForPreTraining", "BertLMHeadModel"])
 @pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
-def test_a_copy_is_the_same_model_and_apart(name: str, copied: str) -> None:
+def test_a_copy_is_tied_and_its_parts_have_its_config(name: str, copied: str) -> None:
+    """What it computes is a law of tests/laws."""
     model = bertlite.prune_heads(ours_of(name, use_cache=False), {0: [1], 2: [0, 1, 2, 3]})
-    before = dict(run(model, inputs_of(name)))
     twin = copy.deepcopy(model) if copied == "deepcopy" else pickle.loads(pickle.dumps(model))
-    assert_same(dict(run(twin, inputs_of(name))), before, atol=0)
-    if name in TIED:
-        predictions = twin.cls.predictions
-        assert predictions.decoder.weight is twin.get_input_embeddings().weight
-        assert predictions.bias is predictions.decoder.bias
+    predictions = twin.cls.predictions
+    assert predictions.decoder.weight is twin.get_input_embeddings().weight
+    assert predictions.bias is predictions.decoder.bias
     for layer in twin.base_model.encoder.layer:
         assert layer.attention.self.config is twin.config is twin.base_model.config
-    twin.prune_heads({0: [0, 2, 3]})
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.zero_()
-    assert_same(dict(run(model, inputs_of(name))), before, atol=0)
-    assert model.config.pruned_heads == {0: [1], 2: [0, 1, 2, 3]}
 
 
 def test_a_language_model_that_is_no_decoder_looks_both_ways() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, distance, tensors
+from conftest import HEADS, SIZES, assert_same, distance, tensors
 from natively import assert_near
 from simulated import record
 from torch import nn
@@ -41,17 +41,9 @@ from bertlite.checkpoint.families import FAMILIES
 from bertlite.inference import InferenceModel
 from bertlite.inference.gpu import graphs
 from bertlite.shipping.pack import pack
+from bertlite.stack.body import BertBody
 
 ALL = range(SIZES["num_attention_heads"])
-HEADS: dict[str, dict[int, Any]] = {
-    "none": {},
-    "the first layer and more": {0: ALL, 1: [0, 1, 2]},
-    "none, by name": {0: []},
-    "one": {1: [2]},
-    "some": {0: [1, 3], 2: [0]},
-    "a whole layer": {1: ALL},
-    "every head": {0: ALL, 1: ALL, 2: ALL},
-}
 EQUAL = [text_of(11, seed) for seed in (1, 2)]
 MIXED = [text_of(length) for length in (11, 3, 7, 2, 10)]
 MANY = [text_of(33, seed) for seed in range(40)]
@@ -135,6 +127,9 @@ def copied(way: str, kind: str, folder: Path) -> None:
             assert other.config == made.config
             assert other.is_gradient_checkpointing
         spoil_(other)
+        if isinstance(made, BertBody):
+            other.prune_heads({2: [0]})
+            assert 2 not in made.config.pruned_heads
         assert_rows(it.rows(made, MIXED, **it.asks), wanted)
 
 
@@ -173,6 +168,8 @@ def gated(way: str, kind: str, folder: Path) -> None:
     many = way in ("eager", "sdpa") and kind in ("bert", "relative_key", "mpnet", "deberta-v2")
     for heads in [*HEADS.values()][: len(HEADS) if many else 2]:
         gates = torch.ones(len(model.encoder.layer), len(ALL), dtype=torch.float64)
+        for layer, gone in model.config.pruned_heads.items():
+            gates[layer, list(gone)] = 99  # a head that is gone is not heard
         for layer, gone in heads.items():
             gates[layer, list(gone)] = 0
         truth = rows_of(made_of("eager", kind), MIXED, **it.asks, head_mask=gates)
@@ -205,16 +202,18 @@ def threads(way: str, kind: str, folder: Path) -> None:
 
 
 def shared(way: str, kind: str, folder: Path) -> None:
-    """Threads of Python that share it get what one gets."""
-    made, calls = made_of(way, kind), calls_of(way, kind)
-    wanted, barrier = [call(made) for call in calls], Barrier(4)
+    """Threads of Python that share it, while the kernels run another model too, get what one gets."""
+    it, calls, packed = WAYS[way], calls_of(way, kind), way.startswith("native")
+    models = [made_of(way, each) for each in ((kind, "bert") if packed else (kind,))]
+    calls += [partial(it.rows, texts=MANY)] * (it.within == 0)
+    wanted, barrier = [[call(made) for made in models] for call in calls], Barrier(4)
 
     def work(shift: int) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(1 + packed)
         barrier.wait(60)
-        for i in range(2 * len(calls)):
-            place = (i + shift) % len(calls)
-            assert_rows(calls[place](made), wanted[place])
+        for i in range(2 * len(calls) * len(models)):
+            place, which = (i // len(models) + shift) % len(calls), (i + shift) % len(models)
+            assert_rows(calls[place](models[which]), wanted[place][which])
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))

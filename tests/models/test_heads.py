@@ -314,6 +314,7 @@ def one_step(model: Any) -> Any:
 def test_the_decoder_is_the_word_embeddings(how: str, cls: Any) -> None:
     model = STILL_TIED[how](build(cls))
     assert is_tied(model)
+    assert model.config is model.base_model.config
     names = {name for name, _ in model.named_parameters()}
     assert "cls.predictions.decoder.weight" not in names
     assert "cls.predictions.decoder.weight" in model.state_dict()

@@ -255,16 +255,6 @@ def test_a_binary_gate_may_have_any_dtype(dtype: torch.dtype, model: BertModel, 
     )
 
 
-def test_gates_of_a_pruned_model_keep_the_original_numbering(model: BertModel, batch: dict[str, Tensor]) -> None:
-    pruned = prune_heads(model, {0: [1], 2: [0, 3]})
-    gate = FRACTIONAL.clone()
-    got = full_outputs(pruned, batch, head_mask=gate)
-    gate[0, 1] = gate[2, 0] = gate[2, 3] = 0
-    assert_same(got.hidden_states, full_outputs(model, batch, head_mask=gate).hidden_states)
-    gate[0, 1] = 99.0  # a head that is gone cannot be heard
-    assert_same(full_outputs(pruned, batch, head_mask=gate), got, atol=0)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_slope_of_a_gate_is_right(backend: str, batch: dict[str, Tensor]) -> None:
     """What every importance criterion rests on; gradcheck compares it with finite differences."""

@@ -1,5 +1,6 @@
 """The quick choice of cases: few, and of every value that each facet of the whole has."""
 
+import random
 from dataclasses import asdict
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from bertlite.opened.checkpoint import Checkpoint
-from bertlite.parity import Case, command, reference
+from bertlite.parity import Case, cases, command, reference
 from bertlite.parity.cases import CASES, GRADIENTS, cases_for, choose, facets_of, seconds_of
 
 WHOLES = {(device, shape): cases_for(device, shape) for device in ("cpu", "cuda") for shape in (False, True)}
@@ -36,6 +37,13 @@ def test_what_transformers_vouches_for_is_touched_by_what_it_vouches_for(whole):
     vouched = [case for case in whole if not reference.unsupported(case)]
     chosen = [case for case in choose(whole, reference.unsupported) if not reference.unsupported(case)]
     assert touched(chosen) == touched(vouched)
+
+
+def test_the_choice_is_the_same_in_every_process(monkeypatch):
+    """A set of names has another order in each."""
+    draw = random.Random(0)
+    monkeypatch.setattr(cases, "facets_of", lambda *args: sorted(facets_of(*args), key=lambda _: draw.random()))
+    assert len({choose(CASES, reference.unsupported, pairs=False) for _ in range(4)}) == 1
 
 
 def test_the_facets_are_the_fields_of_a_case_and_pairs_of_them():

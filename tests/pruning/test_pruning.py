@@ -1,7 +1,6 @@
 """Removing heads and neurons for good: what the pruned model computes, what it keeps, and what is refused."""
 
 import copy
-import pickle
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import F64, HEADS, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
@@ -28,15 +27,6 @@ from bertlite.pruning import compact, densify, drop_layers_, prune_heads_, prune
 
 B, S, D, N, H, L, WIDTH = 2, 11, 48, 4, 12, 3, 37
 ALL, EVERY = [0, 1, 2, 3], range(37)
-HEADS: dict[str, dict[int, list[int]]] = {
-    "one": {1: [2]},
-    "some": {0: [1, 3], 2: [0]},
-    "a whole layer": {1: ALL},
-    "the first layer and more": {0: ALL, 1: [0, 1, 2]},
-    "every head": {0: ALL, 1: ALL, 2: ALL},
-    "none": {},
-    "none, by name": {0: []},
-}
 NEURONS: dict[str, dict[int, Any]] = {
     "some": {0: [36, 3, 5], 2: range(20)},
     "a whole layer": {1: EVERY},
@@ -54,10 +44,6 @@ EACH = pytest.mark.parametrize(  # the function that prunes, and what
 )
 POSITIONS = ["absolute", "relative_key", "bucketed", "disentangled"]
 BACKENDS = ["eager", "sdpa"]
-
-
-def pickled(model: Any) -> Any:
-    return pickle.loads(pickle.dumps(model))
 
 
 def gate_of(heads: dict[int, list[int]]) -> Tensor:
@@ -295,17 +281,6 @@ def test_gradient_checkpointing_survives(model: BertModel) -> None:
     assert [layer.checkpointing is not None for layer in model.encoder.layer] == [True, False, True]
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
-def test_a_pruned_model_can_be_copied(copied: Callable[[Any], Any], batch: dict[str, Tensor]) -> None:
-    model = prune_heads(make(BertForMaskedLM), HEADS["the first layer and more"])
-    again = copied(model)
-    assert again.config == model.config
-    assert again.config is again.base_model.config
-    assert_same(full_outputs(again, batch), full_outputs(model, batch), atol=0)
-    again.prune_heads({2: [0]})
-    assert 2 not in model.config.pruned_heads
-
-
 # Training
 
 
@@ -521,7 +496,7 @@ def test_densify_refuses_wrapped_projections_too(name: str) -> None:
 
 
 def test_scattered_attentions_stack_and_keep_their_numbers(batch: dict[str, Tensor]) -> None:
-    model = prune_heads(make(), HEADS["the first layer and more"])
+    model = prune_heads(make(), {0: ALL, 1: [0, 1, 2]})
     attentions = full_outputs(model, batch).attentions
     full = scatter_heads(attentions, model.config)
     assert torch.stack(full).shape == (L, B, N, S, S)

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -403,13 +402,14 @@ def test_a_text_without_tokens_is_named(tmp_path: Path) -> None:
         packed.encode(["", "a"], prompt="b")
     with pytest.raises(ValueError, match="leave texts without tokens out"):
         quick.encode([""])
-    assert np.allclose(packed.encode(texts[::2]), whole.encode(texts)[::2], atol=1e-6)
-    assert np.allclose(quick.encode(texts), whole.encode(texts), atol=1e-6)
-    for prompt in ("b ", "b a "):
-        found = packed.encode(texts[::2], prompt=prompt)
-        assert np.allclose(found, whole.encode(texts[::2], prompt=prompt), atol=1e-6), (
-            "no last token of a prompt is special"
-        )
+    truth = copy.deepcopy(whole).double()
+    for some, ours, prompt in [
+        (texts, quick, ""),
+        *((texts[::2], packed, prompt) for prompt in ("", "b ", "b a ")),  # no last token of a prompt is special
+    ]:
+        exact = truth.encode(some, prompt=prompt)
+        error, allowed = (np.square(x.encode(some, prompt=prompt) - exact).mean() ** 0.5 for x in (ours, whole))
+        assert 0 < error <= 2 * allowed, prompt
 
 
 def test_a_copy_loads_the_folder_again(encoder: PackedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -580,19 +580,8 @@ print(first[:2].tobytes().hex())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_without_torch_threads_and_forks_give_the_same_bits(encoder: PackedModel) -> None:
-    packed = load(encoder.folder, threads=1)
-    texts = ["a dog", "the cat sat on the mat"] * 20
-    wanted = packed.encode(texts)
-    found: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(bool((packed.encode(texts) == wanted).all()))) for _ in "abc"
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 3
+def test_without_torch_a_fork_gives_the_same_bits(encoder: PackedModel) -> None:
+    wanted = load(encoder.folder, threads=1).encode(["a dog", "the cat sat on the mat"] * 20)
     done = subprocess.run([sys.executable, "-c", ALONE, encoder.folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == wanted[:2].tobytes().hex()

@@ -21,11 +21,6 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 BATCH = make_batch(40, 33, lengths=(33,) * 40)
 
 
-@pytest.fixture
-def two_threads(set_threads) -> None:
-    set_threads(2)
-
-
 def test_torchs_count_is_asked_for(monkeypatch, set_threads):
     asked, run = [], Kernels.run
 
@@ -65,35 +60,12 @@ def encoder_call(quick: InferenceModel) -> Callable[[], bytes]:
 
 
 @dtypes
-def test_in_a_forked_process_the_kernels_run_without_setting_threads(two_threads, dtype):
+def test_in_a_forked_process_the_kernels_run_without_setting_threads(set_threads, dtype):
+    set_threads(2)
     encode = encoder_call(natively(make_native(), dtype))
     wanted = encode()
     assert run_in_fork(encode) == wanted
     assert encode() == wanted
-
-
-@dtypes
-def test_two_models_run_in_two_threads_at_once(two_threads, dtype):
-    models = [natively(make_native(intermediate_size=size), dtype) for size in (37, 100)]
-    batches = [BATCH, make_batch(3, 40, lengths=(40, 17, 1))]
-    wanted = [model(**batch).last_hidden_state for model, batch in zip(models, batches, strict=True)]
-    wrong = list[str]()
-
-    def work(i: int) -> None:
-        try:
-            for _ in range(20):
-                if not torch.equal(models[i % 2](**batches[i % 2]).last_hidden_state, wanted[i % 2]):
-                    wrong.append("other numbers")
-        except Exception as error:
-            wrong.append(repr(error))
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(120)
-    assert not any(each.is_alive() for each in threads), "a thread hangs"
-    assert wrong == []
 
 
 def test_other_threads_of_python_run_meanwhile():
