@@ -582,7 +582,7 @@ FIELDS = {  # {field of config.json: (type, default)}
     "head_dim": (int | None, ()),
     "layer_types": (list | None, ()),
     "architectures": (list | None, ()),
-    "pooler_hidden_act": (str, ()),
+    **dict.fromkeys(("pooler_hidden_act", "classifier_activation"), (str, ())),
     "pos_att_type": (list | str | None, ()),
 }
 OTHERS = {kind: f", which {reason}" for reason, kinds in REASONS.items() for kind in kinds}
