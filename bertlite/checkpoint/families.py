@@ -221,7 +221,8 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
     base: Any = stated.get("rope_theta", values.get(older, values["rotary_base"]))
 
     scaling = {**stated, **(values.get("rope_scaling") or {})}
-    way = scaling.pop("rope_type", None) or scaling.pop("type", "default")
+    way, older = (scaling.pop(name, None) for name in ("rope_type", "type"))
+    way = older or way or "default"
     factor: Any = scaling.pop("factor", 1.0) if way == "ntk" else 1.0
     rest = {name: x for name, x in scaling.items() if name != "rope_theta" and x not in (None, 1.0)}
     if way not in ("default", "ntk") or rest or not isinstance(factor, (int, float)):
@@ -581,7 +582,7 @@ FIELDS = {  # {field of config.json: (type, default)}
     "head_dim": (int | None, ()),
     "layer_types": (list | None, ()),
     "architectures": (list | None, ()),
-    "pooler_hidden_act": (str, ()),
+    **dict.fromkeys(("pooler_hidden_act", "classifier_activation"), (str, ())),
     "pos_att_type": (list | str | None, ()),
 }
 OTHERS = {kind: f", which {reason}" for reason, kinds in REASONS.items() for kind in kinds}

@@ -131,15 +131,19 @@ class BertAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
-        context, weights = (self.self if self.LayerNorm is None else self.normalised)(hidden_states, inputs=inputs)
+        context, weights = (self.self if self.LayerNorm is None else self.attend)(hidden_states, inputs=inputs)
         return self.output(context, hidden_states), weights
 
-    def normalised(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-        """Attend to normalised states: to those of all tokens, if only first tokens are computed."""
-        if inputs.source is not None:
-            inputs = replace(inputs, source=normed(self, inputs.source))
-        context: tuple[Tensor, Tensor | None] = self.self(normed(self, x), inputs=inputs)
-        return context
+    def attend(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+        """Attend to normalised states."""
+        x, inputs = self.normalised(x, inputs)
+        attended: tuple[Tensor, Tensor | None] = self.self(x, inputs=inputs)
+        return attended
+
+    def normalised(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, LayerContext]:
+        """Return normalised states; if only first tokens are computed, keys and values are of normalised ones too."""
+        source = None if inputs.source is None else normed(self, inputs.source)
+        return normed(self, x), inputs if source is None else replace(inputs, source=source)
 
 
 class Activation(nn.Module):
