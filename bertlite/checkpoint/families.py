@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing
 from bertlite.checkpoint.names import WRAPPER_PREFIXES, optional_part
-from bertlite.config import LARGEST, BertConfig, check_type
+from bertlite.config import LARGEST, SIZES, BertConfig, check_type
 from bertlite.support.kinds import checked
 
 State = dict[str, Tensor]
@@ -258,14 +258,22 @@ HEAD_PLACES = {  # {place of a family's common head layers: a part of the names 
     "head.": "head.dense.weight",
 }
 FIRST = {"norm_first": True, "first_norm": True}
-AS_LLAMA = (  # names in transformers' modules, which it does not save
+ROTARY_NAMES = (  # of all families with rotary positions, as their publishers and as transformers' modules have them
+    (r"tok_embeddings\.", "word_embeddings."),
+    (r"^(bert\.)?(emb_ln|embeddings\.norm)\.", r"\1embeddings.LayerNorm."),
+    (r"(attn\.Wqkv|mixer\.Wqkv|attention\.qkv_proj)\.", "attention.self.query+key+value."),
     *((rf"self_attn\.{part[0]}_proj\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
-    (r"self_attn\.o_proj\.", "attention.output.dense."),
-    (r"post_attention_layernorm\.", "attention.output.LayerNorm."),
-    (r"post_mlp_layernorm\.", "output.LayerNorm."),
-    (r"mlp\.up_proj\.", "intermediate.factor."),
-    (r"mlp\.gate_proj\.", "intermediate.dense."),
-    (r"mlp\.down_proj\.", "output.dense."),
+    (r"(attn\.Wo|(attn|mixer)\.out_proj|(attention|self_attn)\.o_proj)\.", "attention.output.dense."),
+    (r"(norm1|attn_ln|post_attention_layernorm)\.", "attention.output.LayerNorm."),
+    (r"attn_norm\.", "attention.LayerNorm."),
+    (r"mlp_norm\.", "intermediate.LayerNorm."),
+    (r"mlp\.Wi\.", "intermediate.dense+factor."),
+    (r"mlp\.up_gate_proj\.", "intermediate.factor+dense."),
+    (r"mlp\.(fc11|up_proj)\.", "intermediate.factor."),
+    (r"mlp\.(fc12|fc1|gate_proj)\.", "intermediate.dense."),
+    (r"mlp\.(fc2|Wo|down_proj)\.", "output.dense."),
+    (r"(norm2|mlp_ln|post_mlp_layernorm)\.", "output.LayerNorm."),
+    (r"^(bert\.)?final_norm\.", r"\1encoder.final_norm."),
 )
 LM_HEAD = (
     ("lm_head.dense.", "cls.predictions.transform.dense."),
@@ -291,7 +299,7 @@ def roberta(prefix: str) -> Family:
 def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **options: Any) -> Family:
     """Return a family with rotary positions, which is gated and has no pooler unless the options say otherwise."""
     fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
-    names = (*renames, *AS_LLAMA)
+    names = (*ROTARY_NAMES, *renames)
     options = {"encoder": r"(?:encoder\.)?layers?", "pooler": False, **options}
     options["aliases"] = {"rope_theta": "rotary_base", **options.get("aliases", {})}
     return Family(prefix, becomes, fixed=fixed, translate=rotary_fields, renames=names, adapt=split_joined_, **options)
@@ -443,15 +451,6 @@ FAMILIES = {  # {model_type: family}
         "model",
         "rotary positions, in some layers in windows; normalised first; gated; biases and segments of zeros",
         (
-            (r"embeddings\.tok_embeddings\.", "embeddings.word_embeddings."),
-            (r"embeddings\.norm\.", "embeddings.LayerNorm."),
-            (r"attn_norm\.", "attention.LayerNorm."),
-            (r"attn\.Wqkv\.", "attention.self.query+key+value."),
-            (r"attn\.Wo\.", "attention.output.dense."),
-            (r"mlp_norm\.", "intermediate.LayerNorm."),
-            (r"mlp\.Wi\.", "intermediate.dense+factor."),
-            (r"mlp\.Wo\.", "output.dense."),
-            (r"^(bert\.)?final_norm\.", r"\1encoder.final_norm."),
             (r"head\.norm\.", "head.LayerNorm."),
             (r"^decoder\.", "cls.predictions.decoder."),
         ),
@@ -480,23 +479,9 @@ FAMILIES = {  # {model_type: family}
     "nomic_bert": rotary(
         "nomic_bert",
         "rotary positions; gated; biases of zeros in layers",
-        (
-            (r"^(bert\.)?emb_ln\.", r"\1embeddings.LayerNorm."),
-            (r"attn\.Wqkv\.", "attention.self.query+key+value."),
-            (r"attn\.out_proj\.", "attention.output.dense."),
-            (r"norm1\.", "attention.output.LayerNorm."),
-            (r"mlp\.fc11\.", "intermediate.factor."),
-            (r"mlp\.fc12\.", "intermediate.dense."),
-            (r"mlp\.fc2\.", "output.dense."),
-            (r"norm2\.", "output.LayerNorm."),
-            (r"layer_norm\.", "LayerNorm."),
-        ),
+        ((r"layer_norm\.", "LayerNorm."),),
         aliases={
-            "n_embd": "hidden_size",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-            "n_inner": "intermediate_size",
-            "n_positions": "max_position_embeddings",
+            **dict(zip(("n_embd", "n_layer", "n_head", "n_inner", "n_positions"), SIZES[1:], strict=True)),
             "activation_function": "hidden_act",
             "layer_norm_epsilon": "layer_norm_eps",
             "resid_pdrop": "hidden_dropout_prob",
@@ -521,12 +506,6 @@ FAMILIES = {  # {model_type: family}
             "(?:gte|new)",
             "rotary positions; gated; biases of zeros in the network",
             (
-                (r"attention\.qkv_proj\.", "attention.self.query+key+value."),
-                (r"attention\.o_proj\.", "attention.output.dense."),
-                (r"attn_ln\.", "attention.output.LayerNorm."),
-                (r"mlp\.up_gate_proj\.", "intermediate.factor+dense."),
-                (r"mlp\.down_proj\.", "output.dense."),
-                (r"mlp_ln\.", "output.LayerNorm."),
                 (r"lm_head\.norm\.", "cls.predictions.transform.LayerNorm."),
                 *LM_HEAD,
             ),
@@ -545,13 +524,6 @@ FAMILIES = {  # {model_type: family}
         "roberta",
         "rotary positions",
         (
-            (r"^(bert\.)?emb_ln\.", r"\1embeddings.LayerNorm."),
-            (r"mixer\.Wqkv\.", "attention.self.query+key+value."),
-            (r"mixer\.out_proj\.", "attention.output.dense."),
-            (r"norm1\.", "attention.output.LayerNorm."),
-            (r"mlp\.fc1\.", "intermediate.dense."),
-            (r"mlp\.fc2\.", "output.dense."),
-            (r"norm2\.", "output.LayerNorm."),
             *LM_HEAD,
             *TWO_LAYERS,
         ),
