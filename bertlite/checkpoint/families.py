@@ -187,12 +187,15 @@ GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: t
 
 
 def rotary_fields(values: Values) -> Values:
-    """Return the fields of rotary positions, of windows, and of what is missing, by a config.json of any family."""
+    """Return the fields of rotary positions, of windows, and of missing parameters, by a config.json of any family."""
+    # Which layers have windows is a list, or follows from a number.
     layers, every = values.get("num_hidden_layers", 0), values.get("global_attn_every_n_layers", 3)
     numbers = range(min(layers, LARGEST["num_hidden_layers"]))
     types = values.get("layer_types") or ["sliding_attention" if i % (every or 1) else "" for i in numbers]
     local = [i for i, kind in enumerate(types) if kind == "sliding_attention" and "local_attention" in values]
     bases, divisor = zip(*(rotary_base(values, kind) for kind in ("full_attention", "sliding_attention")), strict=True)
+
+    # In some families biases or segments are missing: those that a config does not deny are there.
     missing = [end for name, ends in BIASES.items() if not values.get(name, True) for end in ends]
     act = values.get("hidden_act", "gelu")
     return {
@@ -220,6 +223,7 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
     older = "local_rope_theta" if kind == "sliding_attention" else "global_rope_theta"
     base: Any = stated.get("rope_theta", values.get(older, values["rotary_base"]))
 
+    # Alibaba's models scale angles by a factor; other ways to scale them depend on the length of the text.
     scaling = {**stated, **(values.get("rope_scaling") or {})}
     way, older = (scaling.pop(name, None) for name in ("rope_type", "type"))
     way = older or way or "default"
@@ -589,6 +593,8 @@ class Origin:
     def of(cls, path: Path | str, values: Values) -> "Origin":
         """Take the content of a config.json; errors name its path.  See `read`."""
         kind = values.get("model_type", "bert")
+        if kind == "xlm-roberta" and values.get("position_embedding_type") == "rotary":
+            kind = "jina_embeddings_v3"  # as its publishers name it
         family = FAMILIES.get(kind) if isinstance(kind, str) else None
         if family is None:
             known = ", ".join(map(repr, FAMILIES))
