@@ -183,7 +183,7 @@ BIASES = {  # {field of config.json: the biases that there are if it is true, as
     "mlp_fc1_bias": ("intermediate.dense.bias", "factor.bias"),
     "mlp_fc2_bias": ("[0-9].output.dense.bias",),
 }
-GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: that of its neurons}
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: activation of its neurons}
 
 
 def rotary_fields(values: Values) -> Values:
@@ -262,7 +262,7 @@ HEAD_PLACES = {  # {place of a family's common head layers: a part of the names 
     "head.": "head.dense.weight",
 }
 FIRST = {"norm_first": True, "first_norm": True}
-ROTARY_NAMES = (  # of all families with rotary positions, as their publishers and as transformers' modules have them
+ROTARY_NAMES = (  # names in checkpoints of families with rotary positions, and in transformers' modules
     (r"tok_embeddings\.", "word_embeddings."),
     (r"^(bert\.)?(emb_ln|embeddings\.norm)\.", r"\1embeddings.LayerNorm."),
     (r"(attn\.Wqkv|mixer\.Wqkv|attention\.qkv_proj)\.", "attention.self.query+key+value."),
