@@ -71,7 +71,7 @@ class LayerContext:
         returns_weights: attention returns its weights, even if the kernel gives none.
         weights: {layer: attention weights, (B, N, S, K)}, filled by the layers if weights are wanted.
         layer: the number of the layer that gets this.
-        shared: what a kind of positions computes once for all layers, such as a table of distances.
+        shared: computed once for all layers by a kind of positions, such as a table of distances.
         places: the positions of tokens, (…,); None: counted from 0 in each row.
     """
 

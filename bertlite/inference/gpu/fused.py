@@ -248,7 +248,7 @@ def fuse_(model: BertModel) -> bool:
 def fault_of(part: Any) -> str | None:
     """Return the reason why a part of a model stays as it is; None if it is replaced."""
     if isinstance(part, BertEmbeddings):
-        if part.LayerNorm is None:
+        if getattr(part, "LayerNorm", None) is None:
             return "does not normalise embeddings"
         if getattr(part, "norms_last", False):
             return "projects embeddings before they are normalised"
