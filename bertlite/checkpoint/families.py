@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing
 from bertlite.checkpoint.names import WRAPPER_PREFIXES, optional_part
-from bertlite.config import LARGEST, BertConfig, check_type
+from bertlite.config import LARGEST, SIZES, BertConfig, check_type
 from bertlite.support.kinds import checked
 
 State = dict[str, Tensor]
@@ -185,16 +185,19 @@ BIASES = {  # {field of config.json: the biases that there are if it is true, as
     "mlp_fc1_bias": ("intermediate.dense.bias", "factor.bias"),
     "mlp_fc2_bias": ("[0-9].output.dense.bias",),
 }
-GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: that of its neurons}
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: activation of its neurons}
 
 
 def rotary_fields(values: Values) -> Values:
-    """Return the fields of rotary positions, of windows, and of what is missing, by a config.json of any family."""
+    """Return the fields of rotary positions, of windows, and of missing parameters, by a config.json of any family."""
+    # Which layers have windows is a list, or follows from a number.
     layers, every = values.get("num_hidden_layers", 0), values.get("global_attn_every_n_layers", 3)
     numbers = range(min(layers, LARGEST["num_hidden_layers"]))
     types = values.get("layer_types") or ["sliding_attention" if i % (every or 1) else "" for i in numbers]
     local = [i for i, kind in enumerate(types) if kind == "sliding_attention" and "local_attention" in values]
     bases, divisor = zip(*(rotary_base(values, kind) for kind in ("full_attention", "sliding_attention")), strict=True)
+
+    # In some families biases or segments are missing: those that a config does not deny are there.
     missing = [end for name, ends in BIASES.items() if not values.get(name, True) for end in ends]
     act = values.get("hidden_act", "gelu")
     return {
@@ -222,6 +225,7 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
     older = "local_rope_theta" if kind == "sliding_attention" else "global_rope_theta"
     base: Any = stated.get("rope_theta", values.get(older, values["rotary_base"]))
 
+    # Alibaba's models scale angles by a factor; other ways to scale them depend on the length of the text.
     scaling = {**stated, **(values.get("rope_scaling") or {})}
     way, older = (scaling.pop(name, None) for name in ("rope_type", "type"))
     way = older or way or "default"
@@ -260,14 +264,22 @@ HEAD_PLACES = {  # {place of a family's common head layers: a part of the names 
     "head.": "head.dense.weight",
 }
 FIRST = {"norm_first": True, "first_norm": True}
-AS_LLAMA = (  # names in transformers' modules, which it does not save
+ROTARY_NAMES = (  # names in checkpoints of families with rotary positions, and in transformers' modules
+    (r"tok_embeddings\.", "word_embeddings."),
+    (r"^(bert\.)?(emb_ln|embeddings\.norm)\.", r"\1embeddings.LayerNorm."),
+    (r"(attn\.Wqkv|mixer\.Wqkv|attention\.qkv_proj)\.", "attention.self.query+key+value."),
     *((rf"self_attn\.{part[0]}_proj\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
-    (r"self_attn\.o_proj\.", "attention.output.dense."),
-    (r"post_attention_layernorm\.", "attention.output.LayerNorm."),
-    (r"post_mlp_layernorm\.", "output.LayerNorm."),
-    (r"mlp\.up_proj\.", "intermediate.factor."),
-    (r"mlp\.gate_proj\.", "intermediate.dense."),
-    (r"mlp\.down_proj\.", "output.dense."),
+    (r"(attn\.Wo|(attn|mixer)\.out_proj|(attention|self_attn)\.o_proj)\.", "attention.output.dense."),
+    (r"(norm1|attn_ln|post_attention_layernorm)\.", "attention.output.LayerNorm."),
+    (r"attn_norm\.", "attention.LayerNorm."),
+    (r"mlp_norm\.", "intermediate.LayerNorm."),
+    (r"mlp\.Wi\.", "intermediate.dense+factor."),
+    (r"mlp\.up_gate_proj\.", "intermediate.factor+dense."),
+    (r"mlp\.(fc11|up_proj)\.", "intermediate.factor."),
+    (r"mlp\.(fc12|fc1|gate_proj)\.", "intermediate.dense."),
+    (r"mlp\.(fc2|Wo|down_proj)\.", "output.dense."),
+    (r"(norm2|mlp_ln|post_mlp_layernorm)\.", "output.LayerNorm."),
+    (r"^(bert\.)?final_norm\.", r"\1encoder.final_norm."),
 )
 LM_HEAD = (
     ("lm_head.dense.", "cls.predictions.transform.dense."),
@@ -293,7 +305,7 @@ def roberta(prefix: str) -> Family:
 def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **options: Any) -> Family:
     """Return a family with rotary positions, which is gated and has no pooler unless the options say otherwise."""
     fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
-    names = (*renames, *AS_LLAMA)
+    names = (*ROTARY_NAMES, *renames)
     options = {"encoder": r"(?:encoder\.)?layers?", "pooler": False, **options}
     options["aliases"] = {"rope_theta": "rotary_base", **options.get("aliases", {})}
     return Family(prefix, becomes, fixed=fixed, translate=rotary_fields, renames=names, adapt=split_joined_, **options)
@@ -445,15 +457,6 @@ FAMILIES = {  # {model_type: family}
         "model",
         "rotary positions, in some layers in windows; normalised first; gated; biases and segments of zeros",
         (
-            (r"embeddings\.tok_embeddings\.", "embeddings.word_embeddings."),
-            (r"embeddings\.norm\.", "embeddings.LayerNorm."),
-            (r"attn_norm\.", "attention.LayerNorm."),
-            (r"attn\.Wqkv\.", "attention.self.query+key+value."),
-            (r"attn\.Wo\.", "attention.output.dense."),
-            (r"mlp_norm\.", "intermediate.LayerNorm."),
-            (r"mlp\.Wi\.", "intermediate.dense+factor."),
-            (r"mlp\.Wo\.", "output.dense."),
-            (r"^(bert\.)?final_norm\.", r"\1encoder.final_norm."),
             (r"head\.norm\.", "head.LayerNorm."),
             (r"^decoder\.", "cls.predictions.decoder."),
         ),
@@ -482,23 +485,9 @@ FAMILIES = {  # {model_type: family}
     "nomic_bert": rotary(
         "nomic_bert",
         "rotary positions; gated; biases of zeros in layers",
-        (
-            (r"^(bert\.)?emb_ln\.", r"\1embeddings.LayerNorm."),
-            (r"attn\.Wqkv\.", "attention.self.query+key+value."),
-            (r"attn\.out_proj\.", "attention.output.dense."),
-            (r"norm1\.", "attention.output.LayerNorm."),
-            (r"mlp\.fc11\.", "intermediate.factor."),
-            (r"mlp\.fc12\.", "intermediate.dense."),
-            (r"mlp\.fc2\.", "output.dense."),
-            (r"norm2\.", "output.LayerNorm."),
-            (r"layer_norm\.", "LayerNorm."),
-        ),
+        ((r"layer_norm\.", "LayerNorm."),),
         aliases={
-            "n_embd": "hidden_size",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-            "n_inner": "intermediate_size",
-            "n_positions": "max_position_embeddings",
+            **dict(zip(("n_embd", "n_layer", "n_head", "n_inner", "n_positions"), SIZES[1:], strict=True)),
             "activation_function": "hidden_act",
             "layer_norm_epsilon": "layer_norm_eps",
             "resid_pdrop": "hidden_dropout_prob",
@@ -524,12 +513,6 @@ FAMILIES = {  # {model_type: family}
             "(?:gte|new)",
             "rotary positions; gated; biases of zeros in the network",
             (
-                (r"attention\.qkv_proj\.", "attention.self.query+key+value."),
-                (r"attention\.o_proj\.", "attention.output.dense."),
-                (r"attn_ln\.", "attention.output.LayerNorm."),
-                (r"mlp\.up_gate_proj\.", "intermediate.factor+dense."),
-                (r"mlp\.down_proj\.", "output.dense."),
-                (r"mlp_ln\.", "output.LayerNorm."),
                 (r"lm_head\.norm\.", "cls.predictions.transform.LayerNorm."),
                 *LM_HEAD,
             ),
@@ -550,13 +533,6 @@ FAMILIES = {  # {model_type: family}
         "roberta",
         "rotary positions",
         (
-            (r"^(bert\.)?emb_ln\.", r"\1embeddings.LayerNorm."),
-            (r"mixer\.Wqkv\.", "attention.self.query+key+value."),
-            (r"mixer\.out_proj\.", "attention.output.dense."),
-            (r"norm1\.", "attention.output.LayerNorm."),
-            (r"mlp\.fc1\.", "intermediate.dense."),
-            (r"mlp\.fc2\.", "output.dense."),
-            (r"norm2\.", "output.LayerNorm."),
             *LM_HEAD,
             *TWO_LAYERS,
         ),
@@ -588,7 +564,7 @@ FIELDS = {  # {field of config.json: (type, default)}
     "head_dim": (int | None, ()),
     "layer_types": (list | None, ()),
     "architectures": (list | None, ()),
-    "pooler_hidden_act": (str, ()),
+    **dict.fromkeys(("pooler_hidden_act", "classifier_activation"), (str, ())),
     "pos_att_type": (list | str | None, ()),
 }
 OTHERS = {kind: f", which {reason}" for reason, kinds in REASONS.items() for kind in kinds}
@@ -623,6 +599,8 @@ class Origin:
     def of(cls, path: Path | str, values: Values) -> "Origin":
         """Take the content of a config.json; errors name its path.  See `read`."""
         kind = values.get("model_type", "bert")
+        if kind == "xlm-roberta" and values.get("position_embedding_type") == "rotary":
+            kind = "jina_embeddings_v3"  # as its publishers name it
         family = FAMILIES.get(kind) if isinstance(kind, str) else None
         if family is None:
             known = ", ".join(map(repr, FAMILIES))

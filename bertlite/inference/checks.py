@@ -169,44 +169,50 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
         yield f"encoder has {change}"
     config = model.config
 
-    # The kernels take one head size and kind of positions for all layers.
-    wanted = (config.hidden_size // config.num_attention_heads, config.position_embedding_type)
     for i, layer in enumerate(model._layers()):
-        own = layer.attention.self
-        if (own.attention_head_size, own.position_embedding_type) != wanted:
-            yield f"encoder.layer.{i}.attention.self has {own.position_embedding_type} positions or another head dim"
-        found = getattr(own, "rotary_base", None), getattr(own, "window", None)
-        if found != (rotation := rotation_of(config, i)):
-            yield f"encoder.layer.{i}.attention.self has a base and a window of {found}, and the config {rotation}"
-
-        # They normalise as torch's LayerNorm with the config's epsilon.
-        norms: dict[str, nn.Module] = {"attention.output": layer.attention.output.LayerNorm}
-        norms["output"] = layer.output.LayerNorm
-        if config.norm_first:
-            norms = {"intermediate": layer.intermediate.LayerNorm}
-            if normalises_first(config, i):
-                norms["attention"] = layer.attention.LayerNorm
-        for name, norm in norms.items():
-            fault = norm_fault(norm, model.config.hidden_size, model.config.layer_norm_eps)
-            if fault is not None:
-                yield f"encoder.layer.{i}.{name}.LayerNorm {fault}"
-
-        act = layer.intermediate.intermediate_act_fn
-        if type(act) is not Activation or act.name != config.hidden_act:
-            place = f"encoder.layer.{i}.intermediate.intermediate_act_fn"
-            yield f"{place} is {act!r}, and the config has {config.hidden_act!r}"
-
-        # Pruned layers differ in size, and the config has to say so.
-        for name, shape in matrix_shapes(layer, config).items():
-            size = tuple(layer.get_parameter(f"{name}.weight").shape)
-            if size != shape:
-                yield f"encoder.layer.{i}.{name} has a weight of {size}, not of {shape}"
+        for name, fault in layer_faults(i, layer, config):
+            yield f"encoder.layer.{i}.{name} {fault}"
 
     # If norms come first, one follows the layers; a skeleton of a saved model has neither.
     if config.norm_first and len(encoder.layer):
-        fault = norm_fault(encoder.final_norm, config.hidden_size, config.layer_norm_eps)
+        last = norm_fault(encoder.final_norm, config.hidden_size, config.layer_norm_eps)
+        if last is not None:
+            yield f"encoder.final_norm {last}"
+
+
+def layer_faults(i: int, layer: BertLayer, config: BertConfig) -> Iterator[tuple[str, str]]:
+    """Yield the name of each module of a layer that differs from the config, and how it differs."""
+    own = layer.attention.self
+
+    # The kernels take one head size and kind of positions for all layers.
+    wanted = (config.hidden_size // config.num_attention_heads, config.position_embedding_type)
+    if (own.attention_head_size, own.position_embedding_type) != wanted:
+        yield "attention.self", f"has {own.position_embedding_type} positions or another head dim"
+    rotation = getattr(own, "rotary_base", None), getattr(own, "window", None)
+    if rotation != rotation_of(config, i):
+        yield "attention.self", f"has a base and a window of {rotation}, and the config {rotation_of(config, i)}"
+
+    # They normalise as torch's LayerNorm with the config's epsilon.
+    norms: dict[str, Any] = {"attention.output": layer.attention.output, "output": layer.output}
+    if config.norm_first:
+        first = {"attention": layer.attention} if normalises_first(config, i) else {}
+        norms = {**first, "intermediate": layer.intermediate}
+    for name, part in norms.items():
+        fault = norm_fault(part.LayerNorm, config.hidden_size, config.layer_norm_eps)
         if fault is not None:
-            yield f"encoder.final_norm {fault}"
+            yield f"{name}.LayerNorm", fault
+
+    act = layer.intermediate.intermediate_act_fn
+    if type(act) is not Activation or act.name != config.hidden_act:
+        yield "intermediate.intermediate_act_fn", f"is {act!r}, and the config has {config.hidden_act!r}"
+    if (layer.intermediate.factor is not None) != config.gated:
+        yield "intermediate.factor", f"is {layer.intermediate.factor}, and the config has gated={config.gated}"
+
+    # Pruned layers differ in size, and the config has to say so.
+    for name, shape in matrix_shapes(layer, config).items():
+        found = tuple(layer.get_parameter(f"{name}.weight").shape)
+        if found != shape:
+            yield name, f"has a weight of {found}, not of {shape}"
 
 
 def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:

@@ -254,7 +254,7 @@ def tensors(case: Case, model: nn.Module, inputs: CaseInputs, is_ours: bool) -> 
             out = run_forward(case, model, {**inputs, **options}, is_ours)
         found = dict(named(case, out, inputs, cast(BertConfig, model.config)))
         if case.family.partition("/")[0] in families.FIRST and not reference.honours("normalised last states"):
-            found.pop(f"hidden_states.{model.config.num_hidden_layers}", None)
+            found.pop(f"hidden_states.{cast(BertConfig, model.config).num_hidden_layers}", None)
         return found
     model.zero_grad()
     out = run_forward(case, model, inputs, is_ours)

@@ -121,7 +121,7 @@ def load(
 
 
 class Unrounded(TorchFunctionMode):
-    """A mode of torch in which float64 stays what it is where a model rounds to float32."""
+    """A mode of torch in which a model does not round float64 to float32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         x, kwargs = args[0] if args else None, dict(kwargs or {})

@@ -42,7 +42,7 @@ class LayerShape:
 
     heads: int
     neurons: int
-    rotary_base: float | None = None  # of the angles by which queries and keys are rotated
+    rotary_base: float | None = None  # the base of rotary positions; None: there are none
     window: int | None = None  # how many positions away a token attends to others; None: anywhere
 
 
@@ -64,7 +64,7 @@ class Shape:
     reach: int = 0
     norms_first: bool = False  # whether only matmuls, and the output, take what a LayerNorm makes
     first_norm: bool = False  # whether the first layer then has one before it, too
-    rotary_divisor: float = 1.0  # by which all angles are divided
+    rotary_divisor: float = 1.0  # divides all angles
     gated: bool = False  # whether neurons are multiplied by the outputs of a second matrix
     rotated: bool = True  # whether 8-bit integers are of rotated rows, as packing makes them; before format 8 not
     kept: tuple[int, ...] = ()  # the layers of a mixed stack that are in floats, and not in 8-bit integers
@@ -132,7 +132,7 @@ class Shape:
                 if self.dtype_of(i, name) == "int8":
                     yield i, name, "scales", padded * 4
                     yield i, name, "sums", padded * 4
-                    if self.scaled and name != "factor":  # whose inputs are those of "up"
+                    if self.scaled and name != "factor":  # it has the inputs of "up"
                         yield i, name, "factors", round_up(inputs, LANES) * 4
 
             # Vectors, and numbers by distance, are floats whatever the matrices are.
@@ -195,12 +195,14 @@ def table_of_angles(base: float, shape: Shape) -> NDArray[np.float32]:
     """Return half cosines and half sines of the angles of each position, (positions, head size), all in float32."""
     exponents = np.arange(0, shape.head_size, 2, dtype=np.float32) / np.float32(shape.head_size)
     powers = np.array([base**x for x in exponents.tolist()], dtype=np.float32)
-    angles = np.arange(shape.max_positions, dtype=np.float32)[:, None] * (1 / powers / np.float32(shape.rotary_divisor))
+    angles = np.arange(shape.max_positions, dtype=np.float32)[:, None] * (
+        1 / powers / np.float32(shape.rotary_divisor)
+    )
     return np.concatenate(cosines_and_sines(angles.astype(np.float64)), 1, dtype=np.float32, casting="same_kind")
 
 
 def cosines_and_sines(angles: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return cosines and sines; numpy's own, and those of libraries of C, differ from processor to processor."""
+    """Return cosines and sines. The functions of numpy and C depend on the processor."""
     quarters = np.rint(angles * (2 / math.pi))
     rest = (angles - quarters * HALF_PI) - quarters * REST_OF_HALF_PI
     squares, turned = rest * rest, quarters.astype(np.int64)

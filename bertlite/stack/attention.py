@@ -71,7 +71,7 @@ class LayerContext:
         returns_weights: attention returns its weights, even if the kernel gives none.
         weights: {layer: attention weights, (B, N, S, K)}, filled by the layers if weights are wanted.
         layer: the number of the layer that gets this.
-        shared: what a kind of positions computes once for all layers, such as a table of distances.
+        shared: computed once for all layers by a kind of positions, such as a table of distances.
         places: the positions of tokens, (…,); None: counted from 0 in each row.
     """
 
@@ -133,8 +133,8 @@ class LayerContext:
             kernel = partial(sdpa_in_window if kernel is sdpa else kernel, window=window)
             return replace(self, backend=replace(self.backend, kernel=kernel))
         allowed = in_window(q.shape[1], k.shape[1], window, q.device)
-        if (given := self.mask.allowed) is not None:
-            allowed = allowed & given
+        for given in (self.mask.allowed, self.mask.attends_anything):
+            allowed = allowed if given is None else allowed & given.to(q.device)
         return replace(self, mask=to_mask(allowed, self.mask.bias))
 
     def through_cache(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

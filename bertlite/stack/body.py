@@ -199,9 +199,8 @@ class BertBody(Body, Generic[Out]):
             )  # fmt: skip
 
         return LayerContext(
-            backend, layout, mask, gates, cache, encoder=encoder, first_only=args.first_token_only,
+            backend, layout, mask, gates, cache, encoder=encoder, first_only=args.first_token_only, places=places,
             keep_states=bool(args.output_hidden_states), returns_weights=weights, weights={} if weights else None,
-            places=places,
         )  # fmt: skip
 
     def output(self, parts: dict[str, Any], return_dict: bool | None) -> Out:
@@ -306,9 +305,8 @@ class BertBody(Body, Generic[Out]):
 
     def may_train_packed(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether varlen attention can run in a dtype on a device: training is faster then without padding."""
-        kind = POSITIONS[self.config.position_embedding_type]
+        relative = (kind := POSITIONS[self.config.position_embedding_type]).in_scores or kind.has_windows
         width = self.config.hidden_size // self.config.num_attention_heads
-        relative = kind.in_scores or kind.has_windows
         needs = Requirements(relative=relative, device=device.type, dtype=dtype, head_dim=width)
         return missing_for_varlen(needs) is None
 

@@ -33,9 +33,8 @@ class FamilyEmbeddings(BertEmbeddings):
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
         self.norms_last = own_field(config, "projected_before_norm")
         width = config.hidden_size if self.norms_last else size
-        self.LayerNorm: Any = None
-        if own_field(config, "embeddings_norm"):
-            self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        wanted = own_field(config, "embeddings_norm")
+        self.LayerNorm: Any = nn.LayerNorm(width, eps=config.layer_norm_eps) if wanted else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
         # Narrow tables are projected to the width of the layers, before or after they are normalised.

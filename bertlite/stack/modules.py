@@ -77,9 +77,10 @@ class BertSelfAttention(nn.Module):
         self.value = linear(config.hidden_size, self.all_head_size)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
         self.position_embedding_type = "absolute" if cross else config.position_embedding_type
+        self.layer_idx = layer
         self.window: int | None = None  # the largest distance of a key that a query may attend to
         self.max_position_embeddings = config.max_position_embeddings
-        DISTANCES[self.position_embedding_type].attach_(self, config, linear, layer)
+        DISTANCES[self.position_embedding_type].attach_(self, config, linear)
 
     def forward(
         self, hidden_states: Tensor, inputs: LayerContext

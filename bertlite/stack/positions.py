@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BUCKETS = 32  # MPNet sorts distances into so many
 Project = Callable[[nn.Linear], Tensor]  # returns the encoder's table, normalised and projected, (R, outputs)
 ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> added to (B, N, S, K)
+Applied = tuple[Tensor, Tensor, ScoreBias | None, Any]  # queries, keys, the bias and a layer's `LayerContext`
 
 
 class DistanceTable(NamedTuple):
@@ -58,8 +59,8 @@ class Distances:
         """Return the shape of an attention's table, `distance_embedding`, if it has one."""
         return None
 
-    def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear], layer: int) -> None:
-        """Give the attention of a layer its parts."""
+    def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
+        """Give an attention its parts."""
         if (shape := self.table(config, attention.num_attention_heads)) is not None:
             attention.distance_embedding = nn.Embedding(*shape)
 
@@ -70,9 +71,7 @@ class Distances:
         """Return what the layers share in a forward on embeddings x; `inputs` is the encoder's `LayerContext`."""
         raise NotImplementedError
 
-    def apply(
-        self, attention: Any, q: Tensor, k: Tensor, inputs: Any
-    ) -> tuple[Tensor, Tensor, ScoreBias | None, Any]:  # (…, N, H) each
+    def apply(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> Applied:  # (…, N, H) each
         """Return queries, keys, a score bias and the `LayerContext` of a layer, as attention takes them."""
         return q, k, self.score_bias(attention, q, k, inputs), inputs
 
@@ -158,7 +157,7 @@ class DisentangledDistances(Distances):
     projections = ("pos_key_proj", "pos_query_proj")
     shares = True
 
-    def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear], layer: int) -> None:
+    def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
         """Give an attention the projections of distances; with share_att_key it uses its projections of tokens."""
         attention.pos_att_type = own_field(config, "pos_att_type").split("|")
         attention.pos_dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -216,9 +215,9 @@ class RotaryPositions(Distances):
 
     shares = True
 
-    def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear], layer: int) -> None:
+    def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
         """Give an attention the base of its angles, and its window if it has one."""
-        is_local = layer in (own_field(config, "local_layers") or ())
+        is_local = attention.layer_idx in (own_field(config, "local_layers") or ())
         attention.rotary_base = float(own_field(config, "local_rotary_base" if is_local else "rotary_base"))
         attention.window = own_field(config, "local_attention") if is_local else None
 
@@ -239,9 +238,7 @@ class RotaryPositions(Distances):
             found[base] = Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
         return found
 
-    def apply(
-        self, attention: Any, q: Tensor, k: Tensor, inputs: Any
-    ) -> tuple[Tensor, Tensor, ScoreBias | None, Any]:  # (…, N, H) each
+    def apply(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> Applied:  # (…, N, H) each
         if inputs.shared is None:
             raise ValueError("a layer with rotary positions needs the encoder's angles: run the encoder")
         rotation: Rotation = inputs.shared[attention.rotary_base]

@@ -178,7 +178,7 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
         for model in (ours, theirs)
     )
     grads, expected = gradients_as_ours(Origin.read(Source(folder)), mine, {"theirs": other}, ours)
-    assert len(grads) > 30
+    assert len(grads) > 25
     assert_same(grads, {name: expected["theirs"][name] for name in grads})
     with torch.no_grad():
         ours.set_attn_implementation("sdpa")
@@ -237,7 +237,7 @@ def test_every_kind_of_disentangled_attention_is_the_same_here(changes: dict[str
         ("modernbert", "QuestionAnswering", {"classifier_dropout": 0.3}),
         ("nomic_bert", "SequenceClassification", {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3}),
         ("jina_embeddings_v3", "SequenceClassification", {}),
-        ("xlm-roberta-xl", "SequenceClassification", {}),
+        ("roberta-prelayernorm", "SequenceClassification", {}),
     ],
 )
 def test_classifiers_in_training_drop_what_transformers_drops(

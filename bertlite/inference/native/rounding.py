@@ -87,7 +87,12 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
         neurons = network(attended)
 
         # The matrices of a layer are fitted while its inputs are there: no other layer's need to be kept.
-        seen = {"qkv": read, "output": weights.pad_heads(context.T).T, "up": normed(network, attended), "down": neurons}
+        seen = {
+            "qkv": read,
+            "output": weights.pad_heads(context.T).T,
+            "up": normed(network, attended),
+            "down": neurons,
+        }
         matrices = weights.matrices(layer)
         for name, given in seen.items():
             # The two matrices of gated neurons have the same rounded inputs, and are fitted as one.

@@ -37,7 +37,9 @@ def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
         activation=config.hidden_act,
         epsilon=config.layer_norm_eps,
         layers=tuple(
-            LayerShape(len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0), *rotation_of(config, i))
+            LayerShape(
+                len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0), *rotation_of(config, i)
+            )
             for i in range(config.num_hidden_layers)
         ),
         # How the distance between two tokens enters their score.
@@ -90,7 +92,9 @@ class NativeWeights:
         """
         parts = [(layer.attention.self, layer.intermediate.dense.out_features) for layer in layers]
         left = [
-            LayerShape(own.num_attention_heads, neurons, getattr(own, "rotary_base", None), getattr(own, "window", None))
+            LayerShape(
+                own.num_attention_heads, neurons, getattr(own, "rotary_base", None), getattr(own, "window", None)
+            )
             for own, neurons in parts
         ]
         shape = stack_shape(config, numbers, kernels.blocks(numbers))

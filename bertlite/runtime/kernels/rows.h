@@ -101,8 +101,8 @@ inline void convert(const From* from, Long width, typename Kind::Value* to, Quan
     }
 }
 
-// Rotate each pair of numbers of a head, (size,), which are half a head apart, by an angle.  The first half of `angles`
-// are their cosines, the second one their sines.
+// Rotate each pair of numbers of a head, (size,), half a head apart, by an angle.  The first half of `angles` are the
+// cosines of all pairs, the second one the sines.
 template <class T>
 inline void rotate_head(T* x, Long size, const float* angles) {
     const Long half = size / 2;

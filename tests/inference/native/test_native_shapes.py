@@ -71,7 +71,7 @@ def test_every_set_adds_the_distances_of_tokens(name, dtype):
                 table.weight.mul_(20)  # so that what it adds to the scores is seen
         model.set_attn_implementation("packed")
         together = check(model, dtype, name, **batch_of(130, 77, 17, 1), output_hidden_states=True)
-        alone = natively(model, dtype, name)(batch_of(130, 77, 17, 1)["input_ids"][:1])
+        alone = natively(model, dtype, name)(**{key: x[:1] for key, x in batch_of(130, 77, 17, 1).items()})
         assert torch.equal(alone.last_hidden_state[0], together.last_hidden_state[0])
         ids = batch_of(39)["input_ids"][0]
         check(model, dtype, name, input_ids=ids, cu_seqlens=torch.tensor([0, 1, 34, 39], dtype=torch.int32))
