@@ -14,6 +14,8 @@ from torch import nn
 import bertlite
 from bertlite import optimize_for_inference
 from bertlite.inference.clients.bodies import OptimizedBody
+from bertlite.inference.clients.verification import layers_of
+from bertlite.parity.reference import unrounded
 
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("bertlite.hf")
@@ -24,15 +26,23 @@ HEADS = {
     "Bert": "ForTokenClassification", "Roberta": "ForSequenceClassification", "XLMRoberta": "ForMaskedLM",
     "Camembert": "ForTokenClassification", "Data2VecText": "Model", "Ernie": "ForSequenceClassification",
     "Electra": "ForSequenceClassification", "DistilBert": "ForTokenClassification", "MPNet": "Model",
-    "DebertaV2": "ForSequenceClassification",
+    "DebertaV2": "ForSequenceClassification", "RobertaPreLayerNorm": "ForTokenClassification",
+    "XLMRobertaXL": "Model", "MegatronBert": "ForSequenceClassification", "ModernBert": "ForSequenceClassification",
+    "NomicBert": "ForSequenceClassification", "Gte": "Model", "JinaEmbeddingsV3": "ForTokenClassification",
 }  # fmt: skip
+HEADS = {family: head for family, head in HEADS.items() if hasattr(transformers, f"{family}Config")}
+TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
 OWN = {
     "Electra": {"embedding_size": 21},
     "DebertaV2": {
         "relative_attention": True, "pos_att_type": "p2c|c2p", "share_att_key": True, "position_buckets": 6,
         "norm_rel_ebd": "layer_norm", "position_biased_input": False,
     },
+    "ModernBert": {"local_attention": 6, "classifier_pooling": "mean", **TOKENS},
+    "Gte": {"pad_token_id": 0},
+    "JinaEmbeddingsV3": {"pad_token_id": 0},
 }  # fmt: skip
+ROTARY = ("ModernBert", "NomicBert", "Gte", "JinaEmbeddingsV3")
 DISTIL = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 37, "vocab_size": 97, "max_position_embeddings": 40}
 
 
@@ -60,9 +70,12 @@ def test_each_family_computes_what_it_did(family: str) -> None:
     model = model_of(family).to(F64)
     model.set_attn_implementation("eager")  # the only one that returns attentions in 5
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
+    finite = family != "ModernBert"  # its eager softmax is float32, where the mask of float64 overflows
+    quick, batch = optimize_for_inference(model, backend="plain", verify=finite), batch_of(model)
     options = {"output_hidden_states": True, "output_attentions": True}
-    theirs, ours = model(**batch, **options), quick(**batch, **options)
+    with unrounded(model):
+        theirs = model(**batch, **options)
+    ours = quick(**batch, **options)
     assert type(ours) is type(theirs)
     assert list(ours.keys()) == [name for name, x in theirs.items() if x != ()]
     assert_same(real(ours[0], batch), real(theirs[0], batch))
@@ -76,7 +89,8 @@ def test_each_family_computes_what_it_did(family: str) -> None:
     theirs, ours = (m(**batch, return_dict=False) for m in (model, quick))
     assert [type(x) for x in ours] == [type(x) for x in theirs]
     assert_same(model.state_dict(), before, atol=0)
-    assert_same(optimize_for_inference(model, backend="plain")(**batch)[0], packed[0], atol=0)  # after its hooks
+    again = optimize_for_inference(model, backend="plain", verify=finite)
+    assert_same(again(**batch)[0], packed[0], atol=0)  # after its hooks
 
 
 @pytest.mark.parametrize("family", HEADS)
@@ -298,13 +312,14 @@ def test_gradients_to_inputs_are_an_error() -> None:
             assert not quick(inputs_embeds=x)[0].requires_grad
 
 
-@pytest.mark.parametrize("family", ["Bert", "DistilBert", "MPNet"])
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "MPNet", *(each for each in HEADS if each in ROTARY)])
 def test_the_layers_that_are_there_count_and_are_run_in_chunks(family: str) -> None:
     model = model_of(family, chunk_size_feed_forward=11).to(F64)
-    encoder = model.base_model.transformer if family == "DistilBert" else model.base_model.encoder
-    encoder.layer = encoder.layer[:2]
+    del layers_of(model.base_model)[2:]
     quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
-    assert_same(real(quick(**batch)[0], batch), real(model(**batch)[0], batch))
+    with unrounded(model):
+        wanted = model(**batch)[0]
+    assert_same(real(quick(**batch)[0], batch), real(wanted, batch))
 
 
 @pytest.mark.filterwarnings("ignore:.*activation_checkpointing:FutureWarning")  # the name of 4.57 too
