@@ -40,7 +40,9 @@ INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_se
 FOR_HEADS = ("first_token_only", "return_encoded")  # heads of bertlite.hf ask for these, and skip_padding
 FLOATS = (torch.float32, torch.bfloat16)  # dtypes of linear layers that the kernels run
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
-UNREAD = ("use_cache", "cache_position")  # an encoder of transformers does not read them either
+UNREAD = (  # an encoder of transformers does not read them either; heads of ModernBERT pass the last two in 4.57
+    *("use_cache", "cache_position", "batch_size", "seq_len"),
+)
 READ = (  # keywords that a body of transformers passes on and an attention reads
     *("is_causal", "position_bias", "dropout", "scaling", "sliding_window", "softcap"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),

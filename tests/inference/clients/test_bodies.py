@@ -3,11 +3,12 @@
 import copy
 import pickle
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, randomise_
+from conftest import EXACT, F64, SIZES, assert_same, randomise_
 from natively import assert_near, kernels_or_skip
 from torch import nn
 
@@ -67,6 +68,8 @@ def real(x: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", HEADS)
 def test_each_family_computes_what_it_did(family: str) -> None:
+    if family == "ModernBert" and not hf.compat.V5:
+        pytest.skip("in transformers 4 its float64 is float32 in more places")
     model = model_of(family).to(F64)
     model.set_attn_implementation("eager")  # the only one that returns attentions in 5
     before = {name: x.clone() for name, x in model.state_dict().items()}
@@ -79,7 +82,8 @@ def test_each_family_computes_what_it_did(family: str) -> None:
     assert type(ours) is type(theirs)
     assert list(ours.keys()) == [name for name, x in theirs.items() if x != ()]
     assert_same(real(ours[0], batch), real(theirs[0], batch))
-    for mine, stock in zip(ours.hidden_states, theirs.hidden_states, strict=True):
+    last = -1 if family == "RobertaPreLayerNorm" and not hf.compat.V5 else None  # in 4 its norm is behind the encoder
+    for mine, stock in [*zip(ours.hidden_states, theirs.hidden_states, strict=True)][:last]:
         assert_same(real(mine, batch), real(stock, batch))
     for mine, stock in zip(ours.attentions, theirs.attentions, strict=True):
         keys = batch["attention_mask"][:, None, :, None] == 1
@@ -317,9 +321,10 @@ def test_the_layers_that_are_there_count_and_are_run_in_chunks(family: str) -> N
     model = model_of(family, chunk_size_feed_forward=11).to(F64)
     del layers_of(model.base_model)[2:]
     quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
-    with unrounded(model):
+    with unrounded(model) if hf.compat.V5 else nullcontext():
         wanted = model(**batch)[0]
-    assert_same(real(quick(**batch)[0], batch), real(wanted, batch))
+    within = EXACT if hf.compat.V5 or family != "ModernBert" else 1e-5  # which is float32 in places
+    assert_same(real(quick(**batch)[0], batch), real(wanted, batch), atol=within)
 
 
 @pytest.mark.filterwarnings("ignore:.*activation_checkpointing:FutureWarning")  # the name of 4.57 too
