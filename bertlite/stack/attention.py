@@ -241,6 +241,11 @@ def sdpa_in_window(
     return context.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)[:, :, :queries], None
 
 
+def within_window(window: int) -> Callable[..., tuple[Tensor, None]]:
+    """Return `sdpa_in_window` for one window."""
+    return partial(sdpa_in_window, window=window)
+
+
 def sdpa_or_zeros(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, dropout: float
 ) -> Tensor:  # (B, N, S, H)
@@ -358,7 +363,7 @@ def grouped(
 
     # Each group is a padded batch of its own, with little padding since its lengths are near each other.
     slots, sequences, masks = zip(*groups.groups, strict=True)
-    queries, contexts = sequences if first else slots, []
+    queries, contexts, kernel = sequences if first else slots, [], sdpa if window is None else within_window(window)
     for rows, real, *parts in zip(
         sequences, masks, q.split(queries), k.split(slots), v.split(slots), strict=True
     ):  # not slices, whose gradients are as long as all slots
@@ -368,8 +373,7 @@ def grouped(
         if dropout and q.is_cpu and window is None:  # sdpa too would compute the weights
             context = torch.matmul(drop(probabilities(heads[0], heads[1], real, bias), dropout), heads[2])
         else:
-            attends = sdpa if window is None else partial(sdpa_in_window, window=window)
-            context, _ = attends(heads[0], heads[1], heads[2], real, bias, dropout)  # (sequences, N, S, H)
+            context, _ = kernel(heads[0], heads[1], heads[2], real, bias, dropout)  # (sequences, N, S, H)
         contexts.append(context.transpose(1, 2).flatten(0, 1))
 
     # Back to the order of the caller's sequences.

@@ -74,7 +74,7 @@ class Padded:
 
     def pooler_rows(self, x: Tensor, pooler: Any = None, mask: Tensor | None = None) -> Tensor:
         """Return rows, (B, 1 or S, D), that begin with the first token of each sequence, or with the tokens' mean."""
-        return self.mean(x, mask) if getattr(pooler, "pooling", "cls") == "mean" else x
+        return self.mean(x, mask) if getattr(pooler, "means", False) else x
 
     def mean(self, x: Tensor, mask: Tensor | None) -> Tensor:  # (B, S, D) -> (B, 1, D)
         """Return the mean of the tokens of each sequence, which a mask of 2 dimensions tells from padding."""
@@ -215,8 +215,7 @@ class Packed:
 
     def pooler_rows(self, x: Tensor, pooler: Any = None, mask: Tensor | None = None) -> Tensor:
         """Return rows, (B, 1, D): the first token of each sequence, or the mean of its tokens."""
-        means = getattr(pooler, "pooling", "cls") == "mean"
-        rows = self.mean(x) if means else self.first_token_layout().unpack(self.first(x))
+        rows = self.mean(x) if getattr(pooler, "means", False) else self.first_token_layout().unpack(self.first(x))
         return rows if self.in_rows else rows[:, None]
 
     def mean(self, x: Tensor) -> Tensor:  # (T, D) -> (B, 1, D) or, without rows, (B, D)

@@ -279,7 +279,7 @@ class BertPooler(nn.Module):
         self.activation = nn.Tanh() if (act := own_field(config, "pooler_act")) == "tanh" else activation(act)
         self.dropout = nn.Dropout(rate) if (rate := own_field(config, "pooler_dropout")) else None
         self.LayerNorm: Any = norm(config, own_field(config, "pooler_norm"))
-        self.pooling = own_field(config, "pooling")
+        self.means = own_field(config, "pooling") == "mean"  # it reads the mean of all tokens
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
         first = hidden_states[:, 0] if self.dropout is None else self.dropout(hidden_states[:, 0])
