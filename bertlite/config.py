@@ -25,6 +25,8 @@ class Positions:
 
     in_embeddings: bool = True  # a vector for each position is added to the embeddings
     in_scores: bool = True  # something for each distance is added to the scores of attention
+    rotates: bool = False  # queries and keys are rotated by their positions
+    has_windows: bool = False  # some layers attend only to near keys, by the distance in rows
     in_bert: bool = True  # transformers' BERT has it
     zeroes_padding: bool = False  # an encoder's padding is embedded as zeros, and attends to all keys alike
 
@@ -35,6 +37,8 @@ POSITIONS = {  # {position_embedding_type: its facts}
     "relative_key_query": Positions(in_embeddings=False),
     "bucketed": Positions(in_bert=False),
     "disentangled": Positions(in_bert=False, zeroes_padding=True),
+    "rotary": Positions(in_embeddings=False, in_scores=False, in_bert=False, rotates=True),
+    "rotary_local": Positions(in_embeddings=False, in_scores=False, in_bert=False, rotates=True, has_windows=True),
 }
 DISENTANGLED = ("c2p", "p2c", "c2p|p2c")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
@@ -59,7 +63,7 @@ FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     Mapping[int, str]: ((Mapping,), "a mapping"),
     Mapping[str, int]: ((Mapping,), "a mapping"),
     Mapping[str, Any]: ((Mapping,), "a mapping"),
-    list | None: ((list, type(None)), "a list or null"),
+    **dict.fromkeys((list | None, list[int] | None, list[str] | None), ((list, type(None)), "a list or null")),
     list | str | None: ((list, str, type(None)), "a list, a string or null"),
 }
 PRUNED = {"pruned_heads", "pruned_neurons"}
@@ -67,7 +71,9 @@ RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not 
 OWN_FIELDS = (  # only bertlite has them
     *("pooler_act", "pooler_dropout", "positions_skip_padding", "padding_has_position", "embedding_size"),
     *("projected_before_norm", "position_biased_input", "pos_att_type", "share_att_key", "position_buckets"),
-    *("max_relative_positions", "norm_rel_ebd"),
+    *("max_relative_positions", "norm_rel_ebd", "norm_first", "first_norm", "embeddings_norm", "gated", "zeros"),
+    *("rotary_base", "rotary_divisor", "local_rotary_base", "local_attention", "local_layers"),
+    *("pooler_norm", "pooling"),
 )
 
 
@@ -78,10 +84,14 @@ class BertConfig:
     In bertlite.hf transformers' BertConfig stands in its place; `own_field` reads from it the fields that it lacks.
 
     Args:
-        position_embedding_type: "absolute", "relative_key", "relative_key_query", "bucketed" or "disentangled" (as in
-            DeBERTa-v2).  "bucketed" is absolute with a score bias for each head and bucket of distances, as in MPNet.
+        position_embedding_type: "absolute", "relative_key", "relative_key_query", "bucketed", "disentangled" (as in
+            DeBERTa-v2), "rotary" or "rotary_local" (with windows, as in ModernBERT).  "bucketed" is absolute with a
+            score bias for each head and bucket of distances, as in MPNet.
         pooler_act: activation of the pooler; if it is not "tanh", only bertlite reads the checkpoint.
         pooler_dropout: rate of dropout before the pooler, as in RoBERTa's classifier; only bertlite reads it.
+        pooler_norm: the pooler normalises its output, and heads of tokens have the same layer at each token, as in
+            ModernBERT.
+        pooling: the pooler reads the first token, "cls", or the mean of all tokens, "mean".
         positions_skip_padding: count positions over the tokens that are not `pad_token_id`, as RoBERTa does.
         padding_has_position: padding has a position too, the last row of the table; by default its embedding is zero.
         embedding_size: width of the embeddings, which are then projected to the hidden size, as in ELECTRA small; by
@@ -94,6 +104,16 @@ class BertConfig:
         position_buckets: distances above half of it share logarithmic buckets; 0: each has a row of its own.
         max_relative_positions: the largest distance; it is in the last bucket.
         norm_rel_ebd: "layer_norm" to normalise the table of distances, or "none".
+        norm_first: normalise before attention and before the feed-forward network, and once after the last layer.
+        first_norm: with `norm_first`, layer 0 normalises before attention too; in ModernBERT it does not.
+        embeddings_norm: normalise the embeddings.
+        gated: multiply the activation of each neuron by a second projection, `intermediate.factor`.
+        zeros: patterns, of fnmatch, of the ends of names of parameters that the family lacks: they are zeros that do
+            not learn.
+        rotary_base: base of the angles by which "rotary" and "rotary_local" rotate queries and keys.
+        rotary_divisor: all angles are divided by it, as by NTK scaling.
+        local_layers, local_rotary_base, local_attention: the layers of "rotary_local" with a window, the base of their
+            angles, and the largest distance of a key in the window.
         pruned_heads: {layer: heads removed}, numbered as in the unpruned model, in transformers 4's format.
         pruned_neurons: {layer: intermediate neurons removed}, likewise; with any, only bertlite reads the checkpoint.
         num_labels: defaults to the length of `id2label`, which defaults to two labels, LABEL_0 and LABEL_1.
@@ -126,6 +146,8 @@ class BertConfig:
     tie_word_embeddings: bool = True
     pooler_act: str = "tanh"
     pooler_dropout: float = 0.0
+    pooler_norm: bool = False
+    pooling: str = "cls"
     positions_skip_padding: bool = False
     padding_has_position: bool = False
     embedding_size: int | None = None
@@ -136,6 +158,16 @@ class BertConfig:
     position_buckets: int = 0
     max_relative_positions: int = 0
     norm_rel_ebd: str = "none"
+    norm_first: bool = False
+    first_norm: bool = False
+    embeddings_norm: bool = True
+    gated: bool = False
+    zeros: list[str] | None = None
+    rotary_base: float = 10000.0
+    rotary_divisor: float = 1.0
+    local_layers: list[int] | None = None
+    local_rotary_base: float = 10000.0
+    local_attention: int = 0
     pruned_heads: Mapping[int, Iterable[int]] = field(default_factory=dict)
     pruned_neurons: Mapping[int, Iterable[int]] = field(default_factory=dict)
     output_attentions: bool = False
@@ -334,10 +366,15 @@ def check_values(config: BertConfig) -> None:
         ("position_embedding_type", config.position_embedding_type, POSITIONS),
         ("problem_type", config.problem_type, (None, *PROBLEMS)),
         ("norm_rel_ebd", own_field(config, "norm_rel_ebd"), ("none", "layer_norm")),
+        ("pooling", own_field(config, "pooling"), ("cls", "mean")),
     ):
         check_known(name, value, allowed)
     if config.position_embedding_type == "disentangled":
         check_distances(config)
+    if POSITIONS[config.position_embedding_type].rotates:
+        check_rotary(config)
+    if config.is_decoder and (POSITIONS[config.position_embedding_type].rotates or own_field(config, "norm_first")):
+        raise ValueError("is_decoder is true; only encoders have rotary positions or normalise first")
     if config.add_cross_attention and not config.is_decoder:
         raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
 
@@ -358,6 +395,21 @@ def check_distances(config: BertConfig) -> None:
         )
 
 
+def check_rotary(config: BertConfig) -> None:
+    """Raise ValueError for values from which rotary positions and windows cannot be computed."""
+    for name in ("rotary_base", "local_rotary_base", "rotary_divisor"):
+        if not 0 < own_field(config, name) < math.inf:
+            raise ValueError(f"{name} is {own_field(config, name)}; it must be above 0, and finite")
+    if (size := config.hidden_size // config.num_attention_heads) % 2:
+        raise ValueError(f"heads have {size} numbers, which rotary positions rotate in pairs; the size must be even")
+
+    layers, reach = own_field(config, "local_layers") or [], own_field(config, "local_attention")
+    if not all(type(layer) is int and 0 <= layer < config.num_hidden_layers for layer in layers):
+        raise ValueError(f"local_layers is {layers}; it names layers, 0 to {config.num_hidden_layers - 1}")
+    if not 0 <= reach <= LARGEST_SIZE:
+        raise ValueError(f"local_attention is {reach}; it must be 0 to {LARGEST_SIZE}")
+
+
 def own_field(config: BertConfig, name: str) -> Any:
     """Return a field that only bertlite has; configs of transformers may lack it."""
     return getattr(config, name, OWN[name])
@@ -370,19 +422,21 @@ def embeds_size(config: BertConfig) -> int:
 
 def embeds_as_bert(config: BertConfig) -> bool:
     """Return whether embeddings are BERT's: of the hidden size, with a position for each token of a row."""
-    names = ("embedding_size", "positions_skip_padding", "padding_has_position", "position_biased_input")
-    return all(own_field(config, name) == OWN[name] for name in names)
+    positions = ("positions_skip_padding", "padding_has_position", "position_biased_input")
+    return all(own_field(config, name) == OWN[name] for name in ("embedding_size", "embeddings_norm", *positions))
 
 
 def differs_from_bert(config: BertConfig) -> bool:
     """Return whether other libraries' BERT, with the same tensors, would compute something else or fail late."""
     projected = embeds_size(config) != config.hidden_size
+    layers = ("norm_first", "embeddings_norm", "gated", "pooler_norm", "pooling")
     positions = (
         not POSITIONS[config.position_embedding_type].in_bert
         or own_field(config, "padding_has_position")
         or not own_field(config, "position_biased_input")
     )
-    return projected or own_field(config, "pooler_act") != "tanh" or positions
+    changed = any(own_field(config, name) != OWN[name] for name in ("pooler_act", *layers))
+    return projected or changed or positions
 
 
 def check_numbers(config: BertConfig) -> None:

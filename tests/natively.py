@@ -37,6 +37,15 @@ from bertlite.runtime.library import (
 from bertlite.runtime.structs import Kernels
 
 SIZES: dict[str, Any] = {"hidden_size": 80, "num_attention_heads": 5}
+ROTARY: dict[str, Any] = {  # ModernBERT's layers, whose windows end before the sequences do
+    "position_embedding_type": "rotary_local",
+    "position_biased_input": False,
+    "rotary_base": 1000.0,
+    "local_attention": 3,
+    "local_layers": [1],
+    "norm_first": True,
+    "gated": True,
+}
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 WITH_MIXED = (*DTYPES, MIXED)
 PRUNED = {0: range(5), 1: [1, 3], 2: [0]}  # a layer without heads

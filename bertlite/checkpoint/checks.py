@@ -31,6 +31,8 @@ HEAD_AXES = {  # the tensors that shrink with the heads of a layer, and along wh
 NEURON_AXES = {  # the tensors that shrink with its neurons
     "intermediate.dense.weight": 0,
     "intermediate.dense.bias": 0,
+    "intermediate.factor.weight": 0,
+    "intermediate.factor.bias": 0,
     "output.dense.weight": 1,
 }
 NONFINITE = "cannot be used: its outputs would be nan, since"

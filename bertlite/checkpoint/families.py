@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor
 
 from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing
-from bertlite.checkpoint.names import WRAPPER_PREFIXES
-from bertlite.config import BertConfig, check_type
+from bertlite.checkpoint.names import WRAPPER_PREFIXES, optional_part
+from bertlite.config import LARGEST, SIZES, BertConfig, check_type
 from bertlite.support.kinds import checked
 
 State = dict[str, Tensor]
@@ -37,22 +38,27 @@ class Family:
         becomes: the changes, except names, that make it a BERT.
         encoder: the name of its encoder there.
         fields: {its field of config.json: BERT's}.
+        aliases: {another name of a field, as its publishers have it: BERT's}.
         defaults: defaults of its fields that differ from BERT's.
         fixed: fields of the BERT that are the same for the whole family.
         translate: returns the fields of the BERT that follow from several fields of config.json.
-        renames: (part of its tensors' names, part of BERT's); the first that fits a name is replaced.
+        renames: (pattern of a part of its tensors' names, part of BERT's); the first that fits a name is replaced.
         adapt: changes renamed tensors in place, given the config.json and the prefix of names in the base model.
         pooler: its base model has a pooler.
         pooler_act: activation between the two layers of its classifiers, or the field that names it.
         rates: {class of BERT: the field with the rate of dropout before its last layer}.
         lm_acts: values of hidden_act with which its language model head is BERT's; None: any.
+        lm_act: the field that names the activation of this head; BERT's has the layers'.
         needs: {field: the only supported value}.
+        head_at: the names of the layers that all of its heads have before their last one.
+        since: the first major version of transformers with its classes; None: only code of its checkpoints has them.
     """
 
     prefix: str
     becomes: str = ""
     encoder: str = "encoder"
     fields: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     translate: Callable[[Values], Values] = lambda values: {}
@@ -63,6 +69,9 @@ class Family:
     rates: Mapping[str, str] = field(default_factory=dict)
     lm_acts: Sequence[str] | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
+    lm_act: str = "hidden_act"
+    head_at: str | None = None
+    since: int | None = 4
 
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -166,7 +175,112 @@ def scale_queries_(state: State, values: Values, base: str) -> None:
             del state[name]
 
 
+BIASES = {  # {field of config.json: the biases that there are if it is true, as patterns of fnmatch}
+    "attention_bias": ("query.bias", "key.bias", "value.bias", "attention.output.dense.bias"),
+    "mlp_bias": ("intermediate.dense.bias", "factor.bias", "[0-9].output.dense.bias"),
+    "norm_bias": ("LayerNorm.bias", "final_norm.bias"),
+    "classifier_bias": ("transform.dense.bias", "pooler.dense.bias", "head.dense.bias"),
+    "decoder_bias": ("predictions.bias", "decoder.bias"),
+    "qkv_proj_bias": ("query.bias", "key.bias", "value.bias", "attention.output.dense.bias"),  # NomicBERT's names
+    "mlp_fc1_bias": ("intermediate.dense.bias", "factor.bias"),
+    "mlp_fc2_bias": ("[0-9].output.dense.bias",),
+}
+GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: activation of its neurons}
+
+
+def rotary_fields(values: Values) -> Values:
+    """Return the fields of rotary positions, of windows, and of missing parameters, by a config.json of any family."""
+    # Which layers have windows is a list, or follows from a number.
+    layers, every = values.get("num_hidden_layers", 0), values.get("global_attn_every_n_layers", 3)
+    numbers = range(min(layers, LARGEST["num_hidden_layers"]))
+    types = values.get("layer_types") or ["sliding_attention" if i % (every or 1) else "" for i in numbers]
+    local = [i for i, kind in enumerate(types) if kind == "sliding_attention" and "local_attention" in values]
+    bases, divisor = zip(*(rotary_base(values, kind) for kind in ("full_attention", "sliding_attention")), strict=True)
+
+    # In some families biases or segments are missing: those that a config does not deny are there.
+    missing = [end for name, ends in BIASES.items() if not values.get(name, True) for end in ends]
+    act = values.get("hidden_act", "gelu")
+    return {
+        "rotary_base": bases[0],
+        "rotary_divisor": divisor[0],
+        "local_rotary_base": bases[1],
+        "local_attention": values.get("local_attention", 0) // 2,  # on either side
+        "local_layers": local,
+        "position_embedding_type": "rotary_local" if local else "rotary",
+        "hidden_act": GATES.get(act, act),
+        "type_vocab_size": values.get("type_vocab_size") or 2,
+        "zeros": [*missing, *["token_type_embeddings.weight"] * (not values.get("type_vocab_size", 1))],
+    }
+
+
+def rotary_base(values: Values, kind: str) -> tuple[float, float]:
+    """Return the base of the angles of a kind of layers, and the divisor of all angles.
+
+    Raises:
+        ValueError: angles are scaled in another way than by NTK with a fixed factor, or heads have another size.
+    """
+    size = max(values.get("hidden_size", 1) // (values.get("num_attention_heads") or 1), 1)
+    stated: Values = values.get("rope_parameters") or {}
+    stated = stated.get(kind, {}) or {} if stated.keys() & {"full_attention", "sliding_attention"} else stated
+    older = "local_rope_theta" if kind == "sliding_attention" else "global_rope_theta"
+    base: Any = stated.get("rope_theta", values.get(older, values["rotary_base"]))
+
+    # Alibaba's models scale angles by a factor; other ways to scale them depend on the length of the text.
+    scaling = {**stated, **(values.get("rope_scaling") or {})}
+    way, older = (scaling.pop(name, None) for name in ("rope_type", "type"))
+    way = older or way or "default"
+    factor: Any = scaling.pop("factor", 1.0) if way == "ntk" else 1.0
+    rest = {name: x for name, x in scaling.items() if name != "rope_theta" and x not in (None, 1.0)}
+    if way not in ("default", "ntk") or rest or not isinstance(factor, (int, float)):
+        raise ValueError(
+            f"rotary positions scaled by {way!r} {rest} are not supported: only 'default' and 'ntk' by a factor"
+        )
+    if (stated_size := values.get("head_dim")) not in (None, size):
+        raise ValueError(f"head_dim is {stated_size}; only hidden_size / num_attention_heads is supported, {size}")
+    return float(base * factor), factor ** (2 / size)
+
+
+def split_joined_(state: State, values: Values, base: str) -> None:
+    """Split tensors that have the names of several, joined by +."""
+    for name in [*state]:
+        owner, parts, kind = ("", "", *name.rsplit(".", 2))[-3:]
+        if "+" in parts:
+            joined, names = state.pop(name), parts.split("+")
+            state |= {f"{owner}.{part}.{kind}": x for part, x in zip(names, joined.chunk(len(names)), strict=True)}
+
+
+def add_zeros_(state: State, wanted: Mapping[str, Tensor], ends: Sequence[str]) -> None:
+    """Add zeros for the parameters that a family lacks, by the ends of their names, to parts that are there."""
+    parts, like = {optional_part(name) for name in state}, next(iter(state.values()))
+    for name, made in wanted.items():
+        if optional_part(name) in parts and name not in state and any(fnmatchcase(name, f"*{end}") for end in ends):
+            state[name] = like.new_zeros(made.shape)
+
+
 TWO_LAYERS = (("classifier.dense.", "pooler.dense."), ("classifier.out_proj.", "classifier."))
+HEAD_PLACES = {  # {place of a family's common head layers: a part of the names in a model that has them there}
+    "cls.predictions.transform.": "predictions.transform.dense.weight",
+    "bert.pooler.": "pooler.dense.weight",
+    "head.": "head.dense.weight",
+}
+FIRST = {"norm_first": True, "first_norm": True}
+ROTARY_NAMES = (  # names in checkpoints of families with rotary positions, and in transformers' modules
+    (r"tok_embeddings\.", "word_embeddings."),
+    (r"^(bert\.)?(emb_ln|embeddings\.norm)\.", r"\1embeddings.LayerNorm."),
+    (r"(attn\.Wqkv|mixer\.Wqkv|attention\.qkv_proj)\.", "attention.self.query+key+value."),
+    *((rf"self_attn\.{part[0]}_proj\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
+    (r"(attn\.Wo|(attn|mixer)\.out_proj|(attention|self_attn)\.o_proj)\.", "attention.output.dense."),
+    (r"(norm1|attn_ln|post_attention_layernorm)\.", "attention.output.LayerNorm."),
+    (r"attn_norm\.", "attention.LayerNorm."),
+    (r"mlp_norm\.", "intermediate.LayerNorm."),
+    (r"mlp\.Wi\.", "intermediate.dense+factor."),
+    (r"mlp\.up_gate_proj\.", "intermediate.factor+dense."),
+    (r"mlp\.(fc11|up_proj)\.", "intermediate.factor."),
+    (r"mlp\.(fc12|fc1|gate_proj)\.", "intermediate.dense."),
+    (r"mlp\.(fc2|Wo|down_proj)\.", "output.dense."),
+    (r"(norm2|mlp_ln|post_mlp_layernorm)\.", "output.LayerNorm."),
+    (r"^(bert\.)?final_norm\.", r"\1encoder.final_norm."),
+)
 LM_HEAD = (
     ("lm_head.dense.", "cls.predictions.transform.dense."),
     ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
@@ -186,6 +300,15 @@ def roberta(prefix: str) -> Family:
         rates={CHOICE: "hidden_dropout_prob"},
         lm_acts=GELU,
     )
+
+
+def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **options: Any) -> Family:
+    """Return a family with rotary positions, which is gated and has no pooler unless the options say otherwise."""
+    fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
+    names = (*ROTARY_NAMES, *renames)
+    options = {"encoder": r"(?:encoder\.)?layers?", "pooler": False, **options}
+    options["aliases"] = {"rope_theta": "rotary_base", **options.get("aliases", {})}
+    return Family(prefix, becomes, fixed=fixed, translate=rotary_fields, renames=names, adapt=split_joined_, **options)
 
 
 BERT = Family("bert")
@@ -301,10 +424,130 @@ FAMILIES = {  # {model_type: family}
         rates=dict.fromkeys((CLASSIFIER, CHOICE), "cls_dropout"),
         needs={"conv_kernel_size": 0},
     ),
+    "roberta-prelayernorm": replace(
+        roberta("roberta_prelayernorm"),
+        becomes="RoBERTa, normalised first",
+        fixed={"positions_skip_padding": True, **FIRST},
+        renames=((r"^(bert\.)?LayerNorm\.", r"\1encoder.final_norm."), *LM_HEAD, *TWO_LAYERS),
+    ),
+    "xlm-roberta-xl": replace(
+        roberta("roberta"),
+        becomes="XLM-R, normalised first",
+        defaults={"pad_token_id": 1, "layer_norm_eps": 1e-5},
+        fixed={"positions_skip_padding": True, "embeddings_norm": False, **FIRST},
+        renames=(
+            (r"self_attn_layer_norm\.", "LayerNorm."),
+            (r"encoder\.LayerNorm\.", "encoder.final_norm."),
+            (r"(\d)\.LayerNorm\.", r"\1.intermediate.LayerNorm."),
+            *LM_HEAD,
+            *TWO_LAYERS,
+        ),
+    ),
+    "megatron-bert": Family(
+        "bert",
+        "normalised first",
+        fixed={"embeddings_norm": False, **FIRST},
+        renames=(
+            (r"attention\.ln\.", "attention.LayerNorm."),
+            (r"encoder\.ln\.", "encoder.final_norm."),
+            (r"(\d)\.ln\.", r"\1.intermediate.LayerNorm."),
+        ),
+    ),
+    "modernbert": rotary(
+        "model",
+        "rotary positions, in some layers in windows; normalised first; gated; biases and segments of zeros",
+        (
+            (r"head\.norm\.", "head.LayerNorm."),
+            (r"^decoder\.", "cls.predictions.decoder."),
+        ),
+        fields={
+            "norm_eps": "layer_norm_eps",
+            "hidden_activation": "hidden_act",
+            "classifier_pooling": "pooling",
+            "mlp_dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+        },
+        defaults={
+            "layer_norm_eps": 1e-5,
+            "pad_token_id": 50283,
+            "local_attention": 128,
+            "rotary_base": 160000.0,
+            "local_rope_theta": 10000.0,
+            "classifier_activation": "gelu",
+            **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0),
+            **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False),
+        },
+        fixed={"type_vocab_size": 0, "norm_first": True, "pooler_norm": True},
+        lm_act="classifier_activation",
+        pooler_act="classifier_activation",
+        head_at="head.",
+    ),
+    "nomic_bert": rotary(
+        "nomic_bert",
+        "rotary positions; gated; biases of zeros in layers",
+        ((r"layer_norm\.", "LayerNorm."),),
+        aliases={
+            **dict(zip(("n_embd", "n_layer", "n_head", "n_inner", "n_positions"), SIZES[1:], strict=True)),
+            "activation_function": "hidden_act",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "resid_pdrop": "hidden_dropout_prob",
+            "attn_pdrop": "attention_probs_dropout_prob",
+            "rotary_emb_base": "rotary_base",
+        },
+        defaults={
+            "hidden_act": "silu",
+            "rotary_base": 1000.0,
+            **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+            **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
+        },
+        needs={
+            **dict.fromkeys(("use_rms_norm", "prenorm", "causal", "parallel_block", "rotary_emb_interleaved"), False),
+            "moe_every_n_layers": 0,
+            "rotary_emb_fraction": 1.0,
+            "rotary_scaling_factor": None,
+        },
+        since=5,
+    ),
+    "gte": (
+        GTE := rotary(
+            "(?:gte|new)",
+            "rotary positions; gated; biases of zeros in the network",
+            (
+                (r"lm_head\.norm\.", "cls.predictions.transform.LayerNorm."),
+                *LM_HEAD,
+            ),
+            defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
+            fixed={"mlp_fc1_bias": False},
+            lm_acts=GELU,
+            since=5,
+        )
+    ),
+    "new": replace(
+        GTE,
+        becomes="GTE, with a factor that scales its angles",
+        lm_acts=None,
+        needs={"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "logn_attention_scale": False},
+        since=None,
+    ),
+    "jina_embeddings_v3": rotary(
+        "roberta",
+        "rotary positions",
+        (
+            *LM_HEAD,
+            *TWO_LAYERS,
+        ),
+        aliases={"rotary_emb_base": "rotary_base"},
+        defaults={"rotary_base": 20000.0, "pad_token_id": 1, "layer_norm_eps": 1e-5},
+        fixed={"gated": False},
+        lm_acts=GELU,
+        pooler=True,
+        since=5,
+    ),
 }
 REASONS = {  # the reason why a model that users take for a BERT is none
-    "normalises before attention": ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl", "esm"),
-    "has rotary positions": ("modernbert", "nomic_bert", "new", "gte", "eurobert", "neobert", "roformer"),
+    "has RMSNorm in the place of LayerNorm": ("eurobert", "neobert"),
+    "has rotary positions of another kind": ("roformer", "esm"),
+    "is a decoder": ("modernbert-decoder",),
     "embeds more than words, segments and positions": ("layoutlm", "layoutlmv2", "layoutlmv3", "lilt", "roc_bert"),
     "is the first DeBERTa, with other tensors than its second and third": ("deberta",),
     "has other layers": ("albert", "mobilebert", "squeezebert", "convbert", "funnel", "xmod", "rembert"),
@@ -314,8 +557,14 @@ FIELDS = {  # {field of config.json: (type, default)}
     **{name: (float | None, ()) for family in FAMILIES.values() for name in family.rates.values()},
     **{each.name: (each.type, each.default) for each in fields(BertConfig)},
     **dict.fromkeys(("legacy", "relative_attention", "use_task_id"), (bool, ())),
+    **dict.fromkeys(BIASES, (bool, ())),
+    **dict.fromkeys(("global_rope_theta", "local_rope_theta"), (float, ())),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), (Mapping[str, Any], None)),
+    "global_attn_every_n_layers": (int, ()),
+    "head_dim": (int | None, ()),
+    "layer_types": (list | None, ()),
     "architectures": (list | None, ()),
-    "pooler_hidden_act": (str, ()),
+    **dict.fromkeys(("pooler_hidden_act", "classifier_activation"), (str, ())),
     "pos_att_type": (list | str | None, ()),
 }
 OTHERS = {kind: f", which {reason}" for reason, kinds in REASONS.items() for kind in kinds}
@@ -350,14 +599,18 @@ class Origin:
     def of(cls, path: Path | str, values: Values) -> "Origin":
         """Take the content of a config.json; errors name its path.  See `read`."""
         kind = values.get("model_type", "bert")
+        if kind == "xlm-roberta" and values.get("position_embedding_type") == "rotary":
+            kind = "jina_embeddings_v3"  # as its publishers name it
         family = FAMILIES.get(kind) if isinstance(kind, str) else None
         if family is None:
             known = ", ".join(map(repr, FAMILIES))
             raise ValueError(f"{path} describes a {kind!r} model{OTHERS.get(str(kind), '')}; bertlite loads {known}")
+        names = {**family.aliases, **family.fields}
         for name, value in values.items():
-            if (own := family.fields.get(name, name)) in FIELDS:
+            if (own := names.get(name, name)) in FIELDS:
                 check_type(f"{path}: {name}", value, *FIELDS[own])
-        named = {family.fields.get(name, name): value for name, value in values.items()}
+        named = {name: value for name, value in values.items() if name not in names}
+        named |= {names[name]: value for name, value in values.items() if name in names}
         values = {**family.defaults, **named, **family.fixed}
         for name, wanted in family.needs.items():
             if values.get(name, wanted) != wanted:
@@ -375,7 +628,7 @@ class Origin:
         if not self.family.pooler and not hasattr(cls, "needs_pooler"):  # heads have it
             options.setdefault("add_pooling_layer", False)
         pooled = options.get("add_pooling_layer", getattr(cls, "needs_pooler", True))
-        config = self.config(cls.__name__ if pooled else None, **overrides)
+        config = self.config(cls.__name__ if pooled or self.family.head_at else None, **overrides)
         if "positions_skip_padding" in self.family.fixed:
             tables = [table for name, table in state.items() if name.endswith(POSITIONS)]
             padded = any(has_nonzero(table, self.values["pad_token_id"]) for table in tables)
@@ -430,8 +683,12 @@ class Origin:
 
         # BERT's language model head has the layers' activation, and a family's may have a fixed one.
         act = self.values.get("hidden_act", "gelu")
-        if "cls.predictions.bias" in wanted and family.lm_acts is not None and act not in family.lm_acts:
-            raise ValueError(f"the language model head of {self.kind!r} with hidden_act {act!r} is not a BERT's")
+        known, own_act = family.lm_acts, self.values.get(family.lm_act, act)
+        if "cls.predictions.bias" in wanted and (own_act != act or (known is not None and act not in known)):
+            named = f"hidden_act {act!r}" + (f" and {family.lm_act} {own_act!r}" if own_act != act else "")
+            raise ValueError(f"the language model head of {self.kind!r} with {named} is not a BERT's")
+        if adapters := [name for name in state if "lora_" in name]:
+            raise ValueError(f"{adapters[0]} is an adapter, which is not loaded: merge it into the weights first")
         read, unread = ("pooler.dense.", "classifier.dense.")[:: -1 if "classifier.weight" in wanted else 1]
 
         if any(read in name for name in state):  # a pooler and a classifier's own layer: one is read
@@ -443,7 +700,13 @@ class Origin:
             if new in found:
                 raise ValueError(f"{name} is there twice, once as {own[new]}")
             found[new], own[new] = tensor, name
+        if family.head_at:
+            place = next((at for at, name in HEAD_PLACES.items() if any(name in each for each in wanted)), "head.")
+            last = "qa_outputs." if "qa_outputs.weight" in wanted else "classifier."
+            renamed = {name.replace(family.head_at, place): x for name, x in found.items()}
+            found = {re.sub(r"^classifier\.", last, name): x for name, x in renamed.items()}
         family.adapt(found, self.values, "bert." if any(name.startswith("bert.") for name in found) else "")
+        add_zeros_(found, wanted, family.translate(self.values).get("zeros", ()))
         return found
 
     def bert_name(self, name: str) -> str:
@@ -452,8 +715,9 @@ class Origin:
             name = name.partition(".")[2]
         name = re.sub(rf"^{self.family.prefix}\.", "bert.", name)
         name = re.sub(rf"^(bert\.)?{self.family.encoder}\.", r"\1encoder.", name)
-        part = next((each for each in self.family.renames if each[0] in name), None)
-        return name.replace(*part) if part else name
+        name = re.sub(r"^(bert\.)?encoder\.(?=\d)", r"\1encoder.layer.", name)
+        part = next((each for each in self.family.renames if re.search(each[0], name)), None)
+        return re.sub(*part, name) if part else name
 
 
 def class_name(name: str) -> str:

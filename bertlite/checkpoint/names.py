@@ -21,6 +21,7 @@ HEAD_PARTS = (  # parts that only some classes of a family use
     "cls.seq_relationship",
     "classifier",
     "qa_outputs",
+    "head",
     "discriminator_predictions",
     "lm_predictions",
     "mask_predictions",

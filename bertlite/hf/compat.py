@@ -113,7 +113,8 @@ def run_registered(module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerCo
     if inputs.first_only:
         raise ValueError(f"attention {name!r} cannot do first_token_only=True; use eager, sdpa or packed")
     if module.position_embedding_type != "absolute":
-        raise ValueError(f"attention {name!r} cannot add relative positions to the scores; use eager or sdpa")
+        kind = module.position_embedding_type
+        raise ValueError(f"attention {name!r} cannot do {kind!r} positions: it knows no distances; use eager or sdpa")
 
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if not q.shape[1]:  # a layer without heads; not every function runs on none

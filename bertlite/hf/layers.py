@@ -127,13 +127,14 @@ class Attention(EitherAttention, modules.BertAttention, WithoutStock, stock.Bert
     def __init__(self, attention: SelfAttention, config: Any, layer_idx: int | None, cross: bool) -> None:
         nn.Module.__init__(self)
         self.self = attention
+        self.LayerNorm = modules.norm(config, modules.normalises_first(config, layer_idx or 0))
         self.output = BertSelfOutput(config, attention.all_head_size)
         self.pruned_heads = set() if cross or layer_idx is None else set(config.pruned_heads.get(layer_idx, ()))
         self.config, self.layer_idx = config, layer_idx
         self.is_cross_attention, self.is_causal = cross, bool(config.is_decoder) and not cross
 
     def compute(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-        context, weights = self.run_part(self.self, x, inputs)
+        context, weights = self.run_part(self.self, *(self.normalised(x, inputs) if self.LayerNorm else (x, inputs)))
         return self.output(context, x), weights
 
     def prune_heads(self, heads: Iterable[int]) -> None:

@@ -35,6 +35,7 @@ from bertlite.hf.signatures import in_stocks_order
 from bertlite.models import heads
 from bertlite.models import layers as head_layers
 from bertlite.models import structure as pruning
+from bertlite.models.base import freeze_zeros_, lacking_parameters
 from bertlite.models.body import HeadBody
 from bertlite.stack.body import BertBody
 from bertlite.stack.outputs import EncoderOutput
@@ -65,6 +66,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
             self.num_labels = self.config.num_labels  # clients read it from heads
             self.build(self.config, *args, **options)
             self.post_init()
+            freeze_zeros_(self, self.config)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Self:
@@ -83,6 +85,8 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         for parameter in model.parameters():
             if is_misaligned(parameter):
                 parameter.data = parameter.data.clone()
+        for parameter in lacking_parameters(model, model.config):  # transformers lets all that it loads learn
+            parameter.requires_grad_(False)
         raise_faults(f"{pretrained_model_name_or_path} {NONFINITE}", nonfinite_tensors(dict(model.named_parameters())))
         return loaded
 

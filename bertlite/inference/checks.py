@@ -9,6 +9,7 @@ from torch import nn
 
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import BertConfig
+from bertlite.inference.native.weights import rotation_of
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.runtime.library import missing_platform
 from bertlite.runtime.structs import ACTIVATIONS, NUMBERS
@@ -21,6 +22,7 @@ from bertlite.stack.modules import (
     BertOutput,
     BertSelfAttention,
     BertSelfOutput,
+    normalises_first,
 )
 from bertlite.stack.positions import DISTANCES
 
@@ -148,6 +150,7 @@ def missing_for_native(model: BertPreTrainedModel, dtype: ComputeDtype) -> str |
         f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
         f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
         "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
+        "they run no final norm without layers": config.norm_first and not config.num_hidden_layers,
         f"they have no activation {config.hidden_act!r}; have: {', '.join(ACTIVATIONS)}": config.hidden_act
         not in ACTIVATIONS,
     }
@@ -166,30 +169,50 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
         yield f"encoder has {change}"
     config = model.config
 
+    for i, layer in enumerate(model._layers()):
+        for name, fault in layer_faults(i, layer, config):
+            yield f"encoder.layer.{i}.{name} {fault}"
+
+    # If norms come first, one follows the layers; a skeleton of a saved model has neither.
+    if config.norm_first and len(encoder.layer):
+        last = norm_fault(encoder.final_norm, config.hidden_size, config.layer_norm_eps)
+        if last is not None:
+            yield f"encoder.final_norm {last}"
+
+
+def layer_faults(i: int, layer: BertLayer, config: BertConfig) -> Iterator[tuple[str, str]]:
+    """Yield the name of each module of a layer that differs from the config, and how it differs."""
+    own = layer.attention.self
+
     # The kernels take one head size and kind of positions for all layers.
     wanted = (config.hidden_size // config.num_attention_heads, config.position_embedding_type)
-    for i, layer in enumerate(model._layers()):
-        own = layer.attention.self
-        if (own.attention_head_size, own.position_embedding_type) != wanted:
-            yield f"encoder.layer.{i}.attention.self has {own.position_embedding_type} positions or another head dim"
+    if (own.attention_head_size, own.position_embedding_type) != wanted:
+        yield "attention.self", f"has {own.position_embedding_type} positions or another head dim"
+    rotation = getattr(own, "rotary_base", None), getattr(own, "window", None)
+    if rotation != rotation_of(config, i):
+        yield "attention.self", f"has a base and a window of {rotation}, and the config {rotation_of(config, i)}"
 
-        # They normalise as torch's LayerNorm with the config's epsilon.
-        norms = {"attention.output": layer.attention.output.LayerNorm, "output": layer.output.LayerNorm}
-        for name, norm in norms.items():
-            fault = norm_fault(norm, model.config.hidden_size, model.config.layer_norm_eps)
-            if fault is not None:
-                yield f"encoder.layer.{i}.{name}.LayerNorm {fault}"
+    # They normalise as torch's LayerNorm with the config's epsilon.
+    norms: dict[str, Any] = {"attention.output": layer.attention.output, "output": layer.output}
+    if config.norm_first:
+        first = {"attention": layer.attention} if normalises_first(config, i) else {}
+        norms = {**first, "intermediate": layer.intermediate}
+    for name, part in norms.items():
+        fault = norm_fault(part.LayerNorm, config.hidden_size, config.layer_norm_eps)
+        if fault is not None:
+            yield f"{name}.LayerNorm", fault
 
-        act = layer.intermediate.intermediate_act_fn
-        if type(act) is not Activation or act.name != config.hidden_act:
-            place = f"encoder.layer.{i}.intermediate.intermediate_act_fn"
-            yield f"{place} is {act!r}, and the config has {config.hidden_act!r}"
+    act = layer.intermediate.intermediate_act_fn
+    if type(act) is not Activation or act.name != config.hidden_act:
+        yield "intermediate.intermediate_act_fn", f"is {act!r}, and the config has {config.hidden_act!r}"
+    if (layer.intermediate.factor is not None) != config.gated:
+        yield "intermediate.factor", f"is {layer.intermediate.factor}, and the config has gated={config.gated}"
 
-        # Pruned layers differ in size, and the config has to say so.
-        for name, shape in matrix_shapes(layer, config).items():
-            found = tuple(layer.get_parameter(f"{name}.weight").shape)
-            if found != shape:
-                yield f"encoder.layer.{i}.{name} has a weight of {found}, not of {shape}"
+    # Pruned layers differ in size, and the config has to say so.
+    for name, shape in matrix_shapes(layer, config).items():
+        found = tuple(layer.get_parameter(f"{name}.weight").shape)
+        if found != shape:
+            yield name, f"has a weight of {found}, not of {shape}"
 
 
 def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:
@@ -211,10 +234,12 @@ def matrix_shapes(layer: BertLayer, config: BertConfig) -> dict[str, tuple[int, 
     heads = dict.fromkeys(("query", "key", "value"), (width, hidden_size))
     if table := DISTANCES[own.position_embedding_type].table(config, own.num_attention_heads):
         heads["distance_embedding"] = table
+    factor = {} if layer.intermediate.factor is None else {"intermediate.factor": (neurons, hidden_size)}
     return {
         **{f"attention.self.{name}": shape for name, shape in heads.items()},
         "attention.output.dense": (hidden_size, width),
         "intermediate.dense": (neurons, hidden_size),
+        **factor,
         "output.dense": (hidden_size, neurons),
     }
 

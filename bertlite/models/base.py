@@ -6,6 +6,7 @@ Shapes:  B sequences · S positions · D hidden
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from bertlite.checkpoint.names import rename_legacy_keys_
 from bertlite.checkpoint.pretrained import Pretrained
 from bertlite.checkpoint.skeleton import init_weights
-from bertlite.config import BertConfig, set_config
+from bertlite.config import BertConfig, own_field, set_config
 from bertlite.models.resizing import Resizable
 from bertlite.models.structure import compact_, drop_layers_, prune_heads_, prune_neurons_
 from bertlite.stack.attention import check_attention_name
@@ -62,6 +63,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         for part in self.children():
             if not isinstance(part, BertPreTrainedModel):  # they have initialised themselves
                 init_weights(part, config)
+        freeze_zeros_(self, config)
         self.tie_weights()
 
     def _give_config(self, config: BertConfig) -> None:
@@ -194,6 +196,19 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         # load_state_dict of a model around this one calls it too
         rename_legacy_keys_(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@torch.no_grad()
+def freeze_zeros_(model: nn.Module, config: BertConfig) -> None:
+    """Make the parameters that a family lacks zeros that do not learn."""
+    for parameter in lacking_parameters(model, config):
+        parameter.zero_().requires_grad_(False)
+
+
+def lacking_parameters(model: nn.Module, config: Any) -> list[nn.Parameter]:
+    """Return the parameters that a family lacks."""
+    ends = own_field(config, "zeros") or ()
+    return [x for name, x in model.named_parameters() if any(fnmatchcase(name, f"*{end}") for end in ends)]
 
 
 class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):

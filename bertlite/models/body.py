@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig
-from bertlite.models.layers import BertLMPredictionHead
+from bertlite.models.layers import BertLMPredictionHead, head_of_tokens
 from bertlite.models.losses import Items, check_labels, cross_entropy_of_labels, labels_padding, pack_labels
 from bertlite.models.outputs import LogitsOutput
 from bertlite.stack.body import BertBody, Body, has_hooks, has_hooks_within, output_or_tuple
@@ -117,6 +117,7 @@ class HeadBody(Body, Generic[Out]):
         bert, config = self.bert, self.config
         wanted = [config.output_attentions if output_attentions is None else output_attentions]
         wanted.append(config.output_hidden_states if output_hidden_states is None else output_hidden_states)
+        wanted.append(getattr(config, "pooling", "cls") == "mean")
         if any(wanted) or config.is_decoder or not bert.may_skip_padding():
             return False
         layers = bert.encoder.layer
@@ -230,6 +231,7 @@ class ClassifierBody(HeadBody[Out]):
     def build_head(self, config: BertConfig) -> None:
         rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(rate)
+        self.head = head_of_tokens(config) if self.needs_tokens else None
         self.classifier = nn.Linear(config.hidden_size, self.classes(config))
 
     def classes(self, config: BertConfig) -> int:
@@ -238,4 +240,4 @@ class ClassifierBody(HeadBody[Out]):
 
     def logits(self, encoded: EncoderOutput) -> Tensor:
         x = encoded.last_hidden_state if self.needs_tokens else encoded.pooler_output
-        return self.classifier(self.dropout(x))
+        return self.classifier(self.dropout(x if self.head is None else self.head(x)))

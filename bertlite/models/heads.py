@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from bertlite.config import BertConfig
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.body import FIRST, KINDS, ClassifierBody, HeadBody, LabelKind, LanguageModelBody, Out, takes
-from bertlite.models.layers import BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrainingHeads
+from bertlite.models.layers import BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrainingHeads, head_of_tokens
 from bertlite.models.losses import (
     Items,
     check_labels,
@@ -237,6 +237,7 @@ class QuestionAnsweringBody(HeadBody[Out]):
     def build_head(self, config: BertConfig) -> None:
         if config.num_labels != 2:
             raise ValueError(f"num_labels is {config.num_labels}; question answering has 2, for start and end")
+        self.head, self.dropout = head_of_tokens(config), nn.Dropout(config.classifier_dropout or 0.0)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -274,7 +275,8 @@ class QuestionAnsweringBody(HeadBody[Out]):
 
         # Padding that was left out gets the lowest score, so that no answer can lie there.
         encoded = self.encode(**inputs)
-        start, end = self.qa_outputs(encoded.last_hidden_state).split(1, dim=-1)
+        x = encoded.last_hidden_state
+        start, end = self.qa_outputs(x if self.head is None else self.dropout(self.head(x))).split(1, dim=-1)
         start, end = start.squeeze(-1).contiguous(), end.squeeze(-1).contiguous()  # (B, S)
         lowest = torch.finfo(start.dtype).min
         start, end = encoded.layout.unpack(start, lowest), encoded.layout.unpack(end, lowest)

@@ -5,20 +5,26 @@ Shapes:  B sequences · S positions · D hidden;  … is (B, S) or, packed, (T,)
 
 from torch import Tensor, nn
 
-from bertlite.config import BertConfig, embeds_size
+from bertlite.config import BertConfig, embeds_size, own_field
 from bertlite.stack.modules import activation
 
 
 class BertPredictionHeadTransform(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, act: str | None = None) -> None:
         super().__init__()
         size = embeds_size(config)
         self.dense = nn.Linear(config.hidden_size, size)
-        self.transform_act_fn = activation(config.hidden_act)
+        self.transform_act_fn = activation(config.hidden_act if act is None else act)
         self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, D or the embedding size)
         return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
+
+
+def head_of_tokens(config: BertConfig) -> BertPredictionHeadTransform | None:
+    """Make the layer that a head has at each token before its last one, if `pooler_norm` says that there is one."""
+    act = own_field(config, "pooler_act")
+    return BertPredictionHeadTransform(config, act) if own_field(config, "pooler_norm") else None
 
 
 class BertLMPredictionHead(nn.Module):

@@ -24,6 +24,7 @@ from bertlite.config import (
     kept_neurons,
     normalise_heads,
     normalise_neurons,
+    own_field,
     parse_indices,
     pruned_heads,
     pruned_neurons,
@@ -192,7 +193,12 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
         return {new: units[old] for new, old in enumerate(kept) if old in units}
 
     units = {"pruned_heads": renumber(pruned_heads(before)), "pruned_neurons": renumber(pruned_neurons(before))}
-    after = with_fields(before, {"num_hidden_layers": len(kept), **units})
+    fields = {"num_hidden_layers": len(kept), **units}
+    if local := own_field(before, "local_layers"):
+        fields["local_layers"] = [new for new, old in enumerate(kept) if old in local]
+    if own_field(before, "norm_first"):  # without ModernBERT's layer 0, all that are left normalise before attention
+        fields["first_norm"] = own_field(before, "first_norm") or kept[:1] != [0]
+    after = with_fields(before, fields)
 
     # The config was checked above, so from here on nothing can fail half-way.
     for layer in gone:
@@ -250,8 +256,11 @@ def compact_(model: Model) -> Model:
         constants.append((dense, constant_of(dense, value.bias, idle.repeat_interleave(size))))
 
         idle = idle_columns(first.dense, second.dense)
+        if first.factor is not None:
+            idle &= idle_columns(first.factor, second.dense)
         neurons[layer] = [*compress(kept_neurons(model.config, layer), idle.tolist())]
         active = first.intermediate_act_fn(first.dense.bias)
+        active = active if first.factor is None else active * first.factor.bias
         constants.append((second.dense, constant_of(second.dense, active, idle)))
 
     # The constants of the removed units are added to the bias of the output, in float64.
@@ -417,7 +426,8 @@ def resize_attention_(attention: BertAttention, change: Change) -> None:
 def resize_feed_forward_(block: BertLayer, change: Change) -> None:
     """Change the neurons of a layer."""
     first, second = block.intermediate.dense, block.output.dense
-    resize_(first, change(first.weight, 0, 1), change(first.bias, 0, 1))
+    for part in (first, *filter(None, [block.intermediate.factor])):
+        resize_(part, change(part.weight, 0, 1), change(part.bias, 0, 1))
     resize_(second, change(second.weight, 1, 1), second.bias)
 
 
@@ -431,6 +441,8 @@ def attention_parts(layer: int, attention: BertAttention) -> dict[str, nn.Module
 def feed_forward_parts(layer: int, block: BertLayer) -> dict[str, nn.Module]:
     """Return the linear layers of a layer's feed-forward network, by name."""
     parts = {"intermediate.dense": block.intermediate.dense, "output.dense": block.output.dense}
+    if block.intermediate.factor is not None:
+        parts["intermediate.factor"] = block.intermediate.factor
     return {f"encoder.layer.{layer}.{name}": part for name, part in parts.items()}
 
 

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from bertlite.checkpoint.families import BERT
+from bertlite.checkpoint.families import BERT, Origin
 from bertlite.checkpoint.names import (
     DECODER,
     DECODER_BIAS,
@@ -104,7 +104,7 @@ def inspect(checkpoint: str | PathLike[str]) -> dict[str, Any]:
         "bertlite": {"outcome": FAILS if fit.faults else SAME, "notes": fit.faults},
         **{
             f"transformers {version}": combine_findings(
-                findings(cls, config, stored) if origin.family is BERT else [(SAME, f"as a {origin.kind!r} model")]
+                findings(cls, config, stored) if origin.family is BERT else [as_its_family(origin, version)]
             )
             for version, findings in ((4, in_transformers_4), (5, in_transformers_5))
         },
@@ -147,6 +147,13 @@ def combine_findings(findings: Iterable[Finding]) -> dict[str, Any]:
     outcomes = [outcome for outcome, _ in found]
     worst = next((outcome for outcome in (FAILS, DIFFERS) if outcome in outcomes), SAME)
     return {"outcome": worst, "notes": [note for _, note in found]}
+
+
+def as_its_family(origin: Origin, version: int) -> Finding:
+    """Return whether a transformers has a checkpoint's own class."""
+    if origin.family.since is not None and origin.family.since <= version:
+        return SAME, f"as a {origin.kind!r} model"
+    return FAILS, f"does not know {origin.kind!r} models; `bertlite convert` makes one for trust_remote_code=True"
 
 
 def in_any_transformers(config: BertConfig) -> Iterator[Finding]:

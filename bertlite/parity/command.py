@@ -229,6 +229,8 @@ def of_families(folder: Path, settings: ParitySettings) -> dict[str, Section]:
     """Return a section for each of the other families: small models with random weights, with --all base ones too."""
     work = {}
     for kind in families.KINDS:
+        if reference.unsupported(Case(family=kind)):
+            continue
         for shape in ("small", "base") if settings.all else ("small",):
             quick = matching(families.cases_of(kind, quick=True), settings.only)
             cases = matching(families.cases_of(kind, quick=shape == "base"), settings.only)

@@ -14,7 +14,7 @@ from bertlite.checkpoint.names import apply_current_names_, fill_shared_names_
 from bertlite.models import heads
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity import reference
-from bertlite.parity.cases import DECODER, HEADS, Case
+from bertlite.parity.cases import BACKENDS, DECODER, HEADS, Case
 from bertlite.parity.inputs import CaseInputs
 
 SHAPES: dict[str, dict[str, Any]] = {  # with BERT's names for fields
@@ -39,6 +39,13 @@ SHAPES: dict[str, dict[str, Any]] = {  # with BERT's names for fields
     },
 }
 PROJECTED = "electra/projected"  # its embeddings have another size, as in the small model
+WINDOWS: dict[str, Any] = {
+    "local_attention": 8,
+    "global_attn_every_n_layers": 2,
+    "num_hidden_layers": 4,
+    "pad_token_id": 0,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1),
+}
 FIELDS: dict[str, dict[str, Any]] = {  # {kind: fields in addition to a shape}
     "deberta-v2": {  # as version 3 has them
         "relative_attention": True,
@@ -54,11 +61,24 @@ FIELDS: dict[str, dict[str, Any]] = {  # {kind: fields in addition to a shape}
         "pos_att_type": ["c2p", "p2c"],
         "type_vocab_size": 2,
     },
+    "modernbert": WINDOWS,
+    "modernbert/mean": {**WINDOWS, "classifier_pooling": "mean"},
+    "gte/untyped": {"type_vocab_size": 0},
 }
-KINDS = (*(kind for kind in FAMILIES if kind != "bert"), PROJECTED, "deberta-v2/apart")
+VARIANTS = (PROJECTED, "deberta-v2/apart", "modernbert/mean", "gte/untyped")
+KINDS = (*(kind for kind in FAMILIES if kind not in ("bert", "new")), *VARIANTS)  # transformers has no "new"
+ROTARY = ("modernbert", "nomic_bert", "gte", "jina_embeddings_v3")
+NORM_FIRST = ("roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert")
+FIRST = ("modernbert", *NORM_FIRST)  # with norms first
+NO_KERNELS = (*ROTARY, *NORM_FIRST)  # the native kernels do not run them
 SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # larger modules return something else
 FAMILY_HEADS = tuple(name for name in HEADS if not heads.HEADS[name].of_bert_alone)
-WITHOUT = {("deberta-v2", DECODER), *(("bert-generation", head) for head in FAMILY_HEADS)}  # heads of transformers
+WITHOUT = {  # heads that transformers lacks, or bertlite, which has no decoder with rotary positions or norms first
+    *((kind, DECODER) for kind in ("deberta-v2", *ROTARY, *NORM_FIRST)),
+    *((kind, heads.BertForMultipleChoice.__name__) for kind in ROTARY[1:]),
+    *((kind, heads.BertForQuestionAnswering.__name__) for kind in ("nomic_bert", "gte")),
+    *(("bert-generation", head) for head in FAMILY_HEADS),
+}
 
 
 def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
@@ -67,16 +87,23 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
     Args:
         quick: a few of them, with every backend, and with padding on either side and without.
     """
-    known = tuple(head for head in FAMILY_HEADS if (kind.partition("/")[0], head) not in WITHOUT)
+    model_type = kind.partition("/")[0]
+    known = tuple(head for head in FAMILY_HEADS if (model_type, head) not in WITHOUT)
+    batches = dict.fromkeys(known, "padded")
+    if model_type == "modernbert":  # its versions disagree on states of padding whose window holds no token
+        batches = {head: "full" if heads.HEADS[head].padding_reader else batch for head, batch in batches.items()}
 
     # A few cases for each family; together the families have every head.
     if quick:
         plan = [("sdpa", "left", "float64", ""), ("packed", "padded", "float64", "gradients")]
         plan += [("native", "left", "float32", ""), ("eager", "full", "float32", "gradients")]
+        if model_type in (*ROTARY, *NORM_FIRST):
+            plan += [("packed", "left", "bfloat16", ""), ("sdpa", "padded", "float64", "checkpointed")]
+        plan = [each for each in plan if each[0] != "native" or model_type not in NO_KERNELS]
         found = [Case("BertModel", *each, family=kind) for each in plan]
         first = KINDS.index(kind)  # so that together the families have every head
         some = [known[(first + step) % len(known)] for step in (0, 2)] if known else []
-        return (*found, *(Case(head, "sdpa", "padded", "float64", family=kind) for head in some))
+        return (*found, *(Case(head, "sdpa", batches[head], "float64", family=kind) for head in some))
 
     # All: the body on every backend, and each head on the two that transformers has.
     found = [
@@ -88,13 +115,21 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         if backend != "native" or (dtype == "float32" and not feature)
     ]
 
+    if model_type in (*ROTARY, *NORM_FIRST):
+        found += [Case("BertModel", backend, "padded", "float64", "checkpointed", family=kind) for backend in BACKENDS]
+        found += [
+            Case("BertModel", backend, batch, dtype, family=kind)
+            for dtype in ("bfloat16", "float16")
+            for backend in (*BACKENDS, "packed")
+            for batch in ("full", "padded", "left")
+        ]
     found += [
-        Case(head, backend, "padded", "float64", feature, family=kind)
+        Case(head, backend, batches[head], "float64", feature, family=kind)
         for head in known
         for backend in ("eager", "sdpa")
         for feature in ("", "gradients")
     ]
-    return tuple(found)
+    return tuple(case for case in found if case.backend != "native" or model_type not in NO_KERNELS)
 
 
 def save_random(folder: Path, kind: str, shape: str) -> Path:

@@ -1,8 +1,9 @@
 """transformers' own BERT, the reference, and what each version of it supports."""
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from bertlite.config import BertConfig
 from bertlite.opened.checkpoint import Checkpoint
@@ -19,11 +22,16 @@ from bertlite.support.extras import import_optional
 
 HONOURS = {  # {major version: features that its BERT supports}; it rejects or silently ignores other features
     4: {"head_mask", "prune_heads", "relative positions", "3-D masks"},
-    5: {"4-D additive masks"},
+    5: {"4-D additive masks", "rotary positions in this family", "normalised last states"},
 }
-NEEDS = {  # {feature or batch: the features that the reference must support for it}
+NEEDS = {  # {feature, batch or family: the features that the reference must support for it}
     **dict.fromkeys(RELATIVE, "relative positions"),
     "additive": "4-D additive masks",
+    **dict.fromkeys(("nomic_bert", "gte", "jina_embeddings_v3"), "rotary positions in this family"),
+}
+
+ROUNDED = {  # {model_type: the parts that it rounds to float32 in every dtype; here not in float64, see `Unrounded`}
+    "modernbert": "rotated queries and keys, the softmax of eager, and the loss of masked words",
 }
 
 
@@ -64,7 +72,8 @@ def honours(feature: str) -> bool:
 
 def unsupported(case: Case) -> str:
     """Return the reason why the installed transformers cannot check a case; "" if it can."""
-    needs = [need for part in (case.feature, case.batch) if (need := NEEDS.get(part)) and not honours(need)]
+    parts = case.feature, case.batch, case.family.partition("/")[0]
+    needs = [need for part in parts if (need := NEEDS.get(part)) and not honours(need)]
     return f"transformers {version()} does not honour {needs[0]}" if needs else ""
 
 
@@ -111,6 +120,24 @@ def load(
     return loaded.to(device).eval()
 
 
+class Unrounded(TorchFunctionMode):
+    """A mode of torch in which a model does not round float64 to float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x, kwargs = args[0] if args else None, dict(kwargs or {})
+        if isinstance(x, Tensor) and x.dtype == torch.float64 and func in (Tensor.float, F.softmax):
+            kwargs.pop("dtype", None)
+            return x if func is Tensor.float else func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def unrounded(model: nn.Module) -> AbstractContextManager[Any]:
+    """Return the context in which a model of the reference runs: in float64 without the rounding of ROUNDED."""
+    config: Any = model.config
+    exact = config.model_type in ROUNDED and next(model.parameters()).dtype == torch.float64
+    return Unrounded() if exact else nullcontext()
+
+
 def weights_of_layers(config: BertConfig) -> int:
     """Return the number of weights in the matrices of all layers."""
     per_layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
@@ -141,9 +168,14 @@ def complete(checkpoint: Checkpoint, model: str, overrides: Overrides, folder: P
         for name, parameter in theirs.named_parameters():
             if name in missing:
                 noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32, device="cpu")
-                parameter.copy_(0.1 * noise + float(name.endswith("LayerNorm.weight")))
+                parameter.copy_(0.1 * noise + (name.endswith("weight") and is_norm(name)))
     theirs.save_pretrained(folder)
     return Checkpoint(folder)
+
+
+def is_norm(name: str) -> bool:
+    """Return whether a parameter of some family is a LayerNorm's, by its name."""
+    return re.search(r"norm|(^|[._])ln\.", name.lower()) is not None
 
 
 @silent()
@@ -157,7 +189,7 @@ def base_shaped(folder: Path, model_type: str = "bert", **sizes: Any) -> Path:
     model = family_class(PRETRAINING if model_type == "bert" else "BertModel", config)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(".bias") or "LayerNorm" in name:
+            if name.endswith(".bias") or is_norm(name):
                 parameter.add_(0.05 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return folder

@@ -14,9 +14,10 @@ from .fields import COUNT, FLAG, POSITIVE, SIZE, TEXT, Maybe, every, one_of, or_
 from .shapes import BLOCKS, SHAPE, Shape
 from .structs import ACTIVATIONS, NUMBERS
 
-FORMATS = (5, 6, 7, 8, 9, 10)  # the formats that can be read: 5 has no checksum and describes no arithmetic
-# Formats from which 8-bit integers are words, of rotated rows, in mixes, and of scaled rows.
-ROUNDS_WORDS, ROTATES, MIXES, SCALES = 7, 8, 9, 10
+FORMATS = (5, 6, 7, 8, 9, 10, 11)  # the formats that can be read: 5 has no checksum and describes no arithmetic
+# Formats from which 8-bit integers are words, of rotated rows, in mixes, and of scaled rows; and from which norms may
+# come first, neurons be gated, and positions rotary.
+ROUNDS_WORDS, ROTATES, MIXES, SCALES, GATES = 7, 8, 9, 10, 11
 WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends of names; scales of 8-bit integers
 LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
 CLASSES = ("BertModel", "BertForSequenceClassification", "BertForTokenClassification")  # that run without torch
@@ -52,6 +53,9 @@ CONFIG = {
     "type_vocab_size": SIZE,
     "embedding_size": Maybe(or_null(SIZE)),
     "position_biased_input": Maybe(FLAG),
+    "embeddings_norm": Maybe(FLAG),
+    "pooler_norm": Maybe(FLAG),
+    "pooling": Maybe(one_of("cls", "mean")),
     "id2label": Maybe(or_null({})),
 }
 DESCRIPTION = {
@@ -99,6 +103,17 @@ def adds_positions(about: dict[str, Any]) -> bool:
     return bool(about["config"].get("position_biased_input", True))
 
 
+def part_for_torch(about: dict[str, Any]) -> str | None:
+    """Return the part of a model that only the library with torch computes, in words; None if there is none."""
+    config = about["config"]
+    if about["embeddings"]["norm"] == "after":
+        return "embeddings that are projected before they are normalised"
+    has_head = "pooler" in about or about["class"] == CLASSES[2]
+    if has_head and (config.get("pooler_norm") or config.get("pooling") == "mean"):
+        return "a head that normalises, or takes the mean of tokens"
+    return None
+
+
 # Tensors
 
 
@@ -112,9 +127,9 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
     sizes: dict[str, tuple[int, ...]] = {
         f"embeddings.{WORDS}": (word_count(about), width),
         "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], width),
-        "embeddings.LayerNorm.weight": (normed,),
-        "embeddings.LayerNorm.bias": (normed,),
     }
+    if config.get("embeddings_norm", True):
+        sizes |= {"embeddings.LayerNorm.weight": (normed,), "embeddings.LayerNorm.bias": (normed,)}
 
     # The description says which of the other parts of the embeddings there are.
     if adds_positions(about):

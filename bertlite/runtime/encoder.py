@@ -67,12 +67,6 @@ class Encoder:
 
     def __init__(self, file: PackedFile, kernels: Kernels) -> None:
         about, self.kernels = file.about, kernels
-        if about["embeddings"]["norm"] == "after":
-            raise ValueError(
-                f"{file.path} has embeddings that are projected before they are normalised: use bertlite itself, with"
-                " torch"
-            )
-
         # The structs of the kernels hold addresses in these arrays, so the arrays must live as long as they do.
         self.numbers, self.embeddings = about["numbers"], about["embeddings"]
         self.prefix = "" if about["class"] == CLASSES[0] else "bert."
@@ -167,11 +161,12 @@ class Encoder:
         if self.words is not None:
             self.words.read(ids)
 
-        norm = [self.tensors[f"{self.prefix}embeddings.LayerNorm.{part}"].ctypes.data for part in ("weight", "bias")]
+        parts = [self.tensors.get(f"{self.prefix}embeddings.LayerNorm.{part}") for part in ("weight", "bias")]
+        norm = [None if part is None else part.ctypes.data for part in parts]
         counts = {name: 0 if table is None else len(table) for name, table in tables.items()}
 
         # A model may have a table of positions and add none of it: then the table only limits the length of sequences.
-        has_positions = tables["position"] is not None
+        has_positions = tables["position"] is not None or self.model.angles
         positions = tables["position"] if about["absolute"] else None
         scales = self.tensors.get(f"{self.prefix}embeddings.{ROW_SCALES}")
 

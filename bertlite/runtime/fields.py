@@ -82,6 +82,7 @@ AN_OBJECT, A_LIST = must_be("an object", lambda x: type(x) is dict), must_be("a 
 FLAG, TEXT = must_be("true or false", lambda x: type(x) is bool), must_be("a string", lambda x: type(x) is str)
 NAME = must_be("a name", lambda x: not isinstance(x, dict | list))
 POSITIVE = must_be("a number above 0, and finite", lambda x: type(x) in (int, float) and 0 < x < 1e30)  # in float32
+ABOVE_1 = must_be("a number above 1, and finite", lambda x: type(x) in (int, float) and 1 < x < 1e30)
 COUNT, SIZE = whole_number(0), whole_number(1)
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from .contents import (
     ENTRIES,
     FORMATS,
+    GATES,
     HEADER,
     LAYERS,
     MIXES,
@@ -37,6 +38,7 @@ from .contents import (
     Tensors,
     check_rows,
     expected_tensors,
+    part_for_torch,
     with_rounded_words,
 )
 from .fields import SHORT, check_fields, one_of, parse_json
@@ -209,6 +211,8 @@ def read_packed(path: Path, *, words_later: bool = False) -> PackedFile:
         ValueError: it cannot be read; see `open_packed` and `OpenedFile.read`.
     """
     with open_packed(path) as opened:
+        if (part := part_for_torch(opened.about)) is not None:
+            raise ValueError(f"{path} has {part}: use bertlite itself, with torch")
         shape = shape_from(opened.about["shape"], Blocks(*map(int, opened.about["blocks"])))
         return opened.read(expected_tensors(opened.about), shape, words_later=words_later)
 
@@ -230,6 +234,11 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     check_fields(path, about, {"format": one_of(*FORMATS), "byteorder": one_of(sys.byteorder)}, WAY_OUT)
     if isinstance(shape := about.get("shape"), dict) and about["format"] < SCALES:
         shape["scaled"] = False
+    if isinstance(shape, dict) and about["format"] < GATES:
+        shape |= {"norms_first": False, "first_norm": False, "gated": False, "rotary_divisor": 1.0}
+        for layer in shape["layers"] if isinstance(shape.get("layers"), list) else ():
+            if isinstance(layer, dict):
+                layer |= {"rotary_base": None, "window": None}
     if about["format"] < MIXES:
         if isinstance(shape, dict):
             shape |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}

@@ -1,16 +1,16 @@
-"""A self-test of compiled kernels: one small layer, compared with numpy in float64; and its times."""
+"""A self-test of compiled kernels: two small layers, each compared with numpy in float64; and the times of one."""
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .packed import aligned, pack_matrix
-from .shapes import MATRICES, VECTORS, LayerShape, Shape
+from .shapes import INPUT_NORM, VECTORS, LayerShape, Shape
 from .structs import Batch, Kernels
 
 TOKENS, EPSILON = 7, 1e-12  # tokens of one sequence: more than the rows of a tile
@@ -33,20 +33,26 @@ class SmallLayer(NamedTuple):
 def find_fault(kernels: Kernels) -> str | None:
     """Return the fault of kernels' results, in words, or None.  It takes milliseconds."""
     blocks = kernels.blocks("float32")
-    layer = layer_of_waves(Shape("float32", blocks, 128, 64, "gelu", EPSILON, (LayerShape(2, 192),)))
-    x = waves(TOKENS, layer.shape.hidden_size) * 8
-    truth = by_numpy(layer, x)
+    plain = Shape("float32", blocks, 128, 64, "gelu", EPSILON, (LayerShape(2, 192),))
+    rotary = replace(
+        plain, head_size=32, layers=(LayerShape(2, 192, rotary_base=100.0, window=3),), positions="rotary_local",
+        max_positions=TOKENS, norms_first=True, first_norm=True, gated=True,
+    )  # fmt: skip
+    layers = {" of rotary positions": layer_of_waves(rotary), "": layer_of_waves(plain)}
+    x = waves(TOKENS, plain.hidden_size) * 8
 
     # Each dtype has a code path of its own, and so has the scaling of inputs.
-    for name, allowed in ALLOWED.items():
-        numbers, scaled = name.removeprefix(SCALED), name.startswith(SCALED)
-        try:
-            found = runner(kernels, layer, numbers, x, scaled)()
-        except RuntimeError as raised:
-            return f"{name}: {raised}"
-        error = np.abs(found - truth).max() / np.abs(truth).max()
-        if not error <= allowed:
-            return f"{name} is off by {error:.1e} of the largest number; rounding explains {allowed:.0e}"
+    for kind, layer in layers.items():
+        truth = by_numpy(layer, x)
+        for name, allowed in ALLOWED.items():
+            numbers, scaled = name.removeprefix(SCALED), name.startswith(SCALED)
+            try:
+                found = runner(kernels, layer, numbers, x, scaled)()
+            except RuntimeError as raised:
+                return f"{name}{kind}: {raised}"
+            error = np.abs(found - truth).max() / np.abs(truth).max()
+            if not error <= allowed:
+                return f"{name}{kind} is off by {error:.1e} of the largest number; rounding explains {allowed:.0e}"
     return None
 
 
@@ -84,7 +90,7 @@ def waves(*shape: int) -> Floats:
 
 
 def layer_of_waves(shape: Shape) -> SmallLayer:
-    sizes = {name: shape.matrix(shape.layers[0], name) for name in MATRICES}
+    sizes = {name: shape.matrix(shape.layers[0], name) for name in shape.matrices}
     matrices = {name: (waves(*size), waves(size[0])) for name, size in sizes.items()}
     return SmallLayer(shape, matrices, waves(shape.hidden_size))
 
@@ -103,7 +109,7 @@ def runner(
         factors = np.exp(4 * waves(weight.shape[1])) if scaled else None  # from .6 to 1.6
         pack_matrix(kernels, shape, data, (0, name), weight, bias, 1, factors)
 
-    for name in VECTORS:
+    for name in (*VECTORS, *INPUT_NORM) if shape.first_norm else VECTORS:
         start, count = shape.offsets[0, name, ""]
         data[start : start + count].view(np.float32)[:] = layer.norm
 
@@ -132,14 +138,28 @@ def by_numpy(layer: SmallLayer, x: Floats) -> Floats:
         x = x - x.mean(-1, keepdims=True)
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * layer.norm + layer.norm
 
-    # Attention, its projection, and the first LayerNorm.
-    heads = layer.shape.layers[0].heads
-    q, k, v = linear("qkv", x).reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)  # (heads, tokens, head dim)
-    scores = np.exp(q @ k.swapaxes(1, 2) / math.sqrt(q.shape[-1]))
-    context = (scores / scores.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(x), -1)
-    x = normalise(linear("output", context) + x)
+    def rotate(x: Floats) -> Floats:  # (heads, tokens, head dim)
+        first, second = np.split(x, 2, -1)
+        angles = np.arange(x.shape[1])[:, None] / base ** (np.arange(first.shape[-1]) / first.shape[-1])
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
-    # The feed-forward network, and the second LayerNorm.
-    up = linear("up", x)
-    gelu = up * (1 + np.vectorize(math.erf)(up / math.sqrt(2))) / 2
-    return normalise(linear("down", gelu) + x)
+    # Attention and its projection.
+    shape, (heads, _, base, window) = layer.shape, astuple(layer.shape.layers[0])
+    given = normalise(x) if shape.norms_first else x
+    q, k, v = linear("qkv", given).reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)  # (heads, tokens, head dim)
+    if base is not None:
+        q, k = rotate(q), rotate(k)
+    scores = np.exp(q @ k.swapaxes(1, 2) / math.sqrt(q.shape[-1]))
+    if window is not None:
+        scores = np.tril(np.triu(scores, -window), window)
+    context = (scores / scores.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(len(x), -1)
+    x = linear("output", context) + x
+
+    # The feed-forward network between two LayerNorms.
+    given = normalise(x)
+    up = linear("up", given)
+    neurons = up * (1 + np.vectorize(math.erf)(up / math.sqrt(2))) / 2
+    if shape.gated:
+        neurons = neurons * linear("factor", given)
+    return normalise(linear("down", neurons) + (x if shape.norms_first else given))

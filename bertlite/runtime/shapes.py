@@ -3,13 +3,17 @@
 A head is padded with zeros to whole vectors.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import starmap
 from typing import Any
 
-from .fields import COUNT, FLAG, POSITIVE, SIZE, every, one_of, whole
+import numpy as np
+from numpy.typing import NDArray
+
+from .fields import ABOVE_1, COUNT, FLAG, POSITIVE, SIZE, every, one_of, or_null, whole
 from .structs import ACTIVATIONS, NUMBERS, Blocks, Layer, Matrix, Model
 
 ALIGNMENT = 64  # bytes: a cache line
@@ -25,15 +29,21 @@ MATRICES = ("qkv", "output", "up", "down")
 TABLES = {"c2p": "distances", "p2c": "key_distances"}  # {kind of disentangled scores: table}
 PARTS = ("words", "bias", "scales", "sums", "factors")  # the parts of a matrix
 ROTATED = 64  # inputs that a rotation mixes: ROTATED of kernels/rows.h
+ROTARY = ("rotary", "rotary_local")  # positions whose angles rotate queries and keys
+HALF_PI, REST_OF_HALF_PI = 1.57079632673412561417, 6.07710050650619224932e-11  # the first has only 33 bits
+MOST_ANGLES = 2**26  # numbers of a table
+INPUT_NORM = ("input_norm_weight", "input_norm_bias")
 VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The heads and neurons that a layer keeps."""
+    """The heads and neurons that a layer keeps, and how it takes positions."""
 
     heads: int
     neurons: int
+    rotary_base: float | None = None  # the base of rotary positions; None: there are none
+    window: int | None = None  # how many positions away a token attends to others; None: anywhere
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,10 @@ class Shape:
     kinds: tuple[str, ...] = ()  # the kinds of disentangled scores
     buckets: int = 0
     reach: int = 0
+    norms_first: bool = False  # whether only matmuls, and the output, take what a LayerNorm makes
+    first_norm: bool = False  # whether the first layer then has one before it, too
+    rotary_divisor: float = 1.0  # divides all angles
+    gated: bool = False  # whether neurons are multiplied by the outputs of a second matrix
     rotated: bool = True  # whether 8-bit integers are of rotated rows, as packing makes them; before format 8 not
     kept: tuple[int, ...] = ()  # the layers of a mixed stack that are in floats, and not in 8-bit integers
     floats: str = FLOATS[0]  # the dtype of these layers
@@ -69,6 +83,7 @@ class Shape:
             "output": (hidden, width),
             "up": (layer.neurons, hidden),
             "down": (hidden, layer.neurons),
+            "factor": (layer.neurons, hidden if self.gated else 0),
             "distances": (2 * self.max_positions - 1, self.padded_head if self.positions in RELATIVE else 0),
             "key_distances": (0, 0),
         }
@@ -80,6 +95,11 @@ class Shape:
     def table_rows(self) -> int:
         """Return the number of rows of a head's table of distances, rounded up to whole groups."""
         return round_up(2 * (self.buckets or self.reach), GROUP)
+
+    @property
+    def matrices(self) -> list[str]:
+        """Return the names of the matrices of a layer."""
+        return [*MATRICES, "factor"] if self.gated else [*MATRICES]
 
     @property
     def tables(self) -> list[str]:
@@ -102,7 +122,7 @@ class Shape:
         """Yield (layer, matrix or vector, its part, bytes) of everything, in the order of the tensor."""
         for i, layer in enumerate(self.layers):
             # Kernels read whole groups of outputs and whole words of inputs, so both are padded.
-            for name in (*MATRICES, *self.tables):
+            for name in (*self.matrices, *self.tables):
                 outputs, inputs = self.matrix(layer, name)
                 padded, per_word = round_up(outputs, GROUP), 4 // BYTES[self.dtype_of(i, name)]
                 yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
@@ -112,11 +132,11 @@ class Shape:
                 if self.dtype_of(i, name) == "int8":
                     yield i, name, "scales", padded * 4
                     yield i, name, "sums", padded * 4
-                    if self.scaled:
+                    if self.scaled and name != "factor":  # it has the inputs of "up"
                         yield i, name, "factors", round_up(inputs, LANES) * 4
 
             # Vectors, and numbers by distance, are floats whatever the matrices are.
-            for name in VECTORS:
+            for name in (*VECTORS, *INPUT_NORM) if self.first_norm and not i else VECTORS:
                 yield i, name, "", self.hidden_size * 4
             if self.positions == "bucketed":
                 yield i, "distance_bias", "", layer.heads * (2 * self.max_positions - 1) * 4
@@ -140,12 +160,14 @@ class Shape:
     def describe(self, address: int) -> Model:
         """Return the struct with the addresses of all weights, which begin at an address."""
         at = {piece: address + start for piece, (start, _) in self.offsets.items()}
-        layers = (Layer * len(self.layers))()
+        layers, bases = (Layer * len(self.layers))(), {layer.rotary_base for layer in self.layers} - {None}
+        angles = {base: table_of_angles(base, self) for base in bases if base}
 
         # A part that this shape lacks has no address, and the kernels take its absence as a choice.
         for i, sizes in enumerate(self.layers):
             fields: dict[str, object] = {name: at[i, name, ""] for name in VECTORS}
-            for name in (*MATRICES, *TABLES.values()):
+            fields |= {name: at.get((i, name, "")) for name in INPUT_NORM}
+            for name in (*MATRICES, "factor", *TABLES.values()):
                 outputs, inputs = self.matrix(sizes, name)
                 found = {part: at[i, name, part] for part in PARTS if (i, name, part) in at}
                 fields[name] = Matrix(**found, outputs=outputs, inputs=inputs)
@@ -155,10 +177,43 @@ class Shape:
                 fields["key_distances"] = fields["distances"]
             fields |= {name: at.get((i, name, "")) for name in ("distance_bias", "distance_rows")}
             dtype = NUMBERS[self.dtype_of(i, "qkv")]
-            layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach, dtype=dtype)
-
+            window = -1 if sizes.window is None else sizes.window
+            layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach, dtype=dtype, window=window)
+            if sizes.rotary_base is not None:
+                layers[i].angles = angles[sizes.rotary_base].ctypes.data
         act, scale = ACTIVATIONS[self.activation], self.head_size**-0.5
-        return Model(layers, len(layers), self.hidden_size, self.padded_head, act, self.epsilon, scale, self.rotated)
+        model = Model(layers, len(layers), self.hidden_size, self.padded_head, act, self.epsilon, scale)
+        model.norms_first, model.rotated, model.angles = self.norms_first, self.rotated, angles
+        model.angle_count, model.angle_size = self.max_positions, self.head_size
+        return model
+
+
+# Angles
+
+
+def table_of_angles(base: float, shape: Shape) -> NDArray[np.float32]:
+    """Return half cosines and half sines of the angles of each position, (positions, head size), all in float32."""
+    exponents = np.arange(0, shape.head_size, 2, dtype=np.float32) / np.float32(shape.head_size)
+    powers = np.array([base**x for x in exponents.tolist()], dtype=np.float32)
+    angles = np.arange(shape.max_positions, dtype=np.float32)[:, None] * (
+        1 / powers / np.float32(shape.rotary_divisor)
+    )
+    return np.concatenate(cosines_and_sines(angles.astype(np.float64)), 1, dtype=np.float32, casting="same_kind")
+
+
+def cosines_and_sines(angles: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return cosines and sines. The functions of numpy and C depend on the processor."""
+    quarters = np.rint(angles * (2 / math.pi))
+    rest = (angles - quarters * HALF_PI) - quarters * REST_OF_HALF_PI
+    squares, turned = rest * rest, quarters.astype(np.int64)
+
+    # Taylor's series, for angles of at most an eighth of a turn.
+    cosines, sines = np.zeros_like(rest), np.zeros_like(rest)
+    for i in range(16, -1, -2):
+        cosines = cosines * squares + (-1) ** (i // 2) / math.factorial(i)
+        sines = sines * squares + (-1) ** (i // 2) / math.factorial(i + 1)
+    turns = [cosines, -sines * rest, -cosines, sines * rest]  # cosines after so many quarters
+    return np.choose(turned & 3, turns), np.choose(turned + 3 & 3, turns)
 
 
 # The description of a shape in a file
@@ -178,18 +233,32 @@ def distances_fit(shape: dict[str, Any]) -> bool:
     )
 
 
+def rotation_fits(shape: dict[str, Any]) -> bool:
+    """Return whether just the layers of rotary positions rotate, by tables of angles that memory can hold."""
+    rotates, bases = shape["positions"] in ROTARY, {each["rotary_base"] for each in shape["layers"]}
+    if not rotates:
+        return bases <= {None}
+    fits = shape["head_size"] % 2 == 0 and shape["head_size"] * shape["max_positions"] <= MOST_ANGLES
+    return fits and None not in bases and len(bases) <= 2  # one for windows, and one for all else
+
+
+LAYER = {"heads": COUNT, "neurons": COUNT, "rotary_base": or_null(ABOVE_1), "window": or_null(COUNT)}
 FIELDS = {
     "numbers": one_of(*NUMBERS),
     "hidden_size": SIZE,
     "head_size": SIZE,
     "activation": one_of(*ACTIVATIONS),
     "epsilon": POSITIVE,
-    "layers": every({"heads": COUNT, "neurons": COUNT}),
-    "positions": one_of("absolute", *RELATIVE, "bucketed", "disentangled"),
+    "layers": every(LAYER),
+    "positions": one_of("absolute", *RELATIVE, "bucketed", "disentangled", *ROTARY),
     "max_positions": SIZE,
     "kinds": every(one_of("", *TABLES)),
     "buckets": COUNT,
     "reach": COUNT,
+    "norms_first": FLAG,
+    "first_norm": FLAG,
+    "rotary_divisor": POSITIVE,
+    "gated": FLAG,
     "rotated": FLAG,
     "kept": every(COUNT),
     "floats": one_of(*FLOATS),
@@ -199,13 +268,14 @@ SHAPE = [
     FIELDS,
     whole("shape.kept does not name layers of int8 in their order", kept_fits),
     whole("shape.kinds, shape.buckets and shape.reach describe no distances", distances_fit),
+    whole("shape.layers, shape.head_size and shape.max_positions describe no rotary positions", rotation_fits),
     whole("shape.head_size is beyond shape.hidden_size", lambda x: x["head_size"] <= x["hidden_size"]),
 ]
 
 
 def shape_from(values: dict[str, Any], blocks: Blocks) -> Shape:
     """Return the shape that a file describes."""
-    layers = tuple(LayerShape(each["heads"], each["neurons"]) for each in values["layers"])
+    layers = tuple(LayerShape(**{name: each[name] for name in LAYER}) for each in values["layers"])
     several = {"layers": layers, "kinds": tuple(values["kinds"]), "kept": tuple(values["kept"])}
     return Shape(**{**{name: values[name] for name in FIELDS}, **several, "blocks": blocks})
 

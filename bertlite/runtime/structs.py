@@ -78,10 +78,17 @@ class Layer(Sized):
         ("distance_rows", c_void_p),
         ("reach", c_int64),
         ("dtype", c_int64),
+        ("factor", Matrix),
+        ("angles", c_void_p),
+        ("window", c_int64),
+        ("input_norm_weight", c_void_p),
+        ("input_norm_bias", c_void_p),
     )
 
 
 class Model(Sized):
+    angles: Any  # the arrays that the layers point into, which must live as long
+
     _fields_ = (
         ("layers", POINTER(Layer)),
         ("layer_count", c_int64),
@@ -90,6 +97,9 @@ class Model(Sized):
         ("activation", c_int64),
         ("epsilon", c_double),
         ("score_scale", c_double),
+        ("norms_first", c_int64),
+        ("angle_count", c_int64),
+        ("angle_size", c_int64),
         ("rotated", c_int64),
     )
 
@@ -114,6 +124,7 @@ class Batch(Sized):
         ("ids", POINTER(Ids)),
         ("pooler", POINTER(Linear)),
         ("pooled", c_void_p),
+        ("places", c_void_p),
     )
 
 

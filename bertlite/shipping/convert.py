@@ -14,6 +14,7 @@ from bertlite.models.structure import densify
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
+from bertlite.parity.reference import stock
 from bertlite.shipping.card import is_pruned, needs_code
 from bertlite.shipping.folder import check_model_folder, write_model
 from bertlite.support.contexts import own_context
@@ -81,7 +82,9 @@ def transformers_differences(source: Checkpoint, model: BertPreTrainedModel) -> 
         return {}, ["not compared: transformers has no pruned BERT"]
     if find_spec("transformers") is None:
         return {}, ["not compared: transformers is not installed"]
-    found = {f"transformers' {source.origin.kind}": difference(model, source.local, "left", source.origin.kind)}
+    if (kind := source.origin.kind) not in stock().CONFIG_MAPPING:
+        return {}, [f"not compared: this transformers has no {kind!r} model of its own"]
+    found = {f"transformers' {kind}": difference(model, source.local, "left", kind)}
     if needs_code(model.config):
         return found, ["transformers' own BERT would compute something else, and refuses it: see the card"]
     skips = model.config.positions_skip_padding

@@ -30,12 +30,14 @@ CHOICES = 3  # choices in a sample of multiple choice
 class OnlyBias(nn.Module):
     """The attention of a layer without heads, or the output of one without neurons: a bias, then add and normalise."""
 
-    def __init__(self, output: Any, is_attention: bool) -> None:
+    def __init__(self, output: Any, attention: Any = None) -> None:
         super().__init__()
-        self.bias, self.LayerNorm, self.is_attention = output.dense.bias, output.LayerNorm, is_attention
+        self.bias, self.LayerNorm, self.is_attention = output.dense.bias, output.LayerNorm, attention is not None
+        vars(self).update(self=attention)  # no child, whose matrices are empty: an encoder reads its angles
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:  # (B, S, D) -> (B, S, D)
-        out = self.LayerNorm(hidden_states + self.bias)
+        out = hidden_states + self.bias
+        out = out if self.LayerNorm is None else self.LayerNorm(out)
         return (out, None) if self.is_attention else out
 
 
@@ -60,9 +62,9 @@ class Graph(nn.Module):
         layer: Any
         for number, layer in enumerate(self.model.base_model.encoder.layer):
             if not kept_heads(model.config, number):  # ONNX cannot express an empty matrix
-                layer.attention = OnlyBias(layer.attention.output, is_attention=True)
+                layer.attention = OnlyBias(layer.attention.output, layer.attention.self)
             if not kept_neurons(model.config, number):
-                layer.intermediate, layer.output = nn.Identity(), OnlyBias(layer.output, is_attention=False)
+                layer.intermediate, layer.output = nn.Identity(), OnlyBias(layer.output)
         self.outputs = tuple(self.model(**self.sample(2, 2), return_dict=True, **self.options))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:

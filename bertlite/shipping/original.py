@@ -110,6 +110,12 @@ class Original:
         """
         from bertlite.hf.registry import registered
 
+        transformers = import_optional("transformers", f"running this {kind}", "hf")
+        if (own := checkpoint.origin.kind) not in transformers.CONFIG_MAPPING:
+            raise ValueError(
+                f"{checkpoint} is a {own!r} model, which transformers {transformers.__version__} does not know:"
+                f" `bertlite convert {checkpoint} --out FOLDER` makes one that it loads"
+            )
         given |= {"device": device, **checkpoint.pinned}
         with registered(), named_errors(checkpoint):  # so that pruned checkpoints load
             if kind in ("encoder", "cross-encoder"):
@@ -121,7 +127,6 @@ class Original:
                 model.tokenizer.padding_side = "right"  # on the left it would shift absolute positions
                 return cls(kind, "sentence-transformers", model)
 
-            transformers = import_optional("transformers", f"running this {kind}", "hf")
             if kind == "tagger":
                 how: dict[str, Any] = {"task": "token-classification", "aggregation_strategy": "first"}
             else:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -18,12 +19,13 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertlite.stack.cache import Cache
-from bertlite.stack.inputs import Mask
+from bertlite.stack.inputs import Mask, to_mask, values_readable
 from bertlite.stack.layouts import Layout, Packed, Slots
-from bertlite.stack.positions import DistanceTable, ScoreBias
+from bertlite.stack.positions import ScoreBias
 from bertlite.support import torch_private
 
 SWITCHING = RLock()  # held while a thread has cuDNN switched off, or another thread would switch it on again
+BLOCK = 128  # the fewest queries of a block in `sdpa_in_window`
 MOST_DRAWING = 4  # up to this many threads, one thread drawing for all in `drop` is faster than `F.dropout`
 
 
@@ -33,7 +35,7 @@ class Requirements:
 
     weights: bool = False
     dropout: bool = False  # attention dropout is live
-    relative: bool = False  # relative positions are added to the scores
+    relative: bool = False  # relative positions are added to the scores, or layers have windows
     device: str = "cpu"  # its type
     dtype: torch.dtype = torch.float32  # the dtype of queries and keys
     head_dim: int = 64
@@ -69,7 +71,8 @@ class LayerContext:
         returns_weights: attention returns its weights, even if the kernel gives none.
         weights: {layer: attention weights, (B, N, S, K)}, filled by the layers if weights are wanted.
         layer: the number of the layer that gets this.
-        distance_table: the encoder's, for kinds of positions with one table for all layers.
+        shared: computed once for all layers by a kind of positions, such as a table of distances.
+        places: the positions of tokens, (…,); None: counted from 0 in each row.
     """
 
     backend: Backend
@@ -84,14 +87,15 @@ class LayerContext:
     returns_weights: bool = False
     weights: dict[int, Tensor] | None = None
     layer: int = 0
-    distance_table: DistanceTable | None = None
+    shared: Any = None
+    places: Tensor | None = None
 
     def at(self, layer: int) -> "LayerContext":
         """Return the inputs of a layer that computes every token."""
         encoder = None if self.encoder is None else self.encoder.at(layer)
         return LayerContext(  # `replace` takes four times as long, which shows on short texts
             self.backend, self.layout, self.mask, self.gates, self.cache, self.source, encoder, False,
-            self.keep_states, self.returns_weights, self.weights, layer, self.distance_table,
+            self.keep_states, self.returns_weights, self.weights, layer, self.shared, self.places,
         )  # fmt: skip
 
     def at_first_tokens(self, layer: int, x: Tensor) -> "LayerContext":
@@ -118,6 +122,20 @@ class LayerContext:
             queries = keys = self.layout.keys
         position = torch.arange(keys, device=q.device)
         return (position[:1, None] if self.first_only else position[keys - queries :, None]) - position[None, :]
+
+    def within(self, window: int, q: Tensor, k: Tensor) -> "LayerContext":  # (…, N, H) each
+        """Return the inputs of a layer whose queries attend only to keys at most `window` positions away.
+
+        Kernels without weights compute only the scores in the window; for others the mask forbids the rest.
+        """
+        kernel = self.backend.kernel
+        if self.backend.packs or (kernel is sdpa and not self.returns_weights):
+            kernel = partial(sdpa_in_window if kernel is sdpa else kernel, window=window)
+            return replace(self, backend=replace(self.backend, kernel=kernel))
+        allowed = in_window(q.shape[1], k.shape[1], window, q.device)
+        for given in (self.mask.allowed, self.mask.attends_anything):
+            allowed = allowed if given is None else allowed & given.to(q.device)
+        return replace(self, mask=to_mask(allowed, self.mask.bias))
 
     def through_cache(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Return keys and values, (…, N, H), with those in the cache; an encoder's are computed once and kept."""
@@ -185,6 +203,56 @@ def sdpa(
     switches = torch.is_grad_enabled() and isinstance(q, Tensor) and q.is_cuda  # torch.fx traces with stand-ins
     with without_cudnn() if switches else nullcontext():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
+
+
+def in_window(queries: int, keys: int, window: int, device: torch.device, ahead: int = 0) -> Tensor:
+    """Return (S, K), True for keys at most `window` positions from a query; the first query is at key `ahead`."""
+    at, of = (torch.arange(count, device=device) for count in (queries, keys))
+    return (at[:, None] + ahead - of).abs() <= window
+
+
+def sdpa_in_window(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float, window: int
+) -> tuple[Tensor, None]:
+    """Compute attention to the keys at most `window` positions away; a query without such a key gets zeros.
+
+    Long rows are cut into blocks of queries, each with only the keys that its windows hold, so that time and memory
+    grow with the length and not with its square.
+    """
+    queries, keys, size = q.shape[2], k.shape[2], max(BLOCK, 4 * window)
+    by_query = bias is not None or (allowed is not None and allowed.shape[-2] > 1)
+    if queries <= size or by_query or not values_readable(q):
+        near = in_window(queries, keys, window, q.device)
+        return sdpa_or_zeros(q, k, v, near if allowed is None else near & allowed, bias, dropout), None
+
+    # Block c has the keys from `window` before its first query to `window` behind its last one.
+    count = -(-queries // size)
+    reach, behind = size + 2 * window, window + count * size - queries
+    real = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=q.device) if allowed is None else allowed
+    near = F.pad(real, (window, behind)).unfold(-1, reach, size).transpose(1, 3)  # (B or 1, C, 1, 1, reach)
+    near = near.squeeze(2) & in_window(size, reach, window, q.device, window)
+    blocks = [F.pad(x, (0, 0, window, behind)).unfold(2, reach, size).permute(0, 2, 1, 4, 3) for x in (k, v)]
+    blocks = [F.pad(q, (0, 0, 0, behind - window)).unflatten(2, (count, size)).transpose(1, 2), *blocks]
+
+    # Blocks are sequences of one call.
+    near = near.expand(q.shape[0], *near.shape[1:])[:, :, None]
+    q, k, v, near = (x.flatten(0, 1) for x in (*blocks, near))
+    context = sdpa_or_zeros(q, k, v, near, None, dropout)
+    return context.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)[:, :, :queries], None
+
+
+def within_window(window: int) -> Callable[..., tuple[Tensor, None]]:
+    """Return `sdpa_in_window` for one window."""
+    return partial(sdpa_in_window, window=window)
+
+
+def sdpa_or_zeros(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, dropout: float
+) -> Tensor:  # (B, N, S, H)
+    """Return what `sdpa` computes, and zeros for a query that may attend to nothing."""
+    attends_anything = allowed.any(-1, keepdim=True)
+    context, _ = sdpa(q, k, v, allowed | ~attends_anything, bias, dropout)
+    return context.masked_fill(~attends_anything, 0)
 
 
 @contextmanager
@@ -271,11 +339,18 @@ def attend_rows(
 
 
 def grouped(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packing: Packed,
+    score_bias: ScoreBias | None,
+    dropout: float,
+    first: bool,
+    window: int | None = None,
 ) -> Tensor:  # (T, N, H) each -> (T, N, H)
     """Compute attention of packed sequences by SDPA, padded in the groups of `Packed.groups`.
 
-    If only first tokens are computed, they are the queries.
+    If only first tokens are computed, they are the queries.  With a window it is the largest distance of a key.
     """
     groups = packing.groups
     k, v = groups.spread(k), groups.spread(v)
@@ -288,17 +363,17 @@ def grouped(
 
     # Each group is a padded batch of its own, with little padding since its lengths are near each other.
     slots, sequences, masks = zip(*groups.groups, strict=True)
-    queries, contexts = sequences if first else slots, []
+    queries, contexts, kernel = sequences if first else slots, [], sdpa if window is None else within_window(window)
     for rows, real, *parts in zip(
         sequences, masks, q.split(queries), k.split(slots), v.split(slots), strict=True
     ):  # not slices, whose gradients are as long as all slots
         heads = [x.unflatten(0, (rows, -1)).transpose(1, 2) for x in parts]
 
         bias = None if score_bias is None else score_bias(heads[0], heads[1])
-        if dropout and q.is_cpu:  # sdpa too would compute the weights
+        if dropout and q.is_cpu and window is None:  # sdpa too would compute the weights
             context = torch.matmul(drop(probabilities(heads[0], heads[1], real, bias), dropout), heads[2])
         else:
-            context, _ = sdpa(heads[0], heads[1], heads[2], real, bias, dropout)  # (sequences, N, S, H)
+            context, _ = kernel(heads[0], heads[1], heads[2], real, bias, dropout)  # (sequences, N, S, H)
         contexts.append(context.transpose(1, 2).flatten(0, 1))
 
     # Back to the order of the caller's sequences.
@@ -351,7 +426,7 @@ def missing_for_varlen(needs: Requirements) -> str | None:
     if torch_private.flash_attention is None:
         return f"torch {torch.__version__} has no aten._flash_attention_forward, which gives gradients and dropout"
     if needs.relative:
-        return "varlen_attn cannot add relative positions to the scores"
+        return "varlen_attn is used without relative positions in the scores and without windows"
     return None
 
 

@@ -142,7 +142,7 @@ class BertBody(Body, Generic[Out]):
         # Tokens go back to the caller's rows, unless a head goes on with them as they lie.
         x, pooler = parts["last_hidden_state"], self.pooler
         parts["last_hidden_state"] = x if return_encoded else layout.unpack(x)
-        parts["pooler_output"] = None if pooler is None else pooler(layout.pooler_rows(x))
+        parts["pooler_output"] = None if pooler is None else pooler(layout.pooler_rows(x, pooler, args.attention_mask))
         return EncoderOutput(**parts, layout=layout) if return_encoded else self.output(parts, return_dict)  # type: ignore[return-value]
 
     def encode(self, args: ForwardArgs, cache: Any) -> tuple[dict[str, Any], Layout]:
@@ -159,7 +159,7 @@ class BertBody(Body, Generic[Out]):
             x = zero_padding(x, args.attention_mask)
 
         # The choices are made once for all layers.
-        inputs = self.layer_context(args, layout, x, cache)
+        inputs = self.layer_context(args, layout, x, cache, packed[2])
         x, states = self.run_encoder(x, inputs)
 
         weights, cross_weights = inputs.weights, None if inputs.encoder is None else inputs.encoder.weights
@@ -175,8 +175,10 @@ class BertBody(Body, Generic[Out]):
         """Run the encoder; return its output and, if they are kept, the inputs of each layer."""
         return self.encoder(x, inputs=inputs)
 
-    def layer_context(self, args: ForwardArgs, layout: Layout, x: Tensor, cache: Any) -> LayerContext:
-        """Return the inputs of the layers, except the embeddings x."""
+    def layer_context(
+        self, args: ForwardArgs, layout: Layout, x: Tensor, cache: Any, places: Tensor | None
+    ) -> LayerContext:
+        """Return the inputs of the layers, except the embeddings x of tokens at these positions."""
         weights, states = args.output_attentions, args.encoder_hidden_states
         backend, mask = self.select_backend_and_mask(args, layout, x, cache)
 
@@ -197,7 +199,7 @@ class BertBody(Body, Generic[Out]):
             )  # fmt: skip
 
         return LayerContext(
-            backend, layout, mask, gates, cache, encoder=encoder, first_only=args.first_token_only,
+            backend, layout, mask, gates, cache, encoder=encoder, first_only=args.first_token_only, places=places,
             keep_states=bool(args.output_hidden_states), returns_weights=weights, weights={} if weights else None,
         )  # fmt: skip
 
@@ -238,8 +240,8 @@ class BertBody(Body, Generic[Out]):
             found = Packed.of_mask(real) if bool(real[:, 0].all()) else None
 
         # Packing must not change the distance between two tokens, as it does where padding lies between them.
-        in_scores = POSITIONS[self.config.position_embedding_type].in_scores
-        if found is not None and in_scores and not found.is_contiguous:
+        kind = POSITIONS[self.config.position_embedding_type]
+        if found is not None and (kind.in_scores or kind.has_windows) and not found.is_contiguous:
             if name in PACKING:
                 raise ValueError(
                     "packed attention cannot use relative positions when padding lies between tokens;"
@@ -278,7 +280,7 @@ class BertBody(Body, Generic[Out]):
 
         # Training packs only if that is faster, which depends on the dtype that attention will see.
         trains = self.embeddings.training
-        own = self.embeddings.LayerNorm.weight.dtype
+        own = (self.embeddings.LayerNorm or self.embeddings.word_embeddings).weight.dtype
         dtype = torch.get_autocast_dtype("cuda") if mask.is_cuda and torch.is_autocast_enabled() else own
         if trains and not self.may_train_packed(mask.device, dtype):
             return "a model that trains computes them, unless varlen attention, which is faster, can run"
@@ -303,7 +305,7 @@ class BertBody(Body, Generic[Out]):
 
     def may_train_packed(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether varlen attention can run in a dtype on a device: training is faster then without padding."""
-        relative = POSITIONS[self.config.position_embedding_type].in_scores
+        relative = (kind := POSITIONS[self.config.position_embedding_type]).in_scores or kind.has_windows
         width = self.config.hidden_size // self.config.num_attention_heads
         needs = Requirements(relative=relative, device=device.type, dtype=dtype, head_dim=width)
         return missing_for_varlen(needs) is None
@@ -335,7 +337,7 @@ class BertBody(Body, Generic[Out]):
         requirements = Requirements(
             weights=args.output_attentions,
             dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
-            relative=kind.in_scores,
+            relative=kind.in_scores or kind.has_windows,
             device=x.device.type,
             dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
             head_dim=config.hidden_size // config.num_attention_heads,

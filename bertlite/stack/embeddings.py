@@ -32,7 +32,9 @@ class FamilyEmbeddings(BertEmbeddings):
 
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
         self.norms_last = own_field(config, "projected_before_norm")
-        self.LayerNorm = nn.LayerNorm(config.hidden_size if self.norms_last else size, eps=config.layer_norm_eps)
+        width = config.hidden_size if self.norms_last else size
+        wanted = own_field(config, "embeddings_norm")
+        self.LayerNorm: Any = nn.LayerNorm(width, eps=config.layer_norm_eps) if wanted else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
         # Narrow tables are projected to the width of the layers, before or after they are normalised.

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,9 +72,18 @@ class Padded:
         """Return the layout of the tokens that `first` returns."""
         return self
 
-    def pooler_rows(self, x: Tensor) -> Tensor:
-        """Return rows, (B, 1 or S, D), that begin with the first token of each sequence."""
-        return x
+    def pooler_rows(self, x: Tensor, pooler: Any = None, mask: Tensor | None = None) -> Tensor:
+        """Return rows, (B, 1 or S, D), that begin with the first token of each sequence, or with the tokens' mean."""
+        return self.mean(x, mask) if getattr(pooler, "means", False) else x
+
+    def mean(self, x: Tensor, mask: Tensor | None) -> Tensor:  # (B, S, D) -> (B, 1, D)
+        """Return the mean of the tokens of each sequence, which a mask of 2 dimensions tells from padding."""
+        if mask is None:
+            return x.mean(1, keepdim=True)
+        if mask.dim() != 2:
+            raise ValueError(f"pooling 'mean' takes a 2-D {self.mask_name}, not {mask.dim()}-D: it names the tokens")
+        real = to_bool_mask(mask, self.mask_name)[..., None]
+        return (x * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
 
     def real(self) -> Tensor | None:
         """Return (B, S), False for padding that was left out; None if none was."""
@@ -204,10 +213,18 @@ class Packed:
         lengths, counts = tuple(min(n, 1) for n in self.lengths), self.counts.clamp(max=1)
         return Packed(lengths, counts, (len(lengths), 1)[: len(self.shape)], self.nonempty)
 
-    def pooler_rows(self, x: Tensor) -> Tensor:
-        """Return rows, (B, 1, D), that begin with the first token of each sequence."""
-        rows = self.first_token_layout().unpack(self.first(x))
+    def pooler_rows(self, x: Tensor, pooler: Any = None, mask: Tensor | None = None) -> Tensor:
+        """Return rows, (B, 1, D): the first token of each sequence, or the mean of its tokens."""
+        rows = self.mean(x) if getattr(pooler, "means", False) else self.first_token_layout().unpack(self.first(x))
         return rows if self.in_rows else rows[:, None]
+
+    def mean(self, x: Tensor) -> Tensor:  # (T, D) -> (B, 1, D) or, without rows, (B, D)
+        """Return the mean of the tokens of each sequence."""
+        counts = self.counts.clamp(min=1)[:, None]
+        if self.in_rows:
+            return (self.unpack(x).sum(1) / counts)[:, None]
+        rows = self.repeat(torch.arange(len(counts), device=x.device))
+        return x.new_zeros(len(counts), x.shape[-1]).index_add(0, rows, x) / counts
 
     def real(self) -> Tensor | None:
         """Return (B, S), False for padding; None if there were no rows."""

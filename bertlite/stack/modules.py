@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bertlite.config import POSITIONS, BertConfig, kept_heads, kept_neurons, own_field
 from bertlite.stack.attention import LayerContext, attend, drop
-from bertlite.stack.positions import DISTANCES, PROJECTIONS, find_table
+from bertlite.stack.positions import DISTANCES, PROJECTIONS
 from bertlite.support.activations import ACTIVATIONS
 
 
@@ -49,7 +49,7 @@ class BertEmbeddings(nn.Module):
         if token_type_ids is None:
             token_type_ids = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
         x = self.add_positions(x + self.token_type_embeddings(token_type_ids), position_ids)
-        return drop_by(self.dropout, self.LayerNorm(x))
+        return drop_by(self.dropout, x if self.LayerNorm is None else self.LayerNorm(x))
 
     def add_positions(self, x: Tensor, position_ids: Tensor | None) -> Tensor:  # (…, D) -> (…, D)
         """Add the vector of each position, unless positions are only in the scores."""
@@ -77,6 +77,8 @@ class BertSelfAttention(nn.Module):
         self.value = linear(config.hidden_size, self.all_head_size)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
         self.position_embedding_type = "absolute" if cross else config.position_embedding_type
+        self.layer_idx = layer
+        self.window: int | None = None  # the largest distance of a key that a query may attend to
         self.max_position_embeddings = config.max_position_embeddings
         DISTANCES[self.position_embedding_type].attach_(self, config, linear)
 
@@ -85,8 +87,8 @@ class BertSelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, N·H), (B, N, S, K)
         q, k, v = self.project(hidden_states, inputs)
         score_bias = None
-        if POSITIONS[self.position_embedding_type].in_scores:
-            score_bias = DISTANCES[self.position_embedding_type].score_bias(self, q, k, inputs)
+        if (kind := POSITIONS[self.position_embedding_type]).in_scores or kind.rotates:
+            q, k, score_bias, inputs = DISTANCES[self.position_embedding_type].apply(self, q, k, inputs)
         return attend(q, k, v, inputs, score_bias, self.dropout.p if self.training else 0.0)
 
     def project(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,11 +111,11 @@ class BertSelfOutput(nn.Module):
     def __init__(self, config: BertConfig, width: int) -> None:
         super().__init__()
         self.dense = linear(width, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm: Any = norm(config, not own_field(config, "norm_first"))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
-        return self.LayerNorm(drop_by(self.dropout, self.dense(hidden_states)) + input_tensor)
+        return (self.LayerNorm or unchanged)(drop_by(self.dropout, self.dense(hidden_states)) + input_tensor)
 
 
 class BertAttention(nn.Module):
@@ -122,6 +124,7 @@ class BertAttention(nn.Module):
     def __init__(self, config: BertConfig, layer: int, cross: bool = False) -> None:
         super().__init__()
         self.layer_idx = layer
+        self.LayerNorm: Any = norm(config, normalises_first(config, layer))
         self.self = BertSelfAttention(config, layer, cross)
         self.output = BertSelfOutput(config, self.self.all_head_size)
         self.pruned_heads = set() if cross else set(config.pruned_heads.get(layer, ()))  # third-party pruners read it
@@ -129,8 +132,19 @@ class BertAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
-        context, weights = self.self(hidden_states, inputs=inputs)
+        context, weights = (self.self if self.LayerNorm is None else self.attend)(hidden_states, inputs=inputs)
         return self.output(context, hidden_states), weights
+
+    def attend(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
+        """Attend to normalised states."""
+        x, inputs = self.normalised(x, inputs)
+        attended: tuple[Tensor, Tensor | None] = self.self(x, inputs=inputs)
+        return attended
+
+    def normalised(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, LayerContext]:
+        """Return normalised states; if only first tokens are computed, keys and values are of normalised ones too."""
+        source = None if inputs.source is None else normed(self, inputs.source)
+        return normed(self, x), inputs if source is None else replace(inputs, source=source)
 
 
 class Activation(nn.Module):
@@ -152,11 +166,21 @@ class BertIntermediate(nn.Module):
 
     def __init__(self, config: BertConfig, width: int | None = None) -> None:
         super().__init__()
-        self.dense = linear(config.hidden_size, config.intermediate_size if width is None else width)
+        width = config.intermediate_size if width is None else width
+        self.LayerNorm: Any = norm(config, own_field(config, "norm_first"))
+        self.dense = linear(config.hidden_size, width)
+        self.factor = linear(config.hidden_size, width) if own_field(config, "gated") else None
         self.intermediate_act_fn = activation(config.hidden_act)
+        self.is_plain = self.LayerNorm is None and self.factor is None
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, intermediate)
-        return self.intermediate_act_fn(self.dense(hidden_states))
+        return self.intermediate_act_fn(self.dense(hidden_states)) if self.is_plain else self.compute(hidden_states)
+
+    def compute(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, intermediate)
+        """Compute neurons of normalised states, each multiplied by its factor."""
+        x = normed(self, hidden_states)
+        neurons: Tensor = self.intermediate_act_fn(self.dense(x))
+        return neurons if self.factor is None else neurons * self.factor(x)
 
 
 class BertOutput(BertSelfOutput):
@@ -222,23 +246,24 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
         self.rel_embeddings: nn.Embedding | None = None  # a table of distances for all layers, as in DeBERTa
+        self.final_norm: Any = norm(config, own_field(config, "norm_first"))
+        self.position_embedding_type = config.position_embedding_type
         DISTANCES[config.position_embedding_type].attach_to_encoder_(self, config)
 
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers on (…, D); return the last one's output and, if they are kept, the inputs of each layer."""
-        x, last = hidden_states, len(self.layer) - 1
-        if self.rel_embeddings is not None:
-            keys = x.shape[1] if inputs.layout is None else inputs.layout.keys
-            inputs = replace(inputs, distance_table=find_table(self, x, keys))
+        x = hidden_states if self.layer or not inputs.first_only else inputs.first(hidden_states)
+        if (kind := DISTANCES[self.position_embedding_type]).shares:
+            inputs = replace(inputs, shared=kind.share(self, x, inputs))
         states: list[Tensor] | None = [] if inputs.keep_states else None
         for i, layer in enumerate(self.layer):
             if states is not None:
                 states.append(x)
-            if inputs.first_only and i == last:
+            if inputs.first_only and i == len(self.layer) - 1:
                 x = self.run_layer(layer, inputs.first(x), inputs.at_first_tokens(i, x))
             else:
                 x = self.run_layer(layer, x, inputs.at(i))
-        return (inputs.first(x) if inputs.first_only and last < 0 else x), states
+        return (x if self.final_norm is None else self.final_norm(x)), states
 
     def run_layer(self, layer: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         out: Tensor = layer(x, inputs=inputs)
@@ -253,10 +278,16 @@ class BertPooler(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = nn.Tanh() if (act := own_field(config, "pooler_act")) == "tanh" else activation(act)
         self.dropout = nn.Dropout(rate) if (rate := own_field(config, "pooler_dropout")) else None
+        self.LayerNorm: Any = norm(config, own_field(config, "pooler_norm"))
+        self.means = own_field(config, "pooling") == "mean"  # it reads the mean of all tokens
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
-        first = hidden_states[:, 0]
-        return self.activation(self.dense(first if self.dropout is None else self.dropout(first)))
+        first = hidden_states[:, 0] if self.dropout is None else self.dropout(hidden_states[:, 0])
+        return self.activation(self.dense(first)) if self.LayerNorm is None else self.summarise(first)
+
+    def summarise(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
+        """Return what a pooler that normalises gives."""
+        return normed(self, self.activation(self.dense(x)))
 
 
 def activation(name: str) -> nn.Module:
@@ -264,6 +295,25 @@ def activation(name: str) -> nn.Module:
     name = name.rpartition("bertlite:")[2]
     entry = ACTIVATIONS[name]
     return entry() if isinstance(entry, type) else Activation(name)
+
+
+def normalises_first(config: BertConfig, layer: int) -> bool:
+    """Return whether a layer normalises before attention; in ModernBERT layer 0 has just normalised embeddings."""
+    return bool(own_field(config, "norm_first") and (layer > 0 or own_field(config, "first_norm")))
+
+
+def norm(config: BertConfig, wanted: bool) -> nn.LayerNorm | None:
+    """Make a LayerNorm, if there is one at this place."""
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if wanted else None
+
+
+def normed(part: Any, x: Tensor) -> Tensor:
+    """Return x as the LayerNorm of a part normalises it, if it has one."""
+    return x if part.LayerNorm is None else part.LayerNorm(x)
+
+
+def unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BUCKETS = 32  # MPNet sorts distances into so many
 Project = Callable[[nn.Linear], Tensor]  # returns the encoder's table, normalised and projected, (R, outputs)
 ScoreBias = Callable[[Tensor, Tensor], Tensor]  # (B, N, S, H), (B, N, K, H) -> added to (B, N, S, K)
+Applied = tuple[Tensor, Tensor, ScoreBias | None, Any]  # queries, keys, the bias and a layer's `LayerContext`
 
 
 class DistanceTable(NamedTuple):
@@ -33,9 +34,24 @@ class DistanceTable(NamedTuple):
     rows: Tensor  # (2 K - 1,), the index in `vectors` for each distance from query to key, from 1 - K on
 
 
+class Rotation(NamedTuple):
+    """The angles of all tokens in one forward, (…, 1, H): both halves of a head have the same ones."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:  # (…, N, H) -> (…, N, H)
+        """Rotate each number of a head with the one half a head further; in float32 if x has less."""
+        cos, sin = (angles.to(x.device) for angles in self)
+        exact = x.to(cos.dtype)
+        first, second = exact.chunk(2, -1)
+        return (exact * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
+
+
 class Distances:
     """One kind of positions; this one is absolute, and does nothing with distances."""
 
+    shares = False  # an encoder computes something for all of its layers
     projections: tuple[str, ...] = ()  # more linear layers to heads that an attention gets
     per_head = False  # the columns of an attention's table are heads
 
@@ -49,7 +65,15 @@ class Distances:
             attention.distance_embedding = nn.Embedding(*shape)
 
     def attach_to_encoder_(self, encoder: Any, config: BertConfig) -> None:
-        """Give an encoder the table that its layers share, `rel_embeddings`, if there is one."""
+        """Give an encoder the parts that its layers share, such as a table, `rel_embeddings`, if there are any."""
+
+    def share(self, encoder: Any, x: Tensor, inputs: Any) -> Any:
+        """Return what the layers share in a forward on embeddings x; `inputs` is the encoder's `LayerContext`."""
+        raise NotImplementedError
+
+    def apply(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> Applied:  # (…, N, H) each
+        """Return queries, keys, a score bias and the `LayerContext` of a layer, as attention takes them."""
+        return q, k, self.score_bias(attention, q, k, inputs), inputs
 
     def score_bias(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> ScoreBias:  # (…, N, H) each
         """Return the function that computes the score bias; `inputs` is the layer's `LayerContext`."""
@@ -131,6 +155,7 @@ class DisentangledDistances(Distances):
     """
 
     projections = ("pos_key_proj", "pos_query_proj")
+    shares = True
 
     def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
         """Give an attention the projections of distances; with share_att_key it uses its projections of tokens."""
@@ -147,8 +172,11 @@ class DisentangledDistances(Distances):
         if own_field(config, "norm_rel_ebd") == "layer_norm":
             encoder.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
+    def share(self, encoder: Any, x: Tensor, inputs: Any) -> DistanceTable:
+        return find_table(encoder, x, x.shape[1] if inputs.layout is None else inputs.layout.keys)
+
     def score_bias(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> ScoreBias:  # (…, N, H) each
-        table: DistanceTable | None = inputs.distance_table
+        table: DistanceTable | None = inputs.shared
         if table is None:
             raise ValueError(
                 "a layer with disentangled attention needs the encoder's table of distances: run the encoder"
@@ -178,6 +206,51 @@ class DisentangledDistances(Distances):
         found = {kind: pad(x.flip(2).mT, room).flatten(0, 1) for kind, x in project_table(attention, project).items()}
         distances = torch.arange(shape.reach, -shape.reach - 1, -1, device="cpu")
         return {**found, "distance_rows": rows - 1 - table_rows(distances, shape.buckets, shape.reach)}
+
+
+class RotaryPositions(Distances):
+    """Queries and keys are rotated by their positions (Su et al. 2021, arXiv:2104.09864), so that a score depends on
+    the distance; some layers attend within a window, as in ModernBERT.
+    """
+
+    shares = True
+
+    def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
+        """Give an attention the base of its angles, and its window if it has one."""
+        is_local = attention.layer_idx in (own_field(config, "local_layers") or ())
+        attention.rotary_base = float(own_field(config, "local_rotary_base" if is_local else "rotary_base"))
+        attention.window = own_field(config, "local_attention") if is_local else None
+
+    def attach_to_encoder_(self, encoder: Any, config: BertConfig) -> None:
+        encoder.rotated_size = config.hidden_size // config.num_attention_heads
+        encoder.rotary_divisor = own_field(config, "rotary_divisor")
+
+    def share(self, encoder: Any, x: Tensor, inputs: Any) -> dict[float, Rotation]:
+        """Return the rotation of all tokens for each base; angles are float32, as in transformers."""
+        places, dtype = inputs.places, torch.promote_types(x.dtype, torch.float32)
+        if places is None:
+            places = torch.arange(x.shape[-2], device=x.device)
+        places = places if x.dim() == 2 else places.view(-1, x.shape[-2])
+        found = {}
+        for base in sorted({layer.attention.self.rotary_base for layer in encoder.layer}):
+            steps = rotary_steps(base, encoder.rotary_divisor, encoder.rotated_size, x.device)
+            angles = (places[..., None, None].float() * steps).repeat(*[1] * (places.dim() + 1), 2)
+            found[base] = Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+        return found
+
+    def apply(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> Applied:  # (…, N, H) each
+        if inputs.shared is None:
+            raise ValueError("a layer with rotary positions needs the encoder's angles: run the encoder")
+        rotation: Rotation = inputs.shared[attention.rotary_base]
+        of_queries = Rotation(*map(inputs.first, rotation)) if inputs.first_only else rotation
+        if attention.window is not None:
+            inputs = inputs.within(attention.window, q, k)
+        return of_queries(q), rotation(k), None, inputs
+
+
+def rotary_steps(base: float, divisor: float, size: int, device: Any) -> Tensor:
+    """Return the angles, (H / 2,), by which one position rotates the pairs of numbers of a head of this size."""
+    return 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size) / divisor
 
 
 def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:
@@ -229,5 +302,6 @@ DISTANCES = {  # {position_embedding_type: its part in attention}
     "relative_key_query": VectorDistances(with_keys=True),
     "bucketed": BucketedDistances(),
     "disentangled": DisentangledDistances(),
+    **dict.fromkeys(("rotary", "rotary_local"), RotaryPositions()),
 }
 PROJECTIONS = ("query", "key", "value", *DisentangledDistances.projections)  # to heads

@@ -52,6 +52,7 @@ DISTANCES = {
     "type_vocab_size": 0,
     "max_relative_positions": 32,
 }
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # {kind: (transformers' name of the model, fields of its config)}
     "encoder": ("BertModel", {}),
     "cross-encoder": ("BertForSequenceClassification", {"num_labels": 1}),
@@ -60,6 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # {kind: (transformers' name 
     "deberta": ("DebertaV2Model", DISTANCES),
     "mpnet": ("MPNetModel", {}),
     "electra": ("ElectraModel", {"embedding_size": 16}),
+    "modernbert": ("ModernBertModel", {"local_attention": 8, **dict.fromkeys(TOKENS, 0)}),
 }
 DTYPES = ("float32", "bfloat16", "int8")
 TEXTS = ["hello w3 w7", "w1", "", "a longer text with w5 w6 w7 w8 w9 abcdefg hijkl " * 3, "w2 w2"]
@@ -70,6 +72,7 @@ NAMES = (
     "relative_key",
     "bucketed",
     "disentangled",
+    "rotary",
     "c2p",
     "after",
     "dense",

@@ -18,6 +18,7 @@ from bertlite.checkpoint.files import Source
 from bertlite.models.heads import CLASSES
 from bertlite.opened.inspection import inspect
 from bertlite.parity.families import FIELDS, gradients_as_ours
+from bertlite.parity.reference import unrounded
 from bertlite.pruning import densify
 
 transformers = pytest.importorskip("transformers")
@@ -64,9 +65,29 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # by model_type: transformer
         },
     ),
 }
+WINDOWS = {**FIELDS["modernbert"], "num_hidden_layers": 3, "max_position_embeddings": 40}
+CONFIGS |= {  # transformers 4 has some of them alone
+    kind: (prefix, sizes)
+    for kind, prefix, sizes in (
+        ("modernbert", "ModernBert", {**SIZES, **WINDOWS}),
+        ("nomic_bert", "NomicBert", {**SIZES, "max_position_embeddings": 40}),
+        ("gte", "Gte", {**SIZES, "max_position_embeddings": 40}),
+        ("jina_embeddings_v3", "JinaEmbeddingsV3", {**SIZES, "max_position_embeddings": 40}),
+        ("roberta-prelayernorm", "RobertaPreLayerNorm", WITH_PADDING_FIRST),
+        ("xlm-roberta-xl", "XLMRobertaXL", WITH_PADDING_FIRST),
+        ("megatron-bert", "MegatronBert", {**SIZES, "max_position_embeddings": 40}),
+    )
+    if hasattr(transformers, f"{prefix}Model")
+}
+ROTARY = [kind for kind in ("modernbert", "nomic_bert", "gte", "jina_embeddings_v3") if kind in CONFIGS]
 HEADS = ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"]
 TOKENS = ("", "MaskedLM", "TokenClassification")  # heads whose outputs packed tokens have, whatever is padding
-CASES = [(kind, head) for kind in CONFIGS for head in ("", *HEADS) if not head or kind != "bert-generation"]
+CASES = [
+    (kind, head)
+    for kind, (prefix, _) in CONFIGS.items()
+    for head in ("", *HEADS)
+    if not head or hasattr(transformers, f"{prefix}For{head}")
+]
 
 
 @torch.no_grad()
@@ -138,12 +159,13 @@ def compared(out: Any, mask: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("kind", "head"), CASES)
 def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any) -> None:
     theirs, folder = folders(kind, head)
-    as_ours = head in TOKENS or not kind.startswith("deberta")  # DeBERTa computes padding in another way
+    as_ours = head in TOKENS or not kind.startswith(("deberta", "modernbert"))  # they compute padding in another way
     ours, batch = ours_of(folder, head), batch_of(theirs, head, padded=as_ours)
     mask = batch["attention_mask"]
     labels = labels_of(head, mask) if head else {}
     theirs.zero_grad()
-    wanted, got = theirs(**batch, **labels), ours(**batch, **labels)
+    with unrounded(theirs):
+        wanted, got = theirs(**batch, **labels), ours(**batch, **labels)
     assert_same(compared(got, mask), compared(wanted, mask))
     if head:
         wanted.loss.backward()
@@ -156,7 +178,7 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
         for model in (ours, theirs)
     )
     grads, expected = gradients_as_ours(Origin.read(Source(folder)), mine, {"theirs": other}, ours)
-    assert len(grads) > 30
+    assert len(grads) > 25
     assert_same(grads, {name: expected["theirs"][name] for name in grads})
     with torch.no_grad():
         ours.set_attn_implementation("sdpa")
@@ -164,7 +186,8 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
         ours.set_attn_implementation("packed")
         batch = batch_of(theirs, head, padded=head in TOKENS)
         mask = batch["attention_mask"]
-        assert_same(compared(ours(**batch), mask), compared(theirs(**batch), mask))
+        with unrounded(theirs):
+            assert_same(compared(ours(**batch), mask), compared(theirs(**batch), mask))
 
 
 @pytest.mark.parametrize(
@@ -210,20 +233,29 @@ def test_every_kind_of_disentangled_attention_is_the_same_here(changes: dict[str
         ("distilbert", "MultipleChoice", {"dropout": 0.0, "seq_classif_dropout": 0.4}),
         ("deberta-v2", "SequenceClassification", {"pooler_dropout": 0.3, "cls_dropout": 0.4}),
         ("deberta-v2 apart", "MultipleChoice", {}),
+        ("modernbert", "TokenClassification", {"classifier_dropout": 0.3}),  # in layers it drops out at other places
+        ("modernbert", "QuestionAnswering", {"classifier_dropout": 0.3}),
+        ("nomic_bert", "SequenceClassification", {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3}),
+        ("jina_embeddings_v3", "SequenceClassification", {}),
+        ("roberta-prelayernorm", "SequenceClassification", {}),
     ],
 )
 def test_classifiers_in_training_drop_what_transformers_drops(
     kind: str, head: str, rates: dict[str, float], tmp_path: Path
 ) -> None:
+    if kind not in CONFIGS:
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     theirs = theirs_of(kind, head, **rates)
     theirs.save_pretrained(tmp_path)
-    batch, logits = batch_of(theirs, head, padded=not kind.startswith("deberta")), []
+    padded = not kind.startswith(("deberta", "modernbert"))
+    batch, logits = batch_of(theirs, head, padded=padded), []
     for model in (theirs, ours_of(tmp_path, head)):
         torch.manual_seed(0)
-        logits.append(model.train()(**batch).logits)
+        with unrounded(theirs):
+            logits.append(model.train()(**batch)["start_logits" if head == "QuestionAnswering" else "logits"])
     assert_same([logits[1]], [logits[0]])
     torch.manual_seed(1)
-    assert not torch.equal(model(**batch).logits, logits[1])
+    assert not torch.equal(model(**batch)["start_logits" if head == "QuestionAnswering" else "logits"], logits[1])
 
 
 def test_rates_of_dropout_that_a_config_leaves_out_are_transformers_defaults(folders: Any, tmp_path: Path) -> None:
@@ -333,8 +365,8 @@ def test_faults_have_berts_names_and_say_so(folders: Any, tmp_path: Path) -> Non
         (
             "distilbert",
             "",
-            {"model_type": "modernbert"},
-            "a 'modernbert' model, which has rotary positions; bertlite loads",
+            {"model_type": "neobert"},
+            "a 'neobert' model, which has RMSNorm in the place of LayerNorm; bertlite loads",
         ),
         ("distilbert", "", {"model_type": "odd"}, "a 'odd' model; bertlite loads 'bert', 'roberta'"),
     ],
@@ -386,7 +418,8 @@ def test_no_family_is_both_known_and_refused() -> None:
     others = [kind for kinds in REASONS.values() for kind in kinds]
     assert len(set(others)) == len(others)
     assert not FAMILIES.keys() & set(others)
-    assert {kind.partition(" ")[0] for kind in CONFIGS} | {"bert"} == FAMILIES.keys()
+    alone = set() if hasattr(transformers, "GteModel") else {"nomic_bert", "gte", "jina_embeddings_v3"}
+    assert {kind.partition(" ")[0] for kind in CONFIGS} | {"bert", "new"} == FAMILIES.keys() - alone
     page = (Path(__file__).parents[2] / "notebooks" / "docs" / "families.md").read_text(encoding="utf-8")
     assert [kind for kind in FAMILIES if f"`{kind}`" not in page] == []
 

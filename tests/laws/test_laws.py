@@ -333,7 +333,8 @@ MORE_KINDS: dict[str, tuple[tuple[str, ...], Iterable[str]]] = {
     "auto": (("saved = loaded",), FAMILIES_HERE),
     "sdpa": (("padding", "pruned = gated"), KINDS),
     "packed": (("padding",), ["roberta"]),
-    "graphs": (("pruned = gated",), ["roberta"]),
+    "graphs": (("pruned = gated",), ["roberta", "modernbert"]),
+    **dict.fromkeys(("runtime", "Embedder"), (("alone = together",), ["modernbert"])),
     **dict.fromkeys(("hf", "native float32", "native bfloat16", "native int8"), (("pruned = gated",), FAMILIES_HERE)),
 }
 
@@ -365,10 +366,19 @@ def test_law(way: str, law: str, kind: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_every_other_family_is_one_of_these_kinds() -> None:
-    """But for its pooler and its segments."""
+    """But for its pooler, its segments, missing biases, the base of its angles and a norm of embeddings."""
+    plain = {
+        "type_vocab_size": 2,
+        "pooler_act": "tanh",
+        "zeros": None,
+        "embeddings_norm": True,
+        "layer_norm_eps": 1e-12,
+    }
+    plain |= {"rotary_base": 1.0, "local_rotary_base": 1.0, "hidden_act": "gelu", "pad_token_id": 0}
+    plain |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
 
     def same(**fields: Any) -> Any:
-        return replace(config_of(**fields), type_vocab_size=2, pooler_act="tanh", extra={})
+        return replace(config_of(**fields), **plain, extra={})
 
     kinds = [same(**fields) for fields in KINDS.values()]
     for family in FAMILIES:

@@ -42,6 +42,11 @@ KINDS: dict[str, dict[str, Any]] = {  # what a config.json states in addition to
     "mpnet": {"model_type": "mpnet"},
     "electra small": {"model_type": "electra", "embedding_size": 24},
     "deberta-v2": {"model_type": "deberta-v2", "relative_attention": True, **DISENTANGLED},
+    "modernbert": {"model_type": "modernbert", "local_attention": 4, "pad_token_id": 0},  # windows in layers 1 and 2
+    "nomic_bert": {"model_type": "nomic_bert"},
+    "jina_embeddings_v3": {"model_type": "jina_embeddings_v3", "pad_token_id": 0},
+    "xlm-roberta-xl": {"model_type": "xlm-roberta-xl"},
+    "megatron-bert": {"model_type": "megatron-bert"},
     "deberta-v2 apart": {"model_type": "deberta-v2", "relative_attention": True, "embedding_size": 24, **DISENTANGLED},
 }
 

@@ -16,8 +16,9 @@ from bertlite.cli import main
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import Case, check
 from bertlite.parity.command import claims_table
-from bertlite.parity.families import FAMILY_HEADS, KINDS, cases_of, save_random
+from bertlite.parity.families import FAMILY_HEADS, KINDS, NO_KERNELS, cases_of, save_random
 from bertlite.parity.inputs import encoded_sentences
+from bertlite.parity.reference import unsupported
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +43,24 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_small_model_of_a_family_is_transformers_model(case: Case, folders: Any) -> None:
+    if reason := unsupported(case):
+        pytest.skip(reason)
     report = check(case, "cpu", folders(case.family))
     assert report.ok, f"\n{report}"
     assert report.backend.partition(",")[0] in (case.backend, "none", "eager"), report.backend
 
 
 def test_every_family_has_cases_with_every_backend_and_padding() -> None:
-    assert {kind.partition("/")[0] for kind in KINDS} == FAMILIES.keys() - {"bert"}
+    assert {kind.partition("/")[0] for kind in KINDS} == FAMILIES.keys() - {"bert", "new"}
     assert {case.model for kind in KINDS for case in cases_of(kind, quick=True)} == {"BertModel", *FAMILY_HEADS}
     for kind in KINDS:
         for quick in (True, False):
             cases = cases_of(kind, quick)
-            assert {case.backend for case in cases} == {"eager", "sdpa", "packed", "native"}
+            native = set() if kind.partition("/")[0] in NO_KERNELS else {"native"}
+            assert {case.backend for case in cases} == {"eager", "sdpa", "packed", *native}
             assert {case.batch for case in cases} == {"full", "padded", "left"}
-            assert {case.dtype for case in cases} == {"float64", "float32"}
-            assert {case.feature for case in cases} == {"", "gradients"}
+            assert {case.dtype for case in cases} >= {"float64", "float32"}
+            assert {case.feature for case in cases} >= {"", "gradients"}
 
 
 @pytest.mark.parametrize("kind", ["roberta", "distilbert", "mpnet", "deberta-v2"])

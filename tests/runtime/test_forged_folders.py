@@ -31,9 +31,9 @@ Change = Callable[[stress.Folder], object]
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pack an encoder with a Dense, a classifier and a DeBERTa, each in two dtypes."""
+    """Pack an encoder with a Dense, a classifier, a DeBERTa and a ModernBERT, each in two dtypes."""
     place = tmp_path_factory.mktemp("packed")
-    return {path.name: path for path in stress.make_folders(place, ["encoder", "classifier", "deberta"])}
+    return {path.name: path for path in stress.make_folders(place, ["encoder", "classifier", "deberta", "modernbert"])}
 
 
 def forged(folder: Path, place: Path, change: Change) -> Path:
@@ -76,6 +76,7 @@ def twice(folder: stress.Folder) -> None:
 
 WORDS, NORM = "embeddings.word_embeddings.weight", "embeddings.LayerNorm.bias"
 LONGER = r"layers is U8 \(\d+,\), not U8 \(\d+,\)"
+NO_ANGLES = "shape.layers, shape.head_size and shape.max_positions describe no rotary positions"
 NATIVE = [
     ("encoder-float32", described("shape", "layers", 1, "neurons", to=4800), LONGER),
     ("encoder-int8", described("shape", "layers", 0, "heads", to=16), LONGER),
@@ -95,6 +96,16 @@ NATIVE = [
     ("encoder-int8", described("shape", "epsilon", to=float("nan")), "shape.epsilon is nan; it must be a number"),
     ("encoder-int8", described("embeddings", "padding", to=300), "embeddings.padding is beyond the words"),
     ("deberta-float32", described("shape", "kinds", to=["c2p", "c2p"]), "shape.kinds, shape.buckets and"),
+    ("modernbert-float32", described("shape", "layers", 0, "rotary_base", to=1), r"\[0\].rotary_base is 1; it must"),
+    ("modernbert-float32", described("shape", "layers", 0, "rotary_base", to=None), NO_ANGLES),
+    ("modernbert-float32", described("shape", "layers", 1, "window", to=-1), r"\[1\].window is -1; it must be an in"),
+    ("modernbert-float32", described("shape", "max_positions", to=2**40), NO_ANGLES),
+    ("modernbert-float32", described("shape", "head_size", to=15), NO_ANGLES),
+    ("modernbert-float32", described("shape", "positions", to="absolute"), NO_ANGLES),
+    ("modernbert-float32", described("shape", "rotary_divisor", to=0), "rotary_divisor is 0; it must be a number a"),
+    ("modernbert-float32", described("shape", "gated", to=False), LONGER),
+    ("modernbert-float32", described("shape", "first_norm", to=True), LONGER),
+    ("encoder-float32", described("shape", "norms_first", to=2), "shape.norms_first is 2; it must be true or false"),
     ("encoder-float32", entered(NORM, to=KeyError), "LayerNorm.bias is missing"),
     ("encoder-float32", entered(NORM, "shape", to=[1]), r"LayerNorm.bias is F32 \(1,\), not F32 \(32,\)"),
     ("encoder-float32", entered(NORM, "dtype", to="U8"), r"LayerNorm.bias is U8 \(32,\), not F32 \(32,\)"),
@@ -164,7 +175,7 @@ def test_rows_of_distances_beyond_the_table_are_refused_by_both_loaders(
 def test_folders_of_earlier_formats_give_the_same(packed: dict[str, Path], tmp_path: Path) -> None:
     """Before format 9 shapes name no layers in floats; steps after pooling once stated neither outputs nor bias.
 
-    Before format 10 weights were not fitted.
+    Before format 10 weights were not fitted, and before format 11 norms came last and positions did not rotate.
     """
     source = packed["encoder-int8"].parent / "source-encoder" / "whole"
     plain = shutil.copytree(packed["encoder-int8"], tmp_path / "plain")
@@ -175,7 +186,10 @@ def test_folders_of_earlier_formats_give_the_same(packed: dict[str, Path], tmp_p
     def older(folder: stress.Folder) -> None:
         about = folder.files[FILE][2]
         about["format"], about["blocks"] = 8, about["blocks"][:2]
-        del about["shape"]["kept"], about["shape"]["floats"], about["shape"]["scaled"]
+        for name in ("kept", "floats", "scaled", "norms_first", "first_norm", "gated", "rotary_divisor"):
+            del about["shape"][name]
+        for layer in about["shape"]["layers"]:
+            del layer["rotary_base"], layer["window"]
         folder.files[AFTER][2]["format"] = 9  # any will do, as steps after pooling have no layers
         del folder.settings["after"][0]["outputs"], folder.settings["after"][0]["bias"]
         for name in ("lower_case", "segments", "truncation_side", "default_prompt"):

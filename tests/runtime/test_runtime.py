@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import WITH_MIXED, kernels_or_skip, native, natively
+from natively import ROTARY, WITH_MIXED, kernels_or_skip, native, natively
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from bertlite import BertConfig, BertModel, BertTokenizer, Embedder, optimize_for_inference, prune_heads
@@ -61,6 +61,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "bucketed": {"position_embedding_type": "bucketed"},
     "disentangled": {"position_embedding_type": "disentangled", "position_biased_input": False, **DISENTANGLED},
     "projected": {"embedding_size": 48},
+    "rotary": ROTARY,
+    "norms first": {"norm_first": True, "first_norm": True, "embeddings_norm": False},
 }
 LENGTHS = [17, 3, 40, 1]
 SAMPLE = [[2 + (7 * i + j * j) % 59 for j in range(3 + i)] for i in range(25)]  # token ids
@@ -128,8 +130,9 @@ def test_what_kernels_with_other_blocks_packed_gives_the_same_bits(
     assert np.array_equal(theirs.run(ids, None, [18, 40]).tokens, ours.run(ids, None, [18, 40]).tokens)
 
 
-def test_inputs_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    optimize_for_inference(made("bert"), dtype=torch.float32, backend="native").save(tmp_path / "quick")
+@pytest.mark.parametrize("kind", ["bert", "rotary"])
+def test_inputs_that_do_not_fit_are_named(kind: str, tmp_path: Path) -> None:
+    optimize_for_inference(made(kind), dtype=torch.float32, backend="native").save(tmp_path / "quick")
     encoder = Encoder(read_packed(tmp_path / "quick" / FILE), load_kernels())
     with pytest.raises(ValueError, match="token ids run from 3 to 61; this model has 61 words"):
         encoder.run(np.array([3, 61]), None, [2])

@@ -23,7 +23,7 @@ from bertlite.inference.checks import DROPOUT, HOMES, is_of_home, kind_of, own_c
 from bertlite.inference.clients.holders import SAVING, copy_module, copy_with, modules_of, refuse_saving_
 from bertlite.inference.clients.pooling import compute_in_order_
 from bertlite.inference.clients.readers import BODIES, mark_labels, reader_of, reads_labels, role_of, warn_of
-from bertlite.inference.clients.verification import encoder_of
+from bertlite.inference.clients.verification import layers_of
 from bertlite.inference.clients.verification import verify as verify_copy
 from bertlite.inference.model import InferenceModel, check_no_gradients, raise_missing
 from bertlite.inference.native.encoder import NativeEncoder
@@ -40,7 +40,9 @@ INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_se
 FOR_HEADS = ("first_token_only", "return_encoded")  # heads of bertlite.hf ask for these, and skip_padding
 FLOATS = (torch.float32, torch.bfloat16)  # dtypes of linear layers that the kernels run
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
-UNREAD = ("use_cache", "cache_position")  # an encoder of transformers does not read them either
+UNREAD = (  # an encoder of transformers does not read them either; heads of ModernBERT pass the last two in 4.57
+    *("use_cache", "cache_position", "batch_size", "seq_len"),
+)
 READ = (  # keywords that a body of transformers passes on and an attention reads
     *("is_causal", "position_bias", "dropout", "scaling", "sliding_window", "softcap"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
@@ -189,7 +191,8 @@ def check_body(name: str, body: Any) -> None:
     # A copy is built from the config, so whatever the config does not tell has to be as in a new body.
     made = None  # the modules of a new body without weights, of this one's class and config
     if not isinstance(body, BertModel):
-        made = dict(make_skeleton(type(body), config_as_built(body), {}).named_modules())
+        options = {"add_pooling_layer": True} if "add_pooling_layer" in inspect.signature(type(body)).parameters else {}
+        made = dict(make_skeleton(type(body), config_as_built(body), options).named_modules())
     for path, part in body.named_modules():
         where = f"{name}.{path}".rstrip(".")
         if part.training and not isinstance(part, nn.ModuleList):
@@ -223,13 +226,15 @@ def is_causal(config: Any) -> bool:
 
 def config_as_built(body: Any) -> Any:
     """Return a copy of a body's config that describes its layers as they are, and the chunks that they run in."""
-    config, count = copy.deepcopy(body.config), len(encoder_of(body).layer)
+    config, count = copy.deepcopy(body.config), len(layers_of(body))
     config.chunk_size_feed_forward = chunk_of(body)
     if count != config.num_hidden_layers:
         config.num_hidden_layers = count
         for field in ("pruned_heads", "pruned_neurons"):
             units = getattr(config, field, None) or {}
             setattr(config, field, {layer: units[layer] for layer in units if int(layer) < count})
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:count]
     return config
 
 

@@ -22,7 +22,8 @@ Role = Literal["holds", "each", "pools", "ends"]
 # result of a text and reads no padding, but an object around it may take the positions from within.  "ends": none may.
 BODIES = (
     *("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet"),
-    "DebertaV2",
+    *("DebertaV2", "RobertaPreLayerNorm", "XLMRobertaXL", "MegatronBert"),
+    *("ModernBert", "NomicBert", "Gte", "JinaEmbeddingsV3"),
 )
 HEADS: dict[str, Role] = {  # without those that have padding computed
     name.removeprefix("Bert"): "each" if head.needs_tokens else "pools"

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.checkpoint.families import FAMILIES
 from bertlite.config import BertConfig
 from bertlite.inference.checks import ComputeDtype
 from bertlite.inference.model import InferenceModel
@@ -37,6 +36,8 @@ ALLOWED |= {torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5}
 STEPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # {torch's setting: step of float32 in matmuls}
 LARGEST = 1e30  # a head marks outputs that it leaves out with larger or infinite numbers
 ENCODED = "last_hidden_state"
+# transformers' ModernBERT rounds to float32 in every dtype, and eager attends evenly where a window holds no token.
+ROUNDED = ("modernbert",)
 Outputs = dict[str, Tensor]
 Call = Callable[[Any], Any]
 
@@ -183,7 +184,8 @@ def check_alike(
     # Padding counts only if both sides compute it.
     real = mask.flatten(0, -2).bool()
     both = [(plain[key], ours[key]) for key in plain if key.startswith(ENCODED) and plain[key].shape[:2] == real.shape]
-    computed = any(bool(x[~real].any()) and bool(y[~real].any()) for x, y in both)
+    evenly = is_rounded(encoders) and getattr(encoders[0].config, "_attn_implementation", None) == "eager"
+    computed = not evenly and any(bool(x[~real].any()) and bool(y[~real].any()) for x, y in both)
     counts = torch.ones_like(real) if computed else real
     plain, noisy, ours = (real_outputs(each, counts) for each in (plain, noisy, ours))
 
@@ -276,7 +278,7 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -
     integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
 
     # Rounding differs by place: integers inside the encoder's matmuls, rows in word embeddings, floats elsewhere.
-    inside = {id(part) for each in encoders for part in encoder_of(each).modules()}
+    inside = {id(part) for each in encoders for part in layers_of(each).modules()}
     words = {id(each.get_input_embeddings().weight) for each in encoders if dtype == torch.int8}
 
     for part in {part for each in (model, *encoders) for part in each.modules()}:  # no hooks: a model may see them
@@ -291,9 +293,14 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -
     return step
 
 
-def encoder_of(body: Any) -> Any:
-    """Return the encoder, the layers and their norms, of a base model of any family."""
-    return getattr(body, FAMILIES[body.config.model_type].encoder)
+def layers_of(body: Any) -> Any:
+    """Return the layers of a base model of any family, the first list of modules in it."""
+    return next(part for part in body.modules() if isinstance(part, nn.ModuleList))
+
+
+def is_rounded(encoders: Sequence[Any]) -> bool:
+    """Return whether an encoder is of ROUNDED."""
+    return any(getattr(each.config, "model_type", None) in ROUNDED for each in encoders)
 
 
 def device_of(encoders: Sequence[nn.Module]) -> torch.device:
@@ -303,7 +310,8 @@ def device_of(encoders: Sequence[nn.Module]) -> torch.device:
 def step_of(encoders: Sequence[nn.Module], dtype: ComputeDtype) -> float:
     """Return the step between numbers near 1: the largest of the dtype's, the encoders' own and the matmuls'."""
     own = (torch.finfo(x.dtype).eps for each in encoders for x in each.parameters() if x.is_floating_point())
-    floats = dtype if isinstance(dtype, torch.dtype) and dtype != torch.int8 else torch.float32
+    is_float = isinstance(dtype, torch.dtype) and dtype != torch.int8 and not is_rounded(encoders)
+    floats = dtype if is_float else torch.float32
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch's newer settings differ by library

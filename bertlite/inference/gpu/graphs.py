@@ -97,7 +97,7 @@ class BucketGraph:
             layout = Slots.of_rows(self.mask.ne(0), tokens, self.bucket.longest, rest=False)
             packed = layout.pack_inputs(self.ids, self.segments, positions, None)
 
-        x, _ = model.encoder(model.embeddings(*packed), inputs=LayerContext(backend, layout))
+        x, _ = model.encoder(model.embeddings(*packed), inputs=LayerContext(backend, layout, places=packed[2]))
         return unpack_rows(layout, x) if model.fused else layout.unpack(x)
 
     def __call__(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None) -> Tensor:
@@ -353,8 +353,9 @@ class GraphedBertModel(QuickBertModel):
         if of_tokens or self.backend_for(1) is None or not self.skips_padding(skips):
             tokens = None
         elif mask is not None:  # the only wait for the GPU
-            relative = POSITIONS[self.config.position_embedding_type].in_scores  # they count positions, not slots
-            tokens, longest = count_tokens(mask, gapless=relative)
+            kind = POSITIONS[self.config.position_embedding_type]
+            counted = kind.in_scores or kind.has_windows  # these count positions, not slots
+            tokens, longest = count_tokens(mask, gapless=counted)
         if self.backend_for(longest) is None:
             tokens, longest = None, length
 
@@ -385,12 +386,14 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
     body, config = model.base_model, model.config
     if model.device.type != "cuda":
         raise ValueError(f"CUDA graphs are for a GPU and the model is on {model.device}: use backend='auto'")
+    if getattr(config, "pooling", "cls") == "mean":
+        raise ValueError("CUDA graphs do not compute the mean of tokens (pooling 'mean'): use backend='plain'")
     if type(body) is not BertModel or config.is_decoder:
         raise ValueError(f"CUDA graphs run encoders, not {type(body).__name__}: use backend='plain'")
 
     # The padding of long texts is left out only if this GPU has an attention for it.
     needs = Requirements(
-        relative=POSITIONS[config.position_embedding_type].in_scores,
+        relative=(kind := POSITIONS[config.position_embedding_type]).in_scores or kind.has_windows,
         device=model.device.type,
         dtype=model.dtype,
         head_dim=config.hidden_size // config.num_attention_heads,

@@ -28,10 +28,11 @@ def native_copy(
         sample: as for `optimize_for_inference`.
     """
     copied = copy_sharing_matrices(model)
-    table = exact_table(copied.base_model.encoder)
+    encoder = copied.base_model.encoder
+    table = exact_table(encoder)
 
     layers, numbers, fits = list(copied._layers()), dtype_name(dtype), sample is not None
-    weights = NativeWeights.of(layers, copied.config, numbers, kernels, table, scaled=fits)
+    weights = NativeWeights.of(layers, copied.config, numbers, kernels, table, fits, encoder.final_norm)
     if sample is not None:
         fit_(weights, copied.float().eval().base_model, sample)
     if numbers == "int8":

@@ -85,6 +85,9 @@ class NativeEncoder(BertEncoder):
 
         held: list[object] = []  # keeps alive the tensors that the batch points at
         held += add_mask(batch, inputs.mask)
+        if inputs.places is not None:
+            places = inputs.places.expand(x.shape[:-1]).contiguous()
+            batch.places = places.data_ptr()
         if inputs.gates is not None:
             held += add_gates(batch, cast(Sequence[Tensor], inputs.gates), x)
         if weights:

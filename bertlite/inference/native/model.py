@@ -63,7 +63,7 @@ class NativeEmbeddings(FamilyEmbeddings):
         # A model without layers has its embeddings as output.
         out = words.new_empty(*shape, words.shape[1])
         batch = Batch(output=out.data_ptr(), is_bfloat16=out.dtype == torch.bfloat16, ids=ctypes.pointer(given))
-        no_layers = Model(hidden_size=words.shape[1], epsilon=self.LayerNorm.eps)
+        no_layers = Model(hidden_size=words.shape[1], epsilon=1.0 if self.LayerNorm is None else self.LayerNorm.eps)
 
         # The kernels refuse ids beyond a table and do not say which; the module raises the error of torch.
         if not self.kernels.run(no_layers, batch, torch.get_num_threads()):
@@ -78,7 +78,8 @@ class NativeEmbeddings(FamilyEmbeddings):
         return Ids(
             rows=rows, length=length, words=words.data_ptr(), segment_table=segments.weight.data_ptr(),
             position_table=positions.weight.data_ptr() if self.adds_positions else None,
-            norm_weight=norm.weight.data_ptr(), norm_bias=norm.bias.data_ptr(), word_count=words.shape[0],
+            norm_weight=None if norm is None else norm.weight.data_ptr(),
+            norm_bias=None if norm is None else norm.bias.data_ptr(), word_count=words.shape[0],
             segment_count=len(segments.weight), position_count=count, padding_has_position=padded,
         )  # fmt: skip
 
@@ -104,7 +105,7 @@ class NativeBertModel(QuickBertModel):
 
     def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether the kernels compute what the modules would, and no hook sees these."""
-        embeddings, pooler = self.embeddings, self.pooler
+        embeddings, pooler, pooling = self.embeddings, self.pooler, self.config.pooling
         name = self.attention_name()
         return (
             len(self.encoder.weights.shape.layers) > 0
@@ -115,6 +116,7 @@ class NativeBertModel(QuickBertModel):
             and embeddings.is_intact()
             and not (has_hooks(embeddings) or has_hooks(self.encoder))
             and (pooler is None or (not has_hooks_within(pooler) and type(pooler.activation) is nn.Identity))
+            and (pooler is None or (pooling == "cls" and not self.config.pooler_norm))
         )
 
     def run_at_once(
@@ -136,7 +138,8 @@ class NativeBertModel(QuickBertModel):
         fits = all(x.shape == shape and is_laid(x, torch.int64) for x in (input_ids, *beside))
         if not fits or len(shape) != (1 if packed else 2):
             return None
-        if positions is not None and self.embeddings.position_embeddings is None:
+        kind = POSITIONS[self.config.position_embedding_type]
+        if positions is not None and (self.embeddings.position_embeddings is None or kind.rotates):
             return None  # BertBody checks it
 
         # A family may begin to count positions above 0; the kernels count rows of the table.
@@ -153,7 +156,9 @@ class NativeBertModel(QuickBertModel):
         )
         # a head of tokens takes them without padding, from BertBody
         given.takes_padding = self.skips_padding(skips) and (first_only or not encoded)
-        given.keeps_order = POSITIONS[self.config.position_embedding_type].in_scores
+        given.keeps_order = kind.in_scores or kind.rotates
+        if kind.rotates:
+            given.position_count = self.config.max_position_embeddings
         if self.config.positions_skip_padding:
             pad = self.config.pad_token_id
             given.skips_padding, given.padding = True, -1 if pad is None else pad
@@ -195,7 +200,8 @@ def take_forward_(model: BertPreTrainedModel, kernels: Kernels, floats: torch.dt
     # Subclasses, other norms and tables that renormalise would compute something else, and stay as they are.
     is_known = type(embeddings) in (BertEmbeddings, FamilyEmbeddings) and type(body) is BertModel
     width = embeds_size(config)
-    fault = norm_fault(embeddings.LayerNorm, width, config.layer_norm_eps)
+    norm = embeddings.LayerNorm
+    fault = None if norm is None else norm_fault(norm, width, config.layer_norm_eps)
     renormed = any(getattr(part, "max_norm", None) is not None for part in embeddings.children())
     if is_known and fault is None and not (config.projected_before_norm or renormed):
         embeddings.projection = getattr(embeddings, "projection", None)

@@ -28,7 +28,7 @@ from bertlite.inference.native.weights import NativeWeights
 from bertlite.models.base import BertModel
 from bertlite.runtime.shapes import ROTATED
 from bertlite.stack.attention import LayerContext
-from bertlite.stack.modules import BertLayer
+from bertlite.stack.modules import BertLayer, normed
 
 log = logging.getLogger("bertlite")
 Rows: TypeAlias = Sequence[Sequence[int]]
@@ -80,15 +80,28 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
     held_out = (as_indices(range(len(texts))) % HELD_OUT == HELD_OUT - 1).repeat_interleave(lengths)
 
     def run_layer(layer: BertLayer, x: Tensor, inputs: LayerContext) -> Tensor:
-        context, _ = layer.attention.self(x, inputs=inputs)
-        attended = layer.attention.output(context, x)
-        neurons = layer.intermediate(attended)
+        own, network = layer.attention, layer.intermediate
+        read = normed(own, x)
+        context, _ = own.self(read, inputs=inputs)
+        attended = own.output(context, x)
+        neurons = network(attended)
 
         # The matrices of a layer are fitted while its inputs are there: no other layer's need to be kept.
-        seen = {"qkv": x, "output": weights.pad_heads(context.T).T, "up": attended, "down": neurons}
-        for name, (weight, _) in weights.matrices(layer).items():
-            if weight.numel() and (found := fit(weight, seen[name], held_out)) is not None:
-                weights.replace_integers(inputs.layer, name, found.integers, found.scales, found.factors)
+        seen = {
+            "qkv": read,
+            "output": weights.pad_heads(context.T).T,
+            "up": normed(network, attended),
+            "down": neurons,
+        }
+        matrices = weights.matrices(layer)
+        for name, given in seen.items():
+            # The two matrices of gated neurons have the same rounded inputs, and are fitted as one.
+            names = ["up", "factor"] if name == "up" and "factor" in matrices else [name]
+            weight = torch.cat([matrices[each][0] for each in names])
+            if weight.numel() and (found := fit(weight, given, held_out)) is not None:
+                parts = found.integers.chunk(len(names)), found.scales.chunk(len(names))
+                for each, integers, scales in zip(names, *parts, strict=True):
+                    weights.replace_integers(inputs.layer, each, integers, scales, found.factors)
         out: Tensor = layer.output(neurons, attended)
         return out
 

@@ -116,7 +116,7 @@ def describe(model: BertPreTrainedModel) -> dict[str, Any]:
         "shape": {**asdict(encoder.weights.shape), "blocks": None},
         # How ids become vectors, which a family decides.
         "embeddings": {
-            "epsilon": embeddings.LayerNorm.eps,
+            "epsilon": config.layer_norm_eps if embeddings.LayerNorm is None else embeddings.LayerNorm.eps,
             "absolute": embeddings.adds_positions,
             "positions": config.max_position_embeddings,
             "padding_has_position": config.padding_has_position,
@@ -216,7 +216,9 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
 
 def skeleton_without_layers(path: Path, about: dict[str, Any], config: BertConfig) -> BertPreTrainedModel:
     """Return a model of a file's class without memory and layers; raise ValueError if it cannot be one."""
-    without = replace(config, num_hidden_layers=0, pruned_heads={}, pruned_neurons={})
+    without = replace(
+        config, num_hidden_layers=0, pruned_heads={}, pruned_neurons={}, norm_first=False, local_layers=None
+    )
     if POSITIONS[config.position_embedding_type].in_embeddings:  # an encoder's table of distances is with the layers
         without = replace(without, position_embedding_type="absolute")
     try:

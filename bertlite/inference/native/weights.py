@@ -8,16 +8,17 @@ Shapes:  D hidden · N heads · H head dim, padded · I neurons · P positions
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from bertlite.config import BertConfig, kept_heads, pruned_neurons
+from bertlite.config import POSITIONS, BertConfig, kept_heads, pruned_neurons
 from bertlite.inference.native.exact import Array, exact_linear
 from bertlite.runtime.packed import aligned, in_blocks, in_rotation, lay_in_blocks_, pack_matrix
-from bertlite.runtime.shapes import ALIGNMENT, GROUP, TABLES, VECTORS, LayerShape, Shape, round_up
+from bertlite.runtime.shapes import ALIGNMENT, GROUP, INPUT_NORM, TABLES, VECTORS, LayerShape, Shape, round_up
 from bertlite.runtime.structs import Blocks, Kernels
 from bertlite.stack.modules import BertLayer
 from bertlite.stack.positions import DISTANCES
@@ -36,7 +37,9 @@ def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
         activation=config.hidden_act,
         epsilon=config.layer_norm_eps,
         layers=tuple(
-            LayerShape(len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0))
+            LayerShape(
+                len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0), *rotation_of(config, i)
+            )
             for i in range(config.num_hidden_layers)
         ),
         # How the distance between two tokens enters their score.
@@ -45,7 +48,20 @@ def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
         kinds=tuple(config.pos_att_type.split("|")),
         buckets=config.position_buckets,
         reach=config.max_relative_positions,
+        norms_first=config.norm_first,
+        first_norm=config.norm_first and config.first_norm,
+        rotary_divisor=config.rotary_divisor,
+        gated=config.gated,
     )
+
+
+def rotation_of(config: BertConfig, layer: int) -> tuple[float | None, int | None]:
+    """Return the base of angles of a layer and its window; None for none."""
+    if not POSITIONS[config.position_embedding_type].rotates:
+        return None, None
+    if layer in (config.local_layers or ()):
+        return float(config.local_rotary_base), config.local_attention
+    return float(config.rotary_base), None
 
 
 class NativeWeights:
@@ -66,6 +82,7 @@ class NativeWeights:
         kernels: Kernels,
         table: Array | None = None,
         scaled: bool = False,
+        final_norm: nn.Module | None = None,
     ) -> "NativeWeights":
         """Pack the weights of a stack; `missing_for_native` must have found no fault in its modules.
 
@@ -73,10 +90,13 @@ class NativeWeights:
             table: the encoder's table of distances, normalised, if it has one.
             scaled: multiply inputs of 8-bit integers by factors, which are 1 until `replace_integers`.
         """
-        left = (
-            LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
-            for layer in layers
-        )
+        parts = [(layer.attention.self, layer.intermediate.dense.out_features) for layer in layers]
+        left = [
+            LayerShape(
+                own.num_attention_heads, neurons, getattr(own, "rotary_base", None), getattr(own, "window", None)
+            )
+            for own, neurons in parts
+        ]
         shape = stack_shape(config, numbers, kernels.blocks(numbers))
         shape = replace(shape, layers=tuple(left), scaled=scaled)
         data = aligned_tensor(shape.size())
@@ -85,6 +105,16 @@ class NativeWeights:
             data[start + count : start + round_up(count, ALIGNMENT)] = 0  # equal weights give equal files
         for i, layer in enumerate(layers):
             weights.pack_layer(i, layer, table, kernels)
+
+        # Norms that come first belong to the sums before them, as the other ones do.
+        norms = [(layer.attention.output.LayerNorm, layer.output.LayerNorm) for layer in layers]
+        if config.norm_first:
+            before = [layer.attention.LayerNorm for layer in layers]
+            norms = [*zip([layer.intermediate.LayerNorm for layer in layers], [*before[1:], final_norm], strict=True)]
+            if weights.shape.first_norm and layers:
+                weights.copy_vectors_(0, INPUT_NORM, before[:1])
+        for i, pair in enumerate(norms):
+            weights.copy_vectors_(i, VECTORS, pair)
         return weights
 
     def in_blocks(self, blocks: Blocks) -> "NativeWeights":
@@ -98,10 +128,6 @@ class NativeWeights:
     def pack_layer(self, i: int, layer: BertLayer, table: Array | None, kernels: Kernels) -> None:
         for name, matrix in self.matrices(layer).items():
             self.pack_matrix(i, name, *matrix, kernels)
-        norms = (layer.attention.output.LayerNorm, layer.output.LayerNorm)
-        vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
-        for name, vector in zip(VECTORS, vectors, strict=True):
-            self.part(i, name).copy_(vector)
         own, distances = layer.attention.self, DISTANCES[self.shape.positions]
         for name, x in distances.packed(own, self.shape, partial(exact_linear, table)).items():
             if x.dim() == 2:
@@ -109,17 +135,24 @@ class NativeWeights:
             else:
                 self.part(i, name).copy_(x)
 
+    def copy_vectors_(self, i: int, names: Sequence[str], norms: Sequence[Any]) -> None:
+        """Copy the weights and biases of norms to the vectors of these names."""
+        vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
+        for name, vector in zip(names, vectors, strict=True):
+            self.part(i, name).copy_(vector)
+
     def matrices(self, layer: BertLayer) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the weight and the bias of each matrix of a layer, with padded heads."""
         own, up, down = layer.attention.self, layer.intermediate.dense, layer.output.dense
         heads = [self.pad_heads(x) for part in (own.query, own.key, own.value) for x in (part.weight, bias_of(part))]
-        output = layer.attention.output.dense
-        return {
+        output, factor = layer.attention.output.dense, layer.intermediate.factor
+        found = {
             "qkv": (torch.cat(heads[::2]), torch.cat(heads[1::2])),
             "output": (self.pad_heads(output.weight.T).T, bias_of(output)),
             "up": (up.weight, bias_of(up)),
             "down": (down.weight, bias_of(down)),
         }
+        return found if factor is None else {**found, "factor": (factor.weight, bias_of(factor))}
 
     def pad_heads(self, x: Tensor) -> Tensor:
         """Pad each head of (N · head dim, …) with zeros, to (N · H, …)."""
@@ -145,7 +178,8 @@ class NativeWeights:
         self.data[start : start + count].view(torch.int32).copy_(torch.from_numpy(words))
         self.part(i, name, "scales")[:outputs] = scales
         self.part(i, name, "sums")[:outputs] = integers.sum(1).float() * scales
-        self.part(i, name, "factors")[:] = torch.from_numpy(in_rotation(factors.numpy()))
+        if (i, name, "factors") in self.at:
+            self.part(i, name, "factors")[:] = torch.from_numpy(in_rotation(factors.numpy()))
 
     @property
     def rounding(self) -> str | None:

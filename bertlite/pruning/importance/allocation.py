@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bertlite.config import BertConfig, kept_heads, kept_neurons, normalise_units, parse_index
+from bertlite.config import BertConfig, kept_heads, kept_neurons, normalise_units, own_field, parse_index
 
 Choice = dict[int, list[int]]
 BySize = tuple[Mapping[int, float], Mapping[int, float]]  # a layer's {heads kept: value} and {neurons kept: value}
@@ -140,7 +140,7 @@ def head_macs(config: BertConfig, length: int) -> int:
 
 
 def neuron_macs(config: BertConfig, length: int) -> int:
-    return 2 * length * config.hidden_size
+    return (2 + own_field(config, "gated")) * length * config.hidden_size
 
 
 def macs(config: BertConfig, length: int) -> int:

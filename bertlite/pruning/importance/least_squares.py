@@ -19,7 +19,7 @@ from bertlite.pruning.importance.moments import Tokens, choose_ridge, fit_matrix
 from bertlite.pruning.importance.predictions import divergence, predictions
 from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, arguments_of, run
 from bertlite.stack.attention import LayerContext
-from bertlite.stack.modules import BertLayer
+from bertlite.stack.modules import BertLayer, normed
 
 METHODS = ("mean", "refit")
 KEPT = 2**25  # the most bytes of outputs of heads or neurons that are kept from the fit of their projection
@@ -113,7 +113,7 @@ def fit_layers_(
             if fits and all_matrices and structure.dense(block).in_features:
                 every, kept = (structure.kept(each.config, layer) for each in (dense, pruned))
                 rows = unit_rows([every.index(i) for i in kept], structure.width(block), pruned.device)
-                tokens = (each.fit_readers(structure, other) for each in runs)
+                tokens = (each.fit_readers(structure, block, other) for each in runs)
                 parts = structure.readers(other)
                 after = [torch.cat([getattr(x, name)[rows] for x in parts]).double() for name in ("weight", "bias")]
                 refit_(structure.readers(block), tokens, ridge, after)
@@ -197,7 +197,7 @@ class Track:
 
     def step(self, structure: Structure, block: BertLayer, total: Tensor) -> None:
         """Continue from the input of the LayerNorm."""
-        self.x = structure.output(block).LayerNorm(total)
+        self.x = normed(structure.output(block), total)
         if structure is HEADS and self.inputs.encoder is not None:
             self.x = block.run_attention(block.crossattention, self.x, self.inputs.encoder)
 
@@ -216,11 +216,12 @@ class PairedRun:
         """Run the dense model up to the LayerNorm."""
         self.dense.x = self.dense.total(structure, block, self.dense.units(structure, block))
 
-    def fit_readers(self, structure: Structure, dense: BertLayer) -> Tokens:
+    def fit_readers(self, structure: Structure, block: BertLayer, dense: BertLayer) -> Tokens:
         """Run the dense model up to the LayerNorm; return the inputs of the sublayer in both models, (T, D) each, and
         sentences.
         """
-        mine, theirs = (flatten(each.x, self.real) for each in (self.pruned, self.dense))
+        mine = flatten(structure.normed(block, self.pruned.x), self.real)
+        theirs = flatten(structure.normed(dense, self.dense.x), self.real)
         self.run_dense(structure, dense)
         return mine, theirs, self.sentence
 

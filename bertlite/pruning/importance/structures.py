@@ -17,7 +17,7 @@ from bertlite.config import BertConfig, kept_heads, kept_neurons
 from bertlite.models.structure import BertLike, layers_of, prune_heads_, prune_neurons_
 from bertlite.pruning.importance.batches import Batch, input_shape, inputs_of, real_tokens
 from bertlite.stack.attention import LayerContext
-from bertlite.stack.modules import BertLayer, BertOutput, BertSelfOutput
+from bertlite.stack.modules import BertLayer, BertOutput, BertSelfOutput, normed
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Structure:
     readers: Callable[[BertLayer], tuple[nn.Linear, ...]]  # the matrices that compute them from the layer's states
     compute: Callable[..., Tensor]  # layer, states, the layer's context -> inputs of that projection
     prune_: Callable[[Any, dict[int, list[int]]], object]
+    normed: Callable[[BertLayer, Tensor], Tensor]  # layer, states -> what the readers read
 
     def dense(self, layer: BertLayer) -> nn.Linear:
         """Return the projection of a layer's units to its output."""
@@ -181,8 +182,9 @@ HEADS = Structure(
     run_gated=run_with_head_gates,
     output=lambda layer: layer.attention.output,
     readers=lambda layer: (layer.attention.self.query, layer.attention.self.key, layer.attention.self.value),
-    compute=lambda layer, x, inputs: layer.attention.self(x, inputs=inputs)[0],
+    compute=lambda layer, x, inputs: layer.attention.self(normed(layer.attention, x), inputs=inputs)[0],
     prune_=prune_heads_,
+    normed=lambda layer, x: normed(layer.attention, x),
 )
 NEURONS = Structure(
     unit="neuron",
@@ -190,8 +192,9 @@ NEURONS = Structure(
     kept=kept_neurons,
     run_gated=run_with_neuron_gates,
     output=lambda layer: layer.output,
-    readers=lambda layer: (layer.intermediate.dense,),
+    readers=lambda layer: tuple(filter(None, (layer.intermediate.dense, layer.intermediate.factor))),
     compute=lambda layer, x, inputs: layer.intermediate(x),
     prune_=prune_neurons_,
+    normed=lambda layer, x: normed(layer.intermediate, x),
 )
 STRUCTURES = (HEADS, NEURONS)  # in the order in which a layer runs them

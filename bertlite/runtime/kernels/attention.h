@@ -37,6 +37,7 @@ struct Head {
     Long context_stride;
     Long key_count, head_size;
     float scale;                      // of the scores
+    Long window;                      // how far away keys may be; key_count for all
     Blocks distances, key_distances;  // vectors by which queries and keys are multiplied, or without words
     const int32_t* rows;              // for query i and key j their vectors are rows[j - i]; or null
     Long exact_distances;             // up to which rows follow each other
@@ -165,24 +166,31 @@ void add_distances(const Head<Kind>& head, Long query, Long count, const Attenti
 template <class Distances, class Kind>
 void attend(const Head<Kind>& head, Long first, Long last, const AttentionWorkspace<Kind>& workspace) {
     using Value = typename Kind::Value;
-    const Long keys = head.key_count, padded = round_up(keys, std::max(LANES, WORDS_TOGETHER<Kind> * Kind::per_word));
-    const Long words = head.head_size / Kind::per_word;
+    constexpr Long together = std::max(LANES, WORDS_TOGETHER<Kind> * Kind::per_word);
+    const Long keys = head.key_count, words = head.head_size / Kind::per_word;
     const bool adds = head.rows || head.distance_bias || head.bias;  // to the scores, which are then scaled first
     const float factor = (adds ? 1 : head.scale) * LOG2_E;
+    const bool windowed = head.window < keys;
 
     const Blocks key_blocks{workspace.keys, words};
-    const Blocks value_blocks{workspace.values, words_of_keys<Kind>(keys)};
     float inverse[QUERIES];
     const Long part = even_part(last - first, QUERIES);
-    for (Long query = first; query < last; query += part) {
-        const Long count = std::min(part, last - query);
+    for (Long query = first, count; query < last; query += count) {
+        count = std::min(windowed ? QUERIES - query % QUERIES : part, last - query);
 
-        // The scores of all keys, with everything that is added to them.
+        // The keys that some of these queries may attend to.  They begin with a whole 64, of keys and of queries, so
+        // that a query has the same sums whichever others are computed with it.
+        const Long from = std::max(Long(0), query / QUERIES * QUERIES - head.window) / QUERIES * QUERIES;
+        const Long end = std::min(keys, query + count + head.window), padded = round_up(end, together);
+        const Blocks value_blocks{workspace.values + from / Kind::per_word * BLOCK_OF<Kind>,
+                                  words_of_keys<Kind>(end) - from / Kind::per_word, false, words_of_keys<Kind>(keys)};
+
+        // The scores of these keys, with everything that is added to them.
         const Target<float> scores_at{workspace.scores, workspace.key_capacity};
-        matmul<Kind>(head.queries + query * head.head_size, head.head_size, count, key_blocks, nullptr, 0, padded,
-                     scores_at, in_place);
+        matmul<Kind>(head.queries + query * head.head_size, head.head_size, count, key_blocks, nullptr, from,
+                     padded, scores_at, in_place);
         for (Long i = 0; adds && i < count; i++)
-            for (Long key = 0; key < padded; key += LANES)
+            for (Long key = from; key < padded; key += LANES)
                 store(scores_at.at(i, key), load(scores_at.at(i, key)) * broadcast(head.scale));
         if (head.rows) add_distances<Distances>(head, query, count, workspace);
 
@@ -191,22 +199,27 @@ void attend(const Head<Kind>& head, Long first, Long last, const AttentionWorksp
         for (Long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * workspace.key_capacity;
             const auto add = [=](const float* bias) {
-                for (Long key = 0; key < keys; key++) scores[key] += bias[key];
+                for (Long key = from; key < end; key++) scores[key] += bias[key];
             };
             if (head.distance_bias) add(head.distance_bias - query - i);
             if (head.bias) add(head.bias + (query + i) * head.bias_stride);
-            inverse[i] = softmax(scores, keys, padded, factor, workspace.weights + i * workspace.key_capacity,
+            std::fill(scores + from, scores + std::max(from, query + i - head.window), -INFINITY);
+            std::fill(scores + std::min(end, query + i + head.window + 1), scores + end, -INFINITY);
+            inverse[i] = softmax(scores + from, end - from, padded - from, factor,
+                                 workspace.weights + i * workspace.key_capacity + from,
                                  head.probabilities != nullptr);
-            if (head.has_keys && !head.has_keys[(query + i) * head.has_keys_stride]) inverse[i] = 0;
+            const bool masked = head.has_keys && !head.has_keys[(query + i) * head.has_keys_stride];
+            if (masked || std::isinf(inverse[i])) inverse[i] = 0;  // no key within the window
             const float gate = head.gate ? head.gate[(query + i) * head.gate_stride] : 1;
             if (head.probabilities)
                 for (Long key = 0; key < keys; key++)
-                    head.probabilities[(query + i) * keys + key] = scores[key] * inverse[i] * gate;
+                    head.probabilities[(query + i) * keys + key] =
+                        key < from || key >= end ? 0 : scores[key] * inverse[i] * gate;
             inverse[i] *= gate;
         }
 
         const Target<Value> context{head.context + query * head.context_stride, head.context_stride};
-        matmul<Kind>(workspace.weights, workspace.key_capacity, count, value_blocks, nullptr, 0, head.head_size,
+        matmul<Kind>(workspace.weights + from, workspace.key_capacity, count, value_blocks, nullptr, 0, head.head_size,
                      context, [=, &inverse](Long row, Long rows, Long column, Long columns, const float* sums) {
                          for (Long i = 0; i < rows; i++)
                              for (Long j = 0; j < columns; j += LANES)

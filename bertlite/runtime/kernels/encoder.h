@@ -24,14 +24,17 @@ namespace bertlite {
 
 extern "C" {
 
+struct Norm {
+    const float *weight, *bias;  // of a LayerNorm, (D,)
+};
+
 // The following structs begin with their size, which reveals a caller with another layout.
 struct Layer {
     Long size;
     Matrix qkv;     // queries, keys and values: (3 N H, D)
     Matrix output;  // (D, N H)
     Matrix up, down;
-    const float *attention_norm_weight, *attention_norm_bias, *output_norm_weight,
-        *output_norm_bias;  // of the two LayerNorms
+    Norm attention_norm, output_norm;  // of the sums that attention and the feed-forward network make
     Long head_count;
     // Relative positions, by distance from query to key, the largest first: P - 1 down to 1 - P for P positions.
     Matrix distances;            // (2 P - 1, H), added to each key for a query; without words, none
@@ -41,6 +44,10 @@ struct Layer {
     const float* distance_rows;  // (2 reach + 1,): the row of each; or null
     Long reach;
     Long dtype;  // of its matmuls, as native.cpp numbers them
+    Matrix factor;        // its outputs multiply the activations of neurons; without words, none
+    const float* angles;  // (angle_count, angle_size), by which queries and keys are rotated, see rotate_head; or null
+    Long window;          // how many positions away a token attends to others; -1: anywhere
+    Norm input_norm;      // before the first layer, if norms come first; or null
 };
 
 struct Model {
@@ -48,6 +55,8 @@ struct Model {
     const Layer* layers;
     Long layer_count, hidden_size, head_size, activation;
     double epsilon, score_scale;
+    Long norms_first;  // whether only matmuls, and the output, take what a LayerNorm makes; sums go on without it
+    Long angle_count, angle_size;  // of each table of angles: positions, and the size of a head without padding
     Long rotated;  // whether weights of 8-bit integers are those of rotated rows, as they are packed today
 };
 
@@ -70,6 +79,7 @@ struct Batch {
     const Ids* ids;               // from which `tokens`, `sequences`, `starts` and `hidden` are computed; or null
     const Linear* pooler;         // applied to the first token of each sequence, or null
     void* pooled;                 // (sequences, outputs of the pooler)
+    const int64_t* places;        // (T,): positions, by which tokens are rotated; or null: counted from 0
 };
 }
 
@@ -138,7 +148,7 @@ constexpr bool BFLOAT16_ON_TILES = BY_AMX<Kind> && std::is_same_v<Kind, BFloat16
 #endif
 constexpr bool WHOLE_SEQUENCES = BERTLITE_WHOLE_SEQUENCES;  // whether threads may take whole sequences
 constexpr Long TOKENS_SHARED = 4;  // tokens that a thread normalises or converts at a time, where threads share them
-constexpr Long PHASES = 8;         // of a layer, at most, and two more for each part of its neurons
+constexpr Long PHASES = 9;         // of a layer, at most, and three more for each part of its neurons
 
 template <class Kind, class Attending>
 class Encoder {
@@ -216,7 +226,7 @@ class Encoder {
             widest_heads_ = std::max(widest_heads_, model.layers[layer].output.inputs);
             widest_neurons = std::max(widest_neurons, round_up(model.layers[layer].up.outputs, LANES));
         }
-        phases_ = PHASES + 2 * divide_up(std::max(widest_neurons, Long(1)), NEURONS);
+        phases_ = PHASES + 3 * divide_up(std::max(widest_neurons, Long(1)), NEURONS);
         widest_neurons = std::min(widest_neurons, NEURONS);
         if (quantized) widest_neurons = std::max({widest_neurons, width(), widest_heads_});
         neurons_stride_ = row_stride<Value>(widest_neurons);
@@ -230,6 +240,7 @@ class Encoder {
         longest_ = batch_.sequences ? length(order_[0]) : 0;
         for (Long layer = 0; layer < model.layer_count; layer++)
             distance_rows_.emplace_back(model.layers[layer], longest_);
+        place_tokens();
 
         tokens_at_once_ = even_part(divide_up(batch_.tokens, threads), TOKENS);
         way_ = choose_way();
@@ -240,7 +251,7 @@ class Encoder {
         memory.reserve(counting.used(), first ? batch_.tokens * width() * Long(sizeof(float)) : 0);
         Arena arena(memory.start());
         take_memory(arena);
-        if (batch.ids) read_norm();
+        if (norm_) read_norm();
     }
 
     // Return whether it is done; it is not if weights are beyond the parts of float32.
@@ -271,11 +282,24 @@ class Encoder {
         return balanced ? Way::SEQUENCES : Way::TOKENS;
     }
 
+    // Find the position by which each token is rotated, if layers rotate; the tables of angles must have it.
+    void place_tokens() {
+        const auto rotates = [](const Layer& layer) { return layer.angles != nullptr; };
+        if (std::none_of(model_.layers, model_.layers + model_.layer_count, rotates)) return;
+        for (Long i = 0; i < batch_.sequences; i++)
+            for (Long at = 0; at < length(i); at++) {
+                const Long place = batch_.places ? batch_.places[batch_.starts[i] + at] : at;
+                if (place < 0 || place >= model_.angle_count)
+                    throw std::invalid_argument("a token's position is beyond the tables of angles");
+                rotated_places_.push_back(place);
+            }
+    }
+
     void take_memory(Arena& arena) {
         const Long tokens = batch_.tokens, D = width();
         hidden_ = arena.take<float>(tokens * D);  // first, so that the next object finds it
         firsts_ = batch_.first_only ? arena.take<float>(batch_.sequences * D) : nullptr;
-        norm_ = batch_.ids ? arena.take<float>(2 * D) : nullptr;
+        norm_ = batch_.ids && batch_.ids->norm_weight ? arena.take<float>(2 * D) : nullptr;
         pooler_input_ = batch_.pooler ? arena.take<float>(batch_.sequences * D) : nullptr;
 
         const bool whole = way_ == Way::SEQUENCES;
@@ -431,7 +455,12 @@ class Encoder {
                 if (!model_.layer_count) return write_output(index, hidden);
                 write_state(0, index, hidden);
             }
-            convert_input(block, token, hidden, model_.layers[first_layer_].qkv);
+            const Layer& layer = model_.layers[first_layer_];
+            const auto& norm = first_layer_ ? model_.layers[first_layer_ - 1].output_norm : layer.input_norm;
+            if (model_.norms_first && norm.weight)
+                normalise(block, token, hidden, norm, &layer.qkv);
+            else
+                convert_input(block, token, hidden, layer.qkv);
         });
         if (model_.layer_count && way_ != Way::SEQUENCES)
             project_qkv(model_.layers[first_layer_], block, workers, all_heads());
@@ -460,8 +489,7 @@ class Encoder {
             add_projection(context, context_stride_, block.quantization, layer.output, hidden, block, workers);
         }
         for_each_token(block, workers, [&](Long token) {
-            normalise(block, token, hidden.at(token, 0), layer.attention_norm_weight, layer.attention_norm_bias,
-                      &layer.up);
+            normalise(block, token, hidden.at(token, 0), layer.attention_norm, &layer.up);
         });
 
         // The feed-forward network.  On tiles some neurons at a time, which stay in the cache between the two matmuls.
@@ -470,6 +498,7 @@ class Encoder {
         do {
             const Long some = std::min(at_once, neurons - first);
             project_up(Part::of_outputs(layer.up, first, some), block, workers);
+            if (layer.factor.words) multiply_neurons(Part::of_outputs(layer.factor, first, some), block, workers);
             if constexpr (quantized) {
                 for_each_token(block, workers, [&](Long token) {
                     const Long at = token * neurons_stride_;
@@ -485,8 +514,8 @@ class Encoder {
 
         // The second LayerNorm; from here tokens go to the next layer, or to the output.
         for_each_token(block, workers, [&](Long token) {
-            normalise(block, token, hidden.at(token, 0), layer.output_norm_weight, layer.output_norm_bias,
-                      index + 1 < end_ ? &model_.layers[index + 1].qkv : nullptr);
+            normalise(block, token, hidden.at(token, 0), layer.output_norm,
+                      index + 1 < end_ ? &model_.layers[index + 1].qkv : nullptr, is_last(index));
             if (is_last(index))
                 write_output(block.first + token, hidden.at(token, 0));
             else
@@ -521,11 +550,25 @@ class Encoder {
         convert<Kind>(rotated, width, to, quantization);
     }
 
-    // Apply LayerNorm to a token's x, (D,), and convert it for the next matmul, if there is one.
-    void normalise(const TokenBlock& block, Long token, float* x, const float* weight, const float* bias,
-                   const Matrix* next) const {
-        layer_norm(x, model_.hidden_size, weight, bias, float(model_.epsilon));
-        if (next) convert_input(block, token, x, *next);
+    // Apply LayerNorm to a token's x, (D,), and convert it for the next matmul, if there is one.  If norms come first,
+    // x itself stays as it is, unless it `is_output`.
+    void normalise(const TokenBlock& block, Long token, float* x, const Norm& norm, const Matrix* next,
+                   bool is_output = false) const {
+        const auto write = [&](auto* to) {
+            layer_norm(x, model_.hidden_size, norm.weight, norm.bias, float(model_.epsilon), to);
+        };
+        if (!model_.norms_first || is_output) {
+            write(x);
+            if (next) convert_input(block, token, x, *next);
+        } else if (next) {
+            if constexpr (quantized) {
+                float* normed = block.neurons + token * neurons_stride_;
+                write(normed);
+                convert_input(block, token, normed, *next);
+            } else {
+                write(block.input + token * input_stride_);
+            }
+        }
     }
 
     // Multiply tokens by a weight.  For each tile of sums `finish(each)` is called: it chooses a function `write` and
@@ -580,6 +623,27 @@ class Encoder {
         const HeadsTarget<HeadValue> qkv{heads.all + (block.first - heads.begin) * H, heads.tokens, H};
         project(block.input, input_stride_, block.quantization, block.count, layer.qkv, qkv, workers,
                 [](auto each) { each([](HeadValue* at, Vector y) { store(at, y); }); });
+        if (!layer.angles) return;
+        for_each_token(block, workers, [&](Long token) {
+            const float* angles = layer.angles + rotated_places_[block.first + token] * model_.angle_size;
+            for (Long head = 0; head < 2 * layer.head_count; head++)  // of queries, then of keys
+                rotate_head(qkv.at(token, head * H), model_.angle_size, angles);
+        });
+    }
+
+    // Multiply the neurons of tokens by the outputs of a matrix.
+    template <class Workers>
+    void multiply_neurons(const Part& matrix, const TokenBlock& block, const Workers& workers) {
+        BERTLITE_PHASE("up");
+        const auto into = [&](auto* neurons) {
+            const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, neurons_stride_};
+            project(block.input, input_stride_, block.quantization, block.count, matrix, to, workers,
+                    [](auto each) { each([](auto* at, Vector y) { store(at, load(at) * y); }); });
+        };
+        if constexpr (quantized)
+            into(block.neurons);
+        else
+            into(block.intermediate);
     }
 
     template <class Workers>
@@ -643,6 +707,7 @@ class Encoder {
         head.key_count = length(sequence);
         head.head_size = H;
         head.scale = float(model_.score_scale);
+        head.window = layer.window < 0 ? head.key_count : layer.window;
 
         // Relative positions: vectors, or a bias, for each distance, which the tables must reach.
         const Long distances = layer.distances.outputs;
@@ -745,9 +810,10 @@ class Encoder {
     Long longest_group_ = 0;    // in tokens
     std::vector<Long> order_;
     std::vector<DistanceRows> distance_rows_;  // of each layer
+    std::vector<Long> rotated_places_;         // (T,): positions, if layers rotate by their angles
     float* hidden_;        // (T, D): the residual stream
     float* firsts_;        // (sequences, D): of the first tokens, if the last layer computes only these
-    float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm
+    float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm; or null
     float* pooler_input_;  // (sequences, D), in the dtype of the pooler
     HeadValue* qkv_;       // (3 N, T, H): queries, keys, values; of a thread's group if it takes whole sequences
     Value* inputs_;        // (T, widest of D and N H): of all blocks, if threads take whole sequences

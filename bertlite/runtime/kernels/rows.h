@@ -101,6 +101,19 @@ inline void convert(const From* from, Long width, typename Kind::Value* to, Quan
     }
 }
 
+// Rotate each pair of numbers of a head, (size,), half a head apart, by an angle.  The first half of `angles` are the
+// cosines of all pairs, the second one the sines.
+template <class T>
+inline void rotate_head(T* x, Long size, const float* angles) {
+    const Long half = size / 2;
+    for (Long i = 0; i < half; i += LANES) {
+        const auto read = [=](const auto* from) { return load_some(from + i, half - i); };
+        const Vector first = read(x), second = read(x + half), cosine = read(angles), sine = read(angles + half);
+        store_some(x + i, half - i, multiply_add(first, cosine, zeros() - second * sine));
+        store_some(x + half + i, half - i, multiply_add(second, cosine, first * sine));
+    }
+}
+
 // The sum over (width,) of what add(sum, i) adds for each vector, in four times SUMMED sums, which do not wait for
 // each other.
 template <class Add>
@@ -124,9 +137,10 @@ inline float sum_of(Long width, Add add) {
     return reduce_sum(joined);
 }
 
-// Apply LayerNorm to (width,) in place.  If the variance overflows, the result is nan.  Behind x there are zeros, to a
-// whole vector, and behind weight and bias.
-inline void layer_norm(float* x, Long width, const float* weight, const float* bias, float epsilon) {
+// Apply LayerNorm to x, (width,).  If the variance overflows, the result is nan.  Behind x there are zeros, to a whole
+// vector, and behind weight and bias.  `to` may be x.
+template <class To>
+inline void layer_norm(const float* x, Long width, const float* weight, const float* bias, float epsilon, To* to) {
     const float average = sum_of(width, [=](Vector sum, Long i) { return sum + load(x + i); }) / width;
     const Vector mean = broadcast(average);
 
@@ -141,7 +155,7 @@ inline void layer_norm(float* x, Long width, const float* weight, const float* b
     const float variance = squares / width;
     const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
     for (Long i = 0; i < width; i += LANES)
-        store(x + i, multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i)));
+        store(to + i, multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i)));
 }
 
 }  // namespace bertlite

@@ -137,7 +137,7 @@ void write_row(const float* from, Long width, T* to) {
     for (Long i = 0; i < width; i += LANES) store_some(to + i, width - i, load(from + i));
 }
 
-// Compute the embedding of a token.  norm: weight and bias of the LayerNorm, each padded to whole vectors.
+// Compute the embedding of a token.  norm: weight and bias of the LayerNorm, each padded to whole vectors; or null.
 template <class T>
 void embed(const Ids& ids, const TokenPlaces& places, Long token, Long width, const float* norm, float epsilon,
            float* to) {
@@ -155,7 +155,7 @@ void embed(const Ids& ids, const TokenPlaces& places, Long token, Long width, co
     if (ids.position_table && place < ids.position_count + ids.padding_has_position)
         read_row(row(ids.position_table, place), width, to, true);
 
-    layer_norm(to, width, norm, norm + round_up(width, LANES), epsilon);
+    if (norm) layer_norm(to, width, norm, norm + round_up(width, LANES), epsilon, to);
     if constexpr (std::is_same_v<T, BFloat16>)  // as the embeddings are where they are computed alone
         for (Long i = 0; i < width; i += LANES) {
             T rounded[LANES];

@@ -208,9 +208,10 @@ inline void store(T* to, Vector first, Vector second) {
 }
 
 // Load or store the first `count` numbers of a vector, which may have more lanes.  Loading fills these with zeros.
-inline Vector load_some(const float* from, Long count) {
+template <class T>
+inline Vector load_some(const T* from, Long count) {
     if (count >= LANES) return load(from);
-    float some[LANES] = {};
+    T some[LANES] = {};
     std::copy(from, from + std::max(Long(0), count), some);
     return load(some);
 }

@@ -65,7 +65,7 @@ def works(device: str = "cpu") -> Sequence[Work]:
         ragged("SST-2", 32, 128, fixed=True),
         ragged("WikiText-2", 8, 512, fixed=True),
     )
-    long = (full(1, 512), full(8, 512), full(1, 2048))  # the last for models that have so many positions
+    long = (full(1, 512), full(8, 512), *(full(1, n) for n in (1024, 2048, 4096)))  # if models have so many positions
     large = (
         full(64, 128),
         full(16, 512),

@@ -68,6 +68,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # shape: folder, and what dif
             "position_biased_input": False,
         },
     ),
+    "ModernBERT-base": (  # with as many words as BERT, and without the ids of special tokens that it would have
+        "modernbert",
+        {"model_type": "modernbert", "vocab_size": 30522, "max_position_embeddings": 8192}
+        | {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")},
+    ),
+    "NomicBERT": ("nomic", {"model_type": "nomic_bert", "vocab_size": 30522, "max_position_embeddings": 2048}),
     "all-mpnet": ("all-mpnet", {"model_type": "mpnet", "max_position_embeddings": 514}),
 }
 BURST = 0.05  # seconds that an engine runs for in each round at least

@@ -1,6 +1,7 @@
 """The most that this processor can do, with which the kernels' speed is compared."""
 
 import ctypes
+import math
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -51,14 +52,22 @@ class Roof:
 
 def operations(config: BertConfig, lengths: Sequence[int]) -> int:
     """Return the operations of a forward's matmuls, without padding; a product and a sum are two."""
-    attention = sum(4 * length * length * config.hidden_size for length in lengths)
-    return 2 * sum(lengths) * weights(config) + config.num_hidden_layers * attention
+    windows = [config.local_attention] * len(config.local_layers or ())
+    reaches = [math.inf] * (config.num_hidden_layers - len(windows)) + windows
+    pairs = sum(keys_within(length, reach) for length in lengths for reach in reaches)
+    return 2 * sum(lengths) * weights(config) + 4 * pairs * config.hidden_size
+
+
+def keys_within(length: int, reach: float) -> int:
+    """Return how many pairs of a query and a key of a sequence are no further apart than a reach."""
+    reach = int(min(reach, length - 1))
+    return length * (2 * reach + 1) - reach * (reach + 1)
 
 
 def weights(config: BertConfig) -> int:
     """Return how many weights the matmuls of the layers have."""
     width = config.hidden_size
-    return config.num_hidden_layers * (4 * width * width + 2 * width * config.intermediate_size)
+    return config.num_hidden_layers * (4 * width * width + (2 + config.gated) * width * config.intermediate_size)
 
 
 def shares(section: Mapping[str, Any], config: BertConfig, lengths: Sequence[int]) -> dict[str, dict[str, float]]:

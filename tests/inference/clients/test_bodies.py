@@ -3,17 +3,20 @@
 import copy
 import pickle
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, randomise_
+from conftest import EXACT, F64, SIZES, assert_same, randomise_
 from natively import assert_near, kernels_or_skip
 from torch import nn
 
 import bertlite
 from bertlite import optimize_for_inference
 from bertlite.inference.clients.bodies import OptimizedBody
+from bertlite.inference.clients.verification import layers_of
+from bertlite.parity.reference import unrounded
 
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("bertlite.hf")
@@ -24,15 +27,23 @@ HEADS = {
     "Bert": "ForTokenClassification", "Roberta": "ForSequenceClassification", "XLMRoberta": "ForMaskedLM",
     "Camembert": "ForTokenClassification", "Data2VecText": "Model", "Ernie": "ForSequenceClassification",
     "Electra": "ForSequenceClassification", "DistilBert": "ForTokenClassification", "MPNet": "Model",
-    "DebertaV2": "ForSequenceClassification",
+    "DebertaV2": "ForSequenceClassification", "RobertaPreLayerNorm": "ForTokenClassification",
+    "XLMRobertaXL": "Model", "MegatronBert": "ForSequenceClassification", "ModernBert": "ForSequenceClassification",
+    "NomicBert": "ForSequenceClassification", "Gte": "Model", "JinaEmbeddingsV3": "ForTokenClassification",
 }  # fmt: skip
+HEADS = {family: head for family, head in HEADS.items() if hasattr(transformers, f"{family}Config")}
+TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
 OWN = {
     "Electra": {"embedding_size": 21},
     "DebertaV2": {
         "relative_attention": True, "pos_att_type": "p2c|c2p", "share_att_key": True, "position_buckets": 6,
         "norm_rel_ebd": "layer_norm", "position_biased_input": False,
     },
+    "ModernBert": {"local_attention": 6, "classifier_pooling": "mean", **TOKENS},
+    "Gte": {"pad_token_id": 0},
+    "JinaEmbeddingsV3": {"pad_token_id": 0},
 }  # fmt: skip
+ROTARY = ("ModernBert", "NomicBert", "Gte", "JinaEmbeddingsV3")
 DISTIL = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 37, "vocab_size": 97, "max_position_embeddings": 40}
 
 
@@ -57,16 +68,22 @@ def real(x: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", HEADS)
 def test_each_family_computes_what_it_did(family: str) -> None:
+    if family == "ModernBert" and not hf.compat.V5:
+        pytest.skip("in transformers 4 its float64 is float32 in more places")
     model = model_of(family).to(F64)
     model.set_attn_implementation("eager")  # the only one that returns attentions in 5
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
+    finite = family != "ModernBert"  # its eager softmax is float32, where the mask of float64 overflows
+    quick, batch = optimize_for_inference(model, backend="plain", verify=finite), batch_of(model)
     options = {"output_hidden_states": True, "output_attentions": True}
-    theirs, ours = model(**batch, **options), quick(**batch, **options)
+    with unrounded(model):
+        theirs = model(**batch, **options)
+    ours = quick(**batch, **options)
     assert type(ours) is type(theirs)
     assert list(ours.keys()) == [name for name, x in theirs.items() if x != ()]
     assert_same(real(ours[0], batch), real(theirs[0], batch))
-    for mine, stock in zip(ours.hidden_states, theirs.hidden_states, strict=True):
+    last = -1 if family == "RobertaPreLayerNorm" and not hf.compat.V5 else None  # in 4 its norm is behind the encoder
+    for mine, stock in [*zip(ours.hidden_states, theirs.hidden_states, strict=True)][:last]:
         assert_same(real(mine, batch), real(stock, batch))
     for mine, stock in zip(ours.attentions, theirs.attentions, strict=True):
         keys = batch["attention_mask"][:, None, :, None] == 1
@@ -76,7 +93,8 @@ def test_each_family_computes_what_it_did(family: str) -> None:
     theirs, ours = (m(**batch, return_dict=False) for m in (model, quick))
     assert [type(x) for x in ours] == [type(x) for x in theirs]
     assert_same(model.state_dict(), before, atol=0)
-    assert_same(optimize_for_inference(model, backend="plain")(**batch)[0], packed[0], atol=0)  # after its hooks
+    again = optimize_for_inference(model, backend="plain", verify=finite)
+    assert_same(again(**batch)[0], packed[0], atol=0)  # after its hooks
 
 
 @pytest.mark.parametrize("family", HEADS)
@@ -298,13 +316,15 @@ def test_gradients_to_inputs_are_an_error() -> None:
             assert not quick(inputs_embeds=x)[0].requires_grad
 
 
-@pytest.mark.parametrize("family", ["Bert", "DistilBert", "MPNet"])
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "MPNet", *(each for each in HEADS if each in ROTARY)])
 def test_the_layers_that_are_there_count_and_are_run_in_chunks(family: str) -> None:
     model = model_of(family, chunk_size_feed_forward=11).to(F64)
-    encoder = model.base_model.transformer if family == "DistilBert" else model.base_model.encoder
-    encoder.layer = encoder.layer[:2]
+    del layers_of(model.base_model)[2:]
     quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
-    assert_same(real(quick(**batch)[0], batch), real(model(**batch)[0], batch))
+    with unrounded(model) if hf.compat.V5 else nullcontext():
+        wanted = model(**batch)[0]
+    within = EXACT if hf.compat.V5 or family != "ModernBert" else 1e-5  # which is float32 in places
+    assert_same(real(quick(**batch)[0], batch), real(wanted, batch), atol=within)
 
 
 @pytest.mark.filterwarnings("ignore:.*activation_checkpointing:FutureWarning")  # the name of 4.57 too

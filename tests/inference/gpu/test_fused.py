@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from bertlite import BertModel, prune_heads, prune_neurons
 from bertlite.config import POSITIONS, Positions
 from bertlite.inference.gpu import fused, graphs, triton_kernels
-from bertlite.inference.gpu.fused import FUSED, FusedEmbeddings, FusedIntermediate, fastest, fuse_
+from bertlite.inference.gpu.fused import (
+    FUSED,
+    FusedEmbeddings,
+    FusedIntermediate,
+    FusedOutput,
+    FusedSelfAttention,
+    fastest,
+    fuse_,
+)
 from bertlite.inference.gpu.graphs import GraphedBertModel
 from bertlite.inference.gpu.triton_kernels import INTERPRETED
 from bertlite.stack.attention import Requirements
@@ -36,6 +44,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "normalised last": {"embedding_size": 24, "projected_before_norm": True},
     "gelu_new": {"hidden_act": "gelu_new"},
     "mish": {"hidden_act": "mish"},
+    "rotary": {"position_embedding_type": "rotary_local", "local_layers": [1], "local_attention": 2},
+    "gated": {"gated": True},
+    "norm_first": {"norm_first": True},
+}
+LEFT: dict[str, set[Any]] = {  # parts of torch's that stay
+    "normalised last": {FusedEmbeddings},
+    "mish": {FusedIntermediate},
+    "rotary": {FusedSelfAttention},
+    "gated": {FusedIntermediate},
+    "norm_first": {FusedIntermediate, FusedOutput},
 }
 
 
@@ -76,8 +94,7 @@ def test_a_fused_model_is_as_near_to_float64_as_its_modules(name: str, dtype: to
         batch["input_ids"] = batch["input_ids"].clamp(min=2).masked_fill(batch["attention_mask"] == 0, 1)
     quick, plain = fused_copy(model, dtype), copy.deepcopy(model).to(dtype)
     changed = {type(part) for part in quick.modules() if type(part) in FUSED.values()}
-    missing = {"normalised last": FusedEmbeddings, "mish": FusedIntermediate}.get(name)
-    assert changed == {*FUSED.values()} - {missing}
+    assert changed == {*FUSED.values()} - LEFT.get(name, set())
     gates = {"output_hidden_states": True, "head_mask": torch.rand(heads).to(HERE)}
     for asked in (gates, {"first_token_only": True}):
         assert_as_near(quick(**batch, **asked), plain(**batch, **asked), model(**batch, **asked))
@@ -150,6 +167,16 @@ def test_parts_without_a_kernel_are_named_once() -> None:
     assert "embeddings projects embeddings before" in text
     assert "encoder.layer.2.intermediate has an activation, Activation(mish), for which" in text
     assert "encoder.layer.1.output has no weight" in text
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_just_the_parts_without_a_kernel_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
+    model = make(**CHANGES[name])
+    with pytest.warns(UserWarning, match="run some parts"):
+        assert fuse_(model)
+    changed = {type(part) for part in model.modules() if type(part) in FUSED.values()}
+    assert changed == {*FUSED.values()} - LEFT[name]
 
 
 def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

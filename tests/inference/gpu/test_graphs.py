@@ -424,7 +424,7 @@ def test_positions_that_a_packing_graph_does_not_know_are_computed_with_padding(
     assert model.backend_for(16) is None
 
 
-@pytest.mark.parametrize("positions", ["absolute", "bucketed", "relative_key", "disentangled"])
+@pytest.mark.parametrize("positions", ["absolute", "bucketed", "relative_key", "disentangled", "rotary_local"])
 @torch.no_grad()
 def test_every_kind_of_positions_runs(positions: str, recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernel for short attention, computed by torch's operators, where its bias depends on places alone."""
@@ -440,7 +440,8 @@ def test_every_kind_of_positions_runs(positions: str, recorded: list[Bucket], mo
 
     monkeypatch.setattr(graphs, "missing_for_short", lambda needs, longest: None)
     monkeypatch.setattr(graphs, "SHORT", Backend("short", by_groups, packs=True))
-    model = make(position_embedding_type=positions, **(DISENTANGLED if positions == "disentangled" else {}))
+    own = {"disentangled": DISENTANGLED, "rotary_local": {"local_layers": [1], "local_attention": 2, "gated": True}}
+    model = make(position_embedding_type=positions, **own.get(positions, {}))
     batch = make_batch(3, 11, lengths=(11, 7, 1))
     gaps = {**batch, "attention_mask": batch["attention_mask"].clone()}
     gaps["attention_mask"][0, 3:6] = 0  # padding between tokens: their distances count it

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import make_batch
-from natively import DTYPES, check, make_native, native, natively, pruned
+from natively import DTYPES, ROTARY, check, make_native, native, natively, pruned
 
 pytestmark = native
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -57,7 +57,8 @@ def in_every_dtype(names):
 def test_every_mask(mask, dtype):
     whole, dim = make_native(), MASKS[mask].dim()
     by_head = dim == 4 and MASKS[mask].shape[1] > 1  # which a pruned model refuses
-    for model in [whole] if by_head else [whole, pruned(whole)]:
+    models = [whole, *[pruned(whole)] * (not by_head), *[make_native(**ROTARY)] * (mask != "holes")]
+    for model in models:  # padding between tokens would move a window
         inputs = {**make_batch(), "attention_mask": MASKS[mask]}
         for attention in ("auto", "sdpa") if dim == 2 else ("sdpa",):
             model.set_attn_implementation(attention)

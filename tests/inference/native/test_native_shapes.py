@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import HEADED, make_batch
-from natively import DTYPES, check, make_native, native, natively, pruned
+from natively import DTYPES, ROTARY, check, make_native, native, natively, pruned
 from torch import Tensor
 
 import bertlite
@@ -56,23 +56,37 @@ def test_weights_and_rows_that_are_multiplied_in_parts_on_every_set(name, dtype,
 @dtypes
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_every_set_adds_the_distances_of_tokens(name, dtype):
-    kinds = ("disentangled", "relative_key_query", "relative_key", "bucketed")
-    for kind in kinds if name == usable_sets()[0].name else kinds[:2]:  # the others' products are tested above
+    kinds = ("disentangled", "relative_key_query", "rotary_local", "relative_key", "bucketed")
+    for kind in kinds if name == usable_sets()[0].name else kinds[:3]:  # the others' products are tested above
         sizes = {"hidden_size": 60, "num_attention_heads": 3, "max_position_embeddings": 130}
         if kind == "disentangled":  # distances up to 32 have rows of their own
             sizes |= {"position_buckets": 64, "max_relative_positions": 130}
-        model = bertlite.prune_heads(make_native(position_embedding_type=kind, **sizes), {1: [0], 2: range(3)})
+        if kind == "rotary_local":  # the last of 130 tokens see no block of the first ones
+            sizes |= {**ROTARY, "first_norm": True, "embeddings_norm": False, "local_attention": 20}
+        model = make_native(**{"position_embedding_type": kind, **sizes})
+        model = bertlite.prune_heads(model, {1: [0], 2: range(3)})
         tables = [getattr(layer.attention.self, "distance_embedding", None) for layer in model.encoder.layer[:2]]
         with torch.no_grad():
             for table in filter(None, [*tables, getattr(model.encoder, "LayerNorm", None)]):
                 table.weight.mul_(20)  # so that what it adds to the scores is seen
         model.set_attn_implementation("packed")
-        check(model, dtype, name, **batch_of(130, 77, 17, 1), output_hidden_states=True)
+        together = check(model, dtype, name, **batch_of(130, 77, 17, 1), output_hidden_states=True)
+        alone = natively(model, dtype, name)(**{key: x[:1] for key, x in batch_of(130, 77, 17, 1).items()})
+        assert torch.equal(alone.last_hidden_state[0], together.last_hidden_state[0])
         ids = batch_of(39)["input_ids"][0]
         check(model, dtype, name, input_ids=ids, cu_seqlens=torch.tensor([0, 1, 34, 39], dtype=torch.int32))
         model.set_attn_implementation("sdpa")
         mask = torch.rand(8, 1, 11, 11) > 0.4
         check(model, dtype, name, **{**make_batch(8), "attention_mask": mask}, output_attentions=True)
+
+
+@dtypes
+def test_positions_with_gaps_rotate_by_the_gaps(dtype):
+    model = make_native(**ROTARY)
+    positions = torch.tensor([[0, 1, 2, 5, 9, 9, 3, 12, 13, 20, 39]])
+    for attention in ("packed", "sdpa"):
+        model.set_attn_implementation(attention)
+        check(model, dtype, **make_batch(8), position_ids=positions, output_hidden_states=True)
 
 
 @dtypes
@@ -107,6 +121,8 @@ SHAPES = {  # what a model has, and what it loses: heads and neurons
     **{f"{n} neurons": ({"intermediate_size": n}, {}, {}) for n in (1, 2, 3, 37, 63, 64, 500)},
     **{f"{n} layers": ({"num_hidden_layers": n}, {}, {}) for n in (0, 1, 2)},
     "no heads in the first layer": ({}, {0: range(5)}, {}),
+    "rotary": (ROTARY, {0: [1]}, {0: range(36), 2: range(37)}),
+    "rotary, without windows": ({**ROTARY, "position_embedding_type": "rotary", "norm_first": False}, {}, {}),
     "nothing in the last layer": ({}, {2: range(5)}, {2: range(37)}),
     "few neurons": ({}, {}, {0: range(36), 2: range(37)}),
     "no heads": ({}, dict.fromkeys(EVERY, range(5)), {}),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DISENTANGLED, make_batch, tensors
-from natively import kernels_or_skip, make_native, native, natively
+from natively import ROTARY, kernels_or_skip, make_native, native, natively
 from torch import Tensor
 
 from bertlite import (
@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "heads of 48": WIDE,
     "padded heads": {"hidden_size": 120, "num_attention_heads": 3, "intermediate_size": 131},
     "disentangled": {**WIDE, "position_embedding_type": "disentangled", **DISENTANGLED},
+    "rotary": {**WIDE, **ROTARY},
     "relative": {**WIDE, "position_embedding_type": "relative_key_query"},
     "bucketed": {**WIDE, "position_embedding_type": "bucketed"},
 }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_batch, tensors
-from natively import make_native, native, natively
+from natively import ROTARY, make_native, native, natively
 from torch import Tensor
 
 from bertlite import BertForSequenceClassification, BertModel, optimize_for_inference
@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "disentangled": {"position_embedding_type": "disentangled", "position_buckets": 8, "max_relative_positions": 40},
     "relative": {"position_embedding_type": "relative_key_query"},
     "bucketed": {"position_embedding_type": "bucketed"},
+    "rotary": {**ROTARY, "hidden_size": 60, "num_attention_heads": 3, "local_attention": 20},
 }
 SAMPLE = make_batch(25, 40, lengths=(*range(16, 41),))  # to which int8 is fitted
 # tokens with ids of MiniLM: sentences, and one of the longest length

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import DISENTANGLED
-from natively import DTYPES, WITH_MIXED, kernels_or_skip, natively, rotated
+from natively import DTYPES, ROTARY, WITH_MIXED, kernels_or_skip, natively, rotated
 
 from bertlite import (
     BertConfig,
@@ -56,6 +56,7 @@ MODELS = {
     "a classifier": (BertForSequenceClassification, {}, {}),
     "no pooler": (BertModel, {}, {"add_pooling_layer": False}),
     "distances": (BertModel, {"position_embedding_type": "disentangled", **DISENTANGLED}, {}),
+    "rotary": (BertModel, {**ROTARY, "first_norm": True, "embeddings_norm": False, "rotary_divisor": 1.5}, {}),
 }
 
 
@@ -182,7 +183,7 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"embeddings": {}}, "embeddings.epsilon is missing"),
         ({"options": {"colour": 3}}, "has options {'colour': 3}: .*unexpected keyword argument"),
         ({"blocks": [24, 1, 24]}, r"blocks is \[24, 1, 24\]; it must be one of \[8, 1, 8\], \[8, 4, 8\]"),
-        ({"format": 4}, "format is 4; it must be one of 5, 6, 7, 8, 9, 10; optimise the model again"),
+        ({"format": 4}, "format is 4; it must be one of 5, 6, 7, 8, 9, 10, 11; optimise the model again"),
         ({"byteorder": "big"}, "byteorder is 'big'; it must be one of little"),
         (
             {"class": "BertForQuestionAnswering", "config": {**SIZES, "type_vocab_size": 2, "id2label": {0: "a"}}},
