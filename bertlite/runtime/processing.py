@@ -52,7 +52,7 @@ class Processing:
         """Return the prompt with a name, or the default one; raise ValueError if no prompt has that name."""
         if name is None:
             return self.prompts.get(self.default_prompt or "", "")
-        if name not in self.prompts:
+        if name not in [*self.prompts]:  # a list has no hash
             raise ValueError(f"there is no prompt {name!r}; have: {', '.join(map(repr, self.prompts)) or 'none'}")
         return self.prompts[name]
 
