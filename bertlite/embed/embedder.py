@@ -188,14 +188,9 @@ class Embedder(VectorSettings):
             raise ValueError(f"{folder} is a packed {packed.kind}, which makes no vectors: give a sentence encoder")
 
         # A packed folder has made its choices: a setting may repeat one, and not change it.
-        own = {
-            "pooling": "+".join(packed.processing.modes),
-            "dtype": packed.dtype,
-            "reproducible": packed.reproducible,
-            "device": "cpu",
-            "backend": "native",
-            "options": {},
-        }
+        settings = {"dtype": packed.dtype, "reproducible": packed.reproducible}
+        modes = "+".join(packed.processing.modes)
+        own = {"pooling": modes, **settings, "device": "cpu", "backend": "native", "options": {}}
         for name, value in own.items():
             given = str(getattr(self, name)).removeprefix("torch.")
             if given not in (str(getattr(VectorSettings, name, {})), str(value)):
@@ -211,7 +206,6 @@ class Embedder(VectorSettings):
 
         # The files that decide the vectors, for the key of a job.
         paths = filter(Path.is_file, [folder / name for name in (ABOUT, AFTER, FILE, TOKENIZER)])
-        settings = {"dtype": packed.dtype, "reproducible": packed.reproducible}
         return Loaded(packed, {}, sha256_of(*paths), {}, settings, packed.processing)
 
     def optimise(self, model: Any) -> Any:

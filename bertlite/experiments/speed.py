@@ -20,7 +20,7 @@ from bertlite.inference.clients.holders import modules_of
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.tasks import PackedModel, check_count, is_packed
 from bertlite.runtime.texts import check_texts
-from bertlite.shipping.original import Original, check_results, pairs, what_is_kept
+from bertlite.shipping.original import Original, pairs, processing_of, what_is_kept
 from bertlite.support.environment import environment, version_of
 from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of
@@ -88,8 +88,8 @@ def measure_speed(
     elif against is not None:
         raise ValueError(f"against names the checkpoint of a packed folder, and {checkpoint} is not packed")
 
-    check_results(source)
-    kind, longest = source.processing.kind, source.processing.max_length
+    about = processing_of(source)
+    kind, longest = about.kind, about.max_length
     longest = longest if max_length is None else min(check_count("max_length", max_length), longest)
     if kind == "tagger" and not all(isinstance(text, str) for text in texts):
         raise ValueError("texts holds pairs, and a tagger reads single texts: give a list of strings")

@@ -344,7 +344,6 @@ class BertForSequenceClassification(SequenceClassificationBody[LogitsOutput], Be
     config: BertConfig
     auto_classes = ("AutoModelForSequenceClassification",)
     pipeline_tag = "text-classification"
-    runtime_kind = "classifier"
 
 
 class BertForMultipleChoice(MultipleChoiceBody[LogitsOutput], BertPreTrainedModel):
@@ -361,7 +360,6 @@ class BertForTokenClassification(TokenClassificationBody[LogitsOutput], BertPreT
     config: BertConfig
     auto_classes = ("AutoModelForTokenClassification",)
     pipeline_tag = "token-classification"
-    runtime_kind = "tagger"
 
 
 class BertForQuestionAnswering(QuestionAnsweringBody[QuestionAnsweringOutput], BertPreTrainedModel):

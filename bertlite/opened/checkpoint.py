@@ -17,16 +17,8 @@ from bertlite.config import BertConfig
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
 from bertlite.runtime.processing import Processing
-from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import (
-    POOLING,
-    SENTENCE_CONFIG,
-    TRANSFORMER_CONFIGS,
-    is_encoder,
-    last_name,
-    read_modules,
-    read_pooling,
-)
+from bertlite.runtime.tasks import KINDS
+from bertlite.tokenizer import BertTokenizer, sentences
 
 Model = TypeVar("Model", bound=BertPreTrainedModel)
 CARD = "README.md"
@@ -61,7 +53,7 @@ class Checkpoint(Source):
     @property
     def modules(self) -> list[dict[str, Any]]:
         """The modules of sentence-transformers, each with its "type" and "path"; none without a modules.json."""
-        return read_modules(self.place)
+        return sentences.read_modules(self.place)
 
     @cached_property
     def processing(self) -> Processing:
@@ -70,22 +62,23 @@ class Checkpoint(Source):
         A cross-encoder is a classifier that sentence-transformers loads as one; one with a single label is.
         """
         tokenizer, config, modules = self.tokenizer, self.config, self.modules
-        own, whole = self.place.values("config.json"), self.place.values(SENTENCE_CONFIG) if modules else {}
-        kind, activation = self.model_class.runtime_kind or "", PIPELINES.get(str(config.problem_type), "softmax")
+        own, whole = self.place.values("config.json"), self.place.values(sentences.SENTENCE_CONFIG) if modules else {}
+        activation = PIPELINES.get(str(config.problem_type), "softmax")
+        kind = {name: kind for kind, name in KINDS.items()}.get(self.model_class.__name__, "")
 
-        # Files of version 3 and later name a cross-encoder's activation in different places.
+        # Different versions name a cross-encoder's activation in different places.
         stated = own.get("sentence_transformers") or {}
         named = [whole.get("activation_fn"), stated.get("activation_fn"), own.get(ACTIVATION_BEFORE_4)]
         if kind == "classifier" and (config.num_labels == 1 or stated or named[2] or modules):
             usual = "sigmoid" if config.num_labels == 1 else "identity"
             kind, activation = "cross-encoder", next(filter(None, named), f"{ACTIVATIONS}{usual}")
-            activation = last_name(activation).lower() if activation.startswith(ACTIVATIONS) else activation
+            activation = sentences.last_name(activation).lower() if activation.startswith(ACTIVATIONS) else activation
 
         # What no file states has its default, as in the library.
         size, longest = whole.get("truncate_dim"), tokenizer.sentences.max_length or tokenizer.model_max_length
         return replace(
             tokenizer.sentences,
-            **read_pooling(self.place),
+            **sentences.read_pooling(self.place),
             kind=kind,
             max_length=min(longest, config.max_position_embeddings),
             segments="token_type_ids" in tokenizer.model_input_names,
@@ -100,11 +93,12 @@ class Checkpoint(Source):
     @cached_property
     def module_files(self) -> dict[str, bytes]:
         """The content of sentence-transformers' own files by path, an encoder's settings next to its weights."""
-        place, paths = self.place, {SENTENCE_CONFIG: SENTENCE_CONFIG}  # {path in a folder with other weights: here}
+        place, whole = self.place, sentences.SENTENCE_CONFIG
+        paths = {whole: whole}  # {path in a folder with other weights: here}
         for module in self.modules:
             inner = PurePosixPath(module["path"])
-            if is_encoder(module["type"]):
-                paths |= {name: str(inner / name) for name in TRANSFORMER_CONFIGS}
+            if sentences.is_encoder(module["type"]):
+                paths |= {name: str(inner / name) for name in sentences.TRANSFORMER_CONFIGS}
             elif inner.name:  # without a folder a module has no files: those there are the model's
                 names = [str(inner / name) for name in MODULE_FILES]
                 if isinstance(place, Folder):  # the hub lists no files
@@ -160,7 +154,7 @@ class Checkpoint(Source):
     def model_class(self) -> type[BertPreTrainedModel]:
         """The class that it is for: BertModel if sentence-transformers pools its states to vectors; otherwise
         config.json names it, as for a CrossEncoder."""
-        pools = any(last_name(module["type"]) == POOLING for module in self.modules)
+        pools = any(sentences.last_name(module["type"]) == sentences.POOLING for module in self.modules)
         return BertModel if pools else class_of(self.config)
 
     def load(

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertlite.models.heads import CLASSES
 from bertlite.opened.checkpoint import Checkpoint
+from bertlite.runtime.contents import CLASSES
+from bertlite.runtime.processing import Processing
 from bertlite.runtime.tasks import CALLS, PackedModel
 from bertlite.shipping.vectors import ENCODER
 from bertlite.support.extras import import_optional
@@ -27,15 +28,16 @@ CROSS_ENCODER = "CrossEncoder"  # sentence-transformers' type of such models
 MOST = 2000  # neighbours are sought among at most so many texts
 
 
-def check_results(source: Checkpoint) -> None:
-    """Raise ValueError for a checkpoint without results for texts.
+def processing_of(source: Checkpoint) -> Processing:
+    """Return the steps before and after the encoder of a checkpoint that has results for texts.
 
-    Its class has no kind, its labels are not numbered from 0, or it is a cross-encoder with further modules.
+    Raises:
+        ValueError: its class has no kind, its labels are not numbered from 0, or it is a cross-encoder with further
+            modules.
     """
-    config, kind, modules = source.config, source.processing.kind, source.modules
-    if not kind:
-        known = ", ".join(name for name, each in CLASSES.items() if each.runtime_kind)
-        raise ValueError(f"{source.name} is a {source.model_class.__name__}, not one of {known}")
+    about, config, modules = source.processing, source.config, source.modules
+    if not (kind := about.kind):
+        raise ValueError(f"{source.name} is a {source.model_class.__name__}, not one of {', '.join(CLASSES)}")
     if kind != "encoder" and {*config.id2label} != {*range(config.num_labels)}:
         keys, last = ", ".join(map(str, config.id2label)), config.num_labels - 1
         raise ValueError(f"{source.name}: id2label in its config.json has the labels {keys}; number them 0 to {last}")
@@ -45,6 +47,7 @@ def check_results(source: Checkpoint) -> None:
     if kind == "cross-encoder" and (found != CROSS_ENCODER or len(modules) > 1):
         types = ", ".join(module["type"] for module in modules)
         raise ValueError(f"{source.name} is a {found} of {types}; a reranker must be a {CROSS_ENCODER} of one module")
+    return about
 
 
 def check_modules(source: Checkpoint) -> None:
@@ -119,12 +122,8 @@ class Original:
         Args:
             options: options of the library's call, such as batch_size; by default its own.
         """
-        if isinstance(self.model, PackedModel):
-            return getattr(self.model, CALLS[self.kind][0])(list(texts), **options)
-        if self.kind == "encoder":
-            return self.model.encode(list(texts), show_progress_bar=False, **options)
-        if self.kind == "cross-encoder":
-            return self.model.predict(list(texts), show_progress_bar=False, **options)
+        if self.library == "sentence-transformers" or isinstance(self.model, PackedModel):  # the calls have its names
+            return getattr(self.model, CALLS[self.kind][0])(list(texts), show_progress_bar=False, **options)
         if self.kind == "tagger":
             return self.model(list(texts), **options)
         asked = [

@@ -29,10 +29,10 @@ from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime import PackedModel
 from bertlite.runtime.processing import Processing
-from bertlite.runtime.tasks import ABOUT, ACTIVATIONS, AFTER, CALLS, TOKENIZER, checksum_of, to_dict
+from bertlite.runtime.tasks import ABOUT, ACTIVATIONS, AFTER, TOKENIZER, checksum_of, to_dict
 from bertlite.runtime.texts import check_texts
 from bertlite.shipping.carried import carry_tokenizer
-from bertlite.shipping.original import Original, check_results, pairs, spans, what_is_kept
+from bertlite.shipping.original import Original, pairs, processing_of, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.contexts import own_context
 from bertlite.support.files import to_json, write_json
@@ -110,14 +110,15 @@ def pack(
     with Progress(None, "", what="pack", shown=progress) as bar:
         # In float32 both agree to rounding, unless the runtime does something else than the original.
         bar.stage(f"comparing results in float32 with {original.library}")
-        wanted = original.results(as_taken(kind, texts))
+        taken = as_taken(kind, texts)
+        wanted = original.results(taken)
         if kind != "tagger" and not np.isfinite(wanted).all():
             raise ValueError(f"results of {checkpoint} in {original.library} are not finite: repair its weights")
 
         with replacing(out, superseded=PACKED) as new:
             rounding = write(new, optimise(**as_float32), source.tokenizer, about, after)
             packed = PackedModel(new)
-            found = results(packed, texts)
+            found = replace(original, model=packed).results(taken)
             if not (error := largest_difference(found, wanted)) <= ALLOWED:  # nan too
                 raise ValueError(
                     f"results of {checkpoint} without torch differ by {error:.1e} of the largest from"
@@ -132,7 +133,7 @@ def pack(
                 (new / ABOUT).unlink()  # no model is saved over a packed one
                 rounding = write(new, rounded, source.tokenizer, about, after)
                 bar.stage(f"comparing results in {name}")
-                found = results(PackedModel(new), texts)
+                found = replace(original, model=PackedModel(new)).results(taken)
             if fitted:
                 rounding = f"{rounding}, to {len(fitted)} {'built-in' if texts is given else 'given'} texts"
 
@@ -232,8 +233,7 @@ def describe_checkpoint(source: Checkpoint) -> tuple[Processing, State]:
     Raises:
         ValueError: the runtime does not have it.
     """
-    check_results(source)
-    about = source.processing
+    about = processing_of(source)
     about.check()
     if about.kind == "encoder":
         steps, after = head_steps(read_head(source), source)
@@ -271,11 +271,6 @@ def head_steps(head: VectorHead, source: Checkpoint) -> tuple[list[dict[str, Any
 def as_taken(kind: str, texts: Sequence[str]) -> Sequence[Any]:
     """Return texts as this kind of model takes them: a cross-encoder each with the next one."""
     return pairs(texts) if kind == "cross-encoder" else texts
-
-
-def results(packed: PackedModel, texts: Sequence[str]) -> Any:
-    """Return a packed folder's results for texts."""
-    return getattr(packed, CALLS[packed.kind][0])(as_taken(packed.kind, texts))
 
 
 def largest_difference(found: Any, wanted: Any) -> float:

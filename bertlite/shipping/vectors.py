@@ -49,9 +49,8 @@ class VectorHead:
 
     def __repr__(self) -> str:
         """Return all but the modules: unfinished work is found again by it, so that it must not change."""
-        about = {"pooling": self.processing.modes, "skip": self.skip, "modules": (), "size": self.size}
-        about |= {"similarity": self.processing.similarity, "name": self.name}
-        return f"VectorHead({', '.join(f'{name}={value!r}' for name, value in about.items())})"
+        start = f"pooling={self.processing.modes!r}, skip={self.skip}, modules=(), size={self.size}"
+        return f"VectorHead({start}, similarity={self.processing.similarity!r}, name={self.name!r})"
 
     @property
     def size(self) -> int | None:
@@ -113,15 +112,13 @@ def read_head(checkpoint: Checkpoint) -> VectorHead:
         raise ValueError(f"{checkpoint}: truncate_dim is {size!r} in {SENTENCE_CONFIG}; it must be 1 or more")
     if about.similarity not in SIMILARITIES:
         raise ValueError(f"{checkpoint} compares by {about.similarity!r}; known are {', '.join(SIMILARITIES)}")
-    skip = 0 if about.include_prompt else prompt_length(checkpoint.tokenizer)
+    skip = 0 if about.include_prompt or not about.prompt() else prompt_length(checkpoint.tokenizer)
     name = ", ".join(["+".join(about.modes), *(name for name in names[at + 1 :] if name != "Normalize")])
     return VectorHead(about, skip, modules, name)
 
 
 def prompt_length(tokenizer: BertTokenizer) -> int:
     """Return the number of tokens of the default prompt before a text, special ones before it included."""
-    if not tokenizer.sentences.prompt():
-        return 0
     [ids] = tokenizer.encode_texts([""], tokenizer.sentences.max_length)["input_ids"]
     return len(ids) - (not {*ids[-1:]}.isdisjoint(tokenizer.all_special_ids))
 

@@ -67,13 +67,10 @@ def read_sentences(place: Place, longest: int, positions: int | None = None) -> 
 
     # The shortest limit holds: a longer text would not fit into the model.
     stated = arguments.get("model_max_length") or values.get("max_seq_length") or longest
+    length, side = min(stated, positions or stated), arguments.get("truncation_side")
+    lower = bool(values.get("do_lower_case"))
     return Processing(
-        prompts=prompts,
-        default_prompt=default,
-        max_length=min(stated, positions or stated),
-        lower_case=bool(values.get("do_lower_case")),
-        truncation_side=arguments.get("truncation_side"),
-        fault=fault,
+        prompts=prompts, default_prompt=default, max_length=length, lower_case=lower, truncation_side=side, fault=fault
     )
 
 

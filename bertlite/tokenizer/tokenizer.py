@@ -314,14 +314,10 @@ class BertTokenizer:
     def text_settings(self) -> dict[str, Any]:
         """All settings that turn texts into ids and back, without the tokenizer's parts; JSON-ready."""
         names, own = ("model_input_names", "model_max_length", *SIDES, "clean_up_tokenization_spaces"), self.sentences
-        side, length = own.truncation_side or self.truncation_side, own.max_length or None
-        texts = {"prompts": own.prompts, "default_prompt_name": own.default_prompt, "do_lower_case": own.lower_case}
-        return {
-            **{name: getattr(self, name) for name in names},
-            "truncation_side": side,
-            "max_seq_length": length,
-            **texts,
-        }
+        found = {name: getattr(self, name) for name in names}
+        found |= {"truncation_side": own.truncation_side or self.truncation_side, "prompts": own.prompts}
+        found |= {"default_prompt_name": own.default_prompt, "max_seq_length": own.max_length or None}
+        return {**found, "do_lower_case": own.lower_case}
 
     def encode_texts(
         self,
