@@ -74,7 +74,7 @@ class Checkpoint(Source):
             kind, activation = "cross-encoder", next(filter(None, named), f"{ACTIVATIONS}{usual}")
             activation = sentences.last_name(activation).lower() if activation.startswith(ACTIVATIONS) else activation
 
-        # What no file states has its default, as in the library.
+        # Entries that no file states have their defaults, as in the library.
         size, longest = whole.get("truncate_dim"), tokenizer.sentences.max_length or tokenizer.model_max_length
         return replace(
             tokenizer.sentences,

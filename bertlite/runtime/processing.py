@@ -1,4 +1,4 @@
-"""What stands before and after an encoder, as plain data: how a text becomes token ids, and states become results."""
+"""The steps before and after an encoder, as plain data: a text becomes token ids, and states become results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

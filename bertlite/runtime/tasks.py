@@ -521,7 +521,7 @@ VECTORS = {
 }
 SCORES = {"labels": every(NAME), "activation": one_of(*ACTIVATIONS)}
 TAGS = {"unknown": Maybe(or_null(TEXT)), "labels": every(TEXT), "activation": Maybe(one_of(*ACTIVATIONS))}
-ENTRIES: dict[str, dict[str, Any]] = dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))  # of each kind
+ENTRIES: dict[str, dict[str, Any]] = dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))  # {kind: entries}
 TEXTS: list[Any] = [
     {
         "max_length": SIZE,

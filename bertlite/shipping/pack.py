@@ -101,10 +101,9 @@ def pack(
     texts, fitted = texts_to_fit(given) if numbers == torch.int8 else (given, [])
 
     # The encoder's pooler goes: no vector depends on it, and the runtime has none.
-    as_float32: dict[str, Any] = {"dtype": torch.float32}
-    original = Original.load(source, kind, about.max_length, model_kwargs=as_float32)
-    options = as_float32 | ({"add_pooling_layer": False} if kind == "encoder" else {})
-    model = source.load(source.model_class, **options)
+    options: dict[str, Any] = {"add_pooling_layer": False} if kind == "encoder" else {}
+    original = Original.load(source, kind, about.max_length, model_kwargs={"dtype": torch.float32})
+    model = source.load(source.model_class, dtype=torch.float32, **options)
     optimise = partial(optimize_for_inference, model, backend="native", reproducible=reproducible)
 
     with Progress(None, "", what="pack", shown=progress) as bar:
@@ -116,7 +115,7 @@ def pack(
             raise ValueError(f"results of {checkpoint} in {original.library} are not finite: repair its weights")
 
         with replacing(out, superseded=PACKED) as new:
-            rounding = write(new, optimise(**as_float32), source.tokenizer, about, after)
+            rounding = write(new, optimise(dtype=torch.float32), source.tokenizer, about, after)
             packed = PackedModel(new)
             found = replace(original, model=packed).results(taken)
             if not (error := largest_difference(found, wanted)) <= ALLOWED:  # nan too
@@ -228,7 +227,7 @@ def write_about(folder: Path, about: Processing) -> None:
 
 
 def describe_checkpoint(source: Checkpoint) -> tuple[Processing, State]:
-    """Return what stands around a checkpoint's encoder, without the model, and the tensors of steps after pooling.
+    """Return the steps before and after a checkpoint's encoder, and the tensors of those after pooling.
 
     Raises:
         ValueError: the runtime does not have it.
