@@ -167,6 +167,7 @@ def test_a_tokenizer_needs_no_model() -> None:
         "bertlite.support.screen",
         *files,
         *families,
+        "bertlite.runtime.processing",
     }  # by families, how many positions there are
     for module in (name for name in MODULES if room_of(name) == "tokenizer"):
         assert {name for name in needed_by(module) if room_of(name) != "tokenizer"} <= allowed, module

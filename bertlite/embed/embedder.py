@@ -34,6 +34,7 @@ from bertlite.models.base import BertModel
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.encoder import Floats
 from bertlite.runtime.packed import FILE
+from bertlite.runtime.processing import Processing
 from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER, PackedModel, is_packed
 from bertlite.runtime.texts import batches, check_texts, run_batches
 from bertlite.shipping.original import check_modules
@@ -61,6 +62,7 @@ class Loaded(NamedTuple):
         sha256: the hash of its tensors and tokenizer before.
         files: hashes of other files that change vectors.
         settings: the settings that it decides or completes.
+        processing: the steps before and after it.
     """
 
     encoder: Any
@@ -68,6 +70,7 @@ class Loaded(NamedTuple):
     sha256: str
     files: dict[str, str]
     settings: dict[str, Any]
+    processing: Processing
 
 
 @dataclass(frozen=True)
@@ -172,31 +175,22 @@ class Embedder(VectorSettings):
             "device": self.device,
         }
 
-        settings = {
-            "dtype": dtype_name(self.compute_dtype),
-            "max_length": encoder.max_seq_length or sys.maxsize,
-            "prompt_name": self.prompt_name or encoder.default_prompt_name,
-            "prompts": encoder.prompts,
-            "modules": modules,
-        }
-        return Loaded(encoder, options, *before, settings)
+        limit, name = encoder.max_seq_length or sys.maxsize, self.prompt_name or encoder.default_prompt_name
+        about = Processing(max_length=limit, prompts=encoder.prompts, default_prompt=name)
+        settings = {"prompt_name": name, "prompts": encoder.prompts, "modules": modules}
+        return Loaded(encoder, options, *before, {"dtype": dtype_name(self.compute_dtype), **settings}, about)
 
     def load_packed(self) -> Loaded:
         """Return a packed folder; raise ValueError if it makes no vectors, or cannot obey a setting."""
         packed = PackedModel(self.model, torch.get_num_threads(), self.max_tokens)
-        about, folder = packed.texts.settings, packed.folder
+        folder = packed.folder
         if packed.kind != "encoder":
             raise ValueError(f"{folder} is a packed {packed.kind}, which makes no vectors: give a sentence encoder")
 
         # A packed folder has made its choices: a setting may repeat one, and not change it.
-        own = {
-            "pooling": "+".join(packed.about["pooling"]["modes"]),
-            "dtype": packed.dtype,
-            "reproducible": packed.reproducible,
-            "device": "cpu",
-            "backend": "native",
-            "options": {},
-        }
+        settings = {"dtype": packed.dtype, "reproducible": packed.reproducible}
+        modes = "+".join(packed.processing.modes)
+        own = {"pooling": modes, **settings, "device": "cpu", "backend": "native", "options": {}}
         for name, value in own.items():
             given = str(getattr(self, name)).removeprefix("torch.")
             if given not in (str(getattr(VectorSettings, name, {})), str(value)):
@@ -205,16 +199,14 @@ class Embedder(VectorSettings):
                     " checkpoint that was packed"
                 )
 
-        about.prompt(self.prompt_name)
+        packed.processing.prompt(self.prompt_name)
         if self.max_length is not None:
             check_length(self.max_length, packed.encoder.embeddings["positions"])
             packed.max_seq_length = self.max_length
 
         # The files that decide the vectors, for the key of a job.
         paths = filter(Path.is_file, [folder / name for name in (ABOUT, AFTER, FILE, TOKENIZER)])
-        length = packed.texts.settings.max_length
-        settings = {"dtype": packed.dtype, "reproducible": packed.reproducible, "max_length": length}
-        return Loaded(packed, {}, sha256_of(*paths), {}, settings)
+        return Loaded(packed, {}, sha256_of(*paths), {}, settings, packed.processing)
 
     def optimise(self, model: Any) -> Any:
         """Return a SentenceTransformer that runs on the kernels, or itself if it holds no encoder that they run."""
@@ -245,12 +237,12 @@ class Embedder(VectorSettings):
     @property
     def longest(self) -> int:
         """The length in tokens to which texts are truncated."""
-        return int(self.loaded.settings["max_length"])
+        return self.loaded.processing.max_length
 
     @property
     def settings(self) -> dict[str, Any]:
         """All settings that change the vectors, without the weights and the tokenizer; JSON-ready."""
-        return {**compared(VectorSettings, self), **self.loaded.settings}
+        return {**compared(VectorSettings, self), **self.loaded.settings, "max_length": self.longest}
 
     def encode(self, texts: str | Sequence[str], progress: Callable[[Sequence[int]], None] = lambda _: None) -> Floats:
         """Return the vectors of texts, in their order: (texts, D), float32; for a single text, (D,).
@@ -279,8 +271,7 @@ class Embedder(VectorSettings):
         if device.type == "cpu":
             yield from map(self.encode_batch, groups)
             return
-        name = self.prompt_name or encoder.default_prompt_name
-        prompt = encoder.prompts.get(name) if self.prompt is None else self.prompt
+        prompt = self.loaded.processing.prompt() if self.prompt is None else self.prompt
 
         def run(texts: list[str], features: dict[str, Any]) -> torch.Tensor:
             try:

@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bertlite.opened.checkpoint import Checkpoint
+from bertlite.runtime.processing import Processing
 from bertlite.runtime.tasks import check_count
 from bertlite.support.extras import import_optional
 from bertlite.support.files import sha256_of
 from bertlite.support.kinds import check_settings
 from bertlite.support.rows import LABEL, LABELS, PLAIN, SUFFIXES, TEXT, WORDS, Table, read_rows
 from bertlite.tokenizer import BatchEncoding, BertTokenizer
-from bertlite.tokenizer.sentences import SentenceSettings
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 LIKE_A_NUMBER = re.compile(r"[+\-−]?[\d.,'\s]*\d[\d.,'\s]*(e[+\-−]?\d+)?\s*%?", re.IGNORECASE)  # 0,5 or 50 %
@@ -367,7 +367,7 @@ def read_tokenizer(checkpoint: Checkpoint, max_length: int | None = None, *, sen
         ValueError: `max_length` leaves no room for a word.
     """
     tokenizer = copy.copy(checkpoint.tokenizer)
-    tokenizer.sentences = tokenizer.sentences if sentences else SentenceSettings()
+    tokenizer.sentences = tokenizer.sentences if sentences else Processing()
     tokenizer.model_max_length = read_length(max_length, tokenizer)
     special = tokenizer.backend_tokenizer.num_special_tokens_to_add(True)  # for a pair
     if tokenizer.model_max_length <= special:
@@ -383,7 +383,7 @@ def read_length(max_length: int | None, tokenizer: BertTokenizer) -> int:
     """Return the length in tokens to truncate to: the given one, sentence-transformers' files', or MAX_LENGTH."""
     if max_length is not None:
         return check_count("max_length", max_length)
-    return tokenizer.sentences.max_seq_length or MAX_LENGTH
+    return tokenizer.sentences.max_length or MAX_LENGTH
 
 
 @dataclass(frozen=True)

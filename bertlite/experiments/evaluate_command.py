@@ -220,14 +220,12 @@ def packed_task(folder: Checkpoint, named: str | None) -> Task:
         ValueError: there is no task for it, or another one is named.
     """
     about = read_runtime_json(Path(folder).expanduser() / ABOUT)
-    found = {"encoder": "similarity", "classifier": "classification", "cross-encoder": "regression"}.get(about["kind"])
-    if found == "regression" and len(about["labels"]) > 1:
+    found = {"encoder": "similarity", "classifier": "classification", "cross-encoder": "regression"}.get(about.kind)
+    if found == "regression" and len(about.labels) > 1:
         found = "classification"
     if found is None or named not in (None, found):
         why = f"has the task {found}" if found else "gives spans, for which there is no metric here"
-        raise ValueError(
-            f"{folder} is a packed {about['kind']}, which {why}: evaluate the checkpoint it was made from"
-        )
+        raise ValueError(f"{folder} is a packed {about.kind}, which {why}: evaluate the checkpoint it was made from")
     return TASKS[found]
 
 
@@ -240,7 +238,7 @@ def predict_packed(
         packed.max_seq_length = max_length
 
     # The folder has no config.json; the checks of the examples need no more of one than this.
-    several = packed.about.get("activation") == "sigmoid" and len(packed.labels) > 1
+    several = packed.processing.activation == "sigmoid" and len(packed.labels) > 1
     config = SimpleNamespace(
         id2label=dict(enumerate(packed.labels)),
         num_labels=len(packed.labels),
@@ -253,7 +251,7 @@ def predict_packed(
         sides = (packed.encode(texts) for texts in zip(*dev.texts, strict=True))
         outputs = np.concatenate([packed.similarity(*each) for each in zip(*sides, strict=True)])
     else:
-        packed.about = {**packed.about, "activation": "identity"}  # logits
+        packed.processing = replace(packed.processing, activation="identity")  # logits
         outputs = packed.predict(dev.inputs).reshape(len(dev), -1)
     return dev, Predictions(folder, dev.classes, outputs, np.array(dev.labels))
 

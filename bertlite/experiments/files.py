@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -56,7 +55,7 @@ def model_key(model: Any, tokenizer: BertTokenizer | None = None, head: VectorHe
     config = getattr(model, "config", None)  # a recorded teacher has none
     known = {} if config is None else {**config.to_dict(), **dict.fromkeys(NO_EFFECT)}
     texts = [] if tokenizer is None else [tokenizer.backend_tokenizer.to_str(), tokenizer.text_settings]
-    vectors = [] if head is None else [replace(head, modules=()), [model_sha256(each) for each in head.modules]]
+    vectors = [] if head is None else [repr(head), [model_sha256(each) for each in head.modules]]
     return sha256_of(model_sha256(model), json.dumps([known, texts, vectors], sort_keys=True, default=str))
 
 

@@ -20,7 +20,7 @@ from bertlite.inference.clients.holders import modules_of
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime.tasks import PackedModel, check_count, is_packed
 from bertlite.runtime.texts import check_texts
-from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, what_is_kept
+from bertlite.shipping.original import Original, pairs, processing_of, what_is_kept
 from bertlite.support.environment import environment, version_of
 from bertlite.support.process import door
 from bertlite.support.progress import Progress, count_of
@@ -88,7 +88,8 @@ def measure_speed(
     elif against is not None:
         raise ValueError(f"against names the checkpoint of a packed folder, and {checkpoint} is not packed")
 
-    (kind, _), longest = checkpoint_kind(source), longest_text(source)
+    about = processing_of(source)
+    kind, longest = about.kind, about.max_length
     longest = longest if max_length is None else min(check_count("max_length", max_length), longest)
     if kind == "tagger" and not all(isinstance(text, str) for text in texts):
         raise ValueError("texts holds pairs, and a tagger reads single texts: give a list of strings")
@@ -137,7 +138,7 @@ def check_packed_options(folder: Any, dtype: Any, backend: str | None, device: s
 
 def checkpoint_of(packed: PackedModel) -> str:
     """Return the checkpoint that a packed folder was made from; raise ValueError if it is not known where that is."""
-    found: str = packed.about.get("made", {}).get("checkpoint", "a checkpoint that it does not name")
+    found: str = (packed.processing.made or {}).get("checkpoint", "a checkpoint that it does not name")
     if "/" not in found and not Path(found).is_dir():  # a folder of this name is elsewhere
         raise ValueError(f"{packed.folder} is a packed folder, made from {found}: give against, or --against FOLDER")
     return found

@@ -53,7 +53,6 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     base_class: ClassVar[type[Any]]  # BertModel; heads use it
     auto_classes: ClassVar[tuple[str, ...]] = ()  # classes of transformers that load it; cards name the first
     pipeline_tag: ClassVar[str | None] = None  # the hub's name of its task
-    runtime_kind: ClassVar[str | None] = None  # the name under which bertlite.runtime runs it
 
     def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__()
@@ -221,7 +220,6 @@ class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
     config: BertConfig
     auto_classes = ("AutoModel", "AutoModelForTextEncoding")
     pipeline_tag = "feature-extraction"
-    runtime_kind = "encoder"
 
     def __init__(self, config: BertConfig, *, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)

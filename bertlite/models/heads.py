@@ -346,7 +346,6 @@ class BertForSequenceClassification(SequenceClassificationBody[LogitsOutput], Be
     config: BertConfig
     auto_classes = ("AutoModelForSequenceClassification",)
     pipeline_tag = "text-classification"
-    runtime_kind = "classifier"
 
 
 class BertForMultipleChoice(MultipleChoiceBody[LogitsOutput], BertPreTrainedModel):
@@ -363,7 +362,6 @@ class BertForTokenClassification(TokenClassificationBody[LogitsOutput], BertPreT
     config: BertConfig
     auto_classes = ("AutoModelForTokenClassification",)
     pipeline_tag = "token-classification"
-    runtime_kind = "tagger"
 
 
 class BertForQuestionAnswering(QuestionAnsweringBody[QuestionAnsweringOutput], BertPreTrainedModel):

@@ -16,12 +16,16 @@ from bertlite.checkpoint.reading import State
 from bertlite.config import BertConfig
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
-from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.sentences import SENTENCE_CONFIG, TRANSFORMER_CONFIGS, is_encoder, read_modules, read_pooling
+from bertlite.runtime.processing import Processing
+from bertlite.runtime.tasks import KINDS
+from bertlite.tokenizer import BertTokenizer, sentences
 
 Model = TypeVar("Model", bound=BertPreTrainedModel)
 CARD = "README.md"
 CARRIED = ("license", "license_name", "license_link", "language")  # entries that a derived model's card takes over
+ACTIVATIONS = "torch.nn."  # the module of activations that the runtime may have, by their names in lower case
+PIPELINES = {"multi_label_classification": "sigmoid", "regression": "identity"}  # a pipeline's activations
+ACTIVATION_BEFORE_4 = "sbert_ce_default_activation_function"  # a key in config.json of sentence-transformers 3
 MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # files of one module
 
 
@@ -49,21 +53,52 @@ class Checkpoint(Source):
     @property
     def modules(self) -> list[dict[str, Any]]:
         """The modules of sentence-transformers, each with its "type" and "path"; none without a modules.json."""
-        return read_modules(self.place)
+        return sentences.read_modules(self.place)
 
-    @property
-    def pooling(self) -> tuple[list[str], bool]:
-        """How texts are pooled, such as ["mean"], empty if they are not; and whether tokens of a prompt count."""
-        return read_pooling(self.place)
+    @cached_property
+    def processing(self) -> Processing:
+        """The steps before and after its encoder, as its library runs them.
+
+        A cross-encoder is a classifier that sentence-transformers loads as one; one with a single label is.
+        """
+        tokenizer, config, modules = self.tokenizer, self.config, self.modules
+        own, whole = self.place.values("config.json"), self.place.values(sentences.SENTENCE_CONFIG) if modules else {}
+        activation = PIPELINES.get(str(config.problem_type), "softmax")
+        kind = {name: kind for kind, name in KINDS.items()}.get(self.model_class.__name__, "")
+
+        # Different versions name a cross-encoder's activation in different places.
+        stated = own.get("sentence_transformers") or {}
+        named = [whole.get("activation_fn"), stated.get("activation_fn"), own.get(ACTIVATION_BEFORE_4)]
+        if kind == "classifier" and (config.num_labels == 1 or stated or named[2] or modules):
+            usual = "sigmoid" if config.num_labels == 1 else "identity"
+            kind, activation = "cross-encoder", next(filter(None, named), f"{ACTIVATIONS}{usual}")
+            activation = sentences.last_name(activation).lower() if activation.startswith(ACTIVATIONS) else activation
+
+        # Entries that no file states have their defaults, as in the library.
+        size, longest = whole.get("truncate_dim"), tokenizer.sentences.max_length or tokenizer.model_max_length
+        return replace(
+            tokenizer.sentences,
+            **sentences.read_pooling(self.place),
+            kind=kind,
+            max_length=min(longest, config.max_position_embeddings),
+            segments="token_type_ids" in tokenizer.model_input_names,
+            truncation_side=tokenizer.text_settings["truncation_side"],
+            after=() if size is None else ({"type": "truncate", "size": size},),
+            similarity=whole.get("similarity_fn_name") or Processing.similarity,
+            unknown=tokenizer.unk_token,
+            labels=[str(config.id2label[i]) for i in sorted(config.id2label)],
+            activation=activation,
+        )
 
     @cached_property
     def module_files(self) -> dict[str, bytes]:
         """The content of sentence-transformers' own files by path, an encoder's settings next to its weights."""
-        place, paths = self.place, {SENTENCE_CONFIG: SENTENCE_CONFIG}  # {path in a folder with other weights: here}
+        place, whole = self.place, sentences.SENTENCE_CONFIG
+        paths = {whole: whole}  # {path in a folder with other weights: here}
         for module in self.modules:
             inner = PurePosixPath(module["path"])
-            if is_encoder(module["type"]):
-                paths |= {name: str(inner / name) for name in TRANSFORMER_CONFIGS}
+            if sentences.is_encoder(module["type"]):
+                paths |= {name: str(inner / name) for name in sentences.TRANSFORMER_CONFIGS}
             elif inner.name:  # without a folder a module has no files: those there are the model's
                 names = [str(inner / name) for name in MODULE_FILES]
                 if isinstance(place, Folder):  # the hub lists no files
@@ -119,7 +154,8 @@ class Checkpoint(Source):
     def model_class(self) -> type[BertPreTrainedModel]:
         """The class that it is for: BertModel if sentence-transformers pools its states to vectors; otherwise
         config.json names it, as for a CrossEncoder."""
-        return BertModel if self.pooling[0] else class_of(self.config)
+        pools = any(sentences.last_name(module["type"]) == sentences.POOLING for module in self.modules)
+        return BertModel if pools else class_of(self.config)
 
     def load(
         self, cls: type[Model], *, dtype: torch.dtype | None = None, device: str | None = None, **options: Any

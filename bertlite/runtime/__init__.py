@@ -8,6 +8,7 @@ The wheel of the runtime has this room under the name bertlite_runtime.
 
 tasks      the calls of a folder: encode, predict, rank, tag
 options    their options, and answers to arguments of other libraries
+processing the steps before and after the model, as plain data
 texts      texts to token ids
 pooling    the states of tokens to a vector
 tagging    labelled spans from the scores of tokens

@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -41,10 +41,11 @@ from .library import load_kernels
 from .options import Progress, RunOptions, check_options, print_progress
 from .packed import FILE, OpenedFile, open_packed, read_packed
 from .pooling import POOLINGS, SIMILARITIES, normalize, pool
+from .processing import Processing
 from .structs import ACTIVATIONS as LINEAR
 from .structs import Kernels
 from .tagging import spans_of, words_of
-from .texts import CHUNK, Pair, Texts, TextSettings, TokenBatch, batches, check_text, check_texts, run_batches
+from .texts import CHUNK, Pair, Texts, TokenBatch, batches, check_text, check_texts, run_batches
 
 ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
 AFTER = "after.safetensors"  # weights of the steps after pooling
@@ -89,19 +90,15 @@ class PackedModel:
 
         # The arguments are kept as they were given: a copy in another process may have other processors.
         self.folder, self.made_with = Path(folder).expanduser().absolute(), (threads, batch_tokens)
-        about = read_runtime_json(self.folder / ABOUT)
-        self.kind: str = about["kind"]
-        self.labels: list[str] = about.get("labels", [])
+        self.processing = read_runtime_json(self.folder / ABOUT)
+        self.kind, self.labels = self.processing.kind, [*self.processing.labels]
         self.threads = check_count("threads", available_processors() if threads is None else threads, MOST_THREADS)
         self.batch_tokens = check_count("batch_tokens", batch_tokens)
 
-        # A setting that an earlier version did not write has its default.
-        stated = {name: about["texts"][name] for name in TEXTS[0] if name in about["texts"]}
-        settings = TextSettings(**{**stated, "prompts": tuple(stated["prompts"].items())})
-        self.texts = Texts(self.folder / TOKENIZER, settings)
+        self.texts = Texts(self.folder / TOKENIZER, self.processing)
 
         # Each file obeys its own rules by now; here they are held against each other.
-        self.about, file = about, read_packed(self.folder / FILE, words_later=True)
+        file, about = read_packed(self.folder / FILE, words_later=True), to_dict(self.processing)
         check_fields(self.folder / ABOUT, about, rules_beside(file.about, self.kind, self.texts), WAY_OUT)
         self.texts.check_ids(word_count(file.about))
 
@@ -113,7 +110,7 @@ class PackedModel:
 
         # The steps after pooling may change the width of a vector, so one vector is computed to learn it.
         hidden = self.encoder.model.hidden_size
-        self.after = after_pooling(self.folder, about, hidden, kernels) if self.kind == "encoder" else []
+        self.after = after_pooling(self.folder, self.processing, hidden, kernels) if self.kind == "encoder" else []
         self.dimension = 0  # D
         if self.kind == "encoder":
             self.dimension = len(self.vector(np.zeros((1, hidden), dtype=np.float32)))
@@ -148,7 +145,7 @@ class PackedModel:
 
         # Some encoders leave the prompt's tokens out of the pooled vector.
         before = self.prompt_of(prompt, prompt_name)
-        skipped = 0 if self.about["pooling"]["include_prompt"] or not before else self.texts.prompt_length(before)
+        skipped = 0 if self.processing.include_prompt or not before else self.texts.prompt_length(before)
 
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         for rows, batch, states in self.run("encode", texts, before, first_only=False, skip=skipped, **options):
@@ -166,29 +163,30 @@ class PackedModel:
             TypeError: this folder is no encoder.
         """
         self.require("similarity")
-        compare = SIMILARITIES[self.about.get("similarity", "cosine")]  # folders of before name none
+        compare = SIMILARITIES[self.processing.similarity]
         return compare(np.atleast_2d(one), np.atleast_2d(other))
 
     @property
     def max_seq_length(self) -> int:
         """The most tokens of a text, special ones included; longer texts are truncated.  It can be set."""
-        return self.texts.settings.max_length
+        return self.processing.max_length
 
     @max_seq_length.setter
     def max_seq_length(self, tokens: int) -> None:
         specials = self.texts.tokenizer.num_special_tokens_to_add("predict" in CALLS[self.kind])
         longest = check_count("max_seq_length", tokens, self.encoder.embeddings["positions"], least=max(1, specials))
-        self.texts = Texts(self.folder / TOKENIZER, replace(self.texts.settings, max_length=longest))
+        self.processing = replace(self.processing, max_length=longest)
+        self.texts = Texts(self.folder / TOKENIZER, self.processing)
 
     def prompt_of(self, prompt: str | None, name: str | None) -> str:
         """Return the string to put before texts: a given one, or else the folder's with a name."""
-        found = self.texts.settings.prompt(name) if prompt is None else prompt
+        found = self.processing.prompt(name) if prompt is None else prompt
         check_text("prompt", found)
         return found
 
     def vector(self, tokens: Floats, skip: int = 0) -> Floats:
         """Return the vector of a text, (D,), from the states of its tokens without `skip` at the beginning."""
-        x = pool(tokens, self.about["pooling"]["modes"], skip)
+        x = pool(tokens, self.processing.modes, skip)
         for step in self.after:
             x = step(x)
         return x
@@ -221,7 +219,7 @@ class PackedModel:
             assert pooled is not None
             assert self.head is not None
             logits = self.encoder.apply(self.head, pooled, self.threads)
-            scores[rows] = ACTIVATIONS[self.about["activation"]](logits.astype(np.float64))
+            scores[rows] = ACTIVATIONS[self.processing.activation](logits.astype(np.float64))
         return scores[:, 0] if self.kind == "cross-encoder" and len(self.labels) == 1 else scores
 
     def rank(
@@ -269,7 +267,7 @@ class PackedModel:
             ValueError: a text holds half of a surrogate pair or has no tokens.
         """
         self.require("tag")
-        texts, unknown = check_texts(texts), self.about.get("unknown")
+        texts, unknown = check_texts(texts), self.processing.unknown
         found: list[Spans] = [[] for _ in texts]
         for rows, batch, states in self.run("tag", texts, "", first_only=False, **options):
             assert self.head is not None
@@ -351,7 +349,7 @@ def is_packed(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder).expanduser() / ABOUT).is_file()
 
 
-def read_runtime_json(path: Path) -> dict[str, Any]:
+def read_runtime_json(path: Path) -> Processing:
     """Return a folder's description of itself; raise ValueError if a field breaks its rule."""
     if not path.parent.exists():
         raise FileNotFoundError(
@@ -365,7 +363,22 @@ def read_runtime_json(path: Path) -> dict[str, Any]:
     check_fields(path, values, RULES, WAY_OUT)
     if values.pop("crc32", None) != checksum_of(values, path.with_name(TOKENIZER)):
         raise ValueError(f"{path} or {TOKENIZER} is damaged: its bytes are not as written; {WAY_OUT}")
-    return values
+    return from_dict(values)
+
+
+def from_dict(values: Mapping[str, Any]) -> Processing:
+    """Return the description in a runtime.json; an entry that an earlier version did not write has its default."""
+    own = {"kind", "made", *ENTRIES[values["kind"]]} - {"pooling"}
+    groups = (values, own), (values["texts"], TEXTS[0]), (values.get("pooling", {}), POOLING)
+    return Processing(**{name: group[name] for group, names in groups for name in names if name in group})
+
+
+def to_dict(about: Processing) -> dict[str, Any]:
+    """Return the content of a runtime.json without its checksum, in the order of its entries."""
+    texts, pooling = ({name: getattr(about, name) for name in names} for names in (TEXTS[0], POOLING))
+    found = {**vars(about), "format": FORMAT, "texts": texts, "pooling": pooling}
+    names = ("format", "kind", "texts", *ENTRIES[about.kind], *(["made"] if about.made else []))
+    return {name: found[name] for name in names}
 
 
 def rules_beside(native: dict[str, Any], kind: str, texts: Texts) -> dict[str, Any]:
@@ -435,22 +448,20 @@ def apply_row(layer: PackedLinear, x: Floats) -> Floats:
     return found
 
 
-def after_pooling(
-    folder: Path, about: dict[str, Any], hidden: int, kernels: Kernels
-) -> list[Callable[[Floats], Floats]]:
+def after_pooling(folder: Path, about: Processing, hidden: int, kernels: Kernels) -> list[Callable[[Floats], Floats]]:
     """Return the functions of the steps after pooling.
 
     Args:
         hidden: the width of the states that are pooled.
     """
-    steps, tensors = about.get("after", []), dict[str, NDArray[Any]]()
-    if any(each["type"] == "dense" for each in steps):
+    tensors = dict[str, NDArray[Any]]()
+    if any(each["type"] == "dense" for each in about.after):
         with open_packed(folder / AFTER, {}) as opened:
-            tensors = opened.read(dense_tensors(opened, steps, hidden * len(about["pooling"]["modes"]))).tensors
+            tensors = opened.read(dense_tensors(opened, about.after, hidden * len(about.modes))).tensors
 
     # Each step becomes a function of one vector.
     made: list[Callable[[Floats], Floats]] = []
-    for each in steps:
+    for each in about.after:
         if each["type"] == "normalize":
             made.append(normalize)
         elif each["type"] == "truncate":
@@ -461,7 +472,7 @@ def after_pooling(
     return made
 
 
-def dense_tensors(file: OpenedFile, steps: list[dict[str, Any]], width: int) -> Tensors:
+def dense_tensors(file: OpenedFile, steps: Sequence[Mapping[str, Any]], width: int) -> Tensors:
     """Return the tensors of the steps on vectors of a width; earlier folders state neither outputs nor bias."""
     found: Tensors = {}
     for each in steps:
@@ -502,16 +513,15 @@ STEPS = {
     "truncate": {"size": SIZE},
     "dense": {"name": TEXT, "activation": one_of(*LINEAR), "outputs": Maybe(SIZE), "bias": Maybe(FLAG)},
 }
+POOLING = {"modes": [A_LIST, must_be("one pooling or more", bool), every(one_of(*POOLINGS))], "include_prompt": FLAG}
 VECTORS = {
-    "pooling": {
-        "modes": [A_LIST, must_be("one pooling or more", bool), every(one_of(*POOLINGS))],
-        "include_prompt": FLAG,
-    },
+    "pooling": POOLING,
     "after": Maybe(every(choice("type", STEPS))),
     "similarity": Maybe(one_of(*SIMILARITIES)),
 }
 SCORES = {"labels": every(NAME), "activation": one_of(*ACTIVATIONS)}
-TAGS = {"labels": every(TEXT), "unknown": Maybe(or_null(TEXT))}
+TAGS = {"unknown": Maybe(or_null(TEXT)), "labels": every(TEXT), "activation": Maybe(one_of(*ACTIVATIONS))}
+ENTRIES: dict[str, dict[str, Any]] = dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))  # {kind: entries}
 TEXTS: list[Any] = [
     {
         "max_length": SIZE,
@@ -526,7 +536,7 @@ TEXTS: list[Any] = [
 ROUNDING = {"rounding": Maybe(or_null(TEXT))}  # how weights were rounded to 8 bits, in words
 RULES = [
     {"format": one_of(FORMAT)},
-    choice("kind", dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))),
+    choice("kind", ENTRIES),
     {"texts": TEXTS},
     {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": every(or_null(NAME), named=True), **ROUNDING})},
 ]

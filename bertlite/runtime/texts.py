@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,41 +11,14 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase, Sequence
 
+from .processing import Processing
+
 T = TypeVar("T")
 R = TypeVar("R")
 Pair = tuple[str, str]
 CHUNK = 4096  # texts that are tokenized at once
 SLICE = 1 << 16  # bytes that are searched at once, so that a cache holds them
 GOLDEN = 0.6180339887498949  # the parts after the point of its multiples are spread evenly, however many there are
-
-
-@dataclass(frozen=True)
-class TextSettings:
-    """The settings by which a folder turns texts into token ids.
-
-    Args:
-        max_length: the most tokens of a text, special ones included; longer texts are truncated.
-        lower_case: lower-case texts before they are tokenized.
-        segments: whether the model gets the segment of each token.
-        truncation_side: "right" or "left".
-        prompts: {name: string to put before a text}.
-        default_prompt: the name of the prompt to use if none is named; None is none.
-    """
-
-    max_length: int
-    lower_case: bool = False
-    segments: bool = True
-    truncation_side: str = "right"
-    prompts: tuple[tuple[str, str], ...] = ()
-    default_prompt: str | None = None
-
-    def prompt(self, name: str | None = None) -> str:
-        """Return the prompt with a name, or the default one; raise ValueError if no prompt has that name."""
-        name = self.default_prompt if name is None else name
-        known = [each for each, _ in self.prompts]
-        if name is not None and name not in known:
-            raise ValueError(f"there is no prompt {name!r}; have: {', '.join(map(repr, known)) or 'none'}")
-        return "" if name is None else dict(self.prompts)[name]
 
 
 class TokenBatch:
@@ -63,8 +35,8 @@ class TokenBatch:
 class Texts:
     """The tokenizer of a folder, with its settings."""
 
-    def __init__(self, path: Path, settings: TextSettings) -> None:
-        self.path, self.settings = path, settings
+    def __init__(self, path: Path, settings: Processing) -> None:
+        self.path, self.segments = path, settings.segments
         try:
             self.tokenizer = Tokenizer.from_buffer(path.read_bytes())  # the name need not be UTF-8
         except Exception as error:  # tokenizers raises no narrower class
@@ -73,7 +45,7 @@ class Texts:
             before = self.tokenizer.normalizer
             self.tokenizer.normalizer = Sequence([Lowercase(), *([] if before is None else [before])])
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(settings.max_length, direction=settings.truncation_side)
+        self.tokenizer.enable_truncation(settings.max_length, direction=settings.truncation_side or "right")
 
     def check_ids(self, words: int) -> None:
         """Raise ValueError if a token has an id beyond a vocabulary of so many words.
@@ -101,7 +73,7 @@ class Texts:
         return len(ids) - (len(ids) > 0 and ids[-1] in added and added[ids[-1]].special)
 
     def batch(self, encodings: Several[Encoding]) -> TokenBatch:
-        return TokenBatch(encodings, self.settings.segments)
+        return TokenBatch(encodings, self.segments)
 
 
 def has_number_from(text: bytes, least: int) -> bool:

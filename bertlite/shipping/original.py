@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertlite.models.heads import CLASSES
 from bertlite.opened.checkpoint import Checkpoint
+from bertlite.runtime.contents import CLASSES
+from bertlite.runtime.processing import Processing
 from bertlite.runtime.tasks import CALLS, PackedModel
-from bertlite.shipping.vectors import ACTIVATIONS, ENCODER
+from bertlite.shipping.vectors import ENCODER
 from bertlite.support.extras import import_optional
 from bertlite.tokenizer.sentences import LEGACY_ENCODERS, MODULES, SENTENCE_CONFIG, last_name
 
@@ -24,47 +25,29 @@ Array = NDArray[Any]
 NEAREST = 10  # neighbours of each text that are counted
 NEIGHBOURS = "ten nearest neighbours"  # name of the share that is kept
 CROSS_ENCODER = "CrossEncoder"  # sentence-transformers' type of such models
-PIPELINES = {"multi_label_classification": "Sigmoid", "regression": "Identity"}  # a pipeline's activations
-ACTIVATION_BEFORE_4 = "sbert_ce_default_activation_function"  # a key in config.json of sentence-transformers 3
 MOST = 2000  # neighbours are sought among at most so many texts
 
 
-def checkpoint_kind(source: Checkpoint) -> tuple[str, str]:
-    """Return the kind of a checkpoint, and the name of its scores' activation; torch's without its module.
-
-    A cross-encoder is a classifier that sentence-transformers loads as one; one with a single label is.
+def processing_of(source: Checkpoint) -> Processing:
+    """Return the steps before and after the encoder of a checkpoint that has results for texts.
 
     Raises:
         ValueError: its class has no kind, its labels are not numbered from 0, or it is a cross-encoder with further
             modules.
     """
-    cls, config, modules = source.model_class, source.config, source.modules
-    if (kind := cls.runtime_kind) is None:
-        known = ", ".join(name for name, each in CLASSES.items() if each.runtime_kind)
-        raise ValueError(f"{source.name} is a {cls.__name__}, not one of {known}")
+    about, config, modules = source.processing, source.config, source.modules
+    if not (kind := about.kind):
+        raise ValueError(f"{source.name} is a {source.model_class.__name__}, not one of {', '.join(CLASSES)}")
     if kind != "encoder" and {*config.id2label} != {*range(config.num_labels)}:
         keys, last = ", ".join(map(str, config.id2label)), config.num_labels - 1
         raise ValueError(f"{source.name}: id2label in its config.json has the labels {keys}; number them 0 to {last}")
-    own, whole = source.place.values("config.json"), source.place.values(SENTENCE_CONFIG) if modules else {}
-    stated = own.get("sentence_transformers") or {}
-    named = [whole.get("activation_fn"), stated.get("activation_fn"), own.get(ACTIVATION_BEFORE_4)]
-    if kind != "classifier" or not (config.num_labels == 1 or stated or named[2] or modules):
-        return kind, PIPELINES.get(str(config.problem_type), "Softmax")
 
     # If a folder names another type, sentence-transformers reads only the weights and passes over its settings.
-    found = whole.get("model_type", ENCODER) if modules else CROSS_ENCODER
-    if found != CROSS_ENCODER or len(modules) > 1:
+    found = source.place.values(SENTENCE_CONFIG).get("model_type", ENCODER) if modules else CROSS_ENCODER
+    if kind == "cross-encoder" and (found != CROSS_ENCODER or len(modules) > 1):
         types = ", ".join(module["type"] for module in modules)
         raise ValueError(f"{source.name} is a {found} of {types}; a reranker must be a {CROSS_ENCODER} of one module")
-    usual = "Sigmoid" if config.num_labels == 1 else "Identity"
-    name = next(filter(None, named), f"{ACTIVATIONS}{usual}")
-    return "cross-encoder", last_name(name) if name.startswith(ACTIVATIONS) else name
-
-
-def longest_text(source: Checkpoint) -> int:
-    """Return the most tokens of a text that the library of a checkpoint reads."""
-    most = source.tokenizer.sentences.max_seq_length or source.tokenizer.model_max_length
-    return min(most, source.config.max_position_embeddings)
+    return about
 
 
 def check_modules(source: Checkpoint) -> None:
@@ -144,12 +127,8 @@ class Original:
         Args:
             options: options of the library's call, such as batch_size; by default its own.
         """
-        if isinstance(self.model, PackedModel):
-            return getattr(self.model, CALLS[self.kind][0])(list(texts), **options)
-        if self.kind == "encoder":
-            return self.model.encode(list(texts), show_progress_bar=False, **options)
-        if self.kind == "cross-encoder":
-            return self.model.predict(list(texts), show_progress_bar=False, **options)
+        if self.library == "sentence-transformers" or isinstance(self.model, PackedModel):  # the calls have its names
+            return getattr(self.model, CALLS[self.kind][0])(list(texts), show_progress_bar=False, **options)
         if self.kind == "tagger":
             return self.model(list(texts), **options)
         asked = [

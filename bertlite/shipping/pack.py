@@ -7,11 +7,11 @@ CrossEncoder or a pipeline of transformers.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from os.path import abspath
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,11 @@ from bertlite.inference.native.saving import CHECKPOINT, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime import PackedModel
-from bertlite.runtime.tasks import ABOUT, AFTER, CALLS, FORMAT, TOKENIZER, checksum_of
+from bertlite.runtime.processing import Processing
+from bertlite.runtime.tasks import ABOUT, ACTIVATIONS, AFTER, TOKENIZER, checksum_of, to_dict
 from bertlite.runtime.texts import check_texts
 from bertlite.shipping.carried import carry_tokenizer
-from bertlite.shipping.original import Original, checkpoint_kind, longest_text, pairs, spans, what_is_kept
+from bertlite.shipping.original import Original, pairs, processing_of, spans, what_is_kept
 from bertlite.shipping.vectors import Dense, Normalize, VectorHead, read_head
 from bertlite.support.contexts import own_context
 from bertlite.support.files import to_json, write_json
@@ -50,7 +51,6 @@ TEXTS = (  # to compare results on: from an empty text to the longest
 )
 SENTENCES = Path(__file__).with_name("sentences.txt")  # to fit int8 to: of many kinds and languages, one a line
 MANY, MOST_FITTED = 128, 256  # texts: from so many on, some are fitted to, and no more than these
-SCORES = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}  # activations of scores
 
 
 @door
@@ -97,45 +97,48 @@ def pack(
     about, after = describe_checkpoint(source)
 
     # Texts that int8 is fitted to would show it better than it is, so others are compared.
-    given, kind = texts_to_compare(texts, source.tokenizer), about["kind"]
+    given, kind = texts_to_compare(texts, source.tokenizer), about.kind
     texts, fitted = texts_to_fit(given) if numbers == torch.int8 else (given, [])
 
     # The encoder's pooler goes: no vector depends on it, and the runtime has none.
-    as_float32: dict[str, Any] = {"dtype": torch.float32}
-    original = Original.load(source, kind, about["texts"]["max_length"], model_kwargs=as_float32)
-    options = as_float32 | ({"add_pooling_layer": False} if kind == "encoder" else {})
-    model = source.load(source.model_class, **options)
+    options: dict[str, Any] = {"add_pooling_layer": False} if kind == "encoder" else {}
+    original = Original.load(source, kind, about.max_length, model_kwargs={"dtype": torch.float32})
+    model = source.load(source.model_class, dtype=torch.float32, **options)
     optimise = partial(optimize_for_inference, model, backend="native", reproducible=reproducible)
 
     with Progress(None, "", what="pack", shown=progress) as bar:
         # In float32 both agree to rounding, unless the runtime does something else than the original.
         bar.stage(f"comparing results in float32 with {original.library}")
-        wanted = original.results(as_taken(kind, texts))
+        taken = as_taken(kind, texts)
+        wanted = original.results(taken)
         if kind != "tagger" and not np.isfinite(wanted).all():
             raise ValueError(f"results of {checkpoint} in {original.library} are not finite: repair its weights")
 
-        with TemporaryDirectory(prefix="bertlite-pack-") as exact:
-            write(Path(exact), optimise(**as_float32), source.tokenizer, about, after)
-            packed = PackedModel(exact)
-            error = largest_difference(results(packed, texts), wanted)
-            sample = sample_of(packed, fitted) if fitted else None
-        if not error <= ALLOWED:  # nan too
-            raise ValueError(
-                f"results of {checkpoint} without torch differ by {error:.1e} of the largest from {original.library},"
-                f" more than {ALLOWED:g}: nothing was written"
-            )
-
-        # A narrower dtype changes results, which is no fault: the agreement is recorded, in the folder too.
         with replacing(out, superseded=PACKED) as new:
-            bar.stage(f"rounding to {dtype_name(numbers)}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
-            rounding = write(new, optimise(dtype=numbers, sample=sample), source.tokenizer, about, after)
+            rounding = write(new, optimise(dtype=torch.float32), source.tokenizer, about, after)
+            packed = PackedModel(new)
+            found = replace(original, model=packed).results(taken)
+            if not (error := largest_difference(found, wanted)) <= ALLOWED:  # nan too
+                raise ValueError(
+                    f"results of {checkpoint} without torch differ by {error:.1e} of the largest from"
+                    f" {original.library}, more than {ALLOWED:g}: nothing was written"
+                )
+
+            # A narrower dtype changes results, which is no fault: the agreement is recorded, in the folder too.
+            if numbers != torch.float32:
+                name = dtype_name(numbers)
+                bar.stage(f"rounding to {name}" + (f", fitted to {len(fitted)} texts" if fitted else ""))
+                rounded = optimise(dtype=numbers, sample=sample_of(packed, fitted) if fitted else None)
+                (new / ABOUT).unlink()  # no model is saved over a packed one
+                rounding = write(new, rounded, source.tokenizer, about, after)
+                bar.stage(f"comparing results in {name}")
+                found = replace(original, model=PackedModel(new)).results(taken)
             if fitted:
                 rounding = f"{rounding}, to {len(fitted)} {'built-in' if texts is given else 'given'} texts"
 
-            bar.stage(f"comparing results in {dtype_name(numbers)}")
-            kept = what_is_kept(kind, results(PackedModel(new), texts), wanted)
+            kept = what_is_kept(kind, found, wanted)
             made = {"checkpoint": name_of(source), "bertlite": __version__, "kept": kept, "rounding": rounding}
-            write_about(new, {**about, "made": made})
+            write_about(new, replace(about, made=made))
             size = sum(path.stat().st_size for path in new.iterdir())
 
     return {
@@ -182,9 +185,8 @@ def texts_to_fit(texts: list[str]) -> tuple[list[str], list[str]]:
 
 def sample_of(packed: PackedModel, texts: Sequence[str]) -> dict[str, list[list[int]]]:
     """Return the token ids of texts as a folder's model meets them: with its prompt, truncated, in pairs."""
-    settings = packed.texts.settings
-    found = packed.texts.encode(as_taken(packed.kind, texts), settings.prompt())
-    segments = {"token_type_ids": [each.type_ids for each in found]} if settings.segments else {}
+    found = packed.texts.encode(as_taken(packed.kind, texts), packed.processing.prompt())
+    segments = {"token_type_ids": [each.type_ids for each in found]} if packed.processing.segments else {}
     return {"input_ids": [each.ids for each in found], **segments}
 
 
@@ -198,7 +200,7 @@ def summary_lines(record: Mapping[str, Any], out: Mapping[str, Path]) -> Iterato
 
 
 def write(
-    folder: Path, quick: InferenceModel, tokenizer: BertTokenizer, about: dict[str, Any], after: State
+    folder: Path, quick: InferenceModel, tokenizer: BertTokenizer, about: Processing, after: State
 ) -> str | None:
     """Write the files of a packed folder; return how its weights were rounded to 8 bits."""
     quick.save(folder)
@@ -215,44 +217,29 @@ def name_of(source: Checkpoint) -> str:
     return Path(abspath(path)).name if path.exists() else str(source)
 
 
-def write_about(folder: Path, about: dict[str, Any]) -> None:
+def write_about(folder: Path, about: Processing) -> None:
     """Write runtime.json, with a checksum that also covers the tokenizer."""
-    known = json.loads(to_json(about))
+    known = json.loads(to_json(to_dict(about)))
     write_json(folder / ABOUT, {**known, "crc32": checksum_of(known, folder / TOKENIZER)})
 
 
 # The description of a checkpoint
 
 
-def describe_checkpoint(source: Checkpoint) -> tuple[dict[str, Any], State]:
-    """Return the runtime's description of a checkpoint, without the model, and the tensors of steps after pooling."""
-    tokenizer, config = source.tokenizer, source.config
-    sentences, (kind, activation) = tokenizer.sentences, checkpoint_kind(source)
-    sentences.check()
+def describe_checkpoint(source: Checkpoint) -> tuple[Processing, State]:
+    """Return the steps before and after a checkpoint's encoder, and the tensors of those after pooling.
 
-    # The runtime reads no files of sentence-transformers: whatever they do to a text is stated here.
-    texts = {
-        "max_length": longest_text(source),
-        "lower_case": sentences.do_lower_case,
-        "segments": "token_type_ids" in tokenizer.model_input_names,
-        "truncation_side": tokenizer.text_settings["truncation_side"],
-        "prompts": dict(sentences.prompts),
-        "default_prompt": sentences.default_prompt_name,
-    }
-    about: dict[str, Any] = {"format": FORMAT, "kind": kind, "texts": texts}
-
-    # An encoder's results are vectors, which its modules make of the states; the other kinds have labels.
-    if kind == "encoder":
-        head = read_head(source)
-        steps, after = head_steps(head, source)
-        pooling = {"modes": list(head.pooling), "include_prompt": source.pooling[1]}
-        return {**about, "pooling": pooling, "after": steps, "similarity": head.similarity}, after
-    labels = [str(config.id2label[i]) for i in range(config.num_labels)]
-    if kind == "tagger":
-        about["unknown"] = tokenizer.unk_token
-    elif activation not in SCORES:
-        raise ValueError(f"{source} has the activation {activation}; the runtime has {', '.join(SCORES)}")
-    return {**about, "labels": labels, "activation": SCORES[activation]}, {}
+    Raises:
+        ValueError: the runtime does not have it.
+    """
+    about = processing_of(source)
+    about.check()
+    if about.kind == "encoder":
+        steps, after = head_steps(read_head(source), source)
+        return replace(about, after=[*steps, *about.after]), after
+    if about.activation not in ACTIVATIONS:
+        raise ValueError(f"{source} has the activation {about.activation}; the runtime has {', '.join(ACTIVATIONS)}")
+    return about, {}
 
 
 def head_steps(head: VectorHead, source: Checkpoint) -> tuple[list[dict[str, Any]], State]:
@@ -274,7 +261,7 @@ def head_steps(head: VectorHead, source: Checkpoint) -> tuple[list[dict[str, Any
             residual = " and a residual" if hasattr(module, "residual") else ""
             what = f"Dense with {module.act}{residual}" if isinstance(module, Dense) else "LayerNorm"
             raise ValueError(f"{source} has a {what} after its pooling, which the runtime lacks: use it with torch")
-    return steps + ([] if head.size is None else [{"type": "truncate", "size": head.size}]), tensors
+    return steps, tensors
 
 
 # Results
@@ -283,11 +270,6 @@ def head_steps(head: VectorHead, source: Checkpoint) -> tuple[list[dict[str, Any
 def as_taken(kind: str, texts: Sequence[str]) -> Sequence[Any]:
     """Return texts as this kind of model takes them: a cross-encoder each with the next one."""
     return pairs(texts) if kind == "cross-encoder" else texts
-
-
-def results(packed: PackedModel, texts: Sequence[str]) -> Any:
-    """Return a packed folder's results for texts."""
-    return getattr(packed, CALLS[packed.kind][0])(as_taken(packed.kind, texts))
 
 
 def largest_difference(found: Any, wanted: Any) -> float:

@@ -4,7 +4,7 @@ Letters:  B texts · S positions · D hidden
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,14 +15,14 @@ from torch.nn import functional as F
 from bertlite.checkpoint.files import WEIGHT_FILES, Place
 from bertlite.checkpoint.reading import read_weights
 from bertlite.inference.clients.pooling import VECTOR, pool_states
-from bertlite.opened.checkpoint import Checkpoint
+from bertlite.opened.checkpoint import ACTIVATIONS, Checkpoint
 from bertlite.runtime.pooling import POOLINGS
+from bertlite.runtime.processing import Processing
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import POOLING, SENTENCE_CONFIG, is_encoder, last_name
 
 ENCODER = "SentenceTransformer"  # the type of models that make vectors
 LIBRARY = "sentence_transformers."  # its modules are in it; modules of other libraries may have the same names
-ACTIVATIONS = "torch.nn."
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # as in sentence-transformers
     "cosine": F.cosine_similarity,
     "dot": lambda a, b: (a * b).sum(1),
@@ -36,31 +36,37 @@ class VectorHead:
     """The function from a text's states to its vector: pooling, then further modules.
 
     Args:
-        pooling: names of POOLINGS; their vectors are concatenated.
+        processing: its pooling, the size to which vectors are truncated, and their similarity, in float64.
         skip: the number of tokens at the beginning that are not pooled, such as a prompt's.
         modules: applied in turn to the pooled vectors.
-        size: the number of numbers to keep of the result; None keeps all.
-        similarity: the similarity of two vectors, a name of SIMILARITIES, in float64.
         name: for records.
     """
 
-    pooling: tuple[str, ...] = ("mean",)
+    processing: Processing = field(default_factory=Processing)
     skip: int = 0
     modules: tuple[nn.Module, ...] = ()
-    size: int | None = None
-    similarity: str = "cosine"
     name: str = "mean"
+
+    def __repr__(self) -> str:
+        """Return all but the modules: unfinished work is found again by it, so that it must not change."""
+        start = f"pooling={self.processing.modes!r}, skip={self.skip}, modules=(), size={self.size}"
+        return f"VectorHead({start}, similarity={self.processing.similarity!r}, name={self.name!r})"
+
+    @property
+    def size(self) -> int | None:
+        """The number of numbers to keep of a vector; None keeps all."""
+        return next((step["size"] for step in self.processing.after), None)
 
     def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
         """Return a vector for each text, float32 or float64: (B, S, D) states, (B, S) mask -> (B, D')."""
-        x = pool_states(states, mask, self.pooling, self.skip)
+        x = pool_states(states, mask, self.processing.modes, self.skip)
         for module in self.modules:
             x = module.to(x.device, x.dtype)(x)
         return x[:, : self.size]
 
     def compare(self, one: Tensor, other: Tensor) -> Tensor:
         """Return the similarity of vectors, (B, D') and (B, D') -> (B,)."""
-        return SIMILARITIES[self.similarity](one.double(), other.double())
+        return SIMILARITIES[self.processing.similarity](one.double(), other.double())
 
 
 MEAN = VectorHead()
@@ -76,9 +82,9 @@ def read_head(checkpoint: Checkpoint) -> VectorHead:
         ValueError: it makes a vector for each token, as ColBERT does, or has a module or an entry that is not
             supported here.
     """
-    place, (pooling, pools_prompt) = checkpoint.place, checkpoint.pooling
+    place, about = checkpoint.place, checkpoint.processing
     kinds = [(module["type"], str(PurePosixPath(module["path"]))) for module in checkpoint.modules]
-    if (kinds and not pooling) or "HF_ColBERT" in (place.values("config.json").get("architectures") or []):
+    if not about.modes or "HF_ColBERT" in (place.values("config.json").get("architectures") or []):
         raise ValueError(f"{checkpoint} makes no vector of a whole text, since it has no Pooling (is it a ColBERT?)")
     if not kinds:
         return MEAN
@@ -96,27 +102,24 @@ def read_head(checkpoint: Checkpoint) -> VectorHead:
         what = f"vectors are made by an encoder, its Pooling, then {', '.join(sorted(MODULES))}"
         raise ValueError(f"{checkpoint} has {' and '.join(others)}; {what}")
     modules = tuple(read_module(last_name(kind), place, inner) for kind, inner in kinds[at + 1 :])
-    if unknown := {*pooling} - {*POOLINGS}:
+    if unknown := {*about.modes} - {*POOLINGS}:
         raise ValueError(f"{checkpoint} pools by {', '.join(sorted(unknown))}; known are {', '.join(POOLINGS)}")
 
-    values = place.values(SENTENCE_CONFIG)
-    if (kind := values.get("model_type", ENCODER)) != ENCODER:
+    if (kind := place.values(SENTENCE_CONFIG).get("model_type", ENCODER)) != ENCODER:
         raise ValueError(f"{checkpoint} is a {kind} of modules, {', '.join(names)}; its vectors are no {ENCODER}'s")
-    size, similarity = values.get("truncate_dim"), values.get("similarity_fn_name") or "cosine"
+    size = VectorHead(about).size
     if size is not None and not (isinstance(size, int) and size > 0):
         raise ValueError(f"{checkpoint}: truncate_dim is {size!r} in {SENTENCE_CONFIG}; it must be 1 or more")
-    if similarity not in SIMILARITIES:
-        raise ValueError(f"{checkpoint} compares by {similarity!r}; known are {', '.join(SIMILARITIES)}")
-    skip = 0 if pools_prompt else prompt_length(checkpoint.tokenizer)
-    name = ", ".join(["+".join(pooling), *(name for name in names[at + 1 :] if name != "Normalize")])
-    return VectorHead(tuple(pooling), skip, modules, size, similarity, name)
+    if about.similarity not in SIMILARITIES:
+        raise ValueError(f"{checkpoint} compares by {about.similarity!r}; known are {', '.join(SIMILARITIES)}")
+    skip = 0 if about.include_prompt or not about.prompt() else prompt_length(checkpoint.tokenizer)
+    name = ", ".join(["+".join(about.modes), *(name for name in names[at + 1 :] if name != "Normalize")])
+    return VectorHead(about, skip, modules, name)
 
 
 def prompt_length(tokenizer: BertTokenizer) -> int:
     """Return the number of tokens of the default prompt before a text, special ones before it included."""
-    if not tokenizer.sentences.prompt:
-        return 0
-    [ids] = tokenizer.encode_texts([""], tokenizer.sentences.max_seq_length)["input_ids"]
+    [ids] = tokenizer.encode_texts([""], tokenizer.sentences.max_length)["input_ids"]
     return len(ids) - (not {*ids[-1:]}.isdisjoint(tokenizer.all_special_ids))
 
 

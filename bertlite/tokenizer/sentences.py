@@ -5,11 +5,11 @@ They are read as sentence-transformers 6.2 reads them; without a modules.json th
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertlite.checkpoint.files import Place
+from bertlite.runtime.processing import Processing
 
 MODULES, POOLING = "modules.json", "Pooling"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
@@ -43,39 +43,8 @@ OUTPUTS = {  # {task of a Transformer: the usual method, output and name for it}
 }
 
 
-@dataclass(frozen=True)
-class SentenceSettings:
-    """The changes that sentence-transformers makes to texts before its tokenizer; plain data.
-
-    Args:
-        prompts: {name: the string put before a text}.
-        default_prompt_name: the name of the prompt that texts get unless another is asked for; None for none.
-        max_seq_length: in tokens, the length to truncate to; None for a checkpoint without these files.
-        do_lower_case: lower-case texts, whatever the tokenizer does.
-        truncation_side: "right" or "left"; None for the tokenizer's.
-        fault: the reason why texts cannot be encoded as sentence-transformers does; empty if they can.
-    """
-
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt_name: str | None = None
-    max_seq_length: int | None = None
-    do_lower_case: bool = False
-    truncation_side: str | None = None
-    fault: str = ""
-
-    def check(self) -> None:
-        """Raise ValueError if there is a fault."""
-        if self.fault:
-            raise ValueError(self.fault)
-
-    @property
-    def prompt(self) -> str:
-        """The default prompt; empty if there is none."""
-        return self.prompts.get(self.default_prompt_name or "", "")
-
-
-def read_sentences(place: Place, longest: int, positions: int | None = None) -> SentenceSettings:
-    """Read the settings of a checkpoint.
+def read_sentences(place: Place, longest: int, positions: int | None = None) -> Processing:
+    """Read the steps before a checkpoint's token ids, which have no entries without sentence-transformers' files.
 
     Args:
         longest: in tokens, the length to truncate to if sentence-transformers' files state none.
@@ -83,7 +52,7 @@ def read_sentences(place: Place, longest: int, positions: int | None = None) -> 
     """
     modules = read_modules(place)
     if not modules:
-        return SentenceSettings()
+        return Processing()
     whole, (values, path) = place.values(SENTENCE_CONFIG), read_transformer(place, modules[0]["path"])
     prompts: dict[str, str] = {name: text for name, text in (whole.get("prompts") or {}).items() if text is not None}
     default, arguments, fault = whole.get("default_prompt_name"), values.get("processor_kwargs") or {}, ""
@@ -98,8 +67,11 @@ def read_sentences(place: Place, longest: int, positions: int | None = None) -> 
 
     # The shortest limit holds: a longer text would not fit into the model.
     stated = arguments.get("model_max_length") or values.get("max_seq_length") or longest
-    lower, side = bool(values.get("do_lower_case")), arguments.get("truncation_side")
-    return SentenceSettings(prompts, default, min(stated, positions or stated), lower, side, fault)
+    length, side = min(stated, positions or stated), arguments.get("truncation_side")
+    lower = bool(values.get("do_lower_case"))
+    return Processing(
+        prompts=prompts, default_prompt=default, max_length=length, lower_case=lower, truncation_side=side, fault=fault
+    )
 
 
 def read_transformer(place: Place, inner: str) -> tuple[dict[str, Any], Path | None]:
@@ -144,17 +116,16 @@ def read_modules(place: Place) -> list[dict[str, Any]]:
     return list({module.get("name", i): module for i, module in enumerate(modules)}.values())  # the last of a name
 
 
-def read_pooling(place: Place) -> tuple[list[str], bool]:
-    """Return how a checkpoint of sentence-transformers pools, such as ["mean"], and whether tokens of a prompt count.
-
-    The list is empty if it does not pool.
-    """
-    folders = [module["path"] for module in read_modules(place) if last_name(module["type"]) == POOLING]
+def read_pooling(place: Place) -> dict[str, Any]:
+    """Return how a checkpoint pools: its "modes", none if it does not, and "include_prompt"; {} for the defaults."""
+    modules = read_modules(place)
+    folders = [module["path"] for module in modules if last_name(module["type"]) == POOLING]
     if not folders:
-        return [], True
+        return {"modes": ()} if modules else {}
     values = place.values(str(PurePosixPath(folders[0]) / "config.json"))
     modes = values.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if values.get(key)] or "mean"
-    return [modes] if isinstance(modes, str) else list(modes), bool(values.get("include_prompt", True))
+    modes = (modes,) if isinstance(modes, str) else tuple(modes)
+    return {"modes": modes, "include_prompt": bool(values.get("include_prompt", True))}
 
 
 def is_encoder(kind: str) -> bool:

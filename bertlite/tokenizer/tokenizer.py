@@ -12,7 +12,6 @@ import inspect
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -20,12 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bertlite.checkpoint.files import Source, first_existing
 from bertlite.checkpoint.hub import push_folder
+from bertlite.runtime.processing import Processing
 from bertlite.support.habits import check_habits, habit_hint
 from bertlite.support.kinds import checked
 from bertlite.tokenizer import encoding, files
 from bertlite.tokenizer.encoding import BatchEncoding, Ids, Text, look_up, to_lists
 from bertlite.tokenizer.files import NO_LIMIT, NORMALIZER, ROLES, SIDES
-from bertlite.tokenizer.sentences import SentenceSettings, read_sentences
+from bertlite.tokenizer.sentences import read_sentences
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
@@ -55,7 +55,7 @@ class BertTokenizer:
     model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
     clean_up_tokenization_spaces: bool = False
     truncation_side: str
-    sentences = SentenceSettings()
+    sentences = Processing()
     _stated: Mapping[str, Any] = MappingProxyType({})  # stated by its tokenizer_config.json
 
     def __init__(
@@ -313,9 +313,11 @@ class BertTokenizer:
     @property
     def text_settings(self) -> dict[str, Any]:
         """All settings that turn texts into ids and back, without the tokenizer's parts; JSON-ready."""
-        names = ("model_input_names", "model_max_length", *SIDES, "clean_up_tokenization_spaces")
-        stated = {name: x for name, x in asdict(self.sentences).items() if name not in ("fault", *SIDES) or x}
-        return {**{name: getattr(self, name) for name in names}, **stated}
+        names, own = ("model_input_names", "model_max_length", *SIDES, "clean_up_tokenization_spaces"), self.sentences
+        found = {name: getattr(self, name) for name in names}
+        found |= {"truncation_side": own.truncation_side or self.truncation_side, "prompts": own.prompts}
+        found |= {"default_prompt_name": own.default_prompt, "max_seq_length": own.max_length or None}
+        return {**found, "do_lower_case": own.lower_case}
 
     def encode_texts(
         self,
@@ -339,11 +341,11 @@ class BertTokenizer:
             ValueError: as for `__call__`; or sentence-transformers obeys an entry of its files that bertlite does not.
         """
         self.sentences.check()
-        prompt, backend = self.sentences.prompt if prompt is None else prompt, self.backend_tokenizer
+        prompt, backend = self.sentences.prompt() if prompt is None else prompt, self.backend_tokenizer
         if prompt and not options.get("is_split_into_words"):
             texts = [f"{prompt}{t}" if isinstance(t, str) else (f"{prompt}{t[0]}", *t[1:]) for t in texts]
         options |= {} if max_length is None else {"truncation": True, "max_length": max_length}
-        with self._lock, encoding.lower_casing(backend) if self.sentences.do_lower_case else nullcontext():
+        with self._lock, encoding.lower_casing(backend) if self.sentences.lower_case else nullcontext():
             own, self.truncation_side = self.truncation_side, self.text_settings["truncation_side"]
             try:
                 return self(texts, **options)

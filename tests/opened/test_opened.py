@@ -292,7 +292,7 @@ def test_an_opened_checkpoint_is_taken_wherever_a_name_is(world) -> None:
 
 def test_a_copy_opens_it_again_and_a_source_keeps_its_options(world) -> None:
     checkpoint = Checkpoint.of(Source(str(world), subfolder="encoder"))
-    assert checkpoint.pooling == (["mean"], False)
+    assert (checkpoint.processing.modes, checkpoint.processing.include_prompt) == (("mean",), False)
     again = pickle.loads(pickle.dumps(checkpoint))
     assert again == checkpoint
     assert again.place is not checkpoint.place

@@ -11,7 +11,7 @@ from conftest import SIZES, assert_same, make, randomise_
 
 from bertlite import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
 from bertlite.pruning.vocabulary import keep_used_tokens
-from bertlite.tokenizer.sentences import SentenceSettings
+from bertlite.runtime.processing import Processing
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -107,7 +107,8 @@ def test_the_texts_are_cut_and_computed_as_before(checkpoint: Path, tmp_path: Pa
 
 def test_prompts_and_lower_case_of_sentence_transformers_count(checkpoint: Path) -> None:
     model, tokenizer = BertModel.from_pretrained(checkpoint), BertTokenizer.from_pretrained(checkpoint)
-    tokenizer.sentences = SentenceSettings({"query": "Contribution: ", "passage": "Trademarks "}, "query", None, True)
+    prompts = {"query": "Contribution: ", "passage": "Trademarks "}
+    tokenizer.sentences = Processing(prompts=prompts, default_prompt="query", lower_case=True)
     small, pruned = keep_used_tokens(model, tokenizer, TEXTS[:9])
     assert len(pruned) == small.config.vocab_size < 0.9 * len(tokenizer)
     assert pruned.sentences == tokenizer.sentences

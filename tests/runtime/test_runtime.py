@@ -286,7 +286,7 @@ def test_int8_is_fitted_to_texts_that_are_not_compared(sentences: Path, tmp_path
     assert [*summary_lines(many, {"FOLDER": tmp_path})][-1] == f"  weights: {many['rounding']}"
     assert pack(sentences, tmp_path / "floats", texts=given)["rounding"] is None
     assert InferenceModel.load(tmp_path / "many").rounding == "fitted in 8 of 8 matrices"
-    assert load(tmp_path / "many").about["made"]["rounding"] == many["rounding"]
+    assert load(tmp_path / "many").processing.made["rounding"] == many["rounding"]
     for repeated, size in (([*given, *given], 135), ([*map(str, range(600))], MOST_FITTED)):
         compared, fitted = texts_to_fit(repeated)
         assert len({*fitted}) == len(fitted) == size

@@ -92,7 +92,7 @@ def test_a_model_in_the_folder_of_its_module_is_read(tmp_path: Path) -> None:
         "Normalize",
     ]
     assert BertTokenizer.from_pretrained(out).sentences == BertTokenizer.from_pretrained(old).sentences
-    assert BertTokenizer.from_pretrained(old).sentences.max_seq_length == 24
+    assert BertTokenizer.from_pretrained(old).sentences.max_length == 24
     with pytest.raises(ValueError, match=f"{old} would be replaced, and {old} is read: name another output"):
         convert(old, old)
     with pytest.raises(ValueError, match=f"{out} would be replaced, and {out} is read: name another output"):

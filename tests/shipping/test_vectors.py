@@ -144,7 +144,7 @@ def test_vectors_are_those_of_sentence_transformers(name: str, tmp_path: Path) -
     folder = write(tmp_path, *EQUAL[name])
     wanted = library.SentenceTransformer(str(folder), device="cpu").float().encode(TEXTS)
     tokenizer = BertTokenizer.from_pretrained(folder)
-    tokens = tokenizer.encode_texts(TEXTS, tokenizer.sentences.max_seq_length, padding=True, return_tensors="pt")
+    tokens = tokenizer.encode_texts(TEXTS, tokenizer.sentences.max_length, padding=True, return_tensors="pt")
     with torch.no_grad():
         states = BertModel.from_pretrained(folder, dtype=torch.float32).eval()(**tokens).last_hidden_state
     np.testing.assert_allclose(read_head(Checkpoint(folder))(states, tokens["attention_mask"]), wanted, atol=2e-5)

@@ -8,7 +8,7 @@ import pytest
 from conftest import SIZES
 
 from bertlite import BertConfig, BertModel, BertTokenizer
-from bertlite.tokenizer.sentences import SentenceSettings
+from bertlite.runtime.processing import Processing
 
 transformers = pytest.importorskip("transformers")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Paris", "paris", "rain", "in", "is", "query", ":", "ς", "σ"]
@@ -51,15 +51,15 @@ def test_prompts_length_and_lower_case_are_those_of_sentence_transformers(
     write(folder, "config_sentence_transformers.json", prompts)
     stock, ours = library.SentenceTransformer(str(folder), device="cpu"), BertTokenizer.from_pretrained(folder)
     assert ours.sentences.prompts.items() >= prompts["prompts"].items()
-    assert (ours.sentences.max_seq_length, ours.text_settings["truncation_side"]) == (9, "left")
+    assert (ours.sentences.max_length, ours.text_settings["truncation_side"]) == (9, "left")
     before = ours.backend_tokenizer.to_str()
     for text in TEXTS:
         for prompt in (None, ""):
-            wanted = stock.preprocess([text], prompt=ours.sentences.prompt if prompt is None else prompt)
-            got = ours.encode_texts([text], ours.sentences.max_seq_length, prompt=prompt, return_tensors="pt")
+            wanted = stock.preprocess([text], prompt=ours.sentences.prompt() if prompt is None else prompt)
+            got = ours.encode_texts([text], ours.sentences.max_length, prompt=prompt, return_tensors="pt")
             assert got["input_ids"].tolist() == wanted["input_ids"].tolist(), text
     assert ours.backend_tokenizer.to_str() == before
-    pair, prompt = ours.encode_texts([("rain", "it")])["input_ids"], ours.sentences.prompt
+    pair, prompt = ours.encode_texts([("rain", "it")])["input_ids"], ours.sentences.prompt()
     with_prompt = (prompt.lower() if lower else prompt) + "rain"
     assert pair == ours([(with_prompt, "it")])["input_ids"]
     assert json.loads(json.dumps(ours.text_settings)) == ours.text_settings
@@ -74,18 +74,18 @@ def test_settings_have_the_names_and_the_files_of_every_version(folder: Path) ->
     write(folder, "modules.json", modules)
     (folder / "body").mkdir()
     write(folder / "body", "sentence_xlnet_config.json", {"max_seq_length": 7})
-    assert BertTokenizer.from_pretrained(folder).sentences == SentenceSettings(max_seq_length=7)
+    assert BertTokenizer.from_pretrained(folder).sentences == Processing(max_length=7)
     arguments = {"model_max_length": 5, "truncation_side": "left", "padding_side": "left"}
     write(folder / "body", "sentence_albert_config.json", {"max_seq_length": 9, "tokenizer_args": arguments})
     tokenizer = BertTokenizer.from_pretrained(folder)
-    assert tokenizer.sentences == SentenceSettings(max_seq_length=5, truncation_side="left")
+    assert tokenizer.sentences == Processing(max_length=5, truncation_side="left")
     assert tokenizer.encode_texts(["rain in Paris is it"], 5)["input_ids"] == tokenizer(["Paris is it"])["input_ids"]
     assert (
         tokenizer(["rain in Paris"], truncation=True, max_length=4)["input_ids"] == tokenizer(["rain in"])["input_ids"]
     )
     write(folder / "body", "sentence_bert_config.json", {"max_seq_length": 999, "config_args": {"hidden_act": "relu"}})
     tokenizer = BertTokenizer.from_pretrained(folder)
-    assert tokenizer.sentences.max_seq_length == SIZES["max_position_embeddings"], "the most that the model takes"
+    assert tokenizer.sentences.max_length == SIZES["max_position_embeddings"], "the most that the model takes"
     with pytest.raises(
         ValueError, match=r"sentence_bert_config\.json has config_kwargs.hidden_act='relu', which only se"
     ):
@@ -96,7 +96,7 @@ def test_settings_have_the_names_and_the_files_of_every_version(folder: Path) ->
 def test_without_modules_there_are_no_settings_of_sentence_transformers(folder: Path) -> None:
     write(folder, "config_sentence_transformers.json", {"prompts": {"a": "query"}, "default_prompt_name": "a"})
     write(folder, "sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": True})
-    assert BertTokenizer.from_pretrained(folder).sentences == SentenceSettings()
+    assert BertTokenizer.from_pretrained(folder).sentences == Processing()
 
 
 KINDS = ("BertTokenizerFast", "DistilBertTokenizer", "ElectraTokenizer", "RobertaTokenizer", "MPNetTokenizer")

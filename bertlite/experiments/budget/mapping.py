@@ -6,12 +6,13 @@ Shapes:  B texts of a batch · P numbers of a pooled vector
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bertlite.inference.clients.pooling import pool_states
 from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
 from bertlite.pruning.importance.moments import choose_ridge, fit_matrix, gather, total
 from bertlite.shipping.vectors import VectorHead, first_dense
@@ -21,7 +22,7 @@ MAP_NEEDS, MAP_TAKES = 2000, 10_000  # texts that a map is fitted to: the fewest
 
 def layer_of_map(head: VectorHead, config: Any) -> nn.Linear | None:
     """Return a layer of the size that a map adds to an encoder, None if it merges into a Dense that is there."""
-    width = len(head.pooling) * config.hidden_size
+    width = len(head.processing.modes) * config.hidden_size
     return nn.Linear(width, width).requires_grad_(False) if first_dense(head) is None else None
 
 
@@ -38,7 +39,7 @@ def fit_map(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], hea
     Raises:
         ValueError: there are fewer than two texts.
     """
-    pool = replace(head, modules=(), size=None)
+    pool = partial(pool_states, pooling=head.processing.modes, skip=head.skip)
 
     def pairs() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         texts = 0
