@@ -397,9 +397,9 @@ def check_distances(config: BertConfig) -> None:
 
 def check_rotary(config: BertConfig) -> None:
     """Raise ValueError for values from which rotary positions and windows cannot be computed."""
-    for name in ("rotary_base", "local_rotary_base", "rotary_divisor"):
-        if not 0 < own_field(config, name) < math.inf:
-            raise ValueError(f"{name} is {own_field(config, name)}; it must be above 0, and finite")
+    for name, limit in (("rotary_base", 1), ("local_rotary_base", 1), ("rotary_divisor", 0)):
+        if not limit < own_field(config, name) < math.inf:
+            raise ValueError(f"{name} is {own_field(config, name)}; it must be above {limit}, and finite")
     if (size := config.hidden_size // config.num_attention_heads) % 2:
         raise ValueError(f"heads have {size} numbers, which rotary positions rotate in pairs; the size must be even")
 

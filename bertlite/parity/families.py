@@ -70,7 +70,6 @@ KINDS = (*(kind for kind in FAMILIES if kind not in ("bert", "new")), *VARIANTS)
 ROTARY = ("modernbert", "nomic_bert", "gte", "jina_embeddings_v3")
 NORM_FIRST = ("roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert")
 FIRST = ("modernbert", *NORM_FIRST)  # with norms first
-NO_KERNELS = (*ROTARY, *NORM_FIRST)  # the native kernels do not run them
 SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # larger modules return something else
 FAMILY_HEADS = tuple(name for name in HEADS if not heads.HEADS[name].of_bert_alone)
 WITHOUT = {  # heads that transformers lacks, or bertlite, which has no decoder with rotary positions or norms first
@@ -99,7 +98,6 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         plan += [("native", "left", "float32", ""), ("eager", "full", "float32", "gradients")]
         if model_type in (*ROTARY, *NORM_FIRST):
             plan += [("packed", "left", "bfloat16", ""), ("sdpa", "padded", "float64", "checkpointed")]
-        plan = [each for each in plan if each[0] != "native" or model_type not in NO_KERNELS]
         found = [Case("BertModel", *each, family=kind) for each in plan]
         first = KINDS.index(kind)  # so that together the families have every head
         some = [known[(first + step) % len(known)] for step in (0, 2)] if known else []
@@ -129,7 +127,7 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         for backend in ("eager", "sdpa")
         for feature in ("", "gradients")
     ]
-    return tuple(case for case in found if case.backend != "native" or model_type not in NO_KERNELS)
+    return tuple(found)
 
 
 def save_random(folder: Path, kind: str, shape: str) -> Path:

@@ -16,7 +16,7 @@ from bertlite.cli import main
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity import Case, check
 from bertlite.parity.command import claims_table
-from bertlite.parity.families import FAMILY_HEADS, KINDS, NO_KERNELS, cases_of, save_random
+from bertlite.parity.families import FAMILY_HEADS, KINDS, cases_of, save_random
 from bertlite.parity.inputs import encoded_sentences
 from bertlite.parity.reference import unsupported
 
@@ -56,8 +56,7 @@ def test_every_family_has_cases_with_every_backend_and_padding() -> None:
     for kind in KINDS:
         for quick in (True, False):
             cases = cases_of(kind, quick)
-            native = set() if kind.partition("/")[0] in NO_KERNELS else {"native"}
-            assert {case.backend for case in cases} == {"eager", "sdpa", "packed", *native}
+            assert {case.backend for case in cases} == {"eager", "sdpa", "packed", "native"}
             assert {case.batch for case in cases} == {"full", "padded", "left"}
             assert {case.dtype for case in cases} >= {"float64", "float32"}
             assert {case.feature for case in cases} >= {"", "gradients"}
