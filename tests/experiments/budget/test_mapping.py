@@ -17,6 +17,7 @@ from bertlite.experiments.budget import command, search
 from bertlite.experiments.budget.mapping import fit_map, layer_of_map
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.batches import real_tokens
+from bertlite.runtime.processing import Processing
 from bertlite.shipping.folder import write_model
 from bertlite.shipping.vectors import MEAN, Dense, Norm, Normalize, VectorHead, read_head, with_map
 
@@ -58,6 +59,25 @@ HEADS = {
 def states(seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(3, 11, D, generator=generator), (torch.arange(11) < torch.tensor([[11], [7], [2]])).long()
+
+
+def test_unfinished_work_is_found_again_by_the_same_words() -> None:
+    """They are a part of the key of `prune to`, so that another spelling would begin a half-done search anew."""
+    steps = Processing(modes=("mean", "cls"), similarity="dot", after=({"type": "truncate", "size": 5},))
+    words = "VectorHead(pooling=('mean', 'cls'), skip=2, modules=(), size=5, similarity='dot', name='mean+cls, Dense')"
+    assert repr(VectorHead(steps, 2, (Normalize(),), "mean+cls, Dense")) == words
+    tokenizer = BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    assert tokenizer.text_settings == {
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_max_length": tokenizer.model_max_length,
+        "padding_side": "right",
+        "truncation_side": "right",
+        "clean_up_tokenization_spaces": False,
+        "prompts": {},
+        "default_prompt_name": None,
+        "max_seq_length": None,
+        "do_lower_case": False,
+    }
 
 
 @pytest.mark.parametrize("name", HEADS)
