@@ -14,10 +14,11 @@ import torch
 import transformers
 from natively import kernels_or_skip
 
-from bertlite import optimize_for_inference
+from bertlite import Embedder, optimize_for_inference, pack
 from bertlite.commands import ParitySettings, parity
 from bertlite.inference.clients.bodies import OptimizedBody
 from bertlite.inference.clients.holders import modules_of
+from bertlite.runtime import load
 from tests.clients.checks.common import minilm
 from tests.clients.checks.embeddings import inner
 from tests.clients.checks.pipelines import TASKS, names, worded
@@ -186,6 +187,62 @@ def test_a_DeBERTa_is_found_in_a_CrossEncoder_and_a_pipeline(tmp_path: Path) -> 
     ours, theirs = (numbers(each(TEXTS[:3], ["food", "travel"])) for each in (optimize_for_inference(asked), asked))
     assert len(ours) == 6
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= 1e-5
+
+
+TODAYS: dict[str, tuple[str, dict[str, Any]]] = {  # published encoders of today: how each pools, and its fields
+    "ModernBert": ("cls", dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0) | {"local_attention": 12}),
+    "NomicBert": ("mean", {"activation_function": "swiglu"}),
+    "Gte": ("cls", {"pad_token_id": 0, "type_vocab_size": 2}),
+    "JinaEmbeddingsV3": ("mean", {"pad_token_id": 0, "type_vocab_size": 2}),
+}
+
+
+def save_todays(kind: str, folder: Path, head: str = "Model", **changes: Any) -> Path:
+    """Save a random model of a family of today, with the tokenizer of a MiniLM."""
+    if not hasattr(transformers, f"{kind}{head}"):
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}{head}")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(minilm() / name, folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 200}
+    fields = {"vocab_size": 30522, "max_position_embeddings": 512, "initializer_range": 0.1, **sizes, **changes}
+    config = getattr(transformers, f"{kind}Config")(**fields, **TODAYS[kind][1])
+    getattr(transformers, f"{kind}{head}")(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", TODAYS)
+def test_an_encoder_of_today_gives_its_vectors_in_each_client(kind: str, tmp_path: Path) -> None:
+    """As published: pooled by the first token or the mean, with prompts."""
+    library = pytest.importorskip("sentence_transformers")
+    parts = pytest.importorskip("sentence_transformers.models")
+    body = parts.Transformer(str(save_todays(kind, tmp_path)), max_seq_length=90)
+    modules = [body, parts.Pooling(96, TODAYS[kind][0]), parts.Normalize()]
+    prompts = {"query": "search_query: ", "document": "search_document: "}
+    library.SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(tmp_path / "saved"))
+    model = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    quick = optimize_for_inference(model)
+    assert type(inner(quick)) is OptimizedBody
+    packed = pack(tmp_path / "saved", tmp_path / "packed", texts=TEXTS[:3]) and load(tmp_path / "packed")
+    for name in (None, "query", "document"):
+        wanted, vectors = (each.encode(TEXTS, prompt_name=name) for each in (model, quick))
+        assert np.abs(vectors - wanted).max() <= 1e-5
+        assert (np.stack([quick.encode(text, prompt_name=name) for text in TEXTS[:9]]) == vectors[:9]).all()
+        assert np.abs(np.array(packed.encode(TEXTS, prompt_name=name)) - wanted).max() <= 1e-5
+    embedder = Embedder(tmp_path / "saved", backend="native")
+    assert np.abs(embedder.encode(TEXTS) - model.encode(TEXTS)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_reranker_that_is_a_ModernBERT_gives_its_scores(pooling: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    changes = {"num_labels": 1, "classifier_pooling": pooling}
+    path = save_todays("ModernBert", tmp_path, "ForSequenceClassification", **changes)
+    model, pairs = library.CrossEncoder(str(path), device="cpu"), [(TEXTS[0], text) for text in TEXTS[:9]]
+    quick = optimize_for_inference(model)
+    assert np.abs(quick.predict(pairs) - model.predict(pairs)).max() <= 1e-5
+    ours, theirs = ([row["corpus_id"] for row in each.rank(TEXTS[0], TEXTS[:9])] for each in (quick, model))
+    assert ours == theirs
 
 
 def setfit() -> tuple[Any, Callable[[Any], Any]]:
