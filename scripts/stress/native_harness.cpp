@@ -51,7 +51,8 @@ struct Weight {
     std::vector<uint32_t> words;
     std::vector<float> padded_bias, scales, sums, factors;
 
-    Weight(Random& random, long dtype, long outputs_, long inputs_, long threads)
+    // `beside` reads the same inputs, and so has the same factors.
+    Weight(Random& random, long dtype, long outputs_, long inputs_, long threads, const Weight* beside = nullptr)
         : outputs(outputs_), inputs(inputs_) {
         const long per_word = dtype == float32 ? 1 : dtype == bfloat16 ? 2 : 4, padded = round_up(outputs, GROUP);
         values = normal(random, outputs * inputs, 0, 1 / std::sqrt(std::max(1.0f, float(inputs))));
@@ -63,7 +64,7 @@ struct Weight {
         if (dtype == int8) {
             scales.resize(padded, NAN);
             sums.resize(padded, 1e30f);
-            if (draw(random, 0, 1)) divide_by_factors(random, packed);
+            if (beside ? !beside->factors.empty() : draw(random, 0, 1)) divide_by_factors(random, packed, beside);
         }
         char message[512];
         if (bertlite_pack(dtype, packed.data(), outputs, inputs, words.data(), scales.data(), sums.data(), threads,
@@ -72,10 +73,11 @@ struct Weight {
     }
 
     // Let the kernels multiply inputs by factors, by which the weight is divided.
-    void divide_by_factors(Random& random, std::vector<float>& weight) {
+    void divide_by_factors(Random& random, std::vector<float>& weight, const Weight* beside) {
         for (long i = 0; i < inputs; i++) {
-            const float factor = float(draw(random, 2, 11)) / 5;
-            factors.push_back(i < inputs / ROTATED * ROTATED ? factor / 8 : factor);
+            const float shrink = i < inputs / ROTATED * ROTATED ? 8 : 1;
+            const float factor = beside ? beside->factors[i] * shrink : float(draw(random, 2, 11)) / 5;
+            factors.push_back(factor / shrink);
             for (long row = 0; row < outputs; row++) weight[row * inputs + i] /= factor;
         }
         factors.resize(round_up(inputs, LANES));
@@ -98,25 +100,41 @@ struct Weight {
     }
 };
 
+struct NormWeights {
+    std::vector<float> weight, bias;
+
+    NormWeights(Random& random, long D) : weight(normal(random, D, 1, 0.2f)), bias(normal(random, D, 0, 0.2f)) {}
+    Norm norm() const { return {weight.data(), bias.data()}; }
+};
+
+// How a model differs from a BERT: as ModernBERT does, or in one of these ways.
+struct Kind {
+    bool norms_first = false, gated = false, rotates = false;
+    long angle_count = 0, angle_size = 0;
+};
+
 struct LayerWeights {
     Weight qkv, output, up, down;
-    std::vector<float> attention_norm_weight, attention_norm_bias, output_norm_weight, output_norm_bias;
+    NormWeights attention_norm, output_norm;
     long head_count, reach, dtype;      // positions between which there is a distance; 0 for absolute positions
     std::unique_ptr<Weight> distances, key_distances;  // as vectors (2 reach - 1, H),
     bool distances_of_keys = false;
     std::vector<float> distance_bias;  // or as numbers (N, 2 reach - 1)
     std::vector<float> rows;           // or as vectors of each head, (N, table, H), that distances share
     long table = 0;
+    std::unique_ptr<Weight> factor;  // of gated neurons
+    std::unique_ptr<NormWeights> input_norm;
+    std::vector<float> angles;  // (angle_count, angle_size): cosines, then sines, of each pair
+    long window = -1;
 
-    LayerWeights(Random& random, long dtype_, long D, long H, long N, long I, long reach_, long threads)
+    LayerWeights(Random& random, long dtype_, long D, long H, long N, long I, long reach_, long threads,
+                 const Kind& kind_)
         : qkv(random, dtype_, 3 * N * H, D, threads),
           output(random, dtype_, D, N * H, threads),
           up(random, dtype_, I, D, threads),
           down(random, dtype_, D, I, threads),
-          attention_norm_weight(normal(random, D, 1, 0.2f)),
-          attention_norm_bias(normal(random, D, 0, 0.2f)),
-          output_norm_weight(normal(random, D, 1, 0.2f)),
-          output_norm_bias(normal(random, D, 0, 0.2f)),
+          attention_norm(random, D),
+          output_norm(random, D),
           head_count(N),
           reach(reach_),
           dtype(dtype_) {
@@ -133,6 +151,16 @@ struct LayerWeights {
             if (which > 0) key_distances = std::make_unique<Weight>(random, type, N * table, H, threads);
         } else if (kind == 2) {
             distance_bias = normal(random, N * (2 * reach - 1), 0, 1);
+        }
+        if (kind_.gated) factor = std::make_unique<Weight>(random, dtype, I, D, threads, &up);
+        if (kind_.norms_first && draw(random, 0, 1)) input_norm = std::make_unique<NormWeights>(random, D);
+        if (kind_.rotates) {
+            if (draw(random, 0, 1)) window = draw(random, 0, 40);
+            for (long place = 0; place < kind_.angle_count; place++)
+                for (long i = 0; i < kind_.angle_size; i++) {
+                    const double angle = place * std::pow(100.0, -2.0 * (i % (kind_.angle_size / 2)) / kind_.angle_size);
+                    angles.push_back(float(i < kind_.angle_size / 2 ? std::cos(angle) : std::sin(angle)));
+                }
         }
     }
 
@@ -163,17 +191,19 @@ struct LayerWeights {
                 output.matrix(),
                 up.matrix(),
                 down.matrix(),
-                attention_norm_weight.data(),
-                attention_norm_bias.data(),
-                output_norm_weight.data(),
-                output_norm_bias.data(),
+                attention_norm.norm(),
+                output_norm.norm(),
                 head_count,
                 matrix_of(distances),
                 matrix_of(distances_of_keys ? distances : key_distances),
                 distance_bias.empty() ? nullptr : distance_bias.data(),
                 rows.empty() ? nullptr : rows.data(),
                 long(rows.size()) / 2,
-                dtype};
+                dtype,
+                factor ? factor->matrix() : Matrix{},
+                angles.empty() ? nullptr : angles.data(),
+                window,
+                input_norm ? input_norm->norm() : Norm{}};
     }
 };
 
@@ -209,6 +239,8 @@ struct Case {
     std::vector<float*> probability_pointers;
     bool same_length = false;
     bool same_everywhere;  // whether outputs are the same on every processor
+    Kind kind;
+    std::vector<int64_t> places;
 
     Case(Random& random, long threads_) : threads(threads_) {
         dtype = draw(random, 0, 2);
@@ -224,17 +256,24 @@ struct Case {
         model.epsilon = 1e-12;
         model.score_scale = 1 / std::sqrt(double(H));
         model.rotated = 1;  // as bertlite_pack packs
+        kind = {draw(random, 0, 2) == 0, draw(random, 0, 2) == 0, !reach && draw(random, 0, 1), 130,
+                2 * draw(random, 1, H / 2)};
+        model.norms_first = kind.norms_first;
+        model.angle_count = kind.angle_count;
+        model.angle_size = kind.angle_size;
         description = "dtype " + std::to_string(dtype) + ", H " + std::to_string(H) + ", N " + std::to_string(N) +
                       ", activation " + std::to_string(model.activation) + ", layers (heads, neurons)";
         for (long layer = 0; layer < L; layer++) {
             const long heads = pick(random, {0, 1, N, N}), neurons = pick(random, {0, 1, 37, 64, 100, 4 * D + 3});
             const long own = mixes ? pick(random, {int8, float32, bfloat16}) : dtype;
             same_everywhere &= own != bfloat16;
-            weights.emplace_back(random, own, D, H, heads, neurons, reach, draw(random, 1, 3));
+            weights.emplace_back(random, own, D, H, heads, neurons, reach, draw(random, 1, 3), kind);
             const char* relative = !reach ? "" : !weights.back().distance_bias.empty() ? ", bias" : ", distances";
             description += " (" + std::to_string(heads) + ", " + std::to_string(neurons) + relative +
                            (mixes ? ", dtype " + std::to_string(own) : "") + ")";
         }
+        description += std::string(kind.norms_first ? ", norms first" : "") + (kind.gated ? ", gated" : "") +
+                       (kind.rotates ? ", rotary" : "");
         for (const auto& each : weights) layers.push_back(each.layer());
         model.layers = layers.data();
         model.layer_count = L;
@@ -273,6 +312,10 @@ struct Case {
             batch.hidden = hidden.data();
             batch.output = output.data();
             batch.states = keep ? states.data() : nullptr;
+        }
+        if (kind.rotates && draw(random, 0, 1)) {
+            for (long i = 0; i < T; i++) places.push_back(draw(random, 0, kind.angle_count - 1));
+            batch.places = places.data();
         }
         if (same_length && draw(random, 0, 1)) draw_masks(random, B, longest);
         if (draw(random, 0, 1)) draw_gates(random, T);
@@ -365,18 +408,45 @@ struct Case {
     Doubles run_layer(long index, const Doubles& x, double& worst) const {
         const LayerWeights& layer = weights[index];
         const long T = batch.tokens, width = layer.head_count * H;
-        Doubles heads = layer.qkv.matmul(x, T), context(T * width), probabilities_wanted;
+        const NormWeights* before = index ? &weights[index - 1].output_norm : layer.input_norm.get();
+        const bool first = kind.norms_first;
+        Doubles heads = layer.qkv.matmul(first && before ? normalise(x, *before) : x, T), context(T * width);
+        Doubles probabilities_wanted;
+        if (kind.rotates) rotate(layer, heads);
         for (long sequence = 0; sequence < batch.sequences; sequence++)
             for (long n = 0; n < layer.head_count; n++)
                 for (long query = 0; query < length(sequence); query++)
                     attend_one(index, sequence, n, query, heads, context, probabilities_wanted);
         if (batch.probabilities && !probabilities_wanted.empty())
             worst = std::max(worst, differ(probabilities_wanted, [&](long j) { return probabilities[index][j]; }));
-        Doubles y =
-            normalise(layer.output.matmul(context, T), x, layer.attention_norm_weight, layer.attention_norm_bias);
+
+        // The sums go on normalised in a BERT; if norms come first only the matmuls, and the output, are.
+        Doubles sum = add(layer.output.matmul(context, T), x), y = normalise(sum, layer.attention_norm);
         Doubles wide = layer.up.matmul(y, T);
         for (auto& each : wide) each = activate(model.activation, each);
-        return normalise(layer.down.matmul(wide, T), y, layer.output_norm_weight, layer.output_norm_bias);
+        if (layer.factor) {
+            const Doubles factors = layer.factor->matmul(y, T);
+            for (size_t i = 0; i < wide.size(); i++) wide[i] *= factors[i];
+        }
+        sum = add(layer.down.matmul(wide, T), first ? sum : y);
+        return first && index + 1 < model.layer_count ? sum : normalise(sum, layer.output_norm);
+    }
+
+    // Rotate queries and keys by the angles of their positions.
+    void rotate(const LayerWeights& layer, Doubles& heads) const {
+        const long width = layer.head_count * H, half = kind.angle_size / 2;
+        for (long sequence = 0; sequence < batch.sequences; sequence++)
+            for (long token = starts[sequence]; token < starts[sequence + 1]; token++) {
+                const long place = batch.places ? batch.places[token] : token - starts[sequence];
+                const float* angles = layer.angles.data() + place * kind.angle_size;
+                for (long head = 0; head < 2 * layer.head_count; head++)
+                    for (long i = 0; i < half; i++) {
+                        double* x = heads.data() + token * 3 * width + head * H + i;
+                        const double one = x[0], other = x[half], cosine = angles[i], sine = angles[half + i];
+                        x[0] = one * cosine - other * sine;
+                        x[half] = other * cosine + one * sine;
+                    }
+            }
     }
 
     void attend_one(long index, long sequence, long n, long query, const Doubles& heads, Doubles& context,
@@ -395,10 +465,12 @@ struct Case {
             if (batch.bias)
                 scores[key] += batch.bias[sequence * batch.bias_strides[0] + n * batch.bias_strides[1] +
                                           query * batch.bias_strides[2] + key];
+            const long window = weights[index].window;
+            if (window >= 0 && std::abs(query - key) > window) scores[key] = -INFINITY;
             largest = std::max(largest, scores[key]);
         }
-        for (auto& score : scores) total += score = std::exp(score - largest);
-        double factor = 1 / total;
+        for (auto& score : scores) total += score = largest == -INFINITY ? 0 : std::exp(score - largest);
+        double factor = total ? 1 / total : 0;  // a mask may forbid all of a window
         if (batch.has_keys && !batch.has_keys[sequence * batch.has_keys_strides[0] + n * batch.has_keys_strides[1] +
                                               query * batch.has_keys_strides[2]])
             factor = 0;
@@ -412,14 +484,19 @@ struct Case {
         }
     }
 
-    Doubles normalise(Doubles y, const Doubles& residual, const std::vector<float>& weight,
-                      const std::vector<float>& bias) const {
+    static Doubles add(Doubles y, const Doubles& residual) {
+        for (size_t i = 0; i < y.size(); i++) y[i] += residual[i];
+        return y;
+    }
+
+    Doubles normalise(Doubles y, const NormWeights& norm) const {
         for (long row = 0; row < batch.tokens; row++) {
             double mean = 0, variance = 0;
-            for (long i = 0; i < D; i++) mean += (y[row * D + i] += residual[row * D + i]) / D;
+            for (long i = 0; i < D; i++) mean += y[row * D + i] / D;
             for (long i = 0; i < D; i++) variance += std::pow(y[row * D + i] - mean, 2) / D;
             for (long i = 0; i < D; i++)
-                y[row * D + i] = (y[row * D + i] - mean) / std::sqrt(variance + model.epsilon) * weight[i] + bias[i];
+                y[row * D + i] = (y[row * D + i] - mean) / std::sqrt(variance + model.epsilon) * norm.weight[i] +
+                                 norm.bias[i];
         }
         return y;
     }
