@@ -31,6 +31,7 @@ from bertlite.pruning.importance.layerwise import (
     Curves,
     Metrics,
     Sizes,
+    batches_to_choose,
     draws_of,
     input_sums,
     loss_curves,
@@ -55,7 +56,7 @@ SPARE = 0.03  # a model should be faster than needed by at most this share
 TOLERANCE = 0.1  # it may be faster by this share; a time ratio with a wider interval tells nothing
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
-FORMAT = 5  # version of a search's files; raise it with every change that earlier files do not fit
+FORMAT = 6  # version of a search's files; raise it with every change that earlier files do not fit
 
 
 class State:
@@ -197,9 +198,15 @@ class Search:
                 yield batch
                 advance()
 
-        options: Any = {"target": self.gradients, "seed": self.seed, "inputs": inputs, "shown": shown}
-        found = self.shared.once("metrics", lambda: output_metrics(self.model, self.fit, **options))
+        draws = draws_of(self.gradients, sum(len(real_tokens(batch)) for batch in self.fit))
+        options: Any = {"target": self.gradients, "draws": draws, "seed": self.seed, "inputs": inputs, "shown": shown}
+        found = self.shared.once("metrics", lambda: output_metrics(self.model, self.choosing, **options))
         return [(a, b) for a, b in found]
+
+    @cached_property
+    def choosing(self) -> Batches:
+        """The batches of `fit` that sizes are chosen by."""
+        return batches_to_choose(self.fit, self.model.config.intermediate_size)
 
     def work_of(self, part: str, total: int, done: int = 0) -> Callable[[], None]:
         """Begin a part of `percent`, and show the time left for all; return a function that counts one of `total`."""
@@ -216,12 +223,12 @@ class Search:
         They follow from the multiply-accumulates of a layer; the factors of cubes are fitted to measured times.
         """
         D, W = self.model.config.hidden_size, self.model.config.intermediate_size
-        masks = [real_tokens(batch) for batch in self.fit]
-        tokens, texts = sum(int(mask.sum()) for mask in masks), sum(map(len, masks))
+        some, tokens = (sum(int(real_tokens(x).sum()) for x in each) for each in (self.choosing, self.fit))
+        texts = sum(len(real_tokens(batch)) for batch in self.fit)
         kept = {"macs": self.target.value, "speed": 1 / self.target.value}.get(self.target.kind, 0.5)
         layer, left = 4 * D * D + 2 * D * W, kept * W
         parts = {
-            "gradients": tokens * (draws_of(self.gradients, texts) * 2 * layer + 0.55 * W * W),
+            "gradients": some * (draws_of(self.gradients, texts) * 2 * layer + 0.55 * W * W),
             "loss curves": 7 * W**3,
             "fitting": tokens * ((1.1 + 1.2 * kept) * layer + 3 * D * D + left**2) + 210 * D**3 + 63 * left**3,
         }
@@ -239,7 +246,7 @@ class Search:
                 self.shared.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
                 advance()
 
-            loss_curves(self.model, self.fit, metrics, inputs=inputs, done=keep)
+            loss_curves(self.model, self.choosing, metrics, inputs=inputs, done=keep)
         found = (self.shared.once(f"curves-{layer}", dict) for layer in range(layers))
         return [(Elimination(tuple(a), of_a), Elimination(tuple(b), of_b)) for (a, of_a), (b, of_b) in found]
 

@@ -33,6 +33,7 @@ from bertlite.support.memory import release_memory
 
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
 DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
+TOKENS_TO_CHOOSE = 8  # tokens for each input of the widest matrix that sizes are chosen by: twice as many gain nothing
 RIDGE = 1e-3  # the joint selection's ridge, as a share of the mean power of the inputs
 Sizes = Sequence[tuple[int, int]]  # for each layer, the heads and the neurons that it keeps
 
@@ -191,11 +192,20 @@ def add_inputs_(sums: Sequence[Sums], model: BertLike, batch: Batch) -> None:
         run_hooked(model, batch, see)
 
 
+def batches_to_choose(batches: Sequence[Batch], width: int) -> Sequence[Batch]:
+    """Return the batches to choose sizes by: every second one, if these have enough texts, and enough tokens for
+    matrices with `width` inputs.
+    """
+    texts, tokens = sum(map(count_examples, batches)), sum(int(real_tokens(batch).sum()) for batch in batches)
+    return batches[:: 2 if texts > DRAWS // 2 and tokens >= 2 * TOKENS_TO_CHOOSE * width else 1]
+
+
 def output_metrics(
     model: BertLike,
     batches: Iterable[Batch],
     *,
     target: str = "kl",
+    draws: int | None = None,
     seed: int = 0,
     inputs: Sequence[Sums] = (),
     shown: Callable[[list[Batch]], Iterable[Batch]] = iter,
@@ -210,6 +220,7 @@ def output_metrics(
     fewer than DRAWS examples.
 
     Args:
+        draws: so many labels of each example instead.
         inputs: from `input_sums`; they get sums over the same forwards, for `loss_curves`.
         shown: may show the progress over the batches of all draws.
     """
@@ -220,7 +231,7 @@ def output_metrics(
     sums = [packed_zeros(width, zero) for _ in range(2 * layers)]
     read = task.labelled(batches)
     examples, tokens = sum(map(count_examples, read)), sum(int(real_tokens(batch).sum()) for batch in read)
-    draws = draws_of(target, examples)
+    draws = draws or draws_of(target, examples)
     with eval_mode(model):
         for i, batch in enumerate(shown(read * draws)):
             objective = task.objective(batch, generator)
@@ -280,10 +291,13 @@ def prune_layerwise(
     check_model(model)
     if not 0 < share <= 1:
         raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
-    read = list(batches)
-    inputs = input_sums(model)
-    metrics = output_metrics(model, read, target=target, seed=seed, inputs=inputs)
-    curves = loss_curves(model, read, metrics, inputs=inputs)
+    read, inputs = read_batches(model, batches), input_sums(model)
+    some, draws = (
+        batches_to_choose(read, model.config.intermediate_size),
+        draws_of(target, sum(map(count_examples, read))),
+    )
+    metrics = output_metrics(model, some, target=target, draws=draws, seed=seed, inputs=inputs)
+    curves = loss_curves(model, some, metrics, inputs=inputs)
     sizes = sizes_within(model.config, curves, share, length)
     return prune_layerwise_(copy_model(model), model, read, curves, sizes)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bertlite.models.structure import unit_rows
 
-AT_ONCE = 128  # each step removes 1 of so many remaining units: 8 of 1,024
+AT_ONCE = 64  # each step removes 1 of so many remaining units: 16 of 1,024; smaller steps lose as much
 SHRINK = 0.75  # the matrices are made smaller when this share of their units is left
 
 

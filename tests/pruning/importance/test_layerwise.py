@@ -206,15 +206,18 @@ def test_another_size_needs_no_new_choice(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_dense_model_runs_twice_and_the_pruned_one_once(
     monkeypatch: pytest.MonkeyPatch, kept: int, forwards: int
 ) -> None:
-    """Once for gradients and curves, once next to the pruned model; units that are not kept are computed again."""
+    """For gradients and curves on some batches, and next to the pruned model; units not kept are computed again."""
     model, batches, calls = make(BertForSequenceClassification, num_labels=3), data(), list[int]()
+    monkeypatch.setattr(layerwise, "DRAWS", 100)  # of which 60 texts are more than half
     wanted = prune_layerwise(model, batches, 0.9, 16)
     usual = BertIntermediate.forward
     monkeypatch.setattr(BertIntermediate, "forward", lambda *args: calls.append(1) or usual(*args))
     monkeypatch.setattr(least_squares, "KEPT", kept)
     assert_same(prune_layerwise(model, batches, 0.9, 16).state_dict(), wanted.state_dict(), atol=0)
     draws = layerwise.draws_of("kl", 60)
-    assert len(calls) == (forwards - 1 + draws) * L * len(batches)
+    some = layerwise.batches_to_choose(batches, model.config.intermediate_size)
+    assert 0 < len(some) < len(batches)
+    assert len(calls) == ((forwards - 1) * len(batches) + draws * len(some)) * L
 
 
 # Curves and metrics
@@ -377,7 +380,7 @@ def test_the_chosen_ridge_is_the_best_of_all_on_held_out_sentences() -> None:
         error = 0.0
         for fold, rest in zip(folds, without_each(folds), strict=True):
             weight = fit_matrix(rest, old, ridge)
-            error += fold.error(weight, rest.bias(weight))
+            error += float(fold.errors(weight, rest.bias(weight)))
         return error
 
     assert len(folds) == FOLDS
@@ -391,9 +394,9 @@ def test_the_error_from_moments_is_that_of_the_tokens() -> None:
     each = ((y - c @ weight.T - bias).square() - y.square()).sum(1)  # by token, less the error of zeros
     folds = gather([(c, y, torch.arange(50) // 20)], folds=3)
     assert [fold.count for fold in folds] == [20, 20, 10]
-    assert total(folds).error(weight, bias) == pytest.approx(float(each.sum()), rel=1e-10)
+    assert float(total(folds).errors(weight, bias)) == pytest.approx(float(each.sum()), rel=1e-10)
     for rest, gone in zip(without_each(folds), torch.arange(50).split(20), strict=True):
-        assert rest.error(weight, bias) == pytest.approx(float(each.sum() - each[gone].sum()), rel=1e-10)
+        assert float(rest.errors(weight, bias)) == pytest.approx(float(each.sum() - each[gone].sum()), rel=1e-10)
 
 
 def test_moments_go_through_a_layer_of_the_outputs() -> None:
