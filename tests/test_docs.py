@@ -237,8 +237,8 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     assert not missing, f"notebooks/docs/api lacks {sorted(missing)}"
 
 
-def test_the_page_of_the_packed_format_has_every_field_and_format() -> None:
-    page = (DOCS / "packed_format.md").read_text(encoding="utf-8")
+def test_the_pages_of_the_packed_format_have_every_field_and_format() -> None:
+    page = "".join((DOCS / f"packed_{name}.md").read_text(encoding="utf-8") for name in ("format", "weights"))
     fields: list[Any] = [contents.DESCRIPTION, contents.EMBEDDINGS, contents.CONFIG, shapes.FIELDS]
     fields += [tasks.VECTORS, tasks.VECTORS["pooling"], tasks.SCORES, tasks.TAGS, tasks.TEXTS[0], tasks.STEPS["dense"]]
     fields += [shapes.PARTS, shapes.MATRICES, shapes.VECTORS, shapes.TABLES.values(), [contents.LAYERS]]

@@ -96,7 +96,7 @@ class Original:
         transformers = import_optional("transformers", f"running this {kind}", "hf")
         if (own := checkpoint.origin.kind) not in transformers.CONFIG_MAPPING:
             raise ValueError(
-                f"{checkpoint} is a {own!r} model, which transformers {transformers.__version__} does not know:"
+                f"{checkpoint} is a {own!r} model, which this transformers does not know:"
                 f" `bertlite convert {checkpoint} --out FOLDER` makes one that it loads"
             )
         given |= {"device": device, **checkpoint.pinned}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import F64, assert_same
-from test_families import CONFIGS, ROTARY, batch_of, ours_of, theirs_of  # type: ignore[import-not-found]
+from test_families import ROTARY, batch_of, ours_of, theirs_of  # type: ignore[import-not-found]
 
 from bertlite import BertTokenizer, Embedder, optimize_for_inference
 from bertlite.cli import main

@@ -190,7 +190,10 @@ def test_a_DeBERTa_is_found_in_a_CrossEncoder_and_a_pipeline(tmp_path: Path) -> 
 
 
 TODAYS: dict[str, tuple[str, dict[str, Any]]] = {  # published encoders of today: how each pools, and its fields
-    "ModernBert": ("cls", dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0) | {"local_attention": 12}),
+    "ModernBert": (
+        "cls",
+        {"local_attention": 12, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)},
+    ),
     "NomicBert": ("mean", {"activation_function": "swiglu"}),
     "Gte": ("cls", {"pad_token_id": 0, "type_vocab_size": 2}),
     "JinaEmbeddingsV3": ("mean", {"pad_token_id": 0, "type_vocab_size": 2}),
@@ -223,7 +226,8 @@ def test_an_encoder_of_today_gives_its_vectors_in_each_client(kind: str, tmp_pat
     model = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     quick = optimize_for_inference(model)
     assert type(inner(quick)) is OptimizedBody
-    packed = pack(tmp_path / "saved", tmp_path / "packed", texts=TEXTS[:3]) and load(tmp_path / "packed")
+    pack(tmp_path / "saved", tmp_path / "packed", texts=TEXTS[:3])
+    packed = load(tmp_path / "packed")
     for name in (None, "query", "document"):
         wanted, vectors = (each.encode(TEXTS, prompt_name=name) for each in (model, quick))
         assert np.abs(vectors - wanted).max() <= 1e-5

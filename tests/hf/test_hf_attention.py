@@ -166,7 +166,7 @@ def test_attentions_come_from_the_function_or_not_at_all(register: Register) -> 
 def test_relative_positions_need_our_own_kernels(register: Register) -> None:
     register()
     model, _ = recorded_model(position_embedding_type="relative_key")
-    with pytest.raises(ValueError, match="'recorded' cannot do 'relative_key' positions: it knows no distances; use eager"):
+    with pytest.raises(ValueError, match=r"'recorded' cannot do 'relative_key' positions: .* use eager or"):
         model(**inputs_of())
 
 

@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
-from conftest import SIZES
+from conftest import SIZES, assert_same, make, make_batch
 from pairs import config_of, ours_of
 from safetensors.torch import load, save_file
 
@@ -126,3 +127,28 @@ def test_a_folder_that_was_pruned_before_names_moved_loads(tmp_path: Path) -> No
     assert type(found) is hf.BertModel
     wanted = bertlite.BertModel.from_pretrained(PRUNED).state_dict()
     assert all(found.state_dict()[name].equal(x) for name, x in wanted.items())
+
+
+@pytest.mark.parametrize("kind", ["rotary_local", "absolute"])
+def test_a_pruned_folder_with_rotations_or_norms_first_loads_by_its_code(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the core's model: with every norm, and with zeros that do not learn."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    ends = ["intermediate.dense.bias", "factor.bias", "token_type_embeddings.weight"]
+    local = {"local_layers": [1], "local_attention": 3} if kind == "rotary_local" else {"first_norm": True}
+    fields = {"position_embedding_type": kind, "norm_first": True, "gated": True, "zeros": ends, **local}
+    model = bertlite.prune_heads(make(**fields), {0: range(4), 1: [2]})
+    model.save_pretrained(tmp_path / "model")
+    hf.export_remote_code(tmp_path / "model")
+    options = {"dtype": torch.float64, "attn_implementation": "sdpa"}
+    found = transformers.AutoModel.from_pretrained(tmp_path / "model", trust_remote_code=True, **options)
+    assert type(found) is hf.BertModel
+    frozen = {name for name, x in found.named_parameters() if not x.requires_grad}
+    assert frozen == {name for name, x in model.named_parameters() if not x.requires_grad}
+    assert len(frozen) == 7
+    batch = make_batch(3, 11, lengths=(11, 7, 1))
+    real = batch["attention_mask"].bool()
+    assert_same(found.eval()(**batch)[0][real], model(**batch).last_hidden_state[real])
+    found.save_pretrained(tmp_path / "again")
+    assert_same(bertlite.BertModel.from_pretrained(tmp_path / "again").state_dict(), model.state_dict(), atol=0)

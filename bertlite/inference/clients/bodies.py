@@ -23,7 +23,7 @@ from bertlite.inference.checks import DROPOUT, HOMES, is_of_home, kind_of, own_c
 from bertlite.inference.clients.holders import SAVING, copy_module, copy_with, modules_of, refuse_saving_
 from bertlite.inference.clients.pooling import compute_in_order_
 from bertlite.inference.clients.readers import BODIES, mark_labels, reader_of, reads_labels, role_of, warn_of
-from bertlite.inference.clients.verification import layers_of
+from bertlite.inference.clients.verification import layer_list
 from bertlite.inference.clients.verification import verify as verify_copy
 from bertlite.inference.model import InferenceModel, check_no_gradients, raise_missing
 from bertlite.inference.native.encoder import NativeEncoder
@@ -191,7 +191,9 @@ def check_body(name: str, body: Any) -> None:
     # A copy is built from the config, so whatever the config does not tell has to be as in a new body.
     made = None  # the modules of a new body without weights, of this one's class and config
     if not isinstance(body, BertModel):
-        options = {"add_pooling_layer": True} if "add_pooling_layer" in inspect.signature(type(body)).parameters else {}
+        options = (
+            {"add_pooling_layer": True} if "add_pooling_layer" in inspect.signature(type(body)).parameters else {}
+        )
         made = dict(make_skeleton(type(body), config_as_built(body), options).named_modules())
     for path, part in body.named_modules():
         where = f"{name}.{path}".rstrip(".")
@@ -226,7 +228,7 @@ def is_causal(config: Any) -> bool:
 
 def config_as_built(body: Any) -> Any:
     """Return a copy of a body's config that describes its layers as they are, and the chunks that they run in."""
-    config, count = copy.deepcopy(body.config), len(layers_of(body))
+    config, count = copy.deepcopy(body.config), len(layer_list(body))
     config.chunk_size_feed_forward = chunk_of(body)
     if count != config.num_hidden_layers:
         config.num_hidden_layers = count

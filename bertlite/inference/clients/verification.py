@@ -278,7 +278,7 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -
     integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
 
     # Rounding differs by place: integers inside the encoder's matmuls, rows in word embeddings, floats elsewhere.
-    inside = {id(part) for each in encoders for part in layers_of(each).modules()}
+    inside = {id(part) for each in encoders for part in layer_list(each).modules()}
     words = {id(each.get_input_embeddings().weight) for each in encoders if dtype == torch.int8}
 
     for part in {part for each in (model, *encoders) for part in each.modules()}:  # no hooks: a model may see them
@@ -293,7 +293,7 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -
     return step
 
 
-def layers_of(body: Any) -> Any:
+def layer_list(body: Any) -> Any:
     """Return the layers of a base model of any family, the first list of modules in it."""
     return next(part for part in body.modules() if isinstance(part, nn.ModuleList))
 
@@ -310,8 +310,8 @@ def device_of(encoders: Sequence[nn.Module]) -> torch.device:
 def step_of(encoders: Sequence[nn.Module], dtype: ComputeDtype) -> float:
     """Return the step between numbers near 1: the largest of the dtype's, the encoders' own and the matmuls'."""
     own = (torch.finfo(x.dtype).eps for each in encoders for x in each.parameters() if x.is_floating_point())
-    is_float = isinstance(dtype, torch.dtype) and dtype != torch.int8 and not is_rounded(encoders)
-    floats = dtype if is_float else torch.float32
+    floats = dtype if isinstance(dtype, torch.dtype) and dtype != torch.int8 else torch.float32
+    floats = torch.float32 if floats == torch.float64 and is_rounded(encoders) else floats
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch's newer settings differ by library

@@ -15,7 +15,7 @@ from torch import nn
 import bertlite
 from bertlite import optimize_for_inference
 from bertlite.inference.clients.bodies import OptimizedBody
-from bertlite.inference.clients.verification import layers_of
+from bertlite.inference.clients.verification import layer_list
 from bertlite.parity.reference import unrounded
 
 transformers = pytest.importorskip("transformers")
@@ -319,7 +319,7 @@ def test_gradients_to_inputs_are_an_error() -> None:
 @pytest.mark.parametrize("family", ["Bert", "DistilBert", "MPNet", *(each for each in HEADS if each in ROTARY)])
 def test_the_layers_that_are_there_count_and_are_run_in_chunks(family: str) -> None:
     model = model_of(family, chunk_size_feed_forward=11).to(F64)
-    del layers_of(model.base_model)[2:]
+    del layer_list(model.base_model)[2:]
     quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
     with unrounded(model) if hf.compat.V5 else nullcontext():
         wanted = model(**batch)[0]
