@@ -237,7 +237,9 @@ class QuestionAnsweringBody(HeadBody[Out]):
     def build_head(self, config: BertConfig) -> None:
         if config.num_labels != 2:
             raise ValueError(f"num_labels is {config.num_labels}; question answering has 2, for start and end")
-        self.head, self.dropout = head_of_tokens(config), nn.Dropout(config.classifier_dropout or 0.0)
+        self.head = head_of_tokens(config)
+        if self.head is not None:
+            self.dropout = nn.Dropout(config.classifier_dropout or 0.0)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

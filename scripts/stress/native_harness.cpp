@@ -156,10 +156,11 @@ struct LayerWeights {
         if (kind_.norms_first && draw(random, 0, 1)) input_norm = std::make_unique<NormWeights>(random, D);
         if (kind_.rotates) {
             if (draw(random, 0, 1)) window = draw(random, 0, 40);
+            const long half = kind_.angle_size / 2;
             for (long place = 0; place < kind_.angle_count; place++)
-                for (long i = 0; i < kind_.angle_size; i++) {
-                    const double angle = place * std::pow(100.0, -2.0 * (i % (kind_.angle_size / 2)) / kind_.angle_size);
-                    angles.push_back(float(i < kind_.angle_size / 2 ? std::cos(angle) : std::sin(angle)));
+                for (long i = 0; i < 2 * half; i++) {
+                    const double angle = place * std::pow(100.0, -double(i % half) / half);
+                    angles.push_back(float(i < half ? std::cos(angle) : std::sin(angle)));
                 }
         }
     }

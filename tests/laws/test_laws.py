@@ -374,7 +374,7 @@ def test_every_other_family_is_one_of_these_kinds() -> None:
         "embeddings_norm": True,
         "layer_norm_eps": 1e-12,
     }
-    plain |= {"rotary_base": 1.0, "local_rotary_base": 1.0, "hidden_act": "gelu", "pad_token_id": 0}
+    plain |= {"rotary_base": 2.0, "local_rotary_base": 2.0, "hidden_act": "gelu", "pad_token_id": 0}
     plain |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
 
     def same(**fields: Any) -> Any:

@@ -236,7 +236,7 @@ def no_compilation(folder: Path, best: str, monkeypatch) -> str:
 
 def no_right_numbers(folder: Path, best: str, monkeypatch) -> str:
     monkeypatch.setattr(self_test, "runner", spoilt(self_test.runner, best))
-    return "failed its self-test: scaled int8 is off by"
+    return "failed its self-test: scaled int8 of rotary positions is off by"
 
 
 def spoilt(runner, name: str):
