@@ -369,6 +369,8 @@ def check_values(config: BertConfig) -> None:
         ("pooling", own_field(config, "pooling"), ("cls", "mean")),
     ):
         check_known(name, value, allowed)
+
+    # Some kinds of positions have fields of their own, and not every kind is for decoders.
     if config.position_embedding_type == "disentangled":
         check_distances(config)
     if POSITIONS[config.position_embedding_type].rotates:

@@ -200,6 +200,8 @@ def rotary_fields(values: Values) -> Values:
     # In some families biases or segments are missing: those that a config does not deny are there.
     missing = [end for name, ends in BIASES.items() if not values.get(name, True) for end in ends]
     act = values.get("hidden_act", "gelu")
+
+    # A family without segments gets a table of zeros, with as many rows as a BERT's.
     return {
         "rotary_base": bases[0],
         "rotary_divisor": divisor[0],
@@ -605,6 +607,8 @@ class Origin:
         if family is None:
             known = ", ".join(map(repr, FAMILIES))
             raise ValueError(f"{path} describes a {kind!r} model{OTHERS.get(str(kind), '')}; bertlite loads {known}")
+
+        # A value under a family's name counts more than one under BERT's, whichever the file states first.
         names = {**family.aliases, **family.fields}
         for name, value in values.items():
             if (own := names.get(name, name)) in FIELDS:
@@ -612,6 +616,8 @@ class Origin:
         named = {name: value for name, value in values.items() if name not in names}
         named |= {names[name]: value for name, value in values.items() if name in names}
         values = {**family.defaults, **named, **family.fixed}
+
+        # These fields change what a model computes in ways that bertlite's layers lack.
         for name, wanted in family.needs.items():
             if values.get(name, wanted) != wanted:
                 raise ValueError(f"{path} describes a {kind!r} model with {name} {values[name]!r}, not {wanted!r}")
@@ -687,6 +693,8 @@ class Origin:
         if "cls.predictions.bias" in wanted and (own_act != act or (known is not None and act not in known)):
             named = f"hidden_act {act!r}" + (f" and {family.lm_act} {own_act!r}" if own_act != act else "")
             raise ValueError(f"the language model head of {self.kind!r} with {named} is not a BERT's")
+
+        # Without its adapters a model would compute something else, and say nothing.
         if adapters := [name for name in state if "lora_" in name]:
             raise ValueError(f"{adapters[0]} is an adapter, which is not loaded: merge it into the weights first")
         read, unread = ("pooler.dense.", "classifier.dense.")[:: -1 if "classifier.weight" in wanted else 1]
@@ -700,6 +708,8 @@ class Origin:
             if new in found:
                 raise ValueError(f"{name} is there twice, once as {own[new]}")
             found[new], own[new] = tensor, name
+
+        # A family with one layer for all heads has it under one name, and BERT's heads under several.
         if family.head_at:
             place = next((at for at, name in HEAD_PLACES.items() if any(name in each for each in wanted)), "head.")
             last = "qa_outputs." if "qa_outputs.weight" in wanted else "classifier."

@@ -176,6 +176,8 @@ class Shape:
             if self.positions == "relative_key_query":
                 fields["key_distances"] = fields["distances"]
             fields |= {name: at.get((i, name, "")) for name in ("distance_bias", "distance_rows")}
+
+            # Layers with the same base point into one table of angles, which the model keeps alive.
             dtype = NUMBERS[self.dtype_of(i, "qkv")]
             window = -1 if sizes.window is None else sizes.window
             layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach, dtype=dtype, window=window)
