@@ -197,9 +197,8 @@ def table_of_angles(base: float, shape: Shape) -> NDArray[np.float32]:
     """Return half cosines and half sines of the angles of each position, (positions, head size), all in float32."""
     exponents = np.arange(0, shape.head_size, 2, dtype=np.float32) / np.float32(shape.head_size)
     powers = np.array([base**x for x in exponents.tolist()], dtype=np.float32)
-    angles = np.arange(shape.max_positions, dtype=np.float32)[:, None] * (
-        1 / powers / np.float32(shape.rotary_divisor)
-    )
+    steps = 1 / powers / np.float32(shape.rotary_divisor)
+    angles = np.arange(shape.max_positions, dtype=np.float32)[:, None] * steps
     return np.concatenate(cosines_and_sines(angles.astype(np.float64)), 1, dtype=np.float32, casting="same_kind")
 
 
