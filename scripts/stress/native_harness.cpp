@@ -158,7 +158,8 @@ struct LayerWeights {
             if (draw(random, 0, 1)) window = draw(random, 0, 40);
             for (long place = 0; place < kind_.angle_count; place++)
                 for (long i = 0; i < kind_.angle_size; i++) {
-                    const double angle = place * std::pow(100.0, -2.0 * (i % (kind_.angle_size / 2)) / kind_.angle_size);
+                    const double power = -2.0 * (i % (kind_.angle_size / 2)) / kind_.angle_size;
+                    const double angle = place * std::pow(100.0, power);
                     angles.push_back(float(i < kind_.angle_size / 2 ? std::cos(angle) : std::sin(angle)));
                 }
         }
