@@ -229,8 +229,7 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
 
     # Alibaba's models scale angles by a factor; other ways to scale them depend on the length of the text.
     scaling = {**stated, **(values.get("rope_scaling") or {})}
-    way, older = (scaling.pop(name, None) for name in ("rope_type", "type"))
-    way = older or way or "default"
+    way = next(filter(None, [scaling.pop(name, None) for name in ("type", "rope_type")]), "default")
     factor: Any = scaling.pop("factor", 1.0) if way == "ntk" else 1.0
     rest = {name: x for name, x in scaling.items() if name != "rope_theta" and x not in (None, 1.0)}
     if way not in ("default", "ntk") or rest or not isinstance(factor, (int, float)):

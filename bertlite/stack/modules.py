@@ -115,7 +115,8 @@ class BertSelfOutput(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
-        return normed(self, drop_by(self.dropout, self.dense(hidden_states)) + input_tensor)
+        x = drop_by(self.dropout, self.dense(hidden_states)) + input_tensor
+        return x if self.LayerNorm is None else self.LayerNorm(x)
 
 
 class BertAttention(nn.Module):
@@ -168,7 +169,7 @@ class BertIntermediate(nn.Module):
         self.intermediate_act_fn = activation(config.hidden_act)
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, intermediate)
-        x = normed(self, hidden_states)
+        x = hidden_states if self.LayerNorm is None else self.LayerNorm(hidden_states)
         neurons: Tensor = self.intermediate_act_fn(self.dense(x))
         return neurons if self.factor is None else neurons * self.factor(x)
 
@@ -243,8 +244,8 @@ class BertEncoder(nn.Module):
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers on (…, D); return the last one's output and, if they are kept, the inputs of each layer."""
         x = hidden_states if self.layer or not inputs.first_only else inputs.first(hidden_states)
-        if (shared := DISTANCES[self.position_embedding_type].share(self, x, inputs)) is not None:
-            inputs = replace(inputs, shared=shared)
+        if (kind := DISTANCES[self.position_embedding_type]).shares:
+            inputs = replace(inputs, shared=kind.share(self, x, inputs))
         states: list[Tensor] | None = [] if inputs.keep_states else None
         for i, layer in enumerate(self.layer):
             if states is not None:
@@ -273,7 +274,8 @@ class BertPooler(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
         first = hidden_states[:, 0] if self.dropout is None else self.dropout(hidden_states[:, 0])
-        return normed(self, self.activation(self.dense(first)))
+        x = self.activation(self.dense(first))
+        return x if self.LayerNorm is None else self.LayerNorm(x)
 
 
 def activation(name: str) -> nn.Module:

@@ -51,6 +51,7 @@ class Rotation(NamedTuple):
 class Distances:
     """One kind of positions; this one is absolute, and does nothing with distances."""
 
+    shares = False  # an encoder computes something for all of its layers
     projections: tuple[str, ...] = ()  # more linear layers to heads that an attention gets
     per_head = False  # the columns of an attention's table are heads
 
@@ -67,12 +68,8 @@ class Distances:
         """Give an encoder the parts that its layers share, such as a table, `rel_embeddings`, if there are any."""
 
     def share(self, encoder: Any, x: Tensor, inputs: Any) -> Any:
-        """Return what the layers share in a forward on embeddings x, None for nothing.
-
-        Args:
-            inputs: the encoder's `LayerContext`.
-        """
-        return None
+        """Return what the layers share in a forward on embeddings x; `inputs` is the encoder's `LayerContext`."""
+        raise NotImplementedError
 
     def apply(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> Applied:  # (…, N, H) each
         """Return queries, keys, a score bias and the `LayerContext` of a layer, as attention takes them."""
@@ -158,6 +155,7 @@ class DisentangledDistances(Distances):
     """
 
     projections = ("pos_key_proj", "pos_query_proj")
+    shares = True
 
     def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
         """Give an attention the projections of distances; with share_att_key it uses its projections of tokens."""
@@ -214,6 +212,8 @@ class RotaryPositions(Distances):
     """Queries and keys are rotated by their positions (Su et al. 2021, arXiv:2104.09864), so that a score depends on
     the distance; some layers attend within a window, as in ModernBERT.
     """
+
+    shares = True
 
     def attach_(self, attention: Any, config: BertConfig, linear: Callable[[int, int], nn.Linear]) -> None:
         """Give an attention the base of its angles, and its window if it has one."""

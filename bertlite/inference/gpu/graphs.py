@@ -354,8 +354,7 @@ class GraphedBertModel(QuickBertModel):
             tokens = None
         elif mask is not None:  # the only wait for the GPU
             kind = POSITIONS[self.config.position_embedding_type]
-            counted = kind.in_scores or kind.has_windows  # these count positions, not slots
-            tokens, longest = count_tokens(mask, gapless=counted)
+            tokens, longest = count_tokens(mask, gapless=kind.in_scores or kind.has_windows)  # by positions, not slots
         if self.backend_for(longest) is None:
             tokens, longest = None, length
 
