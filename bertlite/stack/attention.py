@@ -241,10 +241,8 @@ def sdpa_in_window(
     return context.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)[:, :, :queries], None
 
 
-def sdpa_or_zeros(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, dropout: float
-) -> Tensor:  # (B, N, S, H)
-    """Return what `sdpa` computes, and zeros for a query that may attend to nothing."""
+def sdpa_or_zeros(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+    """Return what `sdpa` computes, (B, N, S, H), and zeros for a query that may attend to nothing."""
     attends_anything = allowed.any(-1, keepdim=True)
     context, _ = sdpa(q, k, v, allowed | ~attends_anything, bias, dropout)
     return context.masked_fill(~attends_anything, 0)
