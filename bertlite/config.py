@@ -369,6 +369,8 @@ def check_values(config: BertConfig) -> None:
         ("pooling", own_field(config, "pooling"), ("cls", "mean")),
     ):
         check_known(name, value, allowed)
+
+    # Some kinds of positions have fields of their own, and not every kind is for decoders.
     if config.position_embedding_type == "disentangled":
         check_distances(config)
     if POSITIONS[config.position_embedding_type].rotates:
@@ -429,14 +431,10 @@ def embeds_as_bert(config: BertConfig) -> bool:
 def differs_from_bert(config: BertConfig) -> bool:
     """Return whether other libraries' BERT, with the same tensors, would compute something else or fail late."""
     projected = embeds_size(config) != config.hidden_size
-    layers = ("norm_first", "embeddings_norm", "gated", "pooler_norm", "pooling")
-    positions = (
-        not POSITIONS[config.position_embedding_type].in_bert
-        or own_field(config, "padding_has_position")
-        or not own_field(config, "position_biased_input")
-    )
-    changed = any(own_field(config, name) != OWN[name] for name in ("pooler_act", *layers))
-    return projected or changed or positions
+    layers = ("norm_first", "embeddings_norm", "gated", "pooler_act", "pooler_norm", "pooling")
+    names = (*layers, "padding_has_position", "position_biased_input")
+    changed = any(own_field(config, name) != OWN[name] for name in names)
+    return projected or changed or not POSITIONS[config.position_embedding_type].in_bert
 
 
 def check_numbers(config: BertConfig) -> None:

@@ -195,15 +195,17 @@ def rotary_fields(values: Values) -> Values:
     numbers = range(min(layers, LARGEST["num_hidden_layers"]))
     types = values.get("layer_types") or ["sliding_attention" if i % (every or 1) else "" for i in numbers]
     local = [i for i, kind in enumerate(types) if kind == "sliding_attention" and "local_attention" in values]
-    bases, divisor = zip(*(rotary_base(values, kind) for kind in ("full_attention", "sliding_attention")), strict=True)
+    (base, divisor), (local_base, _) = (rotary_base(values, f"{kind}_attention") for kind in ("full", "sliding"))
 
     # In some families biases or segments are missing: those that a config does not deny are there.
     missing = [end for name, ends in BIASES.items() if not values.get(name, True) for end in ends]
     act = values.get("hidden_act", "gelu")
+
+    # A family without segments gets a table of zeros, with as many rows as a BERT's.
     return {
-        "rotary_base": bases[0],
-        "rotary_divisor": divisor[0],
-        "local_rotary_base": bases[1],
+        "rotary_base": base,
+        "rotary_divisor": divisor,
+        "local_rotary_base": local_base,
         "local_attention": values.get("local_attention", 0) // 2,  # on either side
         "local_layers": local,
         "position_embedding_type": "rotary_local" if local else "rotary",
@@ -227,8 +229,7 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
 
     # Alibaba's models scale angles by a factor; other ways to scale them depend on the length of the text.
     scaling = {**stated, **(values.get("rope_scaling") or {})}
-    way, older = (scaling.pop(name, None) for name in ("rope_type", "type"))
-    way = older or way or "default"
+    way = next(filter(None, [scaling.pop(name, None) for name in ("type", "rope_type")]), "default")
     factor: Any = scaling.pop("factor", 1.0) if way == "ntk" else 1.0
     rest = {name: x for name, x in scaling.items() if name != "rope_theta" and x not in (None, 1.0)}
     if way not in ("default", "ntk") or rest or not isinstance(factor, (int, float)):
@@ -264,6 +265,12 @@ HEAD_PLACES = {  # {place of a family's common head layers: a part of the names 
     "head.": "head.dense.weight",
 }
 FIRST = {"norm_first": True, "first_norm": True}
+FIRST_NAMES = (  # names of the norms in families that normalise first
+    (r"attention\.(self_attn_layer_norm|ln)\.", "attention.LayerNorm."),
+    (r"(\d)\.(LayerNorm|ln)\.", r"\1.intermediate.LayerNorm."),
+    (r"encoder\.(LayerNorm|ln)\.", "encoder.final_norm."),
+    (r"^(bert\.)?LayerNorm\.", r"\1encoder.final_norm."),
+)
 ROTARY_NAMES = (  # names in checkpoints of families with rotary positions, and in transformers' modules
     (r"tok_embeddings\.", "word_embeddings."),
     (r"^(bert\.)?(emb_ln|embeddings\.norm)\.", r"\1embeddings.LayerNorm."),
@@ -305,13 +312,22 @@ def roberta(prefix: str) -> Family:
 def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **options: Any) -> Family:
     """Return a family with rotary positions, which is gated and has no pooler unless the options say otherwise."""
     fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
-    names = (*ROTARY_NAMES, *renames)
     options = {"encoder": r"(?:encoder\.)?layers?", "pooler": False, **options}
     options["aliases"] = {"rope_theta": "rotary_base", **options.get("aliases", {})}
-    return Family(prefix, becomes, fixed=fixed, translate=rotary_fields, renames=names, adapt=split_joined_, **options)
+    options |= {"fixed": fixed, "renames": (*ROTARY_NAMES, *renames)}
+    return Family(prefix, becomes, translate=rotary_fields, adapt=split_joined_, **options)
 
 
 BERT = Family("bert")
+GTE = rotary(
+    "(?:gte|new)",
+    "rotary positions; gated; biases of zeros in the network",
+    ((r"lm_head\.norm\.", "cls.predictions.transform.LayerNorm."), *LM_HEAD),
+    defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
+    fixed={"mlp_fc1_bias": False},
+    lm_acts=GELU,
+    since=5,
+)
 FAMILIES = {  # {model_type: family}
     "bert": BERT,
     "roberta": roberta("roberta"),
@@ -428,38 +444,25 @@ FAMILIES = {  # {model_type: family}
         roberta("roberta_prelayernorm"),
         becomes="RoBERTa, normalised first",
         fixed={"positions_skip_padding": True, **FIRST},
-        renames=((r"^(bert\.)?LayerNorm\.", r"\1encoder.final_norm."), *LM_HEAD, *TWO_LAYERS),
+        renames=(*FIRST_NAMES, *LM_HEAD, *TWO_LAYERS),
     ),
     "xlm-roberta-xl": replace(
         roberta("roberta"),
         becomes="XLM-R, normalised first",
         defaults={"pad_token_id": 1, "layer_norm_eps": 1e-5},
         fixed={"positions_skip_padding": True, "embeddings_norm": False, **FIRST},
-        renames=(
-            (r"self_attn_layer_norm\.", "LayerNorm."),
-            (r"encoder\.LayerNorm\.", "encoder.final_norm."),
-            (r"(\d)\.LayerNorm\.", r"\1.intermediate.LayerNorm."),
-            *LM_HEAD,
-            *TWO_LAYERS,
-        ),
+        renames=(*FIRST_NAMES, *LM_HEAD, *TWO_LAYERS),
     ),
     "megatron-bert": Family(
         "bert",
         "normalised first",
         fixed={"embeddings_norm": False, **FIRST},
-        renames=(
-            (r"attention\.ln\.", "attention.LayerNorm."),
-            (r"encoder\.ln\.", "encoder.final_norm."),
-            (r"(\d)\.ln\.", r"\1.intermediate.LayerNorm."),
-        ),
+        renames=FIRST_NAMES,
     ),
     "modernbert": rotary(
         "model",
         "rotary positions, in some layers in windows; normalised first; gated; biases and segments of zeros",
-        (
-            (r"head\.norm\.", "head.LayerNorm."),
-            (r"^decoder\.", "cls.predictions.decoder."),
-        ),
+        ((r"head\.norm\.", "head.LayerNorm."), (r"^decoder\.", "cls.predictions.decoder.")),
         fields={
             "norm_eps": "layer_norm_eps",
             "hidden_activation": "hidden_act",
@@ -508,20 +511,7 @@ FAMILIES = {  # {model_type: family}
         },
         since=5,
     ),
-    "gte": (
-        GTE := rotary(
-            "(?:gte|new)",
-            "rotary positions; gated; biases of zeros in the network",
-            (
-                (r"lm_head\.norm\.", "cls.predictions.transform.LayerNorm."),
-                *LM_HEAD,
-            ),
-            defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
-            fixed={"mlp_fc1_bias": False},
-            lm_acts=GELU,
-            since=5,
-        )
-    ),
+    "gte": GTE,
     "new": replace(
         GTE,
         becomes="GTE, with a factor that scales its angles",
@@ -532,10 +522,7 @@ FAMILIES = {  # {model_type: family}
     "jina_embeddings_v3": rotary(
         "roberta",
         "rotary positions",
-        (
-            *LM_HEAD,
-            *TWO_LAYERS,
-        ),
+        (*LM_HEAD, *TWO_LAYERS),
         aliases={"rotary_emb_base": "rotary_base"},
         defaults={"rotary_base": 20000.0, "pad_token_id": 1, "layer_norm_eps": 1e-5},
         fixed={"gated": False},
@@ -560,10 +547,9 @@ FIELDS = {  # {field of config.json: (type, default)}
     **dict.fromkeys(BIASES, (bool, ())),
     **dict.fromkeys(("global_rope_theta", "local_rope_theta"), (float, ())),
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (Mapping[str, Any], None)),
+    **dict.fromkeys(("architectures", "layer_types"), (list | None, ())),
     "global_attn_every_n_layers": (int, ()),
     "head_dim": (int | None, ()),
-    "layer_types": (list | None, ()),
-    "architectures": (list | None, ()),
     **dict.fromkeys(("pooler_hidden_act", "classifier_activation"), (str, ())),
     "pos_att_type": (list | str | None, ()),
 }
@@ -605,6 +591,8 @@ class Origin:
         if family is None:
             known = ", ".join(map(repr, FAMILIES))
             raise ValueError(f"{path} describes a {kind!r} model{OTHERS.get(str(kind), '')}; bertlite loads {known}")
+
+        # A value under a family's name counts more than one under BERT's, whichever the file states first.
         names = {**family.aliases, **family.fields}
         for name, value in values.items():
             if (own := names.get(name, name)) in FIELDS:
@@ -612,6 +600,8 @@ class Origin:
         named = {name: value for name, value in values.items() if name not in names}
         named |= {names[name]: value for name, value in values.items() if name in names}
         values = {**family.defaults, **named, **family.fixed}
+
+        # These fields change what a model computes in ways that bertlite's layers lack.
         for name, wanted in family.needs.items():
             if values.get(name, wanted) != wanted:
                 raise ValueError(f"{path} describes a {kind!r} model with {name} {values[name]!r}, not {wanted!r}")
@@ -687,6 +677,8 @@ class Origin:
         if "cls.predictions.bias" in wanted and (own_act != act or (known is not None and act not in known)):
             named = f"hidden_act {act!r}" + (f" and {family.lm_act} {own_act!r}" if own_act != act else "")
             raise ValueError(f"the language model head of {self.kind!r} with {named} is not a BERT's")
+
+        # Without its adapters a model would compute something else, and say nothing.
         if adapters := [name for name in state if "lora_" in name]:
             raise ValueError(f"{adapters[0]} is an adapter, which is not loaded: merge it into the weights first")
         read, unread = ("pooler.dense.", "classifier.dense.")[:: -1 if "classifier.weight" in wanted else 1]
@@ -700,6 +692,8 @@ class Origin:
             if new in found:
                 raise ValueError(f"{name} is there twice, once as {own[new]}")
             found[new], own[new] = tensor, name
+
+        # A family with one layer for all heads has it under one name, and BERT's heads under several.
         if family.head_at:
             place = next((at for at, name in HEAD_PLACES.items() if any(name in each for each in wanted)), "head.")
             last = "qa_outputs." if "qa_outputs.weight" in wanted else "classifier."

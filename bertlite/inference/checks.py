@@ -154,6 +154,8 @@ def missing_for_native(model: BertPreTrainedModel, dtype: ComputeDtype) -> str |
         f"they have no activation {config.hidden_act!r}; have: {', '.join(ACTIVATIONS)}": config.hidden_act
         not in ACTIVATIONS,
     }
+
+    # The machine comes first: where no kernels can run, no change to the model helps.
     platform = missing_platform()
     return (
         platform or next((fault for fault, holds in faults.items() if holds), None) or next(differences(model), None)

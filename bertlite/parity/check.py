@@ -252,10 +252,14 @@ def tensors(case: Case, model: nn.Module, inputs: CaseInputs, is_ours: bool) -> 
     if case.feature not in GRADIENTS:
         with torch.no_grad():
             out = run_forward(case, model, {**inputs, **options}, is_ours)
+
+        # Before version 5 transformers gives the last states as they are before the final norm.
         found = dict(named(case, out, inputs, cast(BertConfig, model.config)))
         if case.family.partition("/")[0] in families.FIRST and not reference.honours("normalised last states"):
             found.pop(f"hidden_states.{cast(BertConfig, model.config).num_hidden_layers}", None)
         return found
+
+    # A model without labels has no loss, so its outputs are summed with weights that tell them apart.
     model.zero_grad()
     out = run_forward(case, model, inputs, is_ours)
     loss = out["loss"] if "loss" in out else weighted_sum(without_padding(case, out, inputs))

@@ -103,7 +103,7 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         some = [known[(first + step) % len(known)] for step in (0, 2)] if known else []
         return (*found, *(Case(head, "sdpa", batches[head], "float64", family=kind) for head in some))
 
-    # All: the body on every backend, and each head on the two that transformers has.
+    # All: first the body on every backend.
     found = [
         Case("BertModel", backend, batch, dtype, feature, family=kind)
         for dtype in ("float64", "float32")
@@ -113,6 +113,7 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
         if backend != "native" or (dtype == "float32" and not feature)
     ]
 
+    # Layers of their own are checked with recomputed activations too, and in the dtypes of a GPU.
     if model_type in (*ROTARY, *NORM_FIRST):
         found += [Case("BertModel", backend, "padded", "float64", "checkpointed", family=kind) for backend in BACKENDS]
         found += [
@@ -121,6 +122,8 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
             for backend in (*BACKENDS, "packed")
             for batch in ("full", "padded", "left")
         ]
+
+    # Then each head on the two backends that transformers has.
     found += [
         Case(head, backend, batches[head], "float64", feature, family=kind)
         for head in known

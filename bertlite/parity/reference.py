@@ -30,9 +30,8 @@ NEEDS = {  # {feature, batch or family: the features that the reference must sup
     **dict.fromkeys(("nomic_bert", "gte", "jina_embeddings_v3"), "rotary positions in this family"),
 }
 
-ROUNDED = {  # {model_type: the parts that it rounds to float32 in every dtype; here not in float64, see `Unrounded`}
-    "modernbert": "rotated queries and keys, the softmax of eager, and the loss of masked words",
-}
+# These round rotated queries and keys, the softmax of eager and the loss of masked words to float32 in every dtype.
+ROUNDED = ("modernbert",)
 
 
 @cache
@@ -132,7 +131,7 @@ class Unrounded(TorchFunctionMode):
 
 
 def unrounded(model: nn.Module) -> AbstractContextManager[Any]:
-    """Return the context in which a model of the reference runs: in float64 without the rounding of ROUNDED."""
+    """Return the context in which a model of the reference runs: in float64 it does not round, see ROUNDED."""
     config: Any = model.config
     exact = config.model_type in ROUNDED and next(model.parameters()).dtype == torch.float64
     return Unrounded() if exact else nullcontext()

@@ -232,6 +232,8 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     """Return a file's description of its model; raise ValueError for a format that cannot be read."""
     about = parse_json(path, metadata.get("native", "{}"), WAY_OUT)
     check_fields(path, about, {"format": one_of(*FORMATS), "byteorder": one_of(sys.byteorder)}, WAY_OUT)
+
+    # A format says nothing of parts that came later: each has the value with which its layers compute as then.
     if isinstance(shape := about.get("shape"), dict) and about["format"] < SCALES:
         shape["scaled"] = False
     if isinstance(shape, dict) and about["format"] < GATES:
@@ -239,6 +241,8 @@ def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
         for layer in shape["layers"] if isinstance(shape.get("layers"), list) else ():
             if isinstance(layer, dict):
                 layer |= {"rotary_base": None, "window": None}
+
+    # The oldest of these formats have no mixes, and 8-bit integers of rows that may not be rotated.
     if about["format"] < MIXES:
         if isinstance(shape, dict):
             shape |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}

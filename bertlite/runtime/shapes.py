@@ -176,6 +176,8 @@ class Shape:
             if self.positions == "relative_key_query":
                 fields["key_distances"] = fields["distances"]
             fields |= {name: at.get((i, name, "")) for name in ("distance_bias", "distance_rows")}
+
+            # Layers with the same base point into one table of angles, which the model keeps alive.
             dtype = NUMBERS[self.dtype_of(i, "qkv")]
             window = -1 if sizes.window is None else sizes.window
             layers[i] = Layer(**fields, head_count=sizes.heads, reach=self.reach, dtype=dtype, window=window)
@@ -195,9 +197,8 @@ def table_of_angles(base: float, shape: Shape) -> NDArray[np.float32]:
     """Return half cosines and half sines of the angles of each position, (positions, head size), all in float32."""
     exponents = np.arange(0, shape.head_size, 2, dtype=np.float32) / np.float32(shape.head_size)
     powers = np.array([base**x for x in exponents.tolist()], dtype=np.float32)
-    angles = np.arange(shape.max_positions, dtype=np.float32)[:, None] * (
-        1 / powers / np.float32(shape.rotary_divisor)
-    )
+    steps = 1 / powers / np.float32(shape.rotary_divisor)
+    angles = np.arange(shape.max_positions, dtype=np.float32)[:, None] * steps
     return np.concatenate(cosines_and_sines(angles.astype(np.float64)), 1, dtype=np.float32, casting="same_kind")
 
 

@@ -241,15 +241,8 @@ def sdpa_in_window(
     return context.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)[:, :, :queries], None
 
 
-def within_window(window: int) -> Callable[..., tuple[Tensor, None]]:
-    """Return `sdpa_in_window` for one window."""
-    return partial(sdpa_in_window, window=window)
-
-
-def sdpa_or_zeros(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, dropout: float
-) -> Tensor:  # (B, N, S, H)
-    """Return what `sdpa` computes, and zeros for a query that may attend to nothing."""
+def sdpa_or_zeros(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+    """Return what `sdpa` computes, (B, N, S, H), and zeros for a query that may attend to nothing."""
     attends_anything = allowed.any(-1, keepdim=True)
     context, _ = sdpa(q, k, v, allowed | ~attends_anything, bias, dropout)
     return context.masked_fill(~attends_anything, 0)
@@ -339,15 +332,9 @@ def attend_rows(
 
 
 def grouped(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    packing: Packed,
-    score_bias: ScoreBias | None,
-    dropout: float,
-    first: bool,
+    q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool,
     window: int | None = None,
-) -> Tensor:  # (T, N, H) each -> (T, N, H)
+) -> Tensor:  # fmt: skip  # (T, N, H) each -> (T, N, H)
     """Compute attention of packed sequences by SDPA, padded in the groups of `Packed.groups`.
 
     If only first tokens are computed, they are the queries.  With a window it is the largest distance of a key.
@@ -363,7 +350,8 @@ def grouped(
 
     # Each group is a padded batch of its own, with little padding since its lengths are near each other.
     slots, sequences, masks = zip(*groups.groups, strict=True)
-    queries, contexts, kernel = sequences if first else slots, [], sdpa if window is None else within_window(window)
+    kernel: Any = sdpa if window is None else partial(sdpa_in_window, window=window)
+    queries, contexts = sequences if first else slots, []
     for rows, real, *parts in zip(
         sequences, masks, q.split(queries), k.split(slots), v.split(slots), strict=True
     ):  # not slices, whose gradients are as long as all slots

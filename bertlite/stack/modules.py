@@ -115,7 +115,8 @@ class BertSelfOutput(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
-        return (self.LayerNorm or unchanged)(drop_by(self.dropout, self.dense(hidden_states)) + input_tensor)
+        x = drop_by(self.dropout, self.dense(hidden_states)) + input_tensor
+        return x if self.LayerNorm is None else self.LayerNorm(x)
 
 
 class BertAttention(nn.Module):
@@ -132,14 +133,9 @@ class BertAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, inputs: LayerContext
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
-        context, weights = (self.self if self.LayerNorm is None else self.attend)(hidden_states, inputs=inputs)
+        x, inputs = (hidden_states, inputs) if self.LayerNorm is None else self.normalised(hidden_states, inputs)
+        context, weights = self.self(x, inputs=inputs)
         return self.output(context, hidden_states), weights
-
-    def attend(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, Tensor | None]:
-        """Attend to normalised states."""
-        x, inputs = self.normalised(x, inputs)
-        attended: tuple[Tensor, Tensor | None] = self.self(x, inputs=inputs)
-        return attended
 
     def normalised(self, x: Tensor, inputs: LayerContext) -> tuple[Tensor, LayerContext]:
         """Return normalised states; if only first tokens are computed, keys and values are of normalised ones too."""
@@ -171,14 +167,9 @@ class BertIntermediate(nn.Module):
         self.dense = linear(config.hidden_size, width)
         self.factor = linear(config.hidden_size, width) if own_field(config, "gated") else None
         self.intermediate_act_fn = activation(config.hidden_act)
-        self.is_plain = self.LayerNorm is None and self.factor is None
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, intermediate)
-        return self.intermediate_act_fn(self.dense(hidden_states)) if self.is_plain else self.compute(hidden_states)
-
-    def compute(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, intermediate)
-        """Compute neurons of normalised states, each multiplied by its factor."""
-        x = normed(self, hidden_states)
+        x = hidden_states if self.LayerNorm is None else self.LayerNorm(hidden_states)
         neurons: Tensor = self.intermediate_act_fn(self.dense(x))
         return neurons if self.factor is None else neurons * self.factor(x)
 
@@ -283,11 +274,8 @@ class BertPooler(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
         first = hidden_states[:, 0] if self.dropout is None else self.dropout(hidden_states[:, 0])
-        return self.activation(self.dense(first)) if self.LayerNorm is None else self.summarise(first)
-
-    def summarise(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
-        """Return what a pooler that normalises gives."""
-        return normed(self, self.activation(self.dense(x)))
+        x = self.activation(self.dense(first))
+        return x if self.LayerNorm is None else self.LayerNorm(x)
 
 
 def activation(name: str) -> nn.Module:
@@ -310,10 +298,6 @@ def norm(config: BertConfig, wanted: bool) -> nn.LayerNorm | None:
 def normed(part: Any, x: Tensor) -> Tensor:
     """Return x as the LayerNorm of a part normalises it, if it has one."""
     return x if part.LayerNorm is None else part.LayerNorm(x)
-
-
-def unchanged(x: Tensor) -> Tensor:
-    return x
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

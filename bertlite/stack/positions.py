@@ -227,13 +227,14 @@ class RotaryPositions(Distances):
 
     def share(self, encoder: Any, x: Tensor, inputs: Any) -> dict[float, Rotation]:
         """Return the rotation of all tokens for each base; angles are float32, as in transformers."""
-        places, dtype = inputs.places, torch.promote_types(x.dtype, torch.float32)
-        if places is None:
-            places = torch.arange(x.shape[-2], device=x.device)
+        size, dtype = encoder.rotated_size, torch.promote_types(x.dtype, torch.float32)
+        places = torch.arange(x.shape[-2], device=x.device) if inputs.places is None else inputs.places
         places = places if x.dim() == 2 else places.view(-1, x.shape[-2])
-        found = {}
+
+        # One position rotates each pair of numbers of a head by its own step, (H / 2,).
+        exponents, found = torch.arange(0, size, 2, dtype=torch.float32, device=x.device) / size, {}
         for base in sorted({layer.attention.self.rotary_base for layer in encoder.layer}):
-            steps = rotary_steps(base, encoder.rotary_divisor, encoder.rotated_size, x.device)
+            steps = 1.0 / base**exponents / encoder.rotary_divisor
             angles = (places[..., None, None].float() * steps).repeat(*[1] * (places.dim() + 1), 2)
             found[base] = Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
         return found
@@ -246,11 +247,6 @@ class RotaryPositions(Distances):
         if attention.window is not None:
             inputs = inputs.within(attention.window, q, k)
         return of_queries(q), rotation(k), None, inputs
-
-
-def rotary_steps(base: float, divisor: float, size: int, device: Any) -> Tensor:
-    """Return the angles, (H / 2,), by which one position rotates the pairs of numbers of a head of this size."""
-    return 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size) / divisor
 
 
 def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:

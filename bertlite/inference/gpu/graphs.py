@@ -353,9 +353,8 @@ class GraphedBertModel(QuickBertModel):
         if of_tokens or self.backend_for(1) is None or not self.skips_padding(skips):
             tokens = None
         elif mask is not None:  # the only wait for the GPU
-            kind = POSITIONS[self.config.position_embedding_type]
-            counted = kind.in_scores or kind.has_windows  # these count positions, not slots
-            tokens, longest = count_tokens(mask, gapless=counted)
+            kind = POSITIONS[self.config.position_embedding_type]  # some kinds count positions, not slots
+            tokens, longest = count_tokens(mask, gapless=kind.in_scores or kind.has_windows)
         if self.backend_for(longest) is None:
             tokens, longest = None, length
 

@@ -84,15 +84,10 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
         read = normed(own, x)
         context, _ = own.self(read, inputs=inputs)
         attended = own.output(context, x)
-        neurons = network(attended)
+        up, neurons = normed(network, attended), network(attended)
 
         # The matrices of a layer are fitted while its inputs are there: no other layer's need to be kept.
-        seen = {
-            "qkv": read,
-            "output": weights.pad_heads(context.T).T,
-            "up": normed(network, attended),
-            "down": neurons,
-        }
+        seen = {"qkv": read, "output": weights.pad_heads(context.T).T, "up": up, "down": neurons}
         matrices = weights.matrices(layer)
         for name, given in seen.items():
             # The two matrices of gated neurons have the same rounded inputs, and are fitted as one.

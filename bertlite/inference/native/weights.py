@@ -26,7 +26,7 @@ from bertlite.stack.positions import DISTANCES
 
 def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
     """Return the shape of the stack that a config describes."""
-    neurons = {layer: len({*gone}) for layer, gone in pruned_neurons(config).items()}
+    gone, size = pruned_neurons(config), config.intermediate_size
 
     # Sizes are counted from what the config says is left, as for the modules of a pruned model.
     return Shape(
@@ -37,9 +37,7 @@ def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
         activation=config.hidden_act,
         epsilon=config.layer_norm_eps,
         layers=tuple(
-            LayerShape(
-                len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0), *rotation_of(config, i)
-            )
+            LayerShape(len(kept_heads(config, i)), size - len({*gone.get(i, ())}), *rotation_of(config, i))
             for i in range(config.num_hidden_layers)
         ),
         # How the distance between two tokens enters their score.
@@ -48,6 +46,7 @@ def stack_shape(config: BertConfig, numbers: str, blocks: Blocks) -> Shape:
         kinds=tuple(config.pos_att_type.split("|")),
         buckets=config.position_buckets,
         reach=config.max_relative_positions,
+        # The parts that today's encoders add to BERT's layers.
         norms_first=config.norm_first,
         first_norm=config.norm_first and config.first_norm,
         rotary_divisor=config.rotary_divisor,
@@ -90,15 +89,12 @@ class NativeWeights:
             table: the encoder's table of distances, normalised, if it has one.
             scaled: multiply inputs of 8-bit integers by factors, which are 1 until `replace_integers`.
         """
-        parts = [(layer.attention.self, layer.intermediate.dense.out_features) for layer in layers]
-        left = [
-            LayerShape(
-                own.num_attention_heads, neurons, getattr(own, "rotary_base", None), getattr(own, "window", None)
-            )
-            for own, neurons in parts
-        ]
+        parts = [(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features) for layer in layers]
+        left = tuple(LayerShape(*sizes, *rotation_of(config, i)) for i, sizes in enumerate(parts))
         shape = stack_shape(config, numbers, kernels.blocks(numbers))
-        shape = replace(shape, layers=tuple(left), scaled=scaled)
+        shape = replace(shape, layers=left, scaled=scaled)
+
+        # The tensor is filled layer by layer, and its gaps are zeros.
         data = aligned_tensor(shape.size())
         weights = cls(shape, data)
         for start, count in weights.at.values():
