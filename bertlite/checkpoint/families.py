@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,7 @@ BIASES = {  # {field of config.json: the biases that there are if it is true, as
     "mlp_fc1_bias": ("intermediate.dense.bias", "factor.bias"),
     "mlp_fc2_bias": ("[0-9].output.dense.bias",),
 }
+LAYER_TYPES = ("full_attention", "sliding_attention")
 GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: activation of its neurons}
 
 
@@ -192,10 +194,16 @@ def rotary_fields(values: Values) -> Values:
     """Return the fields of rotary positions, of windows, and of missing parameters, by a config.json of any family."""
     # Which layers have windows is a list, or follows from a number.
     layers, every = values.get("num_hidden_layers", 0), values.get("global_attn_every_n_layers", 3)
-    numbers = range(min(layers, LARGEST["num_hidden_layers"]))
-    types = values.get("layer_types") or ["sliding_attention" if i % (every or 1) else "" for i in numbers]
-    local = [i for i, kind in enumerate(types) if kind == "sliding_attention" and "local_attention" in values]
-    (base, divisor), (local_base, _) = (rotary_base(values, f"{kind}_attention") for kind in ("full", "sliding"))
+    if every < 1:
+        raise ValueError(f"global_attn_every_n_layers is {every}; it must be 1 or more")
+    types = values.get("layer_types") or []
+    if types and not (len(types) == layers and all(kind in LAYER_TYPES for kind in types)):
+        raise ValueError(
+            f"layer_types is {types}; it must name {' or '.join(LAYER_TYPES)} for each of {layers} layers"
+        )
+    types = types or [LAYER_TYPES[i % every > 0] for i in range(min(layers, LARGEST["num_hidden_layers"]))]
+    local = [i for i, kind in enumerate(types) if kind == LAYER_TYPES[1] and "local_attention" in values]
+    (base, divisor), (local_base, _) = (rotary_base(values, kind) for kind in LAYER_TYPES)
 
     # In some families biases or segments are missing: those that a config does not deny are there.
     missing = [end for name, ends in BIASES.items() if not values.get(name, True) for end in ends]
@@ -222,20 +230,25 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
         ValueError: angles are scaled in another way than by NTK with a fixed factor, or heads have another size.
     """
     size = max(values.get("hidden_size", 1) // (values.get("num_attention_heads") or 1), 1)
-    stated: Values = values.get("rope_parameters") or {}
-    stated = stated.get(kind, {}) or {} if stated.keys() & {"full_attention", "sliding_attention"} else stated
-    older = "local_rope_theta" if kind == "sliding_attention" else "global_rope_theta"
-    base: Any = stated.get("rope_theta", values.get(older, values["rotary_base"]))
+    stated: Any = values.get("rope_parameters") or {}
+    stated = (stated.get(kind) or {}) if {*LAYER_TYPES} & stated.keys() else stated
+    check_type(f"rope_parameters of {kind}", stated, Mapping[str, Any])
+    older = "local_rope_theta" if kind == LAYER_TYPES[1] else "global_rope_theta"
+    base = stated.get("rope_theta", values.get(older, values["rotary_base"]))
+    check_type(f"rope_theta of {kind}", base, float)
 
     # Alibaba's models scale angles by a factor; other ways to scale them depend on the length of the text.
     scaling = {**stated, **(values.get("rope_scaling") or {})}
     way = next(filter(None, [scaling.pop(name, None) for name in ("type", "rope_type")]), "default")
     factor: Any = scaling.pop("factor", 1.0) if way == "ntk" else 1.0
     rest = {name: x for name, x in scaling.items() if name != "rope_theta" and x not in (None, 1.0)}
-    if way not in ("default", "ntk") or rest or not isinstance(factor, (int, float)):
+    if way not in ("default", "ntk") or rest:
         raise ValueError(
             f"rotary positions scaled by {way!r} {rest} are not supported: only 'default' and 'ntk' by a factor"
         )
+    check_type("the factor of rope_scaling", factor, float)
+    if not 1 <= factor < math.inf:
+        raise ValueError(f"the factor of rope_scaling is {factor}; it must be 1 or more, and finite")
     if (stated_size := values.get("head_dim")) not in (None, size):
         raise ValueError(f"head_dim is {stated_size}; only hidden_size / num_attention_heads is supported, {size}")
     return float(base * factor), factor ** (2 / size)
@@ -252,13 +265,14 @@ def split_joined_(state: State, values: Values, base: str) -> None:
 
 def add_zeros_(state: State, wanted: Mapping[str, Tensor], ends: Sequence[str]) -> None:
     """Add zeros for the parameters that a family lacks, by the ends of their names, to parts that are there."""
-    parts, like = {optional_part(name) for name in state}, next(iter(state.values()))
+    parts = {optional_part(name): x for name, x in state.items()}
     for name, made in wanted.items():
-        if optional_part(name) in parts and name not in state and any(fnmatchcase(name, f"*{end}") for end in ends):
-            state[name] = like.new_zeros(made.shape)
+        part = optional_part(name)
+        if part in parts and name not in state and any(fnmatchcase(name, f"*{end}") for end in ends):
+            state[name] = parts[part].new_zeros(made.shape)
 
 
-TWO_LAYERS = (("classifier.dense.", "pooler.dense."), ("classifier.out_proj.", "classifier."))
+TWO_LAYERS = ((r"classifier\.dense\.", "pooler.dense."), (r"classifier\.out_proj\.", "classifier."))
 HEAD_PLACES = {  # {place of a family's common head layers: a part of the names in a model that has them there}
     "cls.predictions.transform.": "predictions.transform.dense.weight",
     "bert.pooler.": "pooler.dense.weight",
@@ -289,9 +303,9 @@ ROTARY_NAMES = (  # names in checkpoints of families with rotary positions, and 
     (r"^(bert\.)?final_norm\.", r"\1encoder.final_norm."),
 )
 LM_HEAD = (
-    ("lm_head.dense.", "cls.predictions.transform.dense."),
-    ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
-    ("lm_head.", "cls.predictions."),
+    (r"lm_head\.dense\.", "cls.predictions.transform.dense."),
+    (r"lm_head\.layer_norm\.", "cls.predictions.transform.LayerNorm."),
+    (r"lm_head\.", "cls.predictions."),
 )
 
 
@@ -347,10 +361,10 @@ FAMILIES = {  # {model_type: family}
         "electra",
         "no pooler, and classifiers with gelu; the small one's embeddings are projected to the hidden size",
         renames=(
-            ("embeddings_project.", "embeddings.projection."),
-            ("generator_predictions.", "cls.predictions.transform."),
-            ("generator_lm_head.", "cls.predictions.decoder."),
-            ("sequence_summary.summary.", "pooler.dense."),
+            (r"embeddings_project\.", "embeddings.projection."),
+            (r"generator_predictions\.", "cls.predictions.transform."),
+            (r"generator_lm_head\.", "cls.predictions.decoder."),
+            (r"sequence_summary\.summary\.", "pooler.dense."),
             *TWO_LAYERS,
         ),
         pooler=False,
@@ -375,18 +389,18 @@ FAMILIES = {  # {model_type: family}
         defaults={"seq_classif_dropout": 0.2},
         fixed={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
         renames=(
-            ("attention.q_lin.", "attention.self.query."),
-            ("attention.k_lin.", "attention.self.key."),
-            ("attention.v_lin.", "attention.self.value."),
-            ("attention.out_lin.", "attention.output.dense."),
-            ("sa_layer_norm.", "attention.output.LayerNorm."),
-            ("ffn.lin1.", "intermediate.dense."),
-            ("ffn.lin2.", "output.dense."),
-            ("output_layer_norm.", "output.LayerNorm."),
-            ("vocab_transform.", "cls.predictions.transform.dense."),
-            ("vocab_layer_norm.", "cls.predictions.transform.LayerNorm."),
-            ("vocab_projector.", "cls.predictions.decoder."),
-            ("pre_classifier.", "pooler.dense."),
+            (r"attention\.q_lin\.", "attention.self.query."),
+            (r"attention\.k_lin\.", "attention.self.key."),
+            (r"attention\.v_lin\.", "attention.self.value."),
+            (r"attention\.out_lin\.", "attention.output.dense."),
+            (r"sa_layer_norm\.", "attention.output.LayerNorm."),
+            (r"ffn\.lin1\.", "intermediate.dense."),
+            (r"ffn\.lin2\.", "output.dense."),
+            (r"output_layer_norm\.", "output.LayerNorm."),
+            (r"vocab_transform\.", "cls.predictions.transform.dense."),
+            (r"vocab_layer_norm\.", "cls.predictions.transform.LayerNorm."),
+            (r"vocab_projector\.", "cls.predictions.decoder."),
+            (r"pre_classifier\.", "pooler.dense."),
         ),
         adapt=add_segments_,
         pooler=False,
@@ -403,11 +417,11 @@ FAMILIES = {  # {model_type: family}
             "type_vocab_size": 2,
         },
         renames=(
-            ("attention.attn.q.", "attention.self.query."),
-            ("attention.attn.k.", "attention.self.key."),
-            ("attention.attn.v.", "attention.self.value."),
-            ("attention.attn.o.", "attention.output.dense."),
-            ("attention.LayerNorm.", "attention.output.LayerNorm."),
+            (r"attention\.attn\.q\.", "attention.self.query."),
+            (r"attention\.attn\.k\.", "attention.self.key."),
+            (r"attention\.attn\.v\.", "attention.self.value."),
+            (r"attention\.attn\.o\.", "attention.output.dense."),
+            (r"attention\.LayerNorm\.", "attention.output.LayerNorm."),
             *LM_HEAD,
             *TWO_LAYERS,
         ),
@@ -428,11 +442,11 @@ FAMILIES = {  # {model_type: family}
         fixed={"classifier_dropout": None},  # DeBERTa does not read it
         translate=disentangled_fields,
         renames=(
-            *((f"attention.self.{part}_proj.", f"attention.self.{part}.") for part in ("query", "key", "value")),
-            ("embeddings.embed_proj.", "embeddings.projection."),
-            ("lm_predictions.lm_head.dense.", "cls.predictions.transform.dense."),
-            ("lm_predictions.lm_head.LayerNorm.", "cls.predictions.transform.LayerNorm."),
-            ("lm_predictions.lm_head.", "cls.predictions."),
+            *((rf"attention\.self\.{part}_proj\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
+            (r"embeddings\.embed_proj\.", "embeddings.projection."),
+            (r"lm_predictions\.lm_head\.dense\.", "cls.predictions.transform.dense."),
+            (r"lm_predictions\.lm_head\.LayerNorm\.", "cls.predictions.transform.LayerNorm."),
+            (r"lm_predictions\.lm_head\.", "cls.predictions."),
         ),
         adapt=scale_queries_,
         pooler=False,
@@ -625,12 +639,20 @@ class Origin:
             config = replace(config, padding_has_position=padded)
         return options, config
 
+    @cached_property
+    def translated(self) -> Values:
+        """The fields of the BERT that follow from several fields."""
+        try:
+            return self.family.translate(self.values)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None
+
     def config(self, pooled: str | None = None, **overrides: Any) -> BertConfig:
         """Return the config of the BERT; for a class with a pooler it states the activation and the dropout rates."""
         family = self.family
         if family is BERT:
             return BertConfig.from_values(self.path, self.values, **overrides)
-        values = {**self.values, **family.translate(self.values), "model_type": "bert"}
+        values = {**self.values, **self.translated, "model_type": "bert"}
         if isinstance(named := values.get("architectures"), list):
             values["architectures"] = [class_name(str(name)) for name in named]
 
@@ -700,7 +722,7 @@ class Origin:
             renamed = {name.replace(family.head_at, place): x for name, x in found.items()}
             found = {re.sub(r"^classifier\.", last, name): x for name, x in renamed.items()}
         family.adapt(found, self.values, "bert." if any(name.startswith("bert.") for name in found) else "")
-        add_zeros_(found, wanted, family.translate(self.values).get("zeros", ()))
+        add_zeros_(found, wanted, self.translated.get("zeros", ()))
         return found
 
     def bert_name(self, name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import BertConfig
+from bertlite.config import BertConfig, own_field
 from bertlite.models.layers import BertLMPredictionHead, head_of_tokens
 from bertlite.models.losses import Items, check_labels, cross_entropy_of_labels, labels_padding, pack_labels
 from bertlite.models.outputs import LogitsOutput
@@ -117,7 +117,7 @@ class HeadBody(Body, Generic[Out]):
         bert, config = self.bert, self.config
         wanted = [config.output_attentions if output_attentions is None else output_attentions]
         wanted.append(config.output_hidden_states if output_hidden_states is None else output_hidden_states)
-        wanted.append(getattr(config, "pooling", "cls") == "mean")
+        wanted.append(own_field(config, "pooling") == "mean")
         if any(wanted) or config.is_decoder or not bert.may_skip_padding():
             return False
         layers = bert.encoder.layer

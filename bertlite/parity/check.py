@@ -255,7 +255,7 @@ def tensors(case: Case, model: nn.Module, inputs: CaseInputs, is_ours: bool) -> 
 
         # Before version 5 transformers gives the last states as they are before the final norm.
         found = dict(named(case, out, inputs, cast(BertConfig, model.config)))
-        if case.family.partition("/")[0] in families.FIRST and not reference.honours("normalised last states"):
+        if case.family.partition("/")[0] in families.NORMS_FIRST and not reference.honours("normalised last states"):
             found.pop(f"hidden_states.{cast(BertConfig, model.config).num_hidden_layers}", None)
         return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.checkpoint.families import FAMILIES, Origin, query_scale
+from bertlite.checkpoint.families import FAMILIES, Origin, query_scale, rotary_fields
 from bertlite.checkpoint.names import apply_current_names_, fill_shared_names_
 from bertlite.models import heads
 from bertlite.models.base import BertPreTrainedModel
@@ -67,14 +67,13 @@ FIELDS: dict[str, dict[str, Any]] = {  # {kind: fields in addition to a shape}
 }
 VARIANTS = (PROJECTED, "deberta-v2/apart", "modernbert/mean", "gte/untyped")
 KINDS = (*(kind for kind in FAMILIES if kind not in ("bert", "new")), *VARIANTS)  # transformers has no "new"
-ROTARY = ("modernbert", "nomic_bert", "gte", "jina_embeddings_v3")
-NORM_FIRST = ("roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert")
-FIRST = ("modernbert", *NORM_FIRST)  # with norms first
+NORMS_FIRST = tuple(kind for kind, each in FAMILIES.items() if each.fixed.get("norm_first"))
+ROTATED = tuple(kind for kind, each in FAMILIES.items() if each.translate is rotary_fields)
 SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # larger modules return something else
 FAMILY_HEADS = tuple(name for name in HEADS if not heads.HEADS[name].of_bert_alone)
 WITHOUT = {  # heads that transformers lacks, or bertlite, which has no decoder with rotary positions or norms first
-    *((kind, DECODER) for kind in ("deberta-v2", *ROTARY, *NORM_FIRST)),
-    *((kind, heads.BertForMultipleChoice.__name__) for kind in ROTARY[1:]),
+    *((kind, DECODER) for kind in ("deberta-v2", *ROTATED, *NORMS_FIRST)),
+    *((kind, heads.BertForMultipleChoice.__name__) for kind in ROTATED if kind not in NORMS_FIRST),
     *((kind, heads.BertForQuestionAnswering.__name__) for kind in ("nomic_bert", "gte")),
     *(("bert-generation", head) for head in FAMILY_HEADS),
 }
@@ -96,7 +95,7 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
     if quick:
         plan = [("sdpa", "left", "float64", ""), ("packed", "padded", "float64", "gradients")]
         plan += [("native", "left", "float32", ""), ("eager", "full", "float32", "gradients")]
-        if model_type in (*ROTARY, *NORM_FIRST):
+        if model_type in (*ROTATED, *NORMS_FIRST):
             plan += [("packed", "left", "bfloat16", ""), ("sdpa", "padded", "float64", "checkpointed")]
         found = [Case("BertModel", *each, family=kind) for each in plan]
         first = KINDS.index(kind)  # so that together the families have every head
@@ -114,7 +113,7 @@ def cases_of(kind: str, quick: bool = False) -> tuple[Case, ...]:
     ]
 
     # Layers of their own are checked with recomputed activations too, and in the dtypes of a GPU.
-    if model_type in (*ROTARY, *NORM_FIRST):
+    if model_type in (*ROTATED, *NORMS_FIRST):
         found += [Case("BertModel", backend, "padded", "float64", "checkpointed", family=kind) for backend in BACKENDS]
         found += [
             Case("BertModel", backend, batch, dtype, family=kind)

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from bertlite.checkpoint.families import FAMILIES
 from bertlite.config import BertConfig
+from bertlite.inference.clients.verification import ROUNDED
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.parity.cases import DECODER, PRETRAINING, RELATIVE, Case, Overrides
 from bertlite.parity.inputs import CaseInputs
@@ -22,16 +24,13 @@ from bertlite.support.extras import import_optional
 
 HONOURS = {  # {major version: features that its BERT supports}; it rejects or silently ignores other features
     4: {"head_mask", "prune_heads", "relative positions", "3-D masks"},
-    5: {"4-D additive masks", "rotary positions in this family", "normalised last states"},
+    5: {"4-D additive masks", "models of this family", "normalised last states"},
 }
 NEEDS = {  # {feature, batch or family: the features that the reference must support for it}
     **dict.fromkeys(RELATIVE, "relative positions"),
     "additive": "4-D additive masks",
-    **dict.fromkeys(("nomic_bert", "gte", "jina_embeddings_v3"), "rotary positions in this family"),
+    **{kind: "models of this family" for kind, each in FAMILIES.items() if each.since == 5},
 }
-
-# These round rotated queries and keys, the softmax of eager and the loss of masked words to float32 in every dtype.
-ROUNDED = ("modernbert",)
 
 
 @cache

@@ -31,7 +31,7 @@ PARTS = ("words", "bias", "scales", "sums", "factors")  # the parts of a matrix
 ROTATED = 64  # inputs that a rotation mixes: ROTATED of kernels/rows.h
 ROTARY = ("rotary", "rotary_local")  # positions whose angles rotate queries and keys
 HALF_PI, REST_OF_HALF_PI = 1.57079632673412561417, 6.07710050650619224932e-11  # the first has only 33 bits
-MOST_ANGLES = 2**26  # numbers of a table
+MOST_ANGLES = 2**23  # numbers of a table: 32 MB, and ten times as much while it is made
 INPUT_NORM = ("input_norm_weight", "input_norm_bias")
 VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
 

@@ -393,6 +393,13 @@ def test_mpnet_counts_positions_from_1_whatever_its_padding_is(folders: Any, tmp
         assert_same(ours_of(tmp_path, "")(ids).last_hidden_state, wanted)
 
 
+def test_a_name_that_only_looks_like_a_familys_is_not_renamed() -> None:
+    """A dot in a table of names is a dot."""
+    for kind, family in FAMILIES.items():
+        for part, _ in family.renames:
+            assert "." not in part.replace(r"\.", ""), (kind, part)
+
+
 @pytest.mark.parametrize("kind", [*CONFIGS, "bert"])
 def test_a_field_of_another_type_is_named(kind: str) -> None:
     prefix, sizes = CONFIGS.get(kind, ("Bert", {**SIZES, "max_position_embeddings": 40}))

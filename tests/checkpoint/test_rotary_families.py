@@ -115,6 +115,12 @@ def test_new_is_gte_with_scaled_angles(saved: Any) -> None:
         ),
         ("gte", {"model_type": "new"}, "position_embedding_type"),
         ("modernbert", {"rope_scaling": {"rope_type": "linear"}}, "scaled by 'linear'"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types is .*for each of 3 layers"),
+        ("modernbert", {"layer_types": ["chunked_attention"] * 3}, "must name full_attention or sliding_attention"),
+        ("modernbert", {"layer_types": None, "global_attn_every_n_layers": 0}, "every_n_layers is 0; it must be 1"),
+        ("modernbert", {"rope_parameters": {"full_attention": 3}}, "rope_parameters of full_attention is 3, a int"),
+        ("gte", {"rope_parameters": {"rope_theta": "far"}}, "rope_theta of full_attention is 'far', a str"),
+        ("gte", {"rope_scaling": {"type": "ntk", "factor": -8.0}}, "the factor of rope_scaling is -8.0; it must be 1"),
         ("modernbert", {"local_attention": -8}, "local_attention is -4; it must be 0 to"),
         ("modernbert", {"num_attention_heads": 16}, "heads have 3 numbers, which rotary positions rotate in pairs"),
     ],
@@ -137,6 +143,9 @@ def test_an_adapter_is_refused_and_merged_weights_load(saved: Any) -> None:
     (folder / "model.safetensors").unlink()
     torch.save(state, folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"lora_A is an adapter, which is not loaded: merge it"):
+        ours_of(folder)
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="its tensors are none"):
         ours_of(folder)
     del state["layers.0.self_attn.q_proj.lora_A"]
     torch.save(state, folder / "pytorch_model.bin")

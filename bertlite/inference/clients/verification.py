@@ -36,7 +36,8 @@ ALLOWED |= {torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5}
 STEPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # {torch's setting: step of float32 in matmuls}
 LARGEST = 1e30  # a head marks outputs that it leaves out with larger or infinite numbers
 ENCODED = "last_hidden_state"
-# transformers' ModernBERT rounds to float32 in every dtype, and eager attends evenly where a window holds no token.
+# transformers rounds ModernBERT's rotated queries and keys, eager's softmax and the loss of masked words to float32 in
+# every dtype, and its eager attention attends evenly where a window holds no token.
 ROUNDED = ("modernbert",)
 Outputs = dict[str, Tensor]
 Call = Callable[[Any], Any]

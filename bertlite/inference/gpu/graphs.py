@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bertlite.config import POSITIONS
+from bertlite.config import POSITIONS, own_field
 from bertlite.inference.gpu.fused import fuse_, knows_positions
 from bertlite.inference.gpu.short_attention import LONGEST, SHORT, missing_for_short
 from bertlite.inference.gpu.triton_kernels import pack_rows, unpack_rows
@@ -385,7 +385,7 @@ def use_graphs_(model: BertPreTrainedModel) -> None:
     body, config = model.base_model, model.config
     if model.device.type != "cuda":
         raise ValueError(f"CUDA graphs are for a GPU and the model is on {model.device}: use backend='auto'")
-    if getattr(config, "pooling", "cls") == "mean":
+    if own_field(config, "pooling") == "mean":
         raise ValueError("CUDA graphs do not compute the mean of tokens (pooling 'mean'): use backend='plain'")
     if type(body) is not BertModel or config.is_decoder:
         raise ValueError(f"CUDA graphs run encoders, not {type(body).__name__}: use backend='plain'")

@@ -85,9 +85,10 @@ class NativeEncoder(BertEncoder):
 
         held: list[object] = []  # keeps alive the tensors that the batch points at
         held += add_mask(batch, inputs.mask)
-        if inputs.places is not None:
-            places = inputs.places.expand(x.shape[:-1]).contiguous()
+        if inputs.places is not None and self.weights.model.angles:
+            places = inputs.places.expand(x.shape[:-1]).long().contiguous()
             batch.places = places.data_ptr()
+            held.append(places)
         if inputs.gates is not None:
             held += add_gates(batch, cast(Sequence[Tensor], inputs.gates), x)
         if weights:

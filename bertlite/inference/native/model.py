@@ -105,8 +105,8 @@ class NativeBertModel(QuickBertModel):
 
     def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether the kernels compute what the modules would, and no hook sees these."""
-        embeddings, pooler, pooling = self.embeddings, self.pooler, self.config.pooling
-        name = self.attention_name()
+        embeddings, pooler, config, name = self.embeddings, self.pooler, self.config, self.attention_name()
+        pools = pooler is None or (config.pooling == "cls" and not config.pooler_norm)
         return (
             len(self.encoder.weights.shape.layers) > 0
             and (name == "auto" or name in PACKING or (name in ("sdpa", "eager") and mask is None))
@@ -116,7 +116,7 @@ class NativeBertModel(QuickBertModel):
             and embeddings.is_intact()
             and not (has_hooks(embeddings) or has_hooks(self.encoder))
             and (pooler is None or (not has_hooks_within(pooler) and type(pooler.activation) is nn.Identity))
-            and (pooler is None or (pooling == "cls" and not self.config.pooler_norm))
+            and pools
         )
 
     def run_at_once(

@@ -292,10 +292,8 @@ def prune_layerwise(
     if not 0 < share <= 1:
         raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
     read, inputs = read_batches(model, batches), input_sums(model)
-    some, draws = (
-        batches_to_choose(read, model.config.intermediate_size),
-        draws_of(target, sum(map(count_examples, read))),
-    )
+    some = batches_to_choose(read, model.config.intermediate_size)
+    draws = draws_of(target, sum(map(count_examples, read)))
     metrics = output_metrics(model, some, target=target, draws=draws, seed=seed, inputs=inputs)
     curves = loss_curves(model, some, metrics, inputs=inputs)
     sizes = sizes_within(model.config, curves, share, length)

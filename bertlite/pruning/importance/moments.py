@@ -223,10 +223,8 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
     weight, folds = weight[some], [fold.of_outputs(some) for fold in folds]
 
     def held_out(*indices: int) -> Iterator[tuple[int, float]]:
-        error, ridges = (
-            torch.zeros(len(indices), dtype=weight.dtype, device=weight.device),
-            [RIDGES[i] for i in indices],
-        )
+        error = torch.zeros(len(indices), dtype=weight.dtype, device=weight.device)
+        ridges = [RIDGES[i] for i in indices]
         for fold, rest in zip(folds, without_each(folds), strict=True):
             found = fit_matrix(rest, weight, *ridges)
             error += fold.errors(found, rest.bias(found))

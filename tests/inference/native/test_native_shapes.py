@@ -86,7 +86,8 @@ def test_positions_with_gaps_rotate_by_the_gaps(dtype):
     positions = torch.tensor([[0, 1, 2, 5, 9, 9, 3, 12, 13, 20, 39]])
     for attention in ("packed", "sdpa"):
         model.set_attn_implementation(attention)
-        check(model, dtype, **make_batch(8), position_ids=positions, output_hidden_states=True)
+        for each in (positions, positions.int()):  # whatever integers they are, kernels read 64 bits
+            check(model, dtype, **make_batch(8), position_ids=each, output_hidden_states=True)
 
 
 @dtypes
