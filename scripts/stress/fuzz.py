@@ -24,8 +24,10 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from bertlite import BertModel, BertTokenizer
+from bertlite.checkpoint.families import Origin
 from bertlite.cli.parts import names_of
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
@@ -37,10 +39,22 @@ PLACES = {  # the file that is changed
     "zip": "pytorch_model.bin",
     "2018": "pytorch_model.bin",
     "config": "config.json",
+    "rotary": "config.json",
     "index": hostile.INDEX,
     "tokenizer": "tokenizer.json",
     "settings": "tokenizer_config.json",
     "vocabulary": "vocab.txt",
+}
+ANGLES = {"rope_type": "default", "rope_theta": 10000.0}
+ROTARY = {  # fields of ModernBERT's config.json, with others inside them
+    "model_type": "modernbert",
+    "num_attention_heads": 2,
+    "pad_token_id": 0,
+    "local_attention": 4,
+    "global_attn_every_n_layers": 2,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {"full_attention": ANGLES, "sliding_attention": ANGLES},
+    "rope_scaling": {"type": "ntk", "factor": 2.0},
 }
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "##ken"]
 
@@ -74,6 +88,11 @@ def base(kind: str, folder: Path) -> bytes:
         hostile.shards()(folder)
     else:
         hostile.config_of(pruned_heads={}, id2label={"0": "a", "1": "b"})(folder)
+    if kind == "rotary":
+        values = {**hostile.SIZES, **ROTARY}
+        (folder / "config.json").write_text(json.dumps(values))
+        model = BertModel(Origin.of("config.json", values).config())
+        save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
     if kind in ("tokenizer", "settings", "vocabulary"):
         BertTokenizer(WORDS).save_pretrained(folder)
         if kind == "vocabulary":
