@@ -84,9 +84,12 @@ def transformers_differences(source: Checkpoint, model: BertPreTrainedModel) -> 
         return {}, ["not compared: transformers is not installed"]
     if (kind := source.origin.kind) not in stock().CONFIG_MAPPING:
         return {}, [f"not compared: this transformers has no {kind!r} model of its own"]
+    refused = ["transformers' own BERT would compute something else, and refuses it: see the card"]
+    if kind == "bert" and needs_code(model.config):
+        return {}, refused
     found = {f"transformers' {kind}": difference(model, source.local, "left", kind)}
     if needs_code(model.config):
-        return found, ["transformers' own BERT would compute something else, and refuses it: see the card"]
+        return found, refused
     skips = model.config.positions_skip_padding
     with TemporaryDirectory(prefix="bertlite-convert-") as folder:
         model.save_pretrained(folder)

@@ -65,6 +65,8 @@ def test_what_it_would_compute_otherwise_brings_its_code(name: str, sizes: dict[
     assert "transformers' own BERT would compute something else" in (out / "README.md").read_text()
     with pytest.raises(KeyError, match="load this model with bertlite, it is no plain BERT; bertlite:gelu"):
         getattr(transformers, found["class"]).from_pretrained(out)
+    again = convert(out, tmp_path / "again")  # there is nothing to compare it with
+    assert (again["differences"], "refuses it" in again["notes"][0]) == ({}, True)
 
 
 def test_pooling_is_carried_and_a_pooler_that_is_not_there_is_not_made(tmp_path: Path) -> None:
