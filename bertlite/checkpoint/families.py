@@ -192,17 +192,7 @@ GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: a
 
 def rotary_fields(values: Values) -> Values:
     """Return the fields of rotary positions, of windows, and of missing parameters, by a config.json of any family."""
-    # Which layers have windows is a list, or follows from a number.
-    layers, every = values.get("num_hidden_layers", 0), values.get("global_attn_every_n_layers", 3)
-    if every < 1:
-        raise ValueError(f"global_attn_every_n_layers is {every}; it must be 1 or more")
-    types = values.get("layer_types") or []
-    if types and not (len(types) == layers and all(kind in LAYER_TYPES for kind in types)):
-        raise ValueError(
-            f"layer_types is {types}; it must name {' or '.join(LAYER_TYPES)} for each of {layers} layers"
-        )
-    types = types or [LAYER_TYPES[i % every > 0] for i in range(min(layers, LARGEST["num_hidden_layers"]))]
-    local = [i for i, kind in enumerate(types) if kind == LAYER_TYPES[1] and "local_attention" in values]
+    local = layers_with_windows(values) if "local_attention" in values else []
     (base, divisor), (local_base, _) = (rotary_base(values, kind) for kind in LAYER_TYPES)
 
     # In some families biases or segments are missing: those that a config does not deny are there.
@@ -221,6 +211,22 @@ def rotary_fields(values: Values) -> Values:
         "type_vocab_size": values.get("type_vocab_size") or 2,
         "zeros": [*missing, *["token_type_embeddings.weight"] * (not values.get("type_vocab_size", 1))],
     }
+
+
+def layers_with_windows(values: Values) -> list[int]:
+    """Return the layers that attend within a window; raise ValueError if a config.json does not tell them."""
+    layers, every = values.get("num_hidden_layers", 0), values.get("global_attn_every_n_layers", 3)
+    if every < 1:
+        raise ValueError(f"global_attn_every_n_layers is {every}; it must be 1 or more")
+
+    # They are a list, or follow from a number.
+    types = values.get("layer_types") or []
+    if types and not (len(types) == layers and all(kind in LAYER_TYPES for kind in types)):
+        raise ValueError(
+            f"layer_types is {types}; it must name {' or '.join(LAYER_TYPES)} for each of {layers} layers"
+        )
+    types = types or [LAYER_TYPES[i % every > 0] for i in range(min(layers, LARGEST["num_hidden_layers"]))]
+    return [i for i, kind in enumerate(types) if kind == LAYER_TYPES[1]]
 
 
 def rotary_base(values: Values, kind: str) -> tuple[float, float]:
@@ -246,6 +252,8 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
         raise ValueError(
             f"rotary positions scaled by {way!r} {rest} are not supported: only 'default' and 'ntk' by a factor"
         )
+
+    # The angles are smaller by the factor, and heads are as wide as the sizes say.
     check_type("the factor of rope_scaling", factor, float)
     if not 1 <= factor < math.inf:
         raise ValueError(f"the factor of rope_scaling is {factor}; it must be 1 or more, and finite")

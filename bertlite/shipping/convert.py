@@ -87,6 +87,8 @@ def transformers_differences(source: Checkpoint, model: BertPreTrainedModel) -> 
     refused = ["transformers' own BERT would compute something else, and refuses it: see the card"]
     if kind == "bert" and needs_code(model.config):
         return {}, refused
+
+    # The model is compared with its own family's, and then the copy with the BERT that loads it.
     found = {f"transformers' {kind}": difference(model, source.local, "left", kind)}
     if needs_code(model.config):
         return found, refused

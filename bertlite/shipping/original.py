@@ -99,6 +99,8 @@ class Original:
                 f"{checkpoint} is a {own!r} model, which this transformers does not know:"
                 f" `bertlite convert {checkpoint} --out FOLDER` makes one that it loads"
             )
+
+        # Encoders and rerankers are sentence-transformers', and all else a pipeline's.
         given |= {"device": device, **checkpoint.pinned}
         with registered(), named_errors(checkpoint):  # so that pruned checkpoints load
             if kind in ("encoder", "cross-encoder"):

@@ -84,6 +84,8 @@ def read_head(checkpoint: Checkpoint) -> VectorHead:
     """
     place, about = checkpoint.place, checkpoint.processing
     kinds = [(module["type"], str(PurePosixPath(module["path"]))) for module in checkpoint.modules]
+
+    # A token's vectors are no text's.
     if not about.modes or "HF_ColBERT" in (place.values("config.json").get("architectures") or []):
         raise ValueError(f"{checkpoint} makes no vector of a whole text, since it has no Pooling (is it a ColBERT?)")
     if not kinds:
@@ -101,6 +103,8 @@ def read_head(checkpoint: Checkpoint) -> VectorHead:
     if others:
         what = f"vectors are made by an encoder, its Pooling, then {', '.join(sorted(MODULES))}"
         raise ValueError(f"{checkpoint} has {' and '.join(others)}; {what}")
+
+    # Modules, poolings and entries must be known here.
     modules = tuple(read_module(last_name(kind), place, inner) for kind, inner in kinds[at + 1 :])
     if unknown := {*about.modes} - {*POOLINGS}:
         raise ValueError(f"{checkpoint} pools by {', '.join(sorted(unknown))}; known are {', '.join(POOLINGS)}")

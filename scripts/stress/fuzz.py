@@ -32,6 +32,7 @@ from bertlite.cli.parts import names_of
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
 from scripts.make import hostile
+from scripts.make.golden import SIZES
 
 REFUSALS = (ValueError, FileNotFoundError)
 PLACES = {  # the file that is changed
@@ -89,7 +90,7 @@ def base(kind: str, folder: Path) -> bytes:
     else:
         hostile.config_of(pruned_heads={}, id2label={"0": "a", "1": "b"})(folder)
     if kind == "rotary":
-        values = {**hostile.SIZES, **ROTARY}
+        values = {**SIZES, **ROTARY}
         (folder / "config.json").write_text(json.dumps(values))
         model = BertModel(Origin.of("config.json", values).config())
         save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})

@@ -261,6 +261,8 @@ def fault_of(part: Any) -> str | None:
     other = next((name for name, x in held.items() if x is not None and name not in known.split()), None)
     if other is not None:
         return f"has {other}, which no kernel computes"
+
+    # Positions may change queries and keys before attention.
     kind = getattr(part, "position_embedding_type", None)
     if kind is not None and not knows_positions(kind):
         return f"has {kind} positions, for which there is no kernel"
@@ -270,6 +272,8 @@ def fault_of(part: Any) -> str | None:
         if getattr(part, "norms_last", False):
             return "projects embeddings before they are normalised"
         return fault_of_norm(part.LayerNorm, part.word_embeddings.weight.shape[1])
+
+    # The parts of a layer.
     if any(x.bias is None for x in part.children() if isinstance(x, nn.Linear)):
         return "has a matrix without a bias"
     if isinstance(part, BertSelfOutput):
