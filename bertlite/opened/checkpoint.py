@@ -83,7 +83,7 @@ class Checkpoint(Source):
             max_length=min(longest, config.max_position_embeddings),
             segments="token_type_ids" in tokenizer.model_input_names,
             truncation_side=tokenizer.text_settings["truncation_side"],
-            # What becomes of the states.
+            # The steps from states to results.
             after=() if size is None else ({"type": "truncate", "size": size},),
             similarity=whole.get("similarity_fn_name") or Processing.similarity,
             unknown=tokenizer.unk_token,
