@@ -11,23 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from tqdm import tqdm
 
 from bertlite import BertConfig, BertModel
 from bertlite.models import heads
 from bertlite.stack.attention import BACKENDS, Requirements
 from bertlite.support import timing
-
-# tqdm's own lock is shared with forked processes.  A fork while its monitor holds it leaves it held for ever.
-tqdm.set_lock(RLock())
-tqdm.monitor_interval = 0
 
 F64 = torch.float64
 # Backends that run here.

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Self, TextIO, TypeVar
 
 from tqdm import tqdm
@@ -17,6 +18,11 @@ class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
     """A bar of tqdm without its thread, which would not survive a fork."""
 
     monitor_interval = 0
+
+    def refresh(self, nolock: bool = False, lock_args: Any = None) -> bool:
+        """Draw the bar.  An interrupt meanwhile frees the lock of all bars, which tqdm's own method would keep."""
+        with nullcontext() if nolock else self.get_lock():
+            return bool(super().refresh(nolock=True))
 
 
 class Lines:

@@ -1,6 +1,7 @@
 """The progress of long work, on a terminal and in a log."""
 
 import io
+import threading
 
 import pytest
 
@@ -32,6 +33,25 @@ def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(now):
         "parity: 20 of 200 cases,  2.00 cases/s, 01:30 left",
         "parity: 40 of 200 cases,  2.00 cases/s, 01:20 left",
     ]
+
+
+def test_an_interrupt_while_a_bar_is_drawn_leaves_the_lock_of_all_bars_free():
+    """Or bars in other threads, other libraries' too, would wait for ever."""
+
+    class Interrupted(Terminal):
+        def write(self, text: str) -> int:
+            if "50%" in text:
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    bar = Progress(2, "cases", file=Interrupted()).bar
+    bar.n = 1
+    with pytest.raises(KeyboardInterrupt):
+        bar.refresh()
+    other = threading.Thread(target=lambda: Progress(2, "cases", file=Terminal()).bar.close(), daemon=True)
+    other.start()
+    other.join(10)
+    assert not other.is_alive()
 
 
 @pytest.mark.parametrize(("shown", "file"), [(True, io.StringIO), (False, Terminal)])
