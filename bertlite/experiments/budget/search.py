@@ -135,12 +135,6 @@ class NoisyClockError(Exception):
     """The times of this machine vary too much to tell a ratio; holds the share of the dense model's time to reach."""
 
 
-NOISY = (
-    "the clock of this machine is too noisy to find {target}: sizes were chosen by MACs, {macs:.0%} of the unpruned"
-    " model's. Try again when the machine has no other work"
-)
-
-
 @dataclass(frozen=True)
 class Plan:
     """The chosen sizes, and the median time ratio of a model with them; nan if the clock did not tell."""
@@ -448,7 +442,11 @@ class Search:
                 self.time_correction *= ratio.median / plan.ratio
 
         if plan.by != self.by and verdict != "right":
-            warnings.warn(NOISY.format(target=self.target.text, macs=plan.macs), stacklevel=2)
+            warnings.warn(
+                f"the clock of this machine is too noisy to find {self.target.text}: sizes were chosen by MACs,"
+                f" {plan.macs:.0%} of the unpruned model's. Try again when the machine has no other work",
+                stacklevel=2,
+            )
         return Outcome(model, plan, {**speed_of(times), "every_token": self.time_every_token(model)}, verdict)
 
     def time_every_token(self, model: Any) -> dict[str, Any] | None:
