@@ -161,12 +161,9 @@ def check_comparable(maps: AttentionMaps, against: AttentionMaps) -> None:
 def make_record(maps: AttentionMaps, against: AttentionMaps | None = None) -> dict[str, Any]:
     """Return the maps JSON-ready: weights[layer][head] is S lists of S numbers, or None for a pruned head."""
 
-    def rows(source: AttentionMaps, layer: int, head: int) -> list[list[float]] | None:
-        weights = source.weights.get((layer, head))
-        return None if weights is None else weights.tolist()
-
     def nested(source: AttentionMaps) -> dict[str, Any]:
-        return {str(layer): {str(head): rows(source, layer, head) for head in maps.heads} for layer in maps.layers}
+        rows = {head: weights.tolist() for head, weights in source.weights.items()}
+        return {str(layer): {str(head): rows.get((layer, head)) for head in maps.heads} for layer in maps.layers}
 
     record = {"what": "bertlite attention", "tokens": list(maps.tokens), "weights": nested(maps)}
     if against is not None:

@@ -17,20 +17,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.settings import EmbedSettings, compared
-from bertlite.runtime.encoder import Floats
 from bertlite.support.files import check_is_folder, naming, sha256, write_json
 from bertlite.support.progress import Progress
 from bertlite.support.rows import ID, TEXT, Table, format_of, import_pyarrow, read_rows
-
-if TYPE_CHECKING:
-    import pyarrow
 
 MANIFEST = ".manifest.json"  # only while work is left: polars takes each file for a shard; every shard has it too
 OWN = re.compile(r"part-\d+-of-\d+\.parquet|\.manifest\.json")  # files that a job writes
@@ -220,15 +216,14 @@ def summarise_input(job: Job) -> InputSummary:
 
     # The lengths keep texts apart that would be the same bytes one after another.
     for _, rows in job.shards():
-        size = count = 0
+        sizes.append(0)
+        counts.append(0)
         for name, text in rows:
             types &= id_types(name)
             digest.update(f"{name!r}\0{len(text)}\0".encode())
             digest.update(text.encode("utf-8", "surrogatepass"))
-            size += job.size(text)
-            count += 1
-        sizes.append(size)
-        counts.append(count)
+            sizes[-1] += job.size(text)
+            counts[-1] += 1
 
     if not counts:
         raise ValueError(f"{', '.join(map(str, job.rows.paths))}: there are no rows to embed")
@@ -352,7 +347,7 @@ def write_shard(
     Raises:
         ValueError: a vector is not finite.
     """
-    _, pq = import_pyarrow()
+    pa, pq = import_pyarrow()
     names, texts = zip(*rows, strict=True)
 
     def advance(batch: Sequence[int]) -> None:
@@ -361,7 +356,14 @@ def write_shard(
     vectors = job.embedder.encode(texts, advance)
     if not (finite := np.isfinite(vectors).all(1)).all():
         raise ValueError(f"the vector of row {names[finite.argmin()]!r} is not finite: {texts[finite.argmin()]!r:.80}")
-    table = make_table(names, id_type, vectors, texts if job.keep_text else None, metadata)
+
+    # The columns are id, vector (fixed_size_list<float>[D]) and, if it is kept, text.
+    flat = pa.array(vectors.reshape(-1))
+    columns = {"id": pa.array(names, id_type), "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])}
+    if job.keep_text:
+        columns["text"] = pa.array(texts)
+    table = pa.table(columns).replace_schema_metadata(dict(metadata))
+
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with naming(path):
@@ -376,15 +378,3 @@ def write_shard(
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
-
-
-def make_table(
-    names: Sequence[Id], id_type: str, vectors: Floats, texts: Sequence[str] | None, metadata: Mapping[bytes, bytes]
-) -> "pyarrow.Table":
-    """Make the Arrow table of one shard: id, vector (fixed_size_list<float>[D]) and, if given, text."""
-    pa, _ = import_pyarrow()
-    flat = pa.array(vectors.reshape(-1))
-    columns = {"id": pa.array(names, id_type), "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])}
-    if texts is not None:
-        columns["text"] = pa.array(texts)
-    return pa.table(columns).replace_schema_metadata(dict(metadata))

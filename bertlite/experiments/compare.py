@@ -80,24 +80,19 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
                     " its data were edited: remove one"
                 )
 
+        # Means over seeds and dense models, and the interval of the metric.
         (low, high), over = interval_of(group, task, metric)
+        averaged = [name for name in (*task.metrics, "kl", "macs") if name in group[0].results]
         row = {
             **dict(way),
             "runs": len(group),
             "seeds": [run.config["cell"]["seed"] for run in group],
             "models": len(by_model(group)),
             "values": [run.results[metric] for run in group],
-            **{
-                name: float(np.mean([run.results[name] for run in group]))
-                for name in task.metrics
-                if name in group[0].results
-            },
-            # Means over seeds and dense models, and the interval of the metric.
-            "kl": float(np.mean([run.results["kl"] for run in group])),
+            **{name: float(np.mean([run.results[name] for run in group])) for name in averaged},
             "low": low,
             "high": high,
             "over": over,
-            "macs": float(np.mean([run.results["macs"] for run in group])),
             "heads_kept": np.mean([run.results["heads_kept"] for run in group], axis=0).tolist(),
         }
 

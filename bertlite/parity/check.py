@@ -311,14 +311,12 @@ def without_padding(case: Case, out: Output, inputs: CaseInputs) -> dict[str, Te
 
 def weighted_sum(out: Output) -> Tensor:
     """Return a scalar that depends on every number of the output, each with its own weight."""
-    total = None
+    parts = []
     for value in out.values():
         assert isinstance(value, Tensor)
         draw = torch.randn(value.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64, device="cpu")
-        part = (value * draw.to(value)).sum()
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+        parts.append((value * draw.to(value)).sum())
+    return sum(parts[1:], parts[0])
 
 
 # Both sides, loaded once for the cases that share them ---------------------------------------------------------------

@@ -54,9 +54,7 @@ def commit_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 # variables that keep torch, oneDNN, MKL and the native kernels from a processor's newer instructions
-LIMITS = (
-    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "BERTLITE_NATIVE",
-)  # fmt: skip
+LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "BERTLITE_NATIVE")
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:

@@ -181,18 +181,18 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     # The quality, on texts that the model was not fitted to.
     alike = [f"{name} {x:.3f}" for name, x in alike_of(report)]
     nats = [] if "cosine" in report else [f"{report['kl']:.4f} nats from the given model"]
-    print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}", end="")
+    print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}")
     if "score" in report:
         interval = show_interval(report["score_low"], report["score_high"])
         change = show_loss(report["difference"], report["difference_low"], report["difference_high"])
         print(
-            f"\n{report['metric']} {100 * report['score']:.1f}{interval}, was {100 * report['dense_score']:.1f}:"
-            f" {change} points, p = {report['p']:.2g}",
-            end="",
+            f"{report['metric']} {100 * report['score']:.1f}{interval}, was {100 * report['dense_score']:.1f}:"
+            f" {change} points, p = {report['p']:.2g}"
         )
 
     # The verdict on the target, and how to go on.
-    print("".join(f"\n{line}" for line in [*describe_map(report), report["texts"]["note"]] if line))
+    for line in filter(None, [*describe_map(report), report["texts"]["note"]]):
+        print(line)
     print(f"target {report['target']}: {describe_verdict(report['verdict'], report['lost'])}")
     print(f"model: {folder}")
     if report["verdict"] != VERDICTS["constant"]:  # there is nothing to evaluate or serve then

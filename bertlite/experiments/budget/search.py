@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import kept_heads, kept_neurons
-from bertlite.experiments.budget.target import Target, UnitCosts, spare_bytes
+from bertlite.experiments.budget.target import Target, spare_bytes
 from bertlite.experiments.budget.times import WIDE, TimeTable, time_table
 from bertlite.experiments.budget.work import Work
-from bertlite.experiments.files import units_kept
 from bertlite.models.structure import layers_of, prune_heads_, prune_neurons_
-from bertlite.pruning.importance.allocation import BySize, choose_sizes
+from bertlite.pruning.importance.allocation import BySize, UnitCosts, choose_sizes, kept_sizes
 from bertlite.pruning.importance.batches import real_tokens
 from bertlite.pruning.importance.layerwise import (
     Curves,
@@ -134,12 +133,6 @@ class TimeRatio:
 
 class NoisyClockError(Exception):
     """The times of this machine vary too much to tell a ratio; holds the share of the dense model's time to reach."""
-
-
-NOISY = (
-    "the clock of this machine is too noisy to find {target}: sizes were chosen by MACs, {macs:.0%} of the unpruned"
-    " model's. Try again when the machine has no other work"
-)
 
 
 @dataclass(frozen=True)
@@ -271,7 +264,7 @@ class Search:
             ValueError: even the smallest model does not meet the target.
         """
         config = self.model.config
-        unit = UnitCosts.macs(config, self.work)
+        unit = UnitCosts.macs(config, self.work.lengths)
         built = unit.total([(config.num_attention_heads, config.intermediate_size)] * config.num_hidden_layers)
         by_macs = unit.by_size(losses)
 
@@ -281,7 +274,7 @@ class Search:
 
         # Shares of work and of bytes are counted, so one choice is exact.
         if self.target.is_met_by_all:
-            return planned(self.by, self.own_sizes())
+            return planned(self.by, kept_sizes(self.model.config))
         if self.target.kind == "macs":
             return planned("macs", choose_sizes(losses, by_macs, self.target.value * built))
         if self.target.is_size:
@@ -294,12 +287,8 @@ class Search:
             return planned(by, *self.sizes_by_clock(losses, costs))
         except NoisyClockError as error:
             (share,) = error.args
-            sizes = choose_sizes(losses, by_macs, min(1.0, share) * unit.total(self.own_sizes()))
+            sizes = choose_sizes(losses, by_macs, min(1.0, share) * unit.total(kept_sizes(self.model.config)))
             return planned("macs without the clock", sizes)
-
-    def own_sizes(self) -> list[tuple[int, int]]:
-        """Return the numbers of heads and neurons of the given model's layers."""
-        return [*zip(*units_kept(self.model.config), strict=True)]
 
     def sizes_by_clock(self, losses: list[BySize], costs: list[BySize]) -> tuple[list[tuple[int, int]], float]:
         """Return the sizes of lowest loss that are measured to be fast enough, and the time ratio, by false position.
@@ -323,11 +312,11 @@ class Search:
 
         # The model's own sizes are the upper end.
         low = sum(min(cost.values()) for pair in costs for cost in pair)  # a budget that is met
-        high = sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, self.own_sizes(), strict=True))
+        high = sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, kept_sizes(self.model.config), strict=True))
         whole = self.unpruned[1] if self.converts else TimeRatio.of(self.time_ratios(times["dense"], times["dense"]))
         high_ratio = self.time_correction * whole.median
         if high_ratio <= 1:
-            return self.own_sizes(), high_ratio
+            return kept_sizes(self.model.config), high_ratio
 
         # False position between the two, with a bisection now and then, until the time is just met.
         for attempt in range(ATTEMPTS):
@@ -444,7 +433,7 @@ class Search:
 
             times, ratio = self.time(model)
             verdict = ratio.verdict if self.target.is_timed and not self.target.is_met_by_all else "right"
-            if verdict == "fast" and (self.target.at_least or plan.sizes == self.own_sizes()):
+            if verdict == "fast" and (self.target.at_least or plan.sizes == kept_sizes(self.model.config)):
                 verdict = "right"  # or nothing had to be removed
 
             if verdict in ("right", None) or attempt == REFINEMENTS:
@@ -453,7 +442,11 @@ class Search:
                 self.time_correction *= ratio.median / plan.ratio
 
         if plan.by != self.by and verdict != "right":
-            warnings.warn(NOISY.format(target=self.target.text, macs=plan.macs), stacklevel=2)
+            warnings.warn(
+                f"the clock of this machine is too noisy to find {self.target.text}: sizes were chosen by MACs,"
+                f" {plan.macs:.0%} of the unpruned model's. Try again when the machine has no other work",
+                stacklevel=2,
+            )
         return Outcome(model, plan, {**speed_of(times), "every_token": self.time_every_token(model)}, verdict)
 
     def time_every_token(self, model: Any) -> dict[str, Any] | None:

@@ -12,10 +12,7 @@ from typing import Any
 
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.budget.work import Work, full
-from bertlite.experiments.files import units_kept
-from bertlite.models.structure import layers_of
-from bertlite.pruning.importance.allocation import BySize, head_macs, neuron_macs
-from bertlite.stack.positions import DISTANCES
+from bertlite.pruning.importance.allocation import UnitCosts, kept_sizes
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
@@ -138,40 +135,6 @@ def check_work(work: Work, config: Any) -> None:
         )
 
 
-@dataclass(frozen=True)
-class UnitCosts:
-    """The costs of one head and of one neuron."""
-
-    head: int
-    neuron: int
-
-    @classmethod
-    def macs(cls, config: Any, work: Work) -> "UnitCosts":
-        """Return multiply-accumulates over the tokens of a work."""
-        return cls(
-            sum(head_macs(config, length) for length in work.lengths),
-            sum(neuron_macs(config, length) for length in work.lengths),
-        )
-
-    @classmethod
-    def bytes(cls, model: Any) -> "UnitCosts":
-        """Return the bytes of the weights of a model's heads and neurons."""
-        config, own, each = model.config, next(layers_of(model)).attention.self, model.dtype.itemsize
-        D, H = config.hidden_size, config.hidden_size // config.num_attention_heads
-        head = len(own.projections()) * (D + 1) * H + D * H
-        if DISTANCES[config.position_embedding_type].per_head:
-            head += own.distance_embedding.num_embeddings
-        return cls(each * head, each * (2 * D + 1))
-
-    def total(self, sizes: Sequence[tuple[int, int]]) -> int:
-        """Return the cost of layers that keep these numbers of heads and neurons."""
-        return sum(heads * self.head + neurons * self.neuron for heads, neurons in sizes)
-
-    def by_size(self, losses: Sequence[BySize]) -> list[BySize]:
-        """Return the costs of the sizes of sublayers that have a loss."""
-        return [({n: n * self.head for n in a}, {n: n * self.neuron for n in f}) for a, f in losses]
-
-
 def spare_bytes(model: Any, target: Target, dense: int, others: int) -> float:
     """Return the bytes that a target of size leaves to heads and neurons.
 
@@ -182,7 +145,7 @@ def spare_bytes(model: Any, target: Target, dense: int, others: int) -> float:
     Raises:
         ValueError: the file is larger even without heads and neurons.
     """
-    smallest = others + file_size(model) - UnitCosts.bytes(model).total([*zip(*units_kept(model.config), strict=True)])
+    smallest = others + file_size(model) - UnitCosts.bytes(model).total(kept_sizes(model.config))
     allowed = target.value * (dense if target.kind == "size" else 1)
     if allowed < smallest:
         raise ValueError(

@@ -6,11 +6,15 @@ nan where a unit is pruned already.  Units with the lowest scores are removed fi
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig, kept_heads, kept_neurons, normalise_units, own_field, parse_index
+from bertlite.models.structure import layers_of
+from bertlite.stack.positions import DISTANCES
 
 Choice = dict[int, list[int]]
 BySize = tuple[Mapping[int, float], Mapping[int, float]]  # a layer's {heads kept: value} and {neurons kept: value}
@@ -133,14 +137,42 @@ def ascending(scores: Tensor, protected: Mapping[int, Iterable[int]]) -> list[li
     return free
 
 
-def head_macs(config: BertConfig, length: int) -> int:
-    D = config.hidden_size
-    H = D // config.num_attention_heads
-    return 4 * length * D * H + 2 * length**2 * H
+@dataclass(frozen=True)
+class UnitCosts:
+    """The costs of one head and of one neuron."""
+
+    head: int
+    neuron: int
+
+    @classmethod
+    def macs(cls, config: BertConfig, lengths: Sequence[int]) -> "UnitCosts":
+        """Return multiply-accumulates over sequences of these lengths; `macs` says what counts."""
+        D, H = config.hidden_size, config.hidden_size // config.num_attention_heads
+        tokens, pairs = sum(lengths), sum(length**2 for length in lengths)
+        return cls(4 * tokens * D * H + 2 * pairs * H, (2 + own_field(config, "gated")) * tokens * D)
+
+    @classmethod
+    def bytes(cls, model: Any) -> "UnitCosts":
+        """Return the bytes of the weights of a model's heads and neurons."""
+        config, own, each = model.config, next(layers_of(model)).attention.self, model.dtype.itemsize
+        D, H = config.hidden_size, config.hidden_size // config.num_attention_heads
+        head = len(own.projections()) * (D + 1) * H + D * H
+        if DISTANCES[config.position_embedding_type].per_head:
+            head += own.distance_embedding.num_embeddings
+        return cls(each * head, each * (2 * D + 1))
+
+    def total(self, sizes: Sequence[tuple[int, int]]) -> int:
+        """Return the cost of layers that keep these numbers of heads and neurons."""
+        return sum(heads * self.head + neurons * self.neuron for heads, neurons in sizes)
+
+    def by_size(self, losses: Sequence[BySize]) -> list[BySize]:
+        """Return the costs of the sizes of sublayers that have a loss."""
+        return [({n: n * self.head for n in a}, {n: n * self.neuron for n in f}) for a, f in losses]
 
 
-def neuron_macs(config: BertConfig, length: int) -> int:
-    return (2 + own_field(config, "gated")) * length * config.hidden_size
+def kept_sizes(config: BertConfig) -> list[tuple[int, int]]:
+    """Return the numbers of heads and neurons of each layer."""
+    return [(len(kept_heads(config, i)), len(kept_neurons(config, i))) for i in range(config.num_hidden_layers)]
 
 
 def macs(config: BertConfig, length: int) -> int:
@@ -149,10 +181,7 @@ def macs(config: BertConfig, length: int) -> int:
     A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D.  Pruned parts, biases, norms, softmax, embeddings and task heads
     are not counted.
     """
-    layers = range(config.num_hidden_layers)
-    heads = sum(len(kept_heads(config, layer)) for layer in layers)
-    neurons = sum(len(kept_neurons(config, layer)) for layer in layers)
-    return heads * head_macs(config, length) + neurons * neuron_macs(config, length)
+    return UnitCosts.macs(config, [length]).total(kept_sizes(config))
 
 
 def choose_sizes(losses: Sequence[BySize], costs: Sequence[BySize], budget: float) -> list[tuple[int, int]]:

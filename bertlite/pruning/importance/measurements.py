@@ -62,13 +62,9 @@ class ScoringTask:
     def models(self) -> list[BertLike]:
         return [self.model] if self.teacher is None else [self.model, self.teacher]
 
-    @property
-    def needs_labels(self) -> bool:
-        return self.target == "loss" and self.loss is None
-
     def labelled(self, batches: Iterable[Batch]) -> list[Batch]:
         """Check batches and move them to the model's device, with labels if the target needs them."""
-        return read_batches(self.model, batches, self.needs_labels)
+        return read_batches(self.model, batches, labelled=self.target == "loss" and self.loss is None)
 
     def objective(self, batch: Batch, generator: torch.Generator | None = None) -> Objective:
         """Return the function of the model's output whose changes are measured, for one batch.

@@ -40,10 +40,6 @@ class Moments:
         """Return CᵀC (W, W)."""
         return unpack(self.upper, len(self.c))
 
-    def of_outputs(self, columns: slice) -> "Moments":
-        """Return the moments of these outputs only."""
-        return replace(self, y=self.y[columns], cy=self.cy[:, columns])
-
     def through(self, weight: Tensor, bias: Tensor) -> "Moments":
         """Return the moments with weight·Y + bias as wanted outputs."""
         return replace(self, y=weight @ self.y + self.count * bias, cy=(self.cy @ weight.T).addr_(self.c, bias))
@@ -220,7 +216,7 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
 
     # Some outputs are enough to choose by, and all would take as long as the fits themselves.
     some = slice(None, None, -(-len(weight) // OUTPUTS))
-    weight, folds = weight[some], [fold.of_outputs(some) for fold in folds]
+    weight, folds = weight[some], [replace(fold, y=fold.y[some], cy=fold.cy[:, some]) for fold in folds]
 
     def held_out(*indices: int) -> Iterator[tuple[int, float]]:
         error = torch.zeros(len(indices), dtype=weight.dtype, device=weight.device)
@@ -254,10 +250,6 @@ def ridge_solve(gram: Tensor, wanted: Tensor, ridge: float) -> Tensor:
 
 def add_ridge_(gram: Tensor, ridge: float) -> Tensor:
     """Add a share of its mean power to the diagonal of a Gram matrix."""
-    gram.diagonal().add_(ridge * power(gram))
+    diagonal = gram.diagonal()
+    diagonal.add_(ridge * diagonal.mean().clamp(min=torch.finfo(gram.dtype).tiny))
     return gram
-
-
-def power(gram: Tensor) -> Tensor:
-    """Return the mean power of the inputs."""
-    return gram.diagonal().mean().clamp(min=torch.finfo(gram.dtype).tiny)

@@ -164,12 +164,11 @@ def check_task(task: ScoringTask, criterion: str) -> Criterion:
             f" {unit}s do not have; {', '.join(criteria)} do"
         )
 
-    names = {
-        "criterion": (criterion, criteria),
-        "reduction": (task.reduction, REDUCTIONS_OF[unit]),
-        "target": (task.target, TARGETS),
-    }
-    for kind, (value, known) in names.items():
+    for kind, value, known in (
+        ("criterion", criterion, criteria),
+        ("reduction", task.reduction, REDUCTIONS_OF[unit]),
+        ("target", task.target, TARGETS),
+    ):
         if value not in known:
             raise ValueError(f"{kind} {value!r} is unknown for {unit}s; have: {', '.join(known)}")
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from bertlite.models.structure import layers_of
 from bertlite.pruning import macs
-from bertlite.pruning.importance.allocation import head_macs, neuron_macs
+from bertlite.pruning.importance.allocation import UnitCosts
 from bertlite.pruning.importance.batches import Batch, count_examples, eval_mode
 from bertlite.pruning.importance.least_squares import PairedRun, start_runs
 from bertlite.pruning.importance.moments import gather, ridge_solve, total
@@ -31,7 +31,8 @@ REPRESENTATIONAL, HEADS_WEIGHT, TEMPERATURE = 2.5e-4, 64.0, 2.0
 def kprune(model: Any, batches: Sequence[Batch], share: float, length: int) -> Any:
     """Return the model pruned by the method to a share of the MACs."""
     pruned, budget = copy.deepcopy(model), share * macs(model.config, length)
-    costs = head_macs(model.config, length), neuron_macs(model.config, length)
+    unit = UnitCosts.macs(model.config, [length])
+    costs = unit.head, unit.neuron
     with eval_mode(pruned, model), torch.no_grad():
         wanted = [run(model, batch).logits for batch in batches]
         runs = start_runs(pruned, model, batches)

@@ -19,7 +19,7 @@ from torch import Tensor
 from bertlite import prune_heads, prune_neurons
 from bertlite.models.structure import layers_of
 from bertlite.pruning import rank_heads, rank_neurons
-from bertlite.pruning.importance.allocation import Choice, head_macs, neuron_macs
+from bertlite.pruning.importance.allocation import Choice, UnitCosts
 from bertlite.pruning.importance.batches import Batch, eval_mode
 from bertlite.pruning.importance.least_squares import start_runs
 from bertlite.pruning.importance.moments import Moments, gather, total
@@ -62,7 +62,8 @@ def within_budget(config: Any, share: float, length: int, heads: Tensor, neurons
 
     Every number of heads is tried, with as many neurons as then fit (section 4.1).
     """
-    costs = head_macs(config, length), neuron_macs(config, length)
+    unit = UnitCosts.macs(config, [length])
+    costs = unit.head, unit.neuron
     budget = (
         share
         * config.num_hidden_layers

@@ -39,12 +39,13 @@ from bertlite.experiments.budget import texts as own_texts
 from bertlite.experiments.budget.quality import Quality, evaluate_pruned, forward, scores
 from bertlite.experiments.budget.report import describe_gain
 from bertlite.experiments.budget.search import State
-from bertlite.experiments.budget.target import Target, UnitCosts, read_work
+from bertlite.experiments.budget.target import Target, read_work
 from bertlite.experiments.budget.texts import batches_of, examples_of, split
 from bertlite.experiments.budget.work import full
 from bertlite.experiments.data import EncodedExamples, Examples
 from bertlite.experiments.settings import from_options
 from bertlite.pruning import macs
+from bertlite.pruning.importance.allocation import UnitCosts
 from bertlite.pruning.importance.structures import arguments_of
 from bertlite.runtime.library import missing_platform
 from bertlite.support.files import lock_folder
@@ -99,7 +100,7 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def table(model: Any, work: Any, neurons: Any, *_: Any) -> times.TimeTable:
         """Times that are wrong by a factor, and by another for heads: the clock has to put it right."""
-        unit = UnitCosts.macs(model.config, full(1, 16))
+        unit = UnitCosts.macs(model.config, [16])
         pair = {n: 1.5e-8 * n * unit.head for n in range(N + 1)}, {n: 2e-8 * n * unit.neuron for n in neurons}
         return times.TimeTable(pair, pair)
 
@@ -184,7 +185,7 @@ def test_the_time_left_is_estimated_from_shares_that_fit_the_model_and_the_texts
 
 def test_the_macs_of_a_work_are_those_of_its_tokens() -> None:
     config = make().config
-    unit = UnitCosts.macs(config, full(3, 16))
+    unit = UnitCosts.macs(config, [16] * 3)
     assert unit.total([(N, W)] * L) == 3 * macs(config, 16)
 
 

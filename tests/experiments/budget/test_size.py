@@ -13,7 +13,8 @@ from bertlite import BertForMaskedLM, BertForSequenceClassification, BertTokeniz
 from bertlite.cli import main
 from bertlite.commands import prune_vocabulary
 from bertlite.experiments.budget import search
-from bertlite.experiments.budget.target import Target, UnitCosts
+from bertlite.experiments.budget.target import Target
+from bertlite.pruning.importance.allocation import UnitCosts
 from bertlite.stack.positions import DISTANCES
 
 LETTERS = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
