@@ -42,7 +42,7 @@ class PruneSettings:
         dtype: the dtype that the pruned model will run in; by default the checkpoint's.
         size: a target like 40% is a share of the file's bytes, not of the MACs.
         distil: minutes of training after pruning, or steps, such as "500steps".
-        mapping: fit a map after an encoder's pooling, if there are 2,000 texts that nothing else uses.
+        mapping: fit a map after an encoder's pooling, if there are 800 texts that do not judge.
         lose_at_most: points that the model may lose; by default a MiniLM's normal number.
 
     Raises:

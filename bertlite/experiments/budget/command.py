@@ -144,7 +144,7 @@ class PruneJob:
         plain: models are timed as they are, so that single layers can be timed.
         search: makes the Search for a target.
         judged: batches to compare models on.
-        unseen: batches to fit a map to; empty if there will be no map.
+        to_map: batches to fit a map to; empty if there will be no map.
         map: a layer of that map's size, which counts as a part of each pruned model.
         inputs: hashes of the model and of the texts; with the settings they determine a result.
         texts: their numbers and their origin, for the report.
@@ -159,7 +159,7 @@ class PruneJob:
     search: Callable[..., Search]
     distillation: Distillation | None
     judged: list[dict[str, Tensor]]
-    unseen: list[dict[str, Tensor]]
+    to_map: list[dict[str, Tensor]]
     map: nn.Linear | None
     inputs: dict[str, Any]
     texts: dict[str, Any]
@@ -189,17 +189,17 @@ class PruneJob:
         settings, timed = read_clock(given, settings)
         longest = min(read_length(settings.max_length, given.tokenizer), config.max_position_embeddings)
 
-        # A fitted layer does better on its own texts than on others, so the map and the judgement get others.
+        # Fitted layers do better on their own texts than on others, so the judgement gets others.
         fit, rest, held_out = draw_texts(every, judging, given, longest, settings)
-        mapped = texts_for_map(rest, len(fit), given, settings)
+        mapped = texts_for_map(rest, given, settings)
         batches, judged = (batches_of(each, given.tokenizer, given.model, longest) for each in (fit, held_out))
         tokens, of_judged = (sum(int(x["attention_mask"].sum()) for x in each) for each in (batches, judged))
         warn_of_few_texts(tokens, len(fit), config)
         warn_of_long_texts(tokens / len(fit), of_judged / len(held_out))
-        unseen = batches_of(mapped, given.tokenizer, given.model, longest)
+        to_map = batches_of(mapped, given.tokenizer, given.model, longest)
 
         # The map runs with every pruned model, so that its time and its bytes count from the start.
-        layer = layer_of_map(given.head, config) if unseen else None
+        layer = layer_of_map(given.head, config) if to_map else None
         search = partial(
             Search,
             given.model,
@@ -233,7 +233,7 @@ class PruneJob:
         counts = {"fitted to": len(fit), "mapped": len(mapped), "held out": len(held_out)}
         facts = {**counts, "of": held_out.name, "note": note}
         common = source, str(source), given, settings, work, plain
-        return cls(*common, search, distillation, judged, unseen, layer, inputs, facts)
+        return cls(*common, search, distillation, judged, to_map, layer, inputs, facts)
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -267,9 +267,9 @@ class PruneJob:
 
     def fit_map(self, model: Any, progress: Progress) -> VectorHead | None:
         """Return how vectors are made with a map to the given model's; None without texts to fit it to."""
-        if not self.unseen:
+        if not self.to_map:
             return None
-        shown = progress.over("map after the pooling", self.unseen, "batches")
+        shown = progress.over("map after the pooling", self.to_map, "batches")
         return with_map(self.given.head, fit_map(model, self.given.model, shown, self.given.head))
 
     def judge(self, model: Any, mapped: VectorHead | None, search: Search, progress: Progress) -> dict[str, Any]:
@@ -413,11 +413,10 @@ def draw_texts(
     return fit, rest, held_out
 
 
-def texts_for_map(rest: Examples, fitted: int, given: GivenModel, settings: PruneSettings) -> Examples:
-    """Return the texts after those fitted to, to fit a map to; none for a classifier, or if they are too few."""
-    others = range(fitted, min(len(rest), fitted + MAP_TAKES))
-    wanted = isinstance(given.model, BertModel) and settings.mapping and len(others) >= MAP_NEEDS
-    return rest.chosen(others if wanted else ())
+def texts_for_map(rest: Examples, given: GivenModel, settings: PruneSettings) -> Examples:
+    """Return the texts to fit a map to; none for a classifier, or if they are too few."""
+    wanted = isinstance(given.model, BertModel) and settings.mapping and len(rest) >= MAP_NEEDS
+    return rest.chosen(range(min(len(rest), MAP_TAKES) if wanted else 0))
 
 
 def prune_all(job: PruneJob, targets: dict[Path, Target], place: Path, progress: bool) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """A map after pooling: a linear layer that turns pooled vectors of a pruned encoder into the given model's.
 
-It is one least-squares fit.  Its texts are others than the pruned weights were fitted to, which look too good.
+It is one least-squares fit, to the texts that the pruned weights were fitted to and to all others that do not judge.
 
 Shapes:  B texts of a batch · P numbers of a pooled vector
 """
@@ -17,7 +17,7 @@ from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_token
 from bertlite.pruning.importance.moments import choose_ridge, fit_matrix, gather, total
 from bertlite.shipping.vectors import VectorHead, first_dense
 
-MAP_NEEDS, MAP_TAKES = 2000, 10_000  # texts that a map is fitted to: the fewest and the most
+MAP_NEEDS, MAP_TAKES = 800, 10_000  # texts that a map is fitted to: the fewest and the most
 
 
 def layer_of_map(head: VectorHead, config: Any) -> nn.Linear | None:
@@ -33,7 +33,7 @@ def fit_map(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], hea
     The penalty that keeps it near the identity is chosen by cross-validation over texts.
 
     Args:
-        batches: texts that the model was not fitted to.
+        batches: texts; those that the model was fitted to help too, if there are few others.
         head: how vectors are pooled; its modules are not run, and nothing is cut off.
 
     Raises:

@@ -39,7 +39,7 @@ GAINS = (
 )
 NO_GAIN = "The last two checks were not both better: more training would hardly gain."
 MAPPED = (
-    "A linear layer after the pooling, one least-squares fit to {count:,} other texts, brings vectors nearer to the"
+    "A linear layer after the pooling, one least-squares fit to {count:,} texts, brings vectors nearer to the"
     " given model's."
 )
 VERDICTS = {
@@ -221,9 +221,9 @@ def describe_map(report: dict[str, Any]) -> list[str]:
     """Return what the vectors of an encoder are without the map after its pooling, or that there is none."""
     if without := report["without_map"]:
         found = ", ".join(f"{name} {x:.3f}" for name, x in alike_of(without))
-        return [f"without the map after the pooling, fitted to {report['texts']['mapped']:,} other texts: {found}"]
+        return [f"without the map after the pooling, fitted to {report['texts']['mapped']:,} texts: {found}"]
     if "cosine" in report and report["settings"]["mapping"]:
-        return [f"no map after the pooling: it needs {MAP_NEEDS:,} texts that neither the search nor the judging uses"]
+        return [f"no map after the pooling: it needs {MAP_NEEDS:,} texts that do not judge"]
     return []
 
 
