@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bertlite.checkpoint.saving import file_size
+from bertlite.config import own_field
 from bertlite.experiments.budget.work import Work, full
 from bertlite.experiments.files import units_kept
 from bertlite.models.structure import layers_of
-from bertlite.pruning.importance.allocation import BySize, head_macs, neuron_macs
+from bertlite.pruning.importance.allocation import BySize, costs_by_size, head_macs, neuron_macs
 from bertlite.stack.positions import DISTANCES
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
@@ -140,16 +141,16 @@ def check_work(work: Work, config: Any) -> None:
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """The costs of one head and of one neuron."""
+    """The costs of one head of each layer, and of one neuron."""
 
-    head: int
+    heads: Sequence[int]
     neuron: int
 
     @classmethod
     def macs(cls, config: Any, work: Work) -> "UnitCosts":
         """Return multiply-accumulates over the tokens of a work."""
         return cls(
-            sum(head_macs(config, length) for length in work.lengths),
+            [sum(head_macs(config, length, i) for length in work.lengths) for i in range(config.num_hidden_layers)],
             sum(neuron_macs(config, length) for length in work.lengths),
         )
 
@@ -161,15 +162,16 @@ class UnitCosts:
         head = len(own.projections()) * (D + 1) * H + D * H
         if DISTANCES[config.position_embedding_type].per_head:
             head += own.distance_embedding.num_embeddings
-        return cls(each * head, each * (2 * D + 1))
+        gated = own_field(config, "gated")
+        return cls([each * head] * config.num_hidden_layers, each * (2 * D + 1 + gated * (D + 1)))
 
     def total(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Return the cost of layers that keep these numbers of heads and neurons."""
-        return sum(heads * self.head + neurons * self.neuron for heads, neurons in sizes)
+        return sum(n * head + neurons * self.neuron for (n, neurons), head in zip(sizes, self.heads, strict=True))
 
     def by_size(self, losses: Sequence[BySize]) -> list[BySize]:
         """Return the costs of the sizes of sublayers that have a loss."""
-        return [({n: n * self.head for n in a}, {n: n * self.neuron for n in f}) for a, f in losses]
+        return costs_by_size(losses, self.heads, self.neuron)
 
 
 def spare_bytes(model: Any, target: Target, dense: int, others: int) -> float:

@@ -133,10 +133,15 @@ def ascending(scores: Tensor, protected: Mapping[int, Iterable[int]]) -> list[li
     return free
 
 
-def head_macs(config: BertConfig, length: int) -> int:
+def head_macs(config: BertConfig, length: int, layer: int) -> int:
     D = config.hidden_size
     H = D // config.num_attention_heads
-    return 4 * length * D * H + 2 * length**2 * H
+
+    # In a layer with a window the first query attends to all keys but the last `outside`, the next to one more.
+    is_local = layer in (own_field(config, "local_layers") or ())
+    outside = max(length - 1 - own_field(config, "local_attention"), 0) if is_local else 0
+    pairs = length**2 - outside * (outside + 1)
+    return 4 * length * D * H + 2 * pairs * H
 
 
 def neuron_macs(config: BertConfig, length: int) -> int:
@@ -146,13 +151,19 @@ def neuron_macs(config: BertConfig, length: int) -> int:
 def macs(config: BertConfig, length: int) -> int:
     """Count the multiply-accumulates of the encoder's layers for one sequence of `length` tokens.
 
-    A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D.  Pruned parts, biases, norms, softmax, embeddings and task heads
-    are not counted.
+    A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D, or 3·S·D if it is gated.  In a layer with a window S² becomes the
+    number of pairs within it.  Pruned parts, biases, norms, softmax, embeddings and task heads are not counted.
     """
     layers = range(config.num_hidden_layers)
-    heads = sum(len(kept_heads(config, layer)) for layer in layers)
+    heads = sum(len(kept_heads(config, layer)) * head_macs(config, length, layer) for layer in layers)
     neurons = sum(len(kept_neurons(config, layer)) for layer in layers)
-    return heads * head_macs(config, length) + neurons * neuron_macs(config, length)
+    return heads + neurons * neuron_macs(config, length)
+
+
+def costs_by_size(losses: Sequence[BySize], heads: Sequence[int], neuron: int) -> list[BySize]:
+    """Return the costs of the sizes of sublayers that have a loss, by those of a head of each layer and of a neuron."""
+    pairs = zip(losses, heads, strict=True)
+    return [({n: n * head for n in a}, {n: n * neuron for n in f}) for (a, f), head in pairs]
 
 
 def choose_sizes(losses: Sequence[BySize], costs: Sequence[BySize], budget: float) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bertlite.config import BertConfig
 from bertlite.models.structure import BertLike, Model, check_linear, check_model, copy_model, layers_of
-from bertlite.pruning.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
+from bertlite.pruning.importance.allocation import BySize, choose_sizes, costs_by_size, head_macs, neuron_macs
 from bertlite.pruning.importance.batches import Batch, count_examples, eval_mode, flatten, read_batches, real_tokens
 from bertlite.pruning.importance.least_squares import check_pair, fit_layers_, start_runs, warn_of_few
 from bertlite.pruning.importance.measurements import ScoringTask
@@ -303,10 +303,9 @@ def prune_layerwise(
 def sizes_within(config: BertConfig, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:
     """Return the sizes with the least expected loss and at most a share of the unpruned model's MACs."""
     losses = losses_by_size(config, curves)
-    head, neuron = head_macs(config, length), neuron_macs(config, length)
-    built = config.num_attention_heads * head + config.intermediate_size * neuron
-    costs = [({n: n * head for n in heads}, {n: n * neuron for n in neurons}) for heads, neurons in losses]
-    return choose_sizes(losses, costs, share * built * len(losses))
+    heads, neuron = [head_macs(config, length, layer) for layer in range(len(losses))], neuron_macs(config, length)
+    built = config.num_attention_heads * sum(heads) + config.intermediate_size * neuron * len(losses)
+    return choose_sizes(losses, costs_by_size(losses, heads, neuron), share * built)
 
 
 def losses_by_size(config: BertConfig, curves: Curves) -> list[BySize]:

@@ -31,7 +31,7 @@ REPRESENTATIONAL, HEADS_WEIGHT, TEMPERATURE = 2.5e-4, 64.0, 2.0
 def kprune(model: Any, batches: Sequence[Batch], share: float, length: int) -> Any:
     """Return the model pruned by the method to a share of the MACs."""
     pruned, budget = copy.deepcopy(model), share * macs(model.config, length)
-    costs = head_macs(model.config, length), neuron_macs(model.config, length)
+    costs = head_macs(model.config, length, 0), neuron_macs(model.config, length)
     with eval_mode(pruned, model), torch.no_grad():
         wanted = [run(model, batch).logits for batch in batches]
         runs = start_runs(pruned, model, batches)

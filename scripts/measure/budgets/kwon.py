@@ -62,7 +62,7 @@ def within_budget(config: Any, share: float, length: int, heads: Tensor, neurons
 
     Every number of heads is tried, with as many neurons as then fit (section 4.1).
     """
-    costs = head_macs(config, length), neuron_macs(config, length)
+    costs = head_macs(config, length, 0), neuron_macs(config, length)
     budget = (
         share
         * config.num_hidden_layers
