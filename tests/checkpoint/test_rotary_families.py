@@ -114,6 +114,11 @@ def test_new_is_gte_with_scaled_angles(saved: Any) -> None:
             "scaled by 'yarn' {'factor': 2.0} are not supported",
         ),
         ("gte", {"model_type": "new"}, "position_embedding_type"),
+        (
+            "gte",
+            {"model_type": "bert", "position_embedding_type": "alibi"},  # as jina v2's publishers have it
+            "describes a 'jina_bert' model, which has ALiBi in the place of positions; bertlite loads 'bert'",
+        ),
         ("modernbert", {"rope_scaling": {"rope_type": "linear"}}, "scaled by 'linear'"),
         ("modernbert", {"layer_types": ["full_attention"]}, "layer_types is .*for each of 3 layers"),
         ("modernbert", {"layer_types": ["chunked_attention"] * 3}, "must name full_attention or sliding_attention"),
