@@ -161,7 +161,7 @@ def macs(config: BertConfig, length: int) -> int:
 
 
 def costs_by_size(losses: Sequence[BySize], heads: Sequence[int], neuron: int) -> list[BySize]:
-    """Return the costs of the sizes of sublayers that have a loss, by those of a head of each layer and of a neuron."""
+    """Return the costs of the sizes that have a loss, from the costs of a head of each layer and of a neuron."""
     pairs = zip(losses, heads, strict=True)
     return [({n: n * head for n in a}, {n: n * neuron for n in f}) for (a, f), head in pairs]
 
