@@ -88,13 +88,13 @@ def place_tensors(state: State, wanted: State, dtype: torch.dtype | None, device
     for tensor in tensors.values():
         moved = tensor.detach().to(device, dtype if tensor.is_floating_point() else None).contiguous()
         mapped = moved.data_ptr() == tensor.data_ptr()
-        copied = moved.data_ptr() in used or is_part(moved) or is_misaligned(moved) or (unmap and mapped)
+        copied = moved.data_ptr() in used or is_slice(moved) or is_misaligned(moved) or (unmap and mapped)
         done[id(tensor)] = moved.clone() if copied else moved
         used.add(moved.data_ptr())
     return {name: done[id(state[name])] for name in wanted}
 
 
-def is_part(tensor: Tensor) -> bool:
+def is_slice(tensor: Tensor) -> bool:
     """Return whether a tensor is a part of a larger one."""
     return is_plain_tensor(tensor) and tensor.untyped_storage().nbytes() > tensor.nbytes
 
