@@ -555,6 +555,7 @@ FAMILIES = {  # {model_type: family}
 }
 REASONS = {  # the reason why a model that users take for a BERT is none
     "has RMSNorm in the place of LayerNorm": ("eurobert", "neobert"),
+    "has ALiBi in the place of positions": ("jina_bert",),
     "has rotary positions of another kind": ("roformer", "esm"),
     "is a decoder": ("modernbert-decoder",),
     "embeds more than words, segments and positions": ("layoutlm", "layoutlmv2", "layoutlmv3", "lilt", "roc_bert"),
@@ -609,6 +610,8 @@ class Origin:
         kind = values.get("model_type", "bert")
         if kind == "xlm-roberta" and values.get("position_embedding_type") == "rotary":
             kind = "jina_embeddings_v3"  # as its publishers name it
+        if kind == "bert" and values.get("position_embedding_type") == "alibi":
+            kind = "jina_bert"  # its publishers name it a BERT
         family = FAMILIES.get(kind) if isinstance(kind, str) else None
         if family is None:
             known = ", ".join(map(repr, FAMILIES))

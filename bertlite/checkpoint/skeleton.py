@@ -77,6 +77,8 @@ def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
 def place_tensors(state: State, wanted: State, dtype: torch.dtype | None, device: torch.device | str | None) -> State:
     """Return the wanted tensors, contiguous, on one device; names share memory only if they share a tensor.
 
+    A part of a larger tensor is copied: libraries that save a model take it for tied to the other parts.
+
     If the largest cannot stay mapped from the file, none does, so that the file takes no memory in addition.
     """
     done: dict[int, Tensor] = {}
@@ -86,10 +88,15 @@ def place_tensors(state: State, wanted: State, dtype: torch.dtype | None, device
     for tensor in tensors.values():
         moved = tensor.detach().to(device, dtype if tensor.is_floating_point() else None).contiguous()
         mapped = moved.data_ptr() == tensor.data_ptr()
-        copied = moved.data_ptr() in used or is_misaligned(moved) or (unmap and mapped)
+        copied = moved.data_ptr() in used or is_slice(moved) or is_misaligned(moved) or (unmap and mapped)
         done[id(tensor)] = moved.clone() if copied else moved
         used.add(moved.data_ptr())
     return {name: done[id(state[name])] for name in wanted}
+
+
+def is_slice(tensor: Tensor) -> bool:
+    """Return whether a tensor is a part of a larger one."""
+    return is_plain_tensor(tensor) and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def is_misaligned(tensor: Tensor) -> bool:

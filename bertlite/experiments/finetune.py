@@ -273,7 +273,7 @@ def save_state(accelerator: Any, state: Path, step: int, training: str) -> None:
     """Save the state of a training as a folder in `state`, and remove older ones."""
     folder = state / str(step)
     try:
-        accelerator.save_state(str(folder))
+        accelerator.save_state(str(folder), safe_serialization=False)  # safetensors drops all empty tensors but one
     except Exception as error:  # torch or safetensors raise their own kinds, as for a full disk
         raise OSError(f"the state of the training cannot be written to {folder}: {error}") from error
     accelerator.wait_for_everyone()

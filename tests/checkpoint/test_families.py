@@ -116,6 +116,18 @@ def ours_of(folder: Path, head: str = "", backend: str = "eager", **options: Any
     )
 
 
+def save_as_new_(theirs: Any, folder: Path) -> None:
+    """Save a GTE as Alibaba's `new`, and scale its angles as that does."""
+    theirs.save_pretrained(folder)
+    values = json.loads((folder / "config.json").read_text())
+    del values["rope_parameters"]
+    scaling = {"rope_theta": 20000.0, "rope_scaling": {"type": "ntk", "factor": 8.0}}
+    fixed = {"model_type": "new", "position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
+    (folder / "config.json").write_text(json.dumps({**values, **scaling, **fixed}))
+    half = torch.arange(0, 16, 2).float() / 16
+    theirs.base_model.rotary_emb.inv_freq = 1.0 / (20000.0 * 8.0) ** half / 8.0 ** (2 / 16)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a function that gives a model of transformers and the folder where it is saved."""

@@ -1,9 +1,12 @@
 """What works on a BERT works on a model of another family, beside transformers' own class of it."""
 
+import copy
 import json
 import random
+import re
 import unicodedata
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +14,34 @@ import numpy as np
 import pytest
 import torch
 from conftest import F64, assert_same
-from test_families import ROTARY, batch_of, ours_of, theirs_of  # type: ignore[import-not-found]
+from test_families import CONFIGS, ROTARY, batch_of, ours_of, save_as_new_, theirs_of  # type: ignore[import-not-found]
+from torch import Tensor
 
-from bertlite import BertTokenizer, Embedder, optimize_for_inference
+from bertlite import BertTokenizer, Embedder, head_importance, optimize_for_inference, prune_heads, prune_neurons
+from bertlite.causal import ablate, patch
 from bertlite.cli import main
+from bertlite.commands import attention
+from bertlite.experiments.budget.distil import Distillation
+from bertlite.experiments.budget.quality import Quality
+from bertlite.experiments.budget.search import State
+from bertlite.experiments.data import EncodedExamples
 from bertlite.parity.reference import unrounded
+from bertlite.pruning import neuron_importance
+from bertlite.pruning.vocabulary import keep_used_tokens
 from bertlite.runtime.library import missing_platform
 from bertlite.shipping.convert import convert
 from bertlite.shipping.onnx import Graph
+from bertlite.support.progress import Progress
 
 transformers = pytest.importorskip("transformers")
 
 NEW = (*ROTARY, "megatron-bert")  # with rotary positions, or norms first
 KINDS = ("roberta", "mpnet", "electra small", "deberta-v2", *NEW)  # others differ from BERT in names alone
 EACH = pytest.mark.parametrize("kind", KINDS)
+STUDIED = (*NEW, "roberta-prelayernorm", "xlm-roberta-xl", *["new"] * ("gte" in CONFIGS))
+EACH_STUDIED = pytest.mark.parametrize("kind", STUDIED)
+HEADS_READ_BY = r"attn\.Wo|self_attn\.o_proj|attention\.output\.dense"  # names of transformers' modules
+NEURONS_READ_BY = r"mlp\.Wo|down_proj|fc2|\d\.output\.dense"
 TEXTS = [
     "Der Leuchtturmwärter schrieb jeden Abend das Wetter auf.",
     "Хлеб поднимается, потому что дрожжи превращают сахар в газ.",
@@ -72,11 +89,12 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def make(kind: str, head: str = "") -> tuple[Any, Path]:
         if (kind, head) not in made:
-            model, folder = theirs_of(kind, head, vocab_size=VOCABULARY), tmp_path_factory.mktemp("world")
+            model = theirs_of("gte" if kind == "new" else kind, head, vocab_size=VOCABULARY)
+            folder = tmp_path_factory.mktemp("world")
             if kind == "mpnet":
                 with torch.no_grad():
                     model.base_model.encoder.relative_attention_bias.weight.mul_(10)  # so that it matters
-            model.save_pretrained(folder)
+            (save_as_new_ if kind == "new" else type(model).save_pretrained)(model, folder)
             save_tokenizer(folder, kind)
             made[kind, head] = model, folder
         return made[kind, head]
@@ -267,3 +285,135 @@ def test_inspect_says_which_family_it_is_and_what_it_becomes(worlds: Any, capsys
         printed = capsys.readouterr().out
         assert f"  {line}" in printed
         assert ("does not know 'nomic_bert' models; `bertlite convert`" in printed) is (kind == "nomic_bert"), "in 4"
+
+
+# What is done with a model after it is loaded, on families with rotary positions or norms first
+
+
+@EACH_STUDIED
+def test_patching_is_as_by_hooks_on_transformers_modules(kind: str, worlds: Any) -> None:
+    """One head or sublayer at a time, on the text where its output is read and on another one."""
+    theirs, folder = worlds(kind)
+    ours, corrupted = ours_of(folder), batch_of(theirs)
+    others = torch.randint(4, 97, corrupted["input_ids"].shape)
+    clean = {**corrupted, "input_ids": others.where(corrupted["attention_mask"] > 0, corrupted["input_ids"])}
+
+    def metric(out: Any, batch: Any) -> Tensor:
+        return (out.last_hidden_state.sin() * batch["attention_mask"][..., None]).sum((1, 2))
+
+    @torch.no_grad()
+    def hooked(batch: Any, module: Any, edit: Any) -> Tensor:
+        handle = module.register_forward_pre_hook(lambda _, args: edit(args[0]))
+        with unrounded(theirs):
+            found = metric(theirs(**batch), batch)
+        handle.remove()
+        return found
+
+    def patched(given: Tensor, x: Tensor, part: slice) -> Tensor:
+        return torch.cat([x[..., : part.start], given[..., part], x[..., part.stop :]], -1)
+
+    for site, names, width in (("head", HEADS_READ_BY, 16), ("feed_forward", NEURONS_READ_BY, 37)):
+        modules = [part for name, part in theirs.named_modules() if re.search(rf"(^|\.)({names})$", name)]
+        found = patch(ours, clean, corrupted, site, metric=metric)
+        assert len(modules) == ours.config.num_hidden_layers == found.values.shape[1]
+        for (layer, module), unit in product(enumerate(modules), range(3 if site == "head" else 1)):
+            read: list[Tensor] = []
+            whole = hooked(clean, module, read.append)
+            out = hooked(corrupted, module, partial(patched, read[0], part=slice(unit * width, (unit + 1) * width)))
+            got = found.values[:, layer, unit] if site == "head" else found.values[:, layer]
+            assert_same([got, found.clean], [out, whole], atol=1e-11)  # of sums over all tokens
+        own = patch(ours, clean, clean, site, metric=metric)
+        assert_same(own.values, own.clean.view(-1, *[1] * (own.values.dim() - 1)).expand_as(own.values), atol=0)
+    found = patch(ours, clean, corrupted, "residual", metric=metric)  # the first and the last states are all there is
+    assert_same(found.values[:, [0, -1]], found.clean[:, None].expand(-1, 2), atol=0)
+
+
+@EACH_STUDIED
+def test_the_drawn_weights_are_transformers_attentions(kind: str, worlds: Any) -> None:
+    theirs, folder = worlds(kind)
+    text = "Who moved my coffee?"
+    record = attention(folder, text, heads=[0, 2])
+    ids = BertTokenizer.from_pretrained(folder)(text, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        wanted = theirs(ids, output_attentions=True).attentions
+    assert len(wanted) == len(record["weights"])
+    for layer, each in enumerate(wanted):
+        rows = record["weights"][str(layer)]
+        torch.testing.assert_close(torch.tensor([rows["0"], rows["2"]]), each[0, [0, 2]].float(), rtol=0, atol=1e-6)
+    assert bool((wanted[1] == 0).any()) == (kind == "modernbert"), "keys outside the window"
+
+
+@EACH_STUDIED
+def test_with_fewer_tokens_outputs_are_the_same(kind: str, worlds: Any, tmp_path: Path) -> None:
+    _, folder = worlds(kind, "MaskedLM")
+    model, letters = ours_of(folder, "MaskedLM"), BertTokenizer.from_pretrained(folder).get_vocab()
+    tokenizer = BertTokenizer([*sorted(letters, key=letters.__getitem__), "sea", "who", "##ved", "the"])
+    small, few = keep_used_tokens(model, tokenizer, TEXTS[6:])
+    kept = [i for token, i in tokenizer.get_vocab().items() if token in few.get_vocab()]
+    kept.sort()
+    assert len(kept) == small.config.vocab_size == len(tokenizer) - 2
+    small.save_pretrained(tmp_path)
+    before, after = (each(TEXTS[6:], padding=True, return_tensors="pt") for each in (tokenizer, few))
+    with torch.no_grad():
+        wanted = model(**before, output_hidden_states=True)
+        for each in (small, ours_of(tmp_path, "MaskedLM")):
+            found = each(**after, output_hidden_states=True)
+            assert_same(found.hidden_states, wanted.hidden_states, atol=0)
+            assert_same(found.logits, wanted.logits[..., kept])
+            frozen = {name for name, x in each.named_parameters() if not x.requires_grad}
+            assert frozen == {name for name, x in model.named_parameters() if not x.requires_grad}
+
+
+@EACH_STUDIED
+@pytest.mark.parametrize("unit", ["head", "neuron"])
+def test_scores_are_what_a_model_without_the_unit_loses(kind: str, unit: str, worlds: Any) -> None:
+    """Exactly when it is left out, and to first order when it shrinks."""
+    theirs, folder = worlds(kind, "SequenceClassification")
+    model = ours_of(folder, "SequenceClassification")
+    batch = {**{name: x[:1] for name, x in batch_of(theirs, padded=False).items()}, "labels": torch.tensor([1])}
+    score, prune = (head_importance, prune_heads) if unit == "head" else (neuron_importance, prune_neurons)
+    left_out, gradients = (score(model, [batch], criterion=name) for name in ("leave_one_out", "michel"))
+    if unit == "head":
+        assert_same(ablate(model, [batch], "zero").increase, left_out)
+
+    @torch.no_grad()
+    def loss_of(model: Any) -> Tensor:
+        loss: Tensor = model(**batch).loss
+        return loss
+
+    for layer, each in product(range(model.config.num_hidden_layers), (0, 2)):
+        assert_same([left_out[layer, each]], [loss_of(prune(model, {layer: [each]})) - loss_of(model)])
+        block = model.base_model.encoder.layer[layer]
+        part = (block.attention if unit == "head" else block).output.dense
+        columns = slice(16 * each, 16 * (each + 1)) if unit == "head" else slice(each, each + 1)
+        ends = []
+        for gate in (1 + 1e-4, 1 - 1e-4):
+            scaled = copy.deepcopy(model)
+            scaled.get_submodule(next(n for n, x in model.named_modules() if x is part)).weight.data[:, columns] *= (
+                gate
+            )
+            ends.append(loss_of(scaled))
+        slope = ((ends[0] - ends[1]) / 2e-4).abs()
+        torch.testing.assert_close(gradients[layer, each], slope, rtol=1e-5, atol=1e-8)
+
+
+@EACH_STUDIED
+def test_a_student_learns_its_teachers_outputs(
+    kind: str, worlds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changes, its teacher does not, nor do the zeros for parameters that the family lacks."""
+    pytest.importorskip("accelerate")
+    teacher = ours_of(worlds(kind, "SequenceClassification")[1], "SequenceClassification").float()
+    lacking = {name for name, x in teacher.named_parameters() if not x.requires_grad}
+    given, student, draw = copy.deepcopy(teacher), prune_heads(teacher, {0: range(3), 1: [2]}), random.Random(0)
+    rows = tuple((tuple(draw.choices(range(4, 97), k=draw.randint(4, 30))), ()) for _ in range(60))
+    data = EncodedExamples(rows, (0,) * len(rows))
+    held = {name: x for name, x in data.batch(range(20), torch.long).items() if name != "labels"}
+    score = Quality(teacher, [held])
+    monkeypatch.setattr(Distillation, "plan", lambda *_: {"steps": 8, "step_seconds": 0.01})
+    before, distillation = score(student), Distillation(teacher, data, False, "8steps", score)
+    distillation.train_(student, State(tmp_path, {}), Progress(None, "steps", shown=False))
+    assert 0 > score(student)[1] > before[1], "the negative divergence"
+    assert_same(teacher.state_dict(), given.state_dict(), atol=0)
+    assert {name for name, x in student.named_parameters() if not x.requires_grad} == lacking
+    assert not any(x.any() for name, x in student.named_parameters() if name in lacking)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_same
-from test_families import CONFIGS, ROTARY, batch_of, ours_of, theirs_of  # type: ignore[import-not-found]
+from test_families import CONFIGS, ROTARY, batch_of, ours_of, save_as_new_, theirs_of  # type: ignore[import-not-found]
 
 from bertlite import BertModel, drop_layers, prune_heads, prune_neurons
 from bertlite.checkpoint.families import Origin
@@ -87,16 +87,8 @@ def test_modernbert_with_the_fields_of_older_configs_is_the_same(older: dict[str
 
 
 def test_new_is_gte_with_scaled_angles(saved: Any) -> None:
-    scaling = {
-        "rope_theta": 20000.0,
-        "rope_scaling": {"type": "ntk", "factor": 8.0},
-        "position_embedding_type": "rope",
-    }
-    theirs, folder = saved(
-        "gte", without=("rope_parameters",), model_type="new", layer_norm_type="layer_norm", **scaling
-    )
-    half = torch.arange(0, 16, 2).float() / 16
-    theirs.rotary_emb.inv_freq = 1.0 / (20000.0 * 8.0) ** half / 8.0 ** (2 / 16)
+    theirs, folder = saved("gte")
+    save_as_new_(theirs, folder)
     batch = batch_of(theirs)
     assert_same([states(ours_of(folder), batch)], [states(theirs, batch)])
 
@@ -114,6 +106,11 @@ def test_new_is_gte_with_scaled_angles(saved: Any) -> None:
             "scaled by 'yarn' {'factor': 2.0} are not supported",
         ),
         ("gte", {"model_type": "new"}, "position_embedding_type"),
+        (
+            "gte",
+            {"model_type": "bert", "position_embedding_type": "alibi"},  # as jina v2's publishers have it
+            "describes a 'jina_bert' model, which has ALiBi in the place of positions; bertlite loads 'bert'",
+        ),
         ("modernbert", {"rope_scaling": {"rope_type": "linear"}}, "scaled by 'linear'"),
         ("modernbert", {"layer_types": ["full_attention"]}, "layer_types is .*for each of 3 layers"),
         ("modernbert", {"layer_types": ["chunked_attention"] * 3}, "must name full_attention or sliding_attention"),
@@ -151,6 +148,16 @@ def test_an_adapter_is_refused_and_merged_weights_load(saved: Any) -> None:
     torch.save(state, folder / "pytorch_model.bin")
     batch = batch_of(theirs)
     assert_same([states(ours_of(folder), batch)], [states(theirs, batch)])
+
+
+@EACH
+def test_parameters_that_were_one_tensor_have_memory_of_their_own(kind: str, saved: Any) -> None:
+    """Libraries that save a model take parts of one tensor for tied, and drop all but one."""
+    theirs, folder = saved(kind)
+    (folder / "model.safetensors").unlink()
+    torch.save(theirs.state_dict(), folder / "pytorch_model.bin")  # whose tensors stay where they are
+    sizes = {name: (x.untyped_storage().nbytes(), x.nbytes) for name, x in ours_of(folder).named_parameters()}
+    assert [name for name, (memory, own) in sizes.items() if memory != own] == []
 
 
 def test_a_head_is_refused_and_the_encoder_loads(saved: Any) -> None:

@@ -672,8 +672,21 @@ def test_the_loss_of_training_is_of_labels_of_the_teachers_logits_and_of_its_hid
 
 
 def test_a_killed_finetune_is_gone_on_with_bit_for_bit(world, tmp_path, monkeypatch, capsys):
-    """With dropout, AdamW's moments and the schedule, killed before its first state and later."""
-    command = ["prune", "finetune", *data_arguments(world), "--epochs", "3", "--batch-size", "8", "--out"]
+    """With dropout, AdamW's moments, the schedule and empty tensors, killed before its first state and later."""
+    given = tmp_path / "given"
+    shutil.copytree(world / "model", given)
+    bertlite.prune_heads(dense_of(world), {0: range(4), 1: range(4)}).save_pretrained(given)
+    command = [
+        "prune",
+        "finetune",
+        str(given),
+        *data_arguments(world)[1:],
+        "--epochs",
+        "3",
+        "--batch-size",
+        "8",
+        "--out",
+    ]
     log = Run.log
 
     def kill(dies_at, name):

@@ -139,17 +139,18 @@ def ascending(scores: Tensor, protected: Mapping[int, Iterable[int]]) -> list[li
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """The costs of one head and of one neuron."""
+    """The costs of one head of each layer, and of one neuron."""
 
-    head: int
+    heads: Sequence[int]
     neuron: int
 
     @classmethod
     def macs(cls, config: BertConfig, lengths: Sequence[int]) -> "UnitCosts":
         """Return multiply-accumulates over sequences of these lengths; `macs` says what counts."""
-        D, H = config.hidden_size, config.hidden_size // config.num_attention_heads
-        tokens, pairs = sum(lengths), sum(length**2 for length in lengths)
-        return cls(4 * tokens * D * H + 2 * pairs * H, (2 + own_field(config, "gated")) * tokens * D)
+        D, H, tokens = config.hidden_size, config.hidden_size // config.num_attention_heads, sum(lengths)
+        every = [attended_pairs(config, lengths, layer) for layer in range(config.num_hidden_layers)]
+        neuron = (2 + own_field(config, "gated")) * tokens * D
+        return cls([4 * tokens * D * H + 2 * pairs * H for pairs in every], neuron)
 
     @classmethod
     def bytes(cls, model: Any) -> "UnitCosts":
@@ -159,15 +160,27 @@ class UnitCosts:
         head = len(own.projections()) * (D + 1) * H + D * H
         if DISTANCES[config.position_embedding_type].per_head:
             head += own.distance_embedding.num_embeddings
-        return cls(each * head, each * (2 * D + 1))
+        neuron = 2 * D + 1 + own_field(config, "gated") * (D + 1)
+        return cls([each * head] * config.num_hidden_layers, each * neuron)
 
     def total(self, sizes: Sequence[tuple[int, int]]) -> int:
         """Return the cost of layers that keep these numbers of heads and neurons."""
-        return sum(heads * self.head + neurons * self.neuron for heads, neurons in sizes)
+        return sum(n * head + neurons * self.neuron for (n, neurons), head in zip(sizes, self.heads, strict=True))
 
     def by_size(self, losses: Sequence[BySize]) -> list[BySize]:
         """Return the costs of the sizes of sublayers that have a loss."""
-        return [({n: n * self.head for n in a}, {n: n * self.neuron for n in f}) for a, f in losses]
+        pairs = zip(losses, self.heads, strict=True)
+        return [({n: n * head for n in a}, {n: n * self.neuron for n in f}) for (a, f), head in pairs]
+
+
+def attended_pairs(config: BertConfig, lengths: Sequence[int], layer: int) -> int:
+    """Return how many pairs of a query and a key sequences of these lengths have in a layer."""
+    if layer not in (own_field(config, "local_layers") or ()):
+        return sum(length**2 for length in lengths)
+
+    # With a window the first query attends to all keys but the last `outside`, the next to one more.
+    outside = [max(length - 1 - own_field(config, "local_attention"), 0) for length in lengths]
+    return sum(length**2 - n * (n + 1) for length, n in zip(lengths, outside, strict=True))
 
 
 def kept_sizes(config: BertConfig) -> list[tuple[int, int]]:
@@ -178,8 +191,8 @@ def kept_sizes(config: BertConfig) -> list[tuple[int, int]]:
 def macs(config: BertConfig, length: int) -> int:
     """Count the multiply-accumulates of the encoder's layers for one sequence of `length` tokens.
 
-    A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D.  Pruned parts, biases, norms, softmax, embeddings and task heads
-    are not counted.
+    A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D, or 3·S·D if it is gated.  In a layer with a window S² becomes the
+    number of pairs within it.  Pruned parts, biases, norms, softmax, embeddings and task heads are not counted.
     """
     return UnitCosts.macs(config, [length]).total(kept_sizes(config))
 

@@ -32,7 +32,7 @@ def kprune(model: Any, batches: Sequence[Batch], share: float, length: int) -> A
     """Return the model pruned by the method to a share of the MACs."""
     pruned, budget = copy.deepcopy(model), share * macs(model.config, length)
     unit = UnitCosts.macs(model.config, [length])
-    costs = unit.head, unit.neuron
+    costs = unit.heads[0], unit.neuron
     with eval_mode(pruned, model), torch.no_grad():
         wanted = [run(model, batch).logits for batch in batches]
         runs = start_runs(pruned, model, batches)

@@ -63,7 +63,7 @@ def within_budget(config: Any, share: float, length: int, heads: Tensor, neurons
     Every number of heads is tried, with as many neurons as then fit (section 4.1).
     """
     unit = UnitCosts.macs(config, [length])
-    costs = unit.head, unit.neuron
+    costs = unit.heads[0], unit.neuron
     budget = (
         share
         * config.num_hidden_layers

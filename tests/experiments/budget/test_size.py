@@ -125,9 +125,12 @@ def test_a_size_is_stated_in_bytes_or_as_a_share() -> None:
 
 @pytest.mark.parametrize("kind", DISTANCES)
 def test_a_unit_costs_the_bytes_of_its_weights(kind: str) -> None:
-    model = make(position_embedding_type=kind).bfloat16()
+    model = make(position_embedding_type=kind, gated=kind.startswith("rotary")).bfloat16()
     unit = UnitCosts.bytes(model)
-    for smaller, cost in ((prune_heads(model, {1: [2]}), unit.head), (prune_neurons(model, {0: [5]}), unit.neuron)):
+    for smaller, cost in (
+        (prune_heads(model, {1: [2]}), unit.heads[1]),
+        (prune_neurons(model, {0: [5]}), unit.neuron),
+    ):
         assert 2 * (model.num_parameters() - smaller.num_parameters()) == cost
 
 

@@ -1,6 +1,7 @@
 """From scores to a choice: which units go, checked against every choice there is."""
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,8 @@ from conftest import F64, SIZES
 from torch import Tensor
 
 from bertlite import BertConfig
+from bertlite.experiments.budget.target import UnitCosts
+from bertlite.experiments.budget.work import full
 from bertlite.pruning import macs, rank_heads, rank_neurons, with_pruned
 from bertlite.pruning.importance.allocation import Choice, choose_sizes, knapsack
 
@@ -150,6 +153,17 @@ def test_macs_are_the_products_of_the_layers() -> None:
     assert macs(CONFIG, LENGTH) == 2 * products
     smaller = with_pruned(CONFIG, {0: [1], 1: [0, 2]}, {1: [0, 1, 2]})
     assert macs(smaller, LENGTH) == 2 * products - 3 * (4 * S * D * H + 2 * S * S * H) - 3 * 2 * S * D
+
+
+@pytest.mark.parametrize(("reach", "pairs"), [(0, 11), (3, 65), (9, 119), (10, 121), (50, 121)])
+def test_macs_of_a_layer_with_a_window_are_of_the_keys_within_it(reach: int, pairs: int) -> None:
+    """Counted by hand for 11 tokens and 3 on either side: 4 + 5 + 6 + 5 · 7 + 6 + 5 + 4 pairs."""
+    S, D, H = LENGTH, 48, 12
+    fields = {"position_embedding_type": "rotary_local", "local_layers": [1], "local_attention": reach, "gated": True}
+    config = with_pruned(replace(CONFIG, **fields), {1: [2]}, {})
+    heads = 4 * (4 * S * D * H + 2 * S * S * H) + 3 * (4 * S * D * H + 2 * pairs * H)
+    assert macs(config, S) == heads + 2 * 3 * S * D * 5
+    assert UnitCosts.macs(config, full(2, S)).total([(4, 5), (3, 5)]) == 2 * macs(config, S)
 
 
 # choose_sizes
