@@ -29,10 +29,7 @@ HEAD_AXES = {  # the tensors that shrink with the heads of a layer, and along wh
     "output.dense.weight": 1,
 }
 NEURON_AXES = {  # the tensors that shrink with its neurons
-    "intermediate.dense.weight": 0,
-    "intermediate.dense.bias": 0,
-    "intermediate.factor.weight": 0,
-    "intermediate.factor.bias": 0,
+    **{f"intermediate.{part}.{kind}": 0 for part in ("dense", "factor") for kind in ("weight", "bias")},
     "output.dense.weight": 1,
 }
 NONFINITE = "cannot be used: its outputs would be nan, since"

@@ -311,9 +311,9 @@ ROTARY_NAMES = (  # names in checkpoints of families with rotary positions, and 
     (r"^(bert\.)?final_norm\.", r"\1encoder.final_norm."),
 )
 LM_HEAD = (
-    (r"lm_head\.dense\.", "cls.predictions.transform.dense."),
-    (r"lm_head\.layer_norm\.", "cls.predictions.transform.LayerNorm."),
-    (r"lm_head\.", "cls.predictions."),
+    (r"(lm_predictions\.)?lm_head\.dense\.", "cls.predictions.transform.dense."),
+    (r"(lm_predictions\.)?lm_head\.(layer_norm|LayerNorm|norm)\.", "cls.predictions.transform.LayerNorm."),
+    (r"(lm_predictions\.)?lm_head\.", "cls.predictions."),
 )
 
 
@@ -344,7 +344,7 @@ BERT = Family("bert")
 GTE = rotary(
     "(?:gte|new)",
     "rotary positions; gated; biases of zeros in the network",
-    ((r"lm_head\.norm\.", "cls.predictions.transform.LayerNorm."), *LM_HEAD),
+    LM_HEAD,
     defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
     fixed={"mlp_fc1_bias": False},
     lm_acts=GELU,
@@ -397,9 +397,7 @@ FAMILIES = {  # {model_type: family}
         defaults={"seq_classif_dropout": 0.2},
         fixed={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
         renames=(
-            (r"attention\.q_lin\.", "attention.self.query."),
-            (r"attention\.k_lin\.", "attention.self.key."),
-            (r"attention\.v_lin\.", "attention.self.value."),
+            *((rf"attention\.{part[0]}_lin\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
             (r"attention\.out_lin\.", "attention.output.dense."),
             (r"sa_layer_norm\.", "attention.output.LayerNorm."),
             (r"ffn\.lin1\.", "intermediate.dense."),
@@ -425,9 +423,7 @@ FAMILIES = {  # {model_type: family}
             "type_vocab_size": 2,
         },
         renames=(
-            (r"attention\.attn\.q\.", "attention.self.query."),
-            (r"attention\.attn\.k\.", "attention.self.key."),
-            (r"attention\.attn\.v\.", "attention.self.value."),
+            *((rf"attention\.attn\.{part[0]}\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
             (r"attention\.attn\.o\.", "attention.output.dense."),
             (r"attention\.LayerNorm\.", "attention.output.LayerNorm."),
             *LM_HEAD,
@@ -452,9 +448,7 @@ FAMILIES = {  # {model_type: family}
         renames=(
             *((rf"attention\.self\.{part}_proj\.", f"attention.self.{part}.") for part in ("query", "key", "value")),
             (r"embeddings\.embed_proj\.", "embeddings.projection."),
-            (r"lm_predictions\.lm_head\.dense\.", "cls.predictions.transform.dense."),
-            (r"lm_predictions\.lm_head\.LayerNorm\.", "cls.predictions.transform.LayerNorm."),
-            (r"lm_predictions\.lm_head\.", "cls.predictions."),
+            *LM_HEAD,
         ),
         adapt=scale_queries_,
         pooler=False,

@@ -91,7 +91,7 @@ class Source:
         """
         name, path = str(self.name), Path(self.name).expanduser()
         if path.is_file():
-            if self.subfolder:
+            if self.subfolder or self.variant:
                 raise ValueError(f"{path} is a file: leave subfolder and variant out")
             if what := other_format(name):
                 raise ValueError(f"{path} is {what}")
@@ -122,8 +122,6 @@ class Source:
         if path.is_file() and path.name in CONFIG_FILES:
             raise ValueError(f"{path} is only the config: name its folder, {path.parent}, or the weights in it")
         if path.is_file():
-            if self.variant:
-                raise ValueError(f"{path} is a file: leave subfolder and variant out")
             weights = [path.name]
 
         # An adapter changes every result, and nothing here applies it: weights alone must be asked for by name.

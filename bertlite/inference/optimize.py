@@ -7,6 +7,7 @@ import torch
 
 from bertlite.checkpoint.checks import DTYPES
 from bertlite.checkpoint.saving import dtype_name
+from bertlite.config import check_known
 from bertlite.inference.checks import ComputeDtype, check_unaltered, refuse_optimised
 from bertlite.inference.clients.bodies import optimize_bodies
 from bertlite.inference.clients.readers import reader_of, warn_of
@@ -168,8 +169,7 @@ def finished(
 
 def check_backend(backend: str) -> None:
     """Raise ValueError if a backend does not exist."""
-    if backend not in INFERENCE_BACKENDS:
-        raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(INFERENCE_BACKENDS)}")
+    check_known("backend", backend, INFERENCE_BACKENDS)
 
 
 def check_dtype(dtype: ComputeDtype, device: torch.device) -> None:

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from bertlite.config import BertConfig, own_field
 from bertlite.models.layers import BertLMPredictionHead, head_of_tokens
-from bertlite.models.losses import Items, check_labels, cross_entropy_of_labels, labels_padding, pack_labels
+from bertlite.models.losses import (
+    Items,
+    check_labels,
+    cross_entropy_of_labels,
+    labels_padding,
+    labels_without_padding,
+    pack_labels,
+)
 from bertlite.models.outputs import LogitsOutput
 from bertlite.stack.body import BertBody, Body, has_hooks, has_hooks_within, output_or_tuple
 from bertlite.stack.outputs import EncoderOutput
@@ -92,7 +99,7 @@ class HeadBody(Body, Generic[Out]):
         self.cls = self.head_class(config)
 
     def logits(self, encoded: EncoderOutput) -> Tensor:
-        raise NotImplementedError
+        return self.cls(encoded.last_hidden_state if self.needs_tokens else encoded.pooler_output)
 
     def encode(self, labels: Tensor | None = None, **inputs: Any) -> EncoderOutput:
         """Run BERT; if the head reads only the pooler, the last layer may compute only first tokens.
@@ -171,7 +178,8 @@ class HeadBody(Body, Generic[Out]):
         Returns:
             A scalar; nan if no label counts.
         """
-        return self.loss(out.logits[rows], labels["labels"][rows])
+        chosen = labels["labels"][rows]
+        return self.loss(out.logits[rows], labels_without_padding(chosen, real[rows]) if self.needs_tokens else chosen)
 
     @takes("cu_seqlens")
     def forward(self, *, labels: Tensor | None = None, num_items_in_batch: Items = None, **inputs: Any) -> Any:

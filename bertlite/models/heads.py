@@ -26,7 +26,6 @@ from bertlite.models.losses import (
 )
 from bertlite.models.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 from bertlite.stack.inputs import check_tensor
-from bertlite.stack.outputs import EncoderOutput
 from bertlite.support.habits import habit_hint
 
 __all__ = [
@@ -43,12 +42,6 @@ __all__ = [
 
 class MaskedLMBody(LanguageModelBody[Out]):
     head_class = BertOnlyMLMHead
-
-    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        return self.loss(out.logits[rows], labels_without_padding(labels["labels"][rows], real[rows]))
-
-    def logits(self, encoded: EncoderOutput) -> Tensor:
-        return self.cls(encoded.last_hidden_state)
 
 
 class CausalLMBody(MaskedLMBody[Out]):
@@ -147,9 +140,6 @@ class NextSentencePredictionBody(HeadBody[Out]):
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"labels": (shape[0], 2)}
 
-    def logits(self, encoded: EncoderOutput) -> Tensor:
-        return self.cls(encoded.pooler_output)
-
 
 class SequenceClassificationBody(ClassifierBody[Out]):
     own_labels = True
@@ -188,9 +178,6 @@ class SequenceClassificationBody(ClassifierBody[Out]):
 
 class TokenClassificationBody(ClassifierBody[Out]):
     own_labels = True
-
-    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        return self.loss(out.logits[rows], labels_without_padding(labels["labels"][rows], real[rows]))
 
 
 class MultipleChoiceBody(ClassifierBody[Out]):

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bertlite.config import check_known
 from bertlite.stack.cache import Cache
 from bertlite.stack.inputs import Mask, to_mask, values_readable
 from bertlite.stack.layouts import Layout, Packed, Slots
@@ -432,8 +433,7 @@ PACKING = frozenset(name for name, backend in BACKENDS.items() if backend.packs)
 
 def check_attention_name(name: str) -> None:
     """Raise ValueError for a name that is neither "auto" nor in the table; the message lists the known names."""
-    if name != "auto" and name not in BACKENDS:
-        raise ValueError(f"attn_implementation {name!r} is unknown; have: auto, {', '.join(BACKENDS)}")
+    check_known("attn_implementation", name, ("auto", *BACKENDS))
 
 
 def select(name: str, needs: Requirements) -> Backend:

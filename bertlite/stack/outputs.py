@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -56,10 +56,6 @@ class ModelOutput(Mapping[str, Any]):
     def __eq__(self, other: object) -> bool:  # elementwise comparison of tensors has no one answer
         return self is other
 
-    @classmethod
-    def _unflatten(cls, leaves: list[Any], names: tuple[str, ...]) -> Self:
-        return cls(dict(zip(names, leaves, strict=True)))
-
 
 def register(cls: type[Out]) -> type[Out]:
     """Make it a dataclass whose constructor also takes one mapping, and a pytree."""
@@ -67,7 +63,7 @@ def register(cls: type[Out]) -> type[Out]:
     torch_private.register_pytree(
         cls,
         lambda out: (list(out.values()), tuple(out)),
-        lambda leaves, names: cls._unflatten(list(leaves), tuple(names)),
+        lambda leaves, names: cls(dict(zip(names, leaves, strict=True))),
         serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
         to_dumpable_context=list,
         from_dumpable_context=tuple,

@@ -173,7 +173,19 @@ class DisentangledDistances(Distances):
             encoder.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def share(self, encoder: Any, x: Tensor, inputs: Any) -> DistanceTable:
-        return find_table(encoder, x, x.shape[1] if inputs.layout is None else inputs.layout.keys)
+        """Return the table of distances of a forward on x.
+
+        In training it is whole, so that dropout draws as in transformers.  It is also whole if a graph is made.
+        """
+        keys = x.shape[1] if inputs.layout is None else inputs.layout.keys
+        known = values_readable(x)
+        distances = torch.arange(1 - keys, max(keys, 1), device="cpu" if known else x.device)  # none without keys
+        rows = table_rows(distances, encoder.position_buckets, encoder.max_relative_positions)
+        table = encoder.rel_embeddings.weight
+        if known and keys and not encoder.training:
+            rows, table = rows - rows[0], table[int(rows[0]) : int(rows[-1]) + 1]
+        norm = getattr(encoder, "LayerNorm", None)
+        return DistanceTable(table if norm is None else norm(table), rows.to(x.device, non_blocking=True))
 
     def score_bias(self, attention: Any, q: Tensor, k: Tensor, inputs: Any) -> ScoreBias:  # (…, N, H) each
         table: DistanceTable | None = inputs.shared
@@ -247,21 +259,6 @@ class RotaryPositions(Distances):
         if attention.window is not None:
             inputs = inputs.within(attention.window, q, k)
         return of_queries(q), rotation(k), None, inputs
-
-
-def find_table(encoder: Any, x: Tensor, keys: int) -> DistanceTable:
-    """Return the table of distances of a forward on x with `keys` keys.
-
-    In training the table is whole, so that dropout draws as in transformers.  It is also whole if a graph is made.
-    """
-    known = values_readable(x)
-    distances = torch.arange(1 - keys, max(keys, 1), device="cpu" if known else x.device)  # none without keys
-    rows = table_rows(distances, encoder.position_buckets, encoder.max_relative_positions)
-    table = encoder.rel_embeddings.weight
-    if known and keys and not encoder.training:
-        rows, table = rows - rows[0], table[int(rows[0]) : int(rows[-1]) + 1]
-    norm = getattr(encoder, "LayerNorm", None)
-    return DistanceTable(table if norm is None else norm(table), rows.to(x.device, non_blocking=True))
 
 
 def table_rows(distances: Tensor, buckets: int, farthest: int) -> Tensor:

@@ -274,7 +274,8 @@ def add_noise_(model: nn.Module, encoders: Sequence[Any], dtype: ComputeDtype) -
         encoders: the encoders in it, also in lists.
         dtype: int8 is only for word embeddings and the matrices in their layers; the rest is then float32.
     """
-    random, step = torch.Generator(device_of(encoders)).manual_seed(1), step_of(encoders, dtype)
+    device, step = next(encoders[0].parameters()).device, step_of(encoders, dtype)
+    random = torch.Generator(device).manual_seed(1)
     floats, rows = Noise(random, step), RowNoise(random, step)
     integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
 
@@ -302,10 +303,6 @@ def layer_list(body: Any) -> Any:
 def is_rounded(encoders: Sequence[Any]) -> bool:
     """Return whether an encoder is of ROUNDED."""
     return any(getattr(each.config, "model_type", None) in ROUNDED for each in encoders)
-
-
-def device_of(encoders: Sequence[nn.Module]) -> torch.device:
-    return next(encoders[0].parameters()).device
 
 
 def step_of(encoders: Sequence[nn.Module], dtype: ComputeDtype) -> float:

@@ -22,14 +22,13 @@ from bertlite.config import POSITIONS, own_field
 from bertlite.inference.gpu.fused import fuse_, knows_positions
 from bertlite.inference.gpu.short_attention import LONGEST, SHORT, missing_for_short
 from bertlite.inference.gpu.triton_kernels import pack_rows, unpack_rows
-from bertlite.inference.quick import QuickBertModel
+from bertlite.inference.quick import Inputs, QuickBertModel, States
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, PACKING, Backend, LayerContext, Requirements
 from bertlite.stack.body import hooks_of
 from bertlite.stack.inputs import INDICES, count_positions, values_readable
-from bertlite.stack.layouts import Padded, Slots
-from bertlite.stack.outputs import BertModelOutput, EncoderOutput
+from bertlite.stack.layouts import Slots
 
 BUCKETS, BYTES = 64, 2 * 2**30  # limits for the graphs of one model
 GROWTH = BYTES // 4  # bytes: a pool of memory takes graphs until it has grown by as many since its first one
@@ -326,17 +325,11 @@ class GraphedBertModel(QuickBertModel):
         return any(self.graphs.hooks)
 
     def run_at_once(
-        self,
-        input_ids: Any,
-        mask: Any,
-        segments: Any,
-        positions: Any,
-        ends: Any,
-        first_only: bool,
-        encoded: bool,
-        skips: bool | None,
-    ) -> BertModelOutput | None:
+        self, given: Inputs, ends: Any, first_only: bool, encoded: bool, skips: bool | None
+    ) -> States | None:
         """Return the outputs of a graph; None if inputs are rare or many, so that graphs do not pay: BertBody runs."""
+        input_ids, mask, segments, positions = given
+
         # Rare inputs would need graphs of their own, and the plain forward has the better messages for wrong ones.
         if positions is not None or ends is not None or (mask is not None and mask.is_floating_point()):
             return None
@@ -369,11 +362,7 @@ class GraphedBertModel(QuickBertModel):
 
         # The graph ends at the hidden states; the pooler is a single matmul behind it.
         states = states[:, :1] if first_only else states
-        pooled = None if self.pooler is None else self.pooler(states)
-        if encoded:
-            layout = Padded(rows, length, length, states.device)
-            return EncoderOutput(last_hidden_state=states, pooler_output=pooled, layout=layout)
-        return BertModelOutput(last_hidden_state=states, pooler_output=pooled)
+        return states, None if self.pooler is None else self.pooler(states)
 
 
 def use_graphs_(model: BertPreTrainedModel) -> None:

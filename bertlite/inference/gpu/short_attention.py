@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.inference.gpu.triton_kernels import missing_for_triton
+from bertlite.runtime.shapes import power_of_2
 from bertlite.stack.attention import Backend, Requirements
 from bertlite.stack.layouts import Packed
 from bertlite.stack.positions import ScoreBias
@@ -77,7 +78,7 @@ def attend_short(
     _, heads, width = q.shape
 
     # A kernel reads and writes memory without a check, so whatever it cannot do is refused here.
-    longest = longest_of(packing)
+    longest = max(16, power_of_2(packing.keys))  # as products of Triton need it
     needs = Requirements(dropout=dropout > 0, device=q.device.type, dtype=q.dtype, head_dim=width)
     missing = "gradients" if torch.is_grad_enabled() and q.requires_grad else "first tokens alone" if first else None
     missing = f"it has no {missing}" if missing else missing_for_short(needs, longest)
@@ -105,11 +106,6 @@ def attend_short(
 def warps_for(longest: int, size: int, exact: bool) -> int:
     """Return the warps of a head: twice as many in float32 if it is wide, or its numbers would leave the registers."""
     return min(8, WARPS[longest] * (2 if exact and size > 64 else 1))
-
-
-def longest_of(packing: Packed) -> int:
-    """Return L for a layout: a power of 2 from 16 on, as products of Triton need it."""
-    return max(16, 1 << (packing.keys - 1).bit_length())
 
 
 def missing_for_short(needs: Requirements, longest: int) -> str | None:

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 from bertlite.config import POSITIONS, embeds_size
 from bertlite.inference.checks import norm_fault
 from bertlite.inference.native.encoder import NativeEncoder
-from bertlite.inference.quick import QuickBertModel
+from bertlite.inference.quick import Inputs, QuickBertModel, States
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.runtime.structs import ACTIVATIONS, Batch, Ids, Kernels, Model
 from bertlite.stack.attention import PACKING
 from bertlite.stack.body import has_hooks, has_hooks_within
 from bertlite.stack.embeddings import FamilyEmbeddings
 from bertlite.stack.inputs import first_position, values_readable
-from bertlite.stack.layouts import Padded
 from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
-from bertlite.stack.outputs import BertModelOutput, EncoderOutput
 
 NO_LIMIT = 2**62  # positions, if there is no table of them
 REPLACED_PARTS = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
@@ -120,17 +118,10 @@ class NativeBertModel(QuickBertModel):
         )
 
     def run_at_once(
-        self,
-        input_ids: Any,
-        mask: Any,
-        segments: Any,
-        positions: Any,
-        ends: Any,
-        first_only: bool,
-        encoded: bool,
-        skips: bool | None,
-    ) -> BertModelOutput | None:
+        self, inputs: Inputs, ends: Any, first_only: bool, encoded: bool, skips: bool | None
+    ) -> States | None:
         """Return the outputs; None if inputs are wrong or rare: then BertBody runs."""
+        input_ids, mask, segments, positions = inputs
         beside = [x for x in (mask, segments, positions) if x is not None]
         packed, shape = ends is not None, input_ids.shape
 
@@ -175,12 +166,7 @@ class NativeBertModel(QuickBertModel):
             pooled = words.new_empty(rows, linear.outputs)
             batch.pooler, batch.pooled = ctypes.pointer(linear.struct), pooled.data_ptr()
 
-        if not self.encoder.run_batch(batch):
-            return None
-        if encoded:
-            layout = Padded(shape[0], shape[1], shape[1], input_ids.device)
-            return EncoderOutput(last_hidden_state=out, pooler_output=pooled, layout=layout)
-        return BertModelOutput(last_hidden_state=out, pooler_output=pooled)
+        return (out, pooled) if self.encoder.run_batch(batch) else None
 
 
 def is_laid(x: Any, dtype: torch.dtype) -> bool:

@@ -631,19 +631,25 @@ class Encoder {
         });
     }
 
-    // Multiply the neurons of tokens by the outputs of a matrix.
-    template <class Workers>
-    void multiply_neurons(const Part& matrix, const TokenBlock& block, const Workers& workers) {
+    // Multiply tokens by a matrix whose outputs are neurons; `finish` is as for `project`.
+    template <class Workers, class Finish>
+    void project_to_neurons(const Part& matrix, const TokenBlock& block, const Workers& workers, Finish finish) {
         BERTLITE_PHASE("up");
         const auto into = [&](auto* neurons) {
             const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, neurons_stride_};
-            project(block.input, input_stride_, block.quantization, block.count, matrix, to, workers,
-                    [](auto each) { each([](auto* at, Vector y) { store(at, load(at) * y); }); });
+            project(block.input, input_stride_, block.quantization, block.count, matrix, to, workers, finish);
         };
         if constexpr (quantized)
             into(block.neurons);
         else
             into(block.intermediate);
+    }
+
+    // Multiply the neurons of tokens by the outputs of a matrix.
+    template <class Workers>
+    void multiply_neurons(const Part& matrix, const TokenBlock& block, const Workers& workers) {
+        project_to_neurons(matrix, block, workers,
+                           [](auto each) { each([](auto* at, Vector y) { store(at, load(at) * y); }); });
     }
 
     template <class Workers>
@@ -655,21 +661,12 @@ class Encoder {
 
     template <class Workers>
     void project_up(const Part& matrix, const TokenBlock& block, const Workers& workers) {
-        BERTLITE_PHASE("up");
         const auto activation = static_cast<Activation>(model_.activation);
-        const auto into = [&](auto* neurons) {
-            const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, neurons_stride_};
-            project(block.input, input_stride_, block.quantization, block.count, matrix, to, workers,
-                    [=](auto each) {
-                        with_activation<!IS_FLOAT32<Kind>>(activation, [=](auto activate) {
-                            each([=](auto* at, Vector y) { store(at, activate(y)); });
-                        });
-                    });
-        };
-        if constexpr (quantized)
-            into(block.neurons);
-        else
-            into(block.intermediate);
+        project_to_neurons(matrix, block, workers, [=](auto each) {
+            with_activation<!IS_FLOAT32<Kind>>(activation, [=](auto activate) {
+                each([=](auto* at, Vector y) { store(at, activate(y)); });
+            });
+        });
     }
 
     // Compute the attention of all pairs of sequence and head, the longest sequences first, in parts if pairs are few.
