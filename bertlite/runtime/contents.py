@@ -56,6 +56,7 @@ CONFIG = {
     "embeddings_norm": Maybe(FLAG),
     "pooler_norm": Maybe(FLAG),
     "pooling": Maybe(one_of("cls", "mean")),
+    "pooler_act": Maybe(TEXT),
     "id2label": Maybe(or_null({})),
 }
 DESCRIPTION = {
@@ -103,14 +104,22 @@ def adds_positions(about: dict[str, Any]) -> bool:
     return bool(about["config"].get("position_biased_input", True))
 
 
+def has_transform(about: dict[str, Any]) -> bool:
+    """Return whether a head has one more layer at each token, before its last one, as ModernBERT's."""
+    return about["class"] == CLASSES[2] and bool(about["config"].get("pooler_norm"))
+
+
+def pooler_act(about: dict[str, Any]) -> str:
+    """Return the activation of the pooler, or of the layer that a head has at each token."""
+    return str(about["config"].get("pooler_act", "tanh"))
+
+
 def part_for_torch(about: dict[str, Any]) -> str | None:
     """Return the part of a model that only the library with torch computes, in words; None if there is none."""
-    config = about["config"]
     if about["embeddings"]["norm"] == "after":
         return "embeddings that are projected before they are normalised"
-    has_head = "pooler" in about or about["class"] == CLASSES[2]
-    if has_head and (config.get("pooler_norm") or config.get("pooling") == "mean"):
-        return "a head that normalises, or takes the mean of tokens"
+    if ("pooler" in about or has_transform(about)) and (act := pooler_act(about)) not in ACTIVATIONS:
+        return f"a head with the activation {act!r:.60}"
     return None
 
 
@@ -141,11 +150,15 @@ def expected_tensors(about: dict[str, Any]) -> Tensors:
         sizes["embeddings.projection.bias"] = (hidden,)
 
     # A model with a head keeps the encoder under a prefix; only the head itself stands outside it.
+    layer: dict[str, tuple[int, ...]] = {"dense.weight": (hidden, hidden), "dense.bias": (hidden,)}
+    if config.get("pooler_norm"):
+        layer |= {"LayerNorm.weight": (hidden,), "LayerNorm.bias": (hidden,)}
     if "pooler" in about:
-        sizes |= {"pooler.dense.weight": (hidden, hidden), "pooler.dense.bias": (hidden,)}
+        sizes |= {f"pooler.{name}": size for name, size in layer.items()}
     if about["class"] != CLASSES[0]:
         labels = len(config.get("id2label") or ())
         sizes = {f"bert.{name}": size for name, size in sizes.items()}
+        sizes |= {f"head.{name}": size for name, size in layer.items() if has_transform(about)}
         sizes |= {"classifier.weight": (labels, hidden), "classifier.bias": (labels,)}
     return {name: (STORED[about["numbers"]], size) for name, size in sizes.items()}
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .contents import CLASSES, ROW_SCALES
+from .contents import CLASSES, ROW_SCALES, has_transform, pooler_act
 from .packed import PackedFile, aligned, lay_in_blocks_
+from .pooling import POOLINGS
 from .shapes import BYTES, GROUP, round_up
 from .shapes import shape_from as shape_from
 from .structs import ACTIVATIONS, Batch, Ids, Kernels, Linear, Matrix, Model
@@ -59,7 +60,7 @@ class PackedLinear:
 
 
 class Encoder:
-    """The embeddings, all layers and the pooler of a packed file.
+    """The embeddings, all layers, the pooler and the head of a packed file.
 
     Raises:
         ValueError: only the library with torch can compute its embeddings.
@@ -79,12 +80,14 @@ class Encoder:
 
         # States are stored in bfloat16 only if the weights are; 8-bit integers are for matmuls alone.
         self.dtype = np.dtype(np.uint16 if self.numbers == "bfloat16" else np.float32)
-        self.pooler = self.linear("pooler.dense", about["pooler"]) if "pooler" in about else None
-        self.projection = self.linear("embeddings.projection") if self.embeddings["norm"] else None
+        self.pooler = self.linear(f"{self.prefix}pooler.dense", about["pooler"]) if "pooler" in about else None
+        self.means = self.pooler is not None and about["config"].get("pooling") == "mean"
+        self.projection = self.linear(f"{self.prefix}embeddings.projection") if self.embeddings["norm"] else None
+        self.transform = self.linear("head.dense", pooler_act(about)) if has_transform(about) else None
+        self.classifier = None if about["class"] == CLASSES[0] else self.linear("classifier")
 
     def linear(self, name: str, activation: str = "linear") -> PackedLinear:
         """Return a linear layer of the file."""
-        name = f"{self.prefix}{name}"
         return PackedLinear(self.kernels, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"), activation)
 
     def run(
@@ -99,7 +102,7 @@ class Encoder:
 
         Args:
             ids, segments: (T,).
-            first_only: return only the first token of each sequence.
+            first_only: return only the first token of each sequence, unless the pooler takes the mean of all.
 
         Raises:
             ValueError: an id is beyond the vocabulary, or a sequence is longer than the model has positions.
@@ -108,12 +111,13 @@ class Encoder:
         # The kernels write into memory that numpy owns.
         ends = np.cumsum([0, *lengths], dtype=np.int32)
         given = self.ids(ids, segments, ends)
+        first_only = first_only and not self.means
         rows = len(lengths) if first_only else len(ids)
         out = np.empty((rows, self.model.hidden_size), dtype=self.dtype)
         batch = Batch(output=out.ctypes.data, is_bfloat16=self.dtype == np.uint16, first_only=first_only)
 
         pooled = None
-        if self.pooler is not None:
+        if self.pooler is not None and not self.means:
             pooled = np.empty((len(lengths), self.pooler.outputs), dtype=self.dtype)
             batch.pooler, batch.pooled = ctypes.pointer(self.pooler.struct), pooled.ctypes.data
 
@@ -121,32 +125,53 @@ class Encoder:
         if self.projection is None:
             batch.ids = ctypes.pointer(given)
         else:
-            hidden, starts = self.projection(self.embed(given, len(ids)), threads), ends.astype(np.int64)
+            size = self.table("word").shape[1]
+            embeds = self.embed(given, (len(ids), size), self.embeddings["epsilon"])
+            hidden, starts = self.projection(embeds, threads), ends.astype(np.int64)
             batch.tokens, batch.sequences, batch.starts = len(ids), len(lengths), starts.ctypes.data
             batch.hidden = hidden.ctypes.data
 
         # The kernels do not say which input was wrong, so it is looked for only after they have refused the batch.
         if not self.kernels.run(self.model, batch, threads):
             raise ValueError(self.fault(ids, segments, lengths))
-        return States(to_floats(out), None if pooled is None else to_floats(pooled))
+        if self.means:
+            means = [POOLINGS["mean"](tokens, 0) for tokens in np.split(to_floats(out), ends[1:-1])]
+            pooled = self.apply(self.pooler, np.stack(means), threads)
+        if pooled is not None:
+            pooled = to_floats(self.normalise(f"{self.prefix}pooler", pooled))
+        return States(to_floats(out), pooled)
 
-    @property
-    def head(self) -> PackedLinear:
-        """The layer of a classifier; it is packed anew each time."""
-        found = [self.tensors.get(f"classifier.{part}") for part in ("weight", "bias")]
-        assert found[0] is not None
-        return PackedLinear(self.kernels, found[0], found[1], "linear")
+    def score(self, x: Floats, threads: int) -> Floats:
+        """Return a classifier's outputs for tokens or pooled vectors, computed in the model's dtype; (rows, O)."""
+        if self.transform is not None:
+            x = to_floats(self.normalise("head", self.apply(self.transform, x, threads)))
+        return to_floats(self.apply(self.classifier, x, threads))
 
-    def apply(self, layer: PackedLinear, x: Floats, threads: int) -> Floats:
-        """Return a layer's outputs for states, computed in the dtype of the model; (rows, O), float32."""
-        return to_floats(layer(to_bfloat16(x) if self.dtype == np.uint16 else x, threads))
+    def apply(self, layer: PackedLinear | None, x: Floats, threads: int) -> NDArray[Any]:
+        """Return a layer's outputs for states, computed and stored in the dtype of the model; (rows, O)."""
+        assert layer is not None
+        return layer(to_bfloat16(x) if self.dtype == np.uint16 else x, threads)
 
-    def embed(self, given: Ids, tokens: int) -> NDArray[Any]:
-        """Return the embeddings as they are before their projection, (T, size)."""
-        size = self.tensors[f"{self.prefix}embeddings.word_embeddings.weight"].shape[1]
-        out = np.empty((tokens, size), dtype=self.dtype)
+    def normalise(self, name: str, x: NDArray[Any]) -> NDArray[Any]:
+        """Return the outputs of a layer, (rows, D), after its LayerNorm if it has one."""
+        norm = [self.tensors.get(f"{name}.LayerNorm.{part}") for part in ("weight", "bias")]
+        if norm[0] is None or norm[1] is None:
+            return x
+
+        # The kernels normalise embeddings: these are of words alone, one for each row.
+        ids, ends, zeros = np.arange(len(x), dtype=np.int64), np.array([0, len(x)], np.int32), np.zeros_like(norm[0])
+        given = Ids(
+            ids=ids.ctypes.data, ends=ends.ctypes.data, rows=1, length=len(x), words=x.ctypes.data, word_count=len(x),
+            segment_table=zeros.ctypes.data, segment_count=1, position_count=NO_LIMIT,
+            norm_weight=norm[0].ctypes.data, norm_bias=norm[1].ctypes.data,
+        )  # fmt: skip
+        return self.embed(given, x.shape, self.model.epsilon)
+
+    def embed(self, given: Ids, shape: tuple[int, ...], epsilon: float) -> NDArray[Any]:
+        """Return the embeddings as they are before their projection, in a shape of (T, size)."""
+        out = np.empty(shape, dtype=self.dtype)
         batch = Batch(output=out.ctypes.data, is_bfloat16=self.dtype == np.uint16, ids=ctypes.pointer(given))
-        model = Model(hidden_size=size, epsilon=self.embeddings["epsilon"])
+        model = Model(hidden_size=shape[1], epsilon=epsilon)
         if not self.kernels.run(model, batch, 1):
             raise ValueError(
                 "a token has an id beyond the vocabulary, or a sequence is longer than the model has positions"
@@ -195,8 +220,9 @@ class Encoder:
 
 
 def to_bfloat16(x: Floats) -> NDArray[np.uint16]:
-    """Return floats that came from bfloat16 as bfloat16's bits."""
-    return (x.view(np.uint32) >> 16).astype(np.uint16)
+    """Return floats as bfloat16's bits, rounded to the nearest, and to even."""
+    bits = x.view(np.uint32)
+    return ((bits + (bits >> 16 & 1) + 0x7FFF) >> 16).astype(np.uint16)
 
 
 def to_floats(x: NDArray[Any]) -> Floats:

@@ -106,7 +106,6 @@ class PackedModel:
         self.reproducible = file.about.get("reproducible") is True
         kernels = load_kernels(self.reproducible)
         self.encoder = Encoder(file, kernels)
-        self.head = self.encoder.head if self.kind != "encoder" else None
 
         # The steps after pooling may change the width of a vector, so one vector is computed to learn it.
         hidden = self.encoder.model.hidden_size
@@ -217,8 +216,7 @@ class PackedModel:
         for rows, _, states in self.run("predict", texts, before, first_only=True, **options):
             pooled = states.pooled
             assert pooled is not None
-            assert self.head is not None
-            logits = self.encoder.apply(self.head, pooled, self.threads)
+            logits = self.encoder.score(pooled, self.threads)
             scores[rows] = ACTIVATIONS[self.processing.activation](logits.astype(np.float64))
         return scores[:, 0] if self.kind == "cross-encoder" and len(self.labels) == 1 else scores
 
@@ -270,8 +268,7 @@ class PackedModel:
         texts, unknown = check_texts(texts), self.processing.unknown
         found: list[Spans] = [[] for _ in texts]
         for rows, batch, states in self.run("tag", texts, "", first_only=False, **options):
-            assert self.head is not None
-            logits = self.encoder.apply(self.head, states.tokens, self.threads).astype(np.float64)
+            logits = self.encoder.score(states.tokens, self.threads).astype(np.float64)
             parts = zip(rows, batch.encodings, split_rows(logits, batch.lengths), strict=True)
             for row, encoding, each in parts:
                 words = words_of(texts[row], encoding, softmax(each), self.labels, self.texts.tokenizer, unknown)

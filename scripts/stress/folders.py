@@ -53,6 +53,7 @@ DISTANCES = {
     "max_relative_positions": 32,
 }
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+MODERN = {"local_attention": 8, **dict.fromkeys(TOKENS, 0)}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # {kind: (transformers' name of the model, fields of its config)}
     "encoder": ("BertModel", {}),
     "cross-encoder": ("BertForSequenceClassification", {"num_labels": 1}),
@@ -61,7 +62,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # {kind: (transformers' name 
     "deberta": ("DebertaV2Model", DISTANCES),
     "mpnet": ("MPNetModel", {}),
     "electra": ("ElectraModel", {"embedding_size": 16}),
-    "modernbert": ("ModernBertModel", {"local_attention": 8, **dict.fromkeys(TOKENS, 0)}),
+    "modernbert": ("ModernBertModel", MODERN),
+    "modern-classifier": ("ModernBertForSequenceClassification", {**MODERN, "classifier_pooling": "mean"}),
+    "modern-tagger": ("ModernBertForTokenClassification", {**MODERN, "num_labels": 3}),
 }
 DTYPES = ("float32", "bfloat16", "int8")
 TEXTS = ["hello w3 w7", "w1", "", "a longer text with w5 w6 w7 w8 w9 abcdefg hijkl " * 3, "w2 w2"]

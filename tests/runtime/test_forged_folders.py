@@ -31,9 +31,9 @@ Change = Callable[[stress.Folder], object]
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pack an encoder with a Dense, a classifier, a DeBERTa and a ModernBERT, each in two dtypes."""
-    place = tmp_path_factory.mktemp("packed")
-    return {path.name: path for path in stress.make_folders(place, ["encoder", "classifier", "deberta", "modernbert"])}
+    """Pack an encoder with a Dense, a classifier, a DeBERTa and ModernBERTs, each in two dtypes."""
+    kinds = ["encoder", "classifier", "deberta", "modernbert", "modern-classifier", "modern-tagger"]
+    return {path.name: path for path in stress.make_folders(tmp_path_factory.mktemp("packed"), kinds)}
 
 
 def forged(folder: Path, place: Path, change: Change) -> Path:
@@ -105,6 +105,15 @@ NATIVE = [
     ("modernbert-float32", described("shape", "rotary_divisor", to=0), "rotary_divisor is 0; it must be a number a"),
     ("modernbert-float32", described("shape", "gated", to=False), LONGER),
     ("modernbert-float32", described("shape", "first_norm", to=True), LONGER),
+    ("modern-classifier-bfloat16", described("config", "pooling", to="max"), "config.pooling is 'max'; it must be"),
+    ("modern-classifier-bfloat16", described("config", "pooler_norm", to=False), "pooler.LayerNorm.*' is unknown"),
+    ("modern-classifier-bfloat16", described("config", "pooler_act", to="mish"), "a head with the activation 'mish'"),
+    ("modern-tagger-float32", described("config", "pooler_norm", to=KeyError), "'head.*' is unknown"),
+    ("modern-tagger-float32", described("config", "pooler_norm", to=1), "config.pooler_norm is 1; it must be true"),
+    ("modern-tagger-float32", described("config", "pooler_act", to="mish"), "a head with the activation 'mish': use"),
+    ("modern-tagger-float32", described("config", "pooler_act", to=["gelu"]), r"config.pooler_act is \['gelu'\]; it"),
+    ("modern-tagger-float32", entered("head.LayerNorm.bias", "shape", to=[16, 2]), r"LayerNorm.bias is F32 \(16, 2"),
+    ("classifier-int8", described("config", "pooler_norm", to=True), "bert.pooler.LayerNorm.weight is missing"),
     ("encoder-float32", described("shape", "norms_first", to=2), "shape.norms_first is 2; it must be true or false"),
     ("encoder-float32", entered(NORM, to=KeyError), "LayerNorm.bias is missing"),
     ("encoder-float32", entered(NORM, "shape", to=[1]), r"LayerNorm.bias is F32 \(1,\), not F32 \(32,\)"),

@@ -19,7 +19,17 @@ from conftest import DISENTANGLED
 from natively import ROTARY, WITH_MIXED, kernels_or_skip, native, natively
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from bertlite import BertConfig, BertModel, BertTokenizer, Embedder, optimize_for_inference, prune_heads
+from bertlite import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    BertTokenizer,
+    Embedder,
+    optimize_for_inference,
+    prune_heads,
+    prune_neurons,
+)
 from bertlite.inference import InferenceModel
 from bertlite.inference.checks import MIXED, ComputeDtype
 from bertlite.runtime import PackedModel, load, tasks
@@ -156,8 +166,8 @@ def folders(tmp_path: Path, minilm_folder: Path) -> Any:
 
     def make(cls: str, **fields: Any) -> Path:
         torch.manual_seed(0)
-        sizes = {**SIZES, "vocab_size": 30522, "initializer_range": 0.3}
-        getattr(transformers, cls)(transformers.BertConfig(**{**sizes, **fields})).save_pretrained(tmp_path / "model")
+        sizes, kind = {**SIZES, "vocab_size": 30522, "initializer_range": 0.3}, getattr(transformers, cls)
+        kind(kind.config_class(**{**sizes, **fields})).save_pretrained(tmp_path / "model")
         for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
             shutil.copy(minilm_folder / name, tmp_path / "model")
         return tmp_path / "model"
@@ -353,6 +363,70 @@ def test_labels_may_share_a_name_but_must_be_numbered_from_0(folders: Any, tmp_p
     with pytest.raises(ValueError, match=r"id2label in its config\.json has the labels 1, 2, 3; number them 0 to 2"):
         pack(folder, tmp_path / "other", texts=TEXTS)
     assert not (tmp_path / "other").exists()
+
+
+MODERN: dict[str, Any] = {  # fields of ModernBERT, whose windows end before the sequences do
+    "local_attention": 6,
+    "num_hidden_layers": 3,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
+}
+
+
+@pytest.mark.parametrize("is_pruned", [False, True])
+@pytest.mark.parametrize(
+    ("head", "labels", "pooling"),
+    [
+        (BertForSequenceClassification, 3, "cls"),
+        (BertForSequenceClassification, 1, "mean"),
+        (BertForTokenClassification, 5, "cls"),
+    ],
+)
+def test_heads_of_a_ModernBERT_give_the_scores_of_the_torch_path(
+    head: Any, labels: int, pooling: str, is_pruned: bool, folders: Any, tmp_path: Path
+) -> None:
+    name = head.__name__.replace("Bert", "ModernBert")
+    folder = folders(name, num_labels=labels, classifier_pooling=pooling, **MODERN)
+    theirs = getattr(transformers, name).from_pretrained(folder)
+    for parameter in theirs.parameters():
+        if parameter.dim() == 1:  # as made, norms have weights of 1
+            torch.nn.init.normal_(parameter, mean=1, std=0.2)
+    theirs.save_pretrained(folder)
+    if is_pruned:
+        model = prune_heads(head.from_pretrained(folder), {0: [0, 2], 1: range(3)})
+        prune_neurons(model, {0: [3]}).save_pretrained(folder)
+
+    # A bfloat16 activation is rounded once here, and torch rounds it twice.
+    for dtype, within in (("float32", 1e-6), ("int8", 1e-6), ("bfloat16", 2**-6)):
+        assert pack(folder, tmp_path / dtype, dtype=dtype, texts=TEXTS)["difference"] < 1e-5
+        packed, quick = load(tmp_path / dtype), InferenceModel.load(tmp_path / dtype)
+        results = packed.tag if packed.kind == "tagger" else packed.predict
+        alone = [results([text])[0] for text in TEXTS]
+        assert all(np.array_equal(one, other) for one, other in zip(alone, results(TEXTS), strict=True))
+        for encoding in packed.texts.encode(TEXTS, ""):
+            wanted = quick(torch.tensor([encoding.ids])).logits[0].float().numpy()
+            states = packed.encoder.run(np.array(encoding.ids), None, [len(encoding.ids)])
+            found = packed.encoder.score(states.tokens if states.pooled is None else states.pooled, 1)
+            assert np.abs(found - wanted).max() <= within * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_ModernBERT_ranks_as_its_cross_encoder(pooling: str, folders: Any, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    folder = folders("ModernBertForSequenceClassification", num_labels=1, classifier_pooling=pooling, **MODERN)
+    cross = library.CrossEncoder(str(folder), device="cpu")
+    cross.save(str(tmp_path / "cross"))
+    assert pack(tmp_path / "cross", tmp_path / "packed")["kind"] == "cross-encoder"
+    found, wanted = (each.rank("a dog", TEXTS) for each in (load(tmp_path / "packed"), cross))
+    assert [each["corpus_id"] for each in found] == [each["corpus_id"] for each in wanted]
+    assert [each["score"] for each in found] == pytest.approx([each["score"] for each in wanted], abs=1e-5)
+
+
+@pytest.mark.parametrize("head", ["Sequence", "Token"])
+def test_a_head_with_an_activation_that_the_kernels_lack_is_refused(head: str, folders: Any, tmp_path: Path) -> None:
+    folder = folders(f"ModernBertFor{head}Classification", num_labels=3, classifier_activation="mish", **MODERN)
+    with pytest.raises(ValueError, match=r"has a head with the activation 'mish': use bertlite itself, with torch"):
+        pack(folder, tmp_path / "packed", texts=TEXTS)
+    assert not (tmp_path / "packed").exists()
 
 
 @pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
