@@ -96,8 +96,8 @@ def measure(kernels: Kernels, dtype: ComputeDtype) -> dict[str, float]:
         vocab_size=TOKENS, hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_hidden_layers=1,
         max_position_embeddings=TOKENS,
     )  # fmt: skip
-    with torch.random.fork_rng([]):  # the caller's random numbers stay as they were
-        model = BertModel(config, add_pooling_layer=False).eval()
+    with torch.random.fork_rng([]), torch.device("cpu"):  # the caller's random numbers and device stay as they were
+        model = BertModel(config, add_pooling_layer=False).eval().float()
     candidates = {"native": native_copy(model, dtype, kernels), "plain": plain_copy(model, dtype)}
     ids = torch.arange(TOKENS, device="cpu")[None]
     return shortest_seconds({name: partial(candidate, ids) for name, candidate in candidates.items()})

@@ -71,6 +71,11 @@ def test_kernels_that_are_faster_are_taken():
     assert kernels_are_faster(Planted(0.0), torch.float32)
 
 
+def test_the_default_device_does_not_reach_the_measured_layer():
+    with torch.device("meta"):
+        assert min(choice.measure(Planted(0.0), torch.float32).values()) > 0
+
+
 def test_a_processor_with_a_record_is_not_measured(monkeypatch, measured):
     kernels = Planted(0.0)
     monkeypatch.setattr(choice, "processor_flags", lambda: INSTRUCTION_SETS["avx512_bf16"].needs)
