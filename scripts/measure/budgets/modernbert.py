@@ -44,9 +44,11 @@ KINDS: dict[str, dict[str, Any]] = {  # a gated neuron has three vectors of weig
     MODERN: {"intermediate_size": 320, "local_attention": 32, **RATES},
 }
 TARGETS = ("50%", "20%")
-WIDTH, MASKED, LR = 64, 0.2, 2e-3  # of the masked words: tokens of a row, the share that is masked, the rate
-KEPT = ("task", "seed", "kind", "target", "metric", "score", "dense_score", "difference")
-KEPT += ("difference_low", "difference_high", "kl", "macs", "heads_kept", "neurons_kept")
+WIDTH, MASKED, LR = 64, 0.2, 5e-4  # of the masked words: tokens of a row, the share that is masked, the rate
+KEPT = (
+    *("task", "seed", "kind", "target", "metric", "score", "dense_score", "difference", "difference_low"),
+    *("difference_high", "kl", "macs", "heads_kept", "neurons_kept"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,9 +92,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", required=True, type=Path, metavar="FOLDER", help="folder of the data sets")
     parser.add_argument("--tasks", type=names_of("task", tuple(tasks.TASKS)), default=("sst2", "trec", "sick"))
     parser.add_argument("--seeds", type=integers, default=(0, 1), help="fine-tuned models of a task (default: 0,1)")
-    parser.add_argument("--steps", type=count, default=200, help="of masked words (default: %(default)s)")
+    parser.add_argument("--steps", type=count, default=100, help="of masked words (default: %(default)s)")
     parser.add_argument("--texts", type=count, default=2048, help="to fit to (default: %(default)s)")
-    parser.add_argument("--lr", type=number, default=5e-4, help="of the fine-tuning (default: %(default)s)")
+    parser.add_argument("--lr", type=number, default=3e-4, help="of the fine-tuning (default: %(default)s)")
     parser.add_argument("--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json")
     return parser.parse_args(argv)
 
