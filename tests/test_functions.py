@@ -122,9 +122,7 @@ FUNCTIONS: dict[str, Callable[[World], Any]] = {
 
 @pytest.mark.filterwarnings("ignore")  # texts are few, and used twice
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_leave_the_process_as_they_found_it(
-    name: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_leave_the_process_as_they_found_it(name, world, monkeypatch):
     for limit in ("TIMING", "JUDGING"):
         monkeypatch.setattr(speed, limit, 0.1)
     if "pack" in name or "speed" in name:
@@ -136,7 +134,7 @@ def test_functions_leave_the_process_as_they_found_it(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_training_neither_sees_nor_changes_an_accelerator_of_the_caller(world: World, tmp_path: Path) -> None:
+def test_training_neither_sees_nor_changes_an_accelerator_of_the_caller(world, tmp_path):
     def digest(name: str) -> str:
         data = world.rows, world.rows
         record = bertlite.commands.finetune(world.classifier, *data, tmp_path / name, recipe=Recipe(epochs=1))
@@ -233,9 +231,7 @@ def contents(home: Path) -> dict[str, bytes | str]:
 @pytest.mark.parametrize(
     ("writer", "place"), [(name, place) for name in WRITERS for place in (FILES if ", " in name else PLACES)]
 )
-def test_no_writer_replaces_what_it_reads_or_a_model_of_another_kind(
-    writer: str, place: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_writer_replaces_what_it_reads_or_a_model_of_another_kind(writer, place, home, monkeypatch):
     monkeypatch.setattr(export, "PACKAGES", ())
     monkeypatch.setattr(export, "write_onnx", lambda graph, path: path.write_text("a graph"))  # which takes time
     monkeypatch.setattr(export, "graph_differences", lambda graph, path: [])
@@ -259,7 +255,7 @@ def test_no_writer_replaces_what_it_reads_or_a_model_of_another_kind(
         assert place == "around it" or writer == "pack", "only a folder without such files may be added to"
 
 
-def test_a_record_replaces_records_alone(home: Path) -> None:
+def test_a_record_replaces_records_alone(home):
     notes, record, empty = home / "notes.json", home / "record.json", home / "empty.json"
     notes.write_text('{"mine": 1}')
     empty.touch()
@@ -283,7 +279,7 @@ def test_a_record_replaces_records_alone(home: Path) -> None:
 
 @pytest.mark.parametrize("status", ["running", "failed"])
 @pytest.mark.parametrize("reads", ["model", "rows.csv"])
-def test_an_unfinished_run_is_not_emptied_if_it_holds_what_is_read(status: str, reads: str, home: Path) -> None:
+def test_an_unfinished_run_is_not_emptied_if_it_holds_what_is_read(status, reads, home):
     run = home / "run"
     run.mkdir()
     (run / "run.json").write_text(f'{{"status": "{status}"}}')
@@ -296,7 +292,7 @@ def test_an_unfinished_run_is_not_emptied_if_it_holds_what_is_read(status: str, 
     assert contents(home) == before
 
 
-def test_a_search_does_not_delete_its_texts_with_its_own_files(home: Path) -> None:
+def test_a_search_does_not_delete_its_texts_with_its_own_files(home):
     texts = home / ".out.unfinished" / "texts.txt"
     texts.parent.mkdir()
     shutil.move(home / "texts.txt", texts)
@@ -305,7 +301,7 @@ def test_a_search_does_not_delete_its_texts_with_its_own_files(home: Path) -> No
     assert texts.exists()
 
 
-def test_embeddings_remove_no_hidden_files_of_others(home: Path) -> None:
+def test_embeddings_remove_no_hidden_files_of_others(home):
     out = home / "out"
     out.mkdir()
     others = [out / name for name in (".mine.tmp", ".data.tmp.csv", ".part-00000.tmp", ".manifest.json.tmp")]
@@ -371,7 +367,7 @@ WRONG: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(("door", "name"), [(door, name) for door, (_, named) in DOORS.items() for name in named])
-def test_values_of_another_kind_are_named(door: str, name: str, wrong: str, world: World) -> None:
+def test_values_of_another_kind_are_named(door, name, wrong, world):
     if wrong == "model" and (door, name) in MODEL:
         pytest.skip("it takes a loaded model, if its tokenizer comes along")
     function, named = DOORS[door]
@@ -409,12 +405,12 @@ def test_values_of_another_kind_are_named(door: str, name: str, wrong: str, worl
         ),
     ],
 )
-def test_values_that_cannot_be_are_named(call: Callable[[World], Any], message: str, world: World) -> None:
+def test_values_that_cannot_be_are_named(call, message, world):
     with pytest.raises(ValueError, match=message):
         call(world)
 
 
-def test_a_packed_folder_is_known(world: World, tmp_path: Path) -> None:
+def test_a_packed_folder_is_known(world, tmp_path):
     kernels_or_skip()
     packed = tmp_path / "packed"
     bertlite.pack(world.encoder, packed)
