@@ -9,14 +9,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 from conftest import F64, SIZES, assert_same, make, make_batch
-from simulated import Pools, graphed, record
+from simulated import Pools, by_ends, graphed, record
 from torch import Tensor, nn
 
 from bertlite import (
@@ -37,19 +36,6 @@ SMALL = {"hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 1, "nu
 SMALL |= {"attn_implementation": "auto"}
 NO_DROPOUT = {**SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 Run = Callable[[], Tensor]
-
-
-def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
-    """Compute attention as a GPU does: tokens of no sequence are not written, nor are their gradients."""
-    ends = layout.nonempty_ends.tolist()
-    out = torch.full_like(q, torch.nan)
-    for row, (start, end) in enumerate(pairwise(ends)):
-        assert end - start <= layout.keys
-        asks, part = slice(row, row + 1) if first else slice(start, end), slice(start, end)
-        scores = torch.einsum("snh,knh->nsk", q[asks], k[part]) * q.shape[-1] ** -0.5
-        weights = nn.functional.dropout(scores.softmax(-1), dropout)
-        out = out.index_copy(0, torch.arange(asks.start, asks.stop), torch.einsum("nsk,knh->snh", weights, v[part]))
-    return out
 
 
 class Recorder:
