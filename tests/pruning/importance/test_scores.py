@@ -494,11 +494,7 @@ NEURONS_LEFT = ((0, 0), (0, 35), (1, 5), (1, 6), (2, 36))
 
 @pytest.mark.parametrize(
     ("backend", "cls"),
-    [
-        ("auto", BertForSequenceClassification),
-        ("sdpa", BertForMultipleChoice),
-        ("packed", BertForTokenClassification),
-    ],
+    [("auto", BertForSequenceClassification), ("sdpa", BertForMultipleChoice), ("packed", BertForTokenClassification)],
 )
 def test_leave_one_out_is_what_pruning_the_neuron_costs(backend, cls):
     """With a loss by example that the test computes, of models from which the neuron is really removed."""
@@ -595,6 +591,12 @@ def test_no_data_is_refused(criterion):
     packed = {"input_ids": torch.arange(1, 12), "cu_seqlens": torch.tensor([0, 7, 11], dtype=torch.int32)}
     with pytest.raises(ValueError, match="batch 1 has cu_seqlens, whose tokens have no rows; give rows"):
         head_importance(model_of(), [*data(size=5), packed], criterion=criterion)
+    (batch,) = data(size=5)
+    lists = {name: x.tolist() for name, x in batch.items()}
+    with pytest.raises(TypeError, match=r"input_ids is a list; make it a tensor, as in torch.tensor\(input_ids\)"):
+        head_importance(model_of(), [lists], criterion=criterion)
+    with pytest.raises(ValueError, match="batch 1 has no example"):
+        head_importance(model_of(), [batch, {name: x[:0] for name, x in batch.items()}], criterion=criterion)
 
 
 LABELS = [
@@ -624,16 +626,6 @@ def test_labels_that_do_not_fit_are_refused(cls, labels, message):
     with pytest.raises(ValueError, match=message):
         head_importance(model, [{**batch, **labels}])
     assert not runs or "no example" in message
-
-
-@pytest.mark.parametrize("criterion", ["michel", "confidence"])
-def test_a_batch_of_lists_or_without_examples_is_refused_by_name(criterion):
-    (batch,) = data(size=5)
-    lists = {name: x.tolist() for name, x in batch.items()}
-    with pytest.raises(TypeError, match=r"input_ids is a list; make it a tensor, as in torch.tensor\(input_ids\)"):
-        head_importance(model_of(), [lists], criterion=criterion)
-    with pytest.raises(ValueError, match="batch 1 has no example"):
-        head_importance(model_of(), [batch, {name: x[:0] for name, x in batch.items()}], criterion=criterion)
 
 
 @pytest.mark.parametrize("criterion", ["fisher", "leave_one_out"])
