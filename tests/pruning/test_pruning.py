@@ -265,12 +265,6 @@ def test_hooks_survive_and_see_the_pruned_widths(model, batch):
     assert (attention.self.query.out_features, attention.output.dense.in_features) == (36, 36)
 
 
-def test_gradient_checkpointing_survives(model):
-    model.gradient_checkpointing_enable(every_n_layers=2)
-    prune_heads_(model, {0: [1]})
-    assert [layer.checkpointing is not None for layer in model.encoder.layer] == [True, False, True]
-
-
 # Training
 
 
