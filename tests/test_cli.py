@@ -272,10 +272,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("attention a b text", "unrecognized arguments: text; write a text with spaces in quotes, and a second "),
         ("evaluate a --dev d --metric acc", "argument --metric: invalid choice: 'acc' (choose from "),
         ("parity a --shapes base,tiny", "argument --shapes: there is no shape 'tiny'; have: base, large ("),
-        (
-            "prune run a --train t --calibration 0",
-            "argument --calibration: '0' is too small; it must be 1 or more (",
-        ),
+        ("prune run a --train t --calibration 0", "argument --calibration: '0' is too small; it must be 1 or more ("),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_nearest(words, message, capsys):

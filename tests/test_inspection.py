@@ -97,11 +97,7 @@ CASES: dict[
     "hardswish": (lambda: small(hidden_act="hardswish"), nothing, (SAME, FAILS, SAME)),
     "two dtypes": (small, two_dtypes, (FAILS, SAME, SAME)),
     "the decoder's own bias": (lambda: small(BertForMaskedLM), only_decoder_bias, (SAME, FAILS, SAME)),
-    "an untied decoder": (
-        lambda: small(BertForMaskedLM, tie_word_embeddings=False),
-        nothing,
-        (SAME, SAME, SAME),
-    ),
+    "an untied decoder": (lambda: small(BertForMaskedLM, tie_word_embeddings=False), nothing, (SAME, SAME, SAME)),
     "an untied decoder, one bias": (
         lambda: small(BertForMaskedLM, tie_word_embeddings=False),
         drop(DECODER_BIAS),

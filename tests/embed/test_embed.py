@@ -159,10 +159,7 @@ def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads):
     with registered():
         whole = library.SentenceTransformer(str(plain), device="cpu")
     for i, residual in enumerate((False, True)):
-        whole.add_module(
-            str(2 + i),
-            modules.Dense(80, 80, activation_function=None, use_residual=residual),
-        )
+        whole.add_module(str(2 + i), modules.Dense(80, 80, activation_function=None, use_residual=residual))
     whole.save(str(folder := tmp_path / "model"))
     texts = [*texts_of(60), "", "abc " * 50]
     for pooling in ("cls", "mean"):
@@ -279,10 +276,7 @@ def test_a_packed_folder_is_embedded_by_the_runtime(packed, lines, tmp_path, mon
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"dtype": "float32"},
-            "dtype is float32; .*packed, a packed folder, has int8: leave dtype out, or give",
-        ),
+        ({"dtype": "float32"}, "dtype is float32; .*packed, a packed folder, has int8: leave dtype out, or give"),
         ({"dtype": torch.bfloat16}, "dtype is bfloat16; .* has int8"),
         ({"pooling": "cls"}, "pooling is cls; .* has mean"),
         ({"reproducible": True}, "reproducible is True; .* has False"),

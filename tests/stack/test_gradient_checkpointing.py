@@ -108,12 +108,7 @@ def test_frozen_embeddings_leave_the_rest_to_learn(frozen):
     wanted = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert set(checkpointed["grads"]) == wanted
     assert (
-        runs
-        == {
-            "embeddings": [2, 2, 2],
-            "embeddings and layer 0": [1, 2, 2],
-            "all but the pooler": [1, 1, 1],
-        }[frozen]
+        runs == {"embeddings": [2, 2, 2], "embeddings and layer 0": [1, 2, 2], "all but the pooler": [1, 1, 1]}[frozen]
     )
 
 

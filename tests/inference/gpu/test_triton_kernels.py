@@ -220,11 +220,7 @@ def test_the_kernels_compile_for_hopper_and_keep_their_numbers_in_registers(dtyp
         }
         types |= {name: kind for name, kind in numbers.items() if name in types}
         if kernel is triton_kernels.product_kernel:
-            blocks = {
-                "x": ("ROWS", "STEP", 1),
-                "weight": ("COLUMNS", "STEP", 1),
-                "out": ("ROWS", "COLUMNS", 2),
-            }
+            blocks = {"x": ("ROWS", "STEP", 1), "weight": ("COLUMNS", "STEP", 1), "out": ("ROWS", "COLUMNS", 2)}
             types |= {
                 name: f"tensordesc<{dtype}[{constants[a]}, {constants[b] // parts}]>"
                 for name, (a, b, parts) in blocks.items()
