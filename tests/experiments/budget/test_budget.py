@@ -114,6 +114,10 @@ def prune(world: Path, out: Path, *words: str, texts: str = "texts.txt", model: 
     return main(["prune", "to", target, str(world / model), *given])
 
 
+def load(folder: Path) -> Any:
+    return BertForSequenceClassification.from_pretrained(folder)
+
+
 def report_of(folder: Path) -> Any:
     return json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
@@ -231,7 +235,7 @@ def test_pairs_are_two_segments(world):
 
 def test_times_of_all_sizes_lie_between_those_of_some(world, monkeypatch):
     monkeypatch.setattr(times, "WIDE", 1e9)  # however busy the machine is
-    model = BertForSequenceClassification.from_pretrained(world / "model")
+    model = load(world / "model")
     monkeypatch.setattr(times, "SIZES", 3)
     table = times.time_table(model, full(2, 8), [9, 20], "cpu", HIDDEN)
     assert sorted(table.inner[0]) == [*range(N + 1)]
@@ -243,7 +247,7 @@ def test_times_of_all_sizes_lie_between_those_of_some(world, monkeypatch):
 
 
 def test_times_of_a_wide_spread_are_measured_again_and_not_used(world, tmp_path, steady_clock, monkeypatch):
-    model = BertForSequenceClassification.from_pretrained(world / "model")
+    model = load(world / "model")
     spreads = iter((0.9, 0.5, 0.8, 0.1, 0.2))
     monkeypatch.setattr(times, "measure_table", lambda *args: times.TimeTable(({}, {}), ({}, {}), next(spreads)))
     found = [times.time_table(model, full(2, 8), [9], "cpu", HIDDEN).spread for _ in range(3)]
@@ -255,7 +259,7 @@ def test_times_of_a_wide_spread_are_measured_again_and_not_used(world, tmp_path,
 
 def test_the_times_of_a_model_pruned_before_are_by_what_is_kept(world, monkeypatch):
     monkeypatch.setattr(times, "WIDE", 1e9)
-    model = BertForSequenceClassification.from_pretrained(world / "model")
+    model = load(world / "model")
     model = prune_neurons(prune_heads(model, {0: [1], 2: range(N)}), {1: range(9)})
     table = times.time_table(model, full(2, 8), [20], "cpu", HIDDEN)
     assert sorted(table.inner[0]) == [*range(N + 1)]
@@ -263,7 +267,7 @@ def test_the_times_of_a_model_pruned_before_are_by_what_is_kept(world, monkeypat
 
 
 def test_the_last_layer_of_a_classifier_is_timed_as_it_runs_for_the_first_token_alone(world):
-    model = BertForSequenceClassification.from_pretrained(world / "model")
+    model = load(world / "model")
     with torch.inference_mode():
         first, last = (arguments_of(model, layer, lambda: model(**full(2, 8).inputs(14))) for layer in (0, L - 1))
     assert first[0].shape == (2, 8, 48)
@@ -282,7 +286,7 @@ def test_times_that_fall_where_sizes_rise_are_averaged():
 
 
 def test_a_model_that_predicts_one_class_has_not_met_its_target(world, tmp_path, capsys):
-    model = BertForSequenceClassification.from_pretrained(world / "model")
+    model = load(world / "model")
     with torch.no_grad():
         model.classifier.bias[1] += 9
     model.save_pretrained(tmp_path / "one")
@@ -294,7 +298,7 @@ def test_a_model_that_predicts_one_class_has_not_met_its_target(world, tmp_path,
     assert "target 90%: missed, the model predicts the same for all texts\n" in printed
     assert "next:" not in printed
     batch = {"input_ids": torch.tensor([[2, 5, 3], [2, 7, 3]]), "labels": torch.tensor([0, 1])}
-    dense = BertForSequenceClassification.from_pretrained(world / "model")
+    dense = load(world / "model")
     assert not evaluate_pruned(model, model, [batch])["constant"], "of two texts it may be right"
     dense.classifier.bias.data -= dense(**batch).logits.mean(0)
     assert evaluate_pruned(model, dense, [batch])["constant"], "which the given model tells apart"
@@ -326,7 +330,7 @@ def test_a_search_is_not_gone_on_with_after_an_edit(world, tmp_path, monkeypatch
 def test_a_share_of_the_macs_is_met_and_the_folder_loads(world, tmp_path, share):
     out = tmp_path / "small"
     assert prune(world, out, f"{100 * share:g}%", "--at", "2x16") == 0
-    model = BertForSequenceClassification.from_pretrained(out)
+    model = load(out)
     report = report_of(out)
     assert macs(model.config, 16) <= share * macs(make().config, 16)
     assert report["macs"] == pytest.approx(macs(model.config, 16) / macs(make().config, 16))
@@ -343,10 +347,10 @@ def test_a_share_of_the_macs_is_met_and_the_folder_loads(world, tmp_path, share)
 
 def test_what_was_pruned_before_stays_pruned_and_counts(world, tmp_path):
     assert prune(world, tmp_path / "first", "60%", "--at", "2x16") == 0
-    first = BertForSequenceClassification.from_pretrained(tmp_path / "first").config
+    first = load(tmp_path / "first").config
     words = ["prune", "to", "30%", str(tmp_path / "first"), "--texts", str(world / "texts.txt"), "--at", "2x16"]
     assert main([*words, "--out", str(tmp_path / "second")]) == 0
-    second = BertForSequenceClassification.from_pretrained(tmp_path / "second").config
+    second = load(tmp_path / "second").config
     assert 0.2 < report_of(tmp_path / "second")["macs"] <= 0.3  # of the unpruned model's
     for layer in range(L):
         assert {*kept_heads(second, layer)} <= {*kept_heads(first, layer)}
@@ -374,9 +378,7 @@ def test_labels_may_judge_alone(world, tmp_path):
     prune(world, tmp_path / "plain", *words)
     labels = "--text", "text", "--label", "class", "--labels-for", "judging"
     prune(world, tmp_path / "judged", *words, *labels, texts="texts.tsv")
-    states = [
-        BertForSequenceClassification.from_pretrained(tmp_path / each).state_dict() for each in ("plain", "judged")
-    ]
+    states = [load(tmp_path / each).state_dict() for each in ("plain", "judged")]
     assert_same(*states, atol=0)
     assert "agreement" in report_of(tmp_path / "plain")["lost"]["of"]
     assert report_of(tmp_path / "judged")["lost"]["of"] == "accuracy"
@@ -469,9 +471,7 @@ def test_a_speed_or_a_time_is_met_by_the_clock(world, tmp_path, steady_clock, mo
     assert prune(world, out, text, "--at", "1x16") == 0
     report = report_of(out)
     assert report["sizes_by"] == ("macs" if noise else "latency")
-    dense, own = (
-        expected_seconds(BertForSequenceClassification.from_pretrained(each)) for each in (world / "model", out)
-    )
+    dense, own = (expected_seconds(load(each)) for each in (world / "model", out))
     wanted = Target.parse(text).seconds(dense)
     assert own <= wanted
     assert own > 0.85 * wanted
@@ -525,9 +525,7 @@ def test_a_noisy_clock_does_not_ruin_the_model(world, tmp_path, steady_clock, mo
     monkeypatch.setattr(search, "clock", noisy(search.clock, 0.03, misread))
     out = tmp_path / "fast"
     assert prune(world, out, "2x", "--at", "1x16") == 0
-    dense, own = (
-        expected_seconds(BertForSequenceClassification.from_pretrained(each)) for each in (world / "model", out)
-    )
+    dense, own = (expected_seconds(load(each)) for each in (world / "model", out))
     assert 1.9 < dense / own < 2.3
     assert report_of(out)["met"] is True
 
@@ -724,7 +722,7 @@ def test_a_killed_search_goes_on_and_ends_as_one_that_was_not(world, tmp_path, m
     for name in ("output_metrics", *(("loss_curves", "choose_sizes") if "layer" in finished else ())):
         monkeypatch.setattr(search, name, lambda *args, **options: pytest.fail("it was computed again"))
     assert prune(world, tmp_path / "again", *words) == 0
-    one, other = (BertForSequenceClassification.from_pretrained(tmp_path / name) for name in ("whole", "again"))
+    one, other = (load(tmp_path / name) for name in ("whole", "again"))
     assert one.config == other.config
     assert_same(one.state_dict(), other.state_dict(), atol=0 if "layer" in finished else 1e-6)
     assert not unfinished.exists()
@@ -856,11 +854,11 @@ def test_a_killed_distillation_goes_on_and_ends_as_one_that_was_not(
     monkeypatch.setattr(Progress, "open_bar", lambda self, *a: opened.append(a) or bar(self, *a))
     assert prune(world, tmp_path / "again", *words) in DONE
     assert all(total is None or done < total for _, total, _, done in opened), "no stage opens with 100 %"
-    one, other = (BertForSequenceClassification.from_pretrained(tmp_path / name) for name in ("whole", "again"))
+    one, other = (load(tmp_path / name) for name in ("whole", "again"))
     assert_same(one.state_dict(), other.state_dict(), atol=0)
     reports = [report_of(tmp_path / name) for name in ("whole", "again")]
     assert reports[0]["distilled"]["best_step"] == reports[1]["distilled"]["best_step"] > 0
-    pruned = BertForSequenceClassification.from_pretrained(tmp_path / "pruned").state_dict()
+    pruned = load(tmp_path / "pruned").state_dict()
     same = {name for name, value in one.state_dict().items() if torch.equal(value, pruned[name])}
     assert same == {name for name in pruned if "embeddings" in name}  # all else is trained
 
@@ -883,7 +881,7 @@ def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(wor
 
     monkeypatch.setattr(distil, "finetune_", train)
     monkeypatch.setattr(distil, "outputs_of_texts", teacher)
-    model = BertForSequenceClassification.from_pretrained(world / "model")
+    model = load(world / "model")
     data = EncodedExamples(tuple(((2, 5 + i % 10, 5 + i // 10, 3), (0,) * 4) for i in range(100)), (0.0,) * 100)
     monkeypatch.setattr(distil, "RECIPE", replace(distil.RECIPE, batch_size=10))
 
@@ -943,8 +941,8 @@ def test_the_given_model_runs_once_and_gives_what_it_gave_in_any_batch(monkeypat
 
 
 def test_states_are_compared_with_predictions_that_are_made_once(world):
-    model = BertForSequenceClassification.from_pretrained(world / "model")
-    dense = BertForSequenceClassification.from_pretrained(world / "model")
+    model = load(world / "model")
+    dense = load(world / "model")
     dense.classifier.bias.data += 0.5 * torch.arange(dense.config.num_labels)
     batches = [{"input_ids": torch.tensor([[2, 5 + i, 3]]), "labels": torch.tensor([i])} for i in range(2)]
     calls: list[int] = []
@@ -982,7 +980,7 @@ def test_several_targets_share_one_search_and_are_as_each_alone(world, tmp_path,
     for target in ("2x", "40%", "2.5 ms"):  # the first without --keep, the others in two commands that share it
         out = tmp_path / f"one-{target.replace(' ', '')}"
         assert main(["prune", "to", target, *words, "--out", str(out), *(kept if target != "2x" else [])]) in DONE
-        one, other = (BertForSequenceClassification.from_pretrained(x) for x in (out, tmp_path / "all" / out.name[4:]))
+        one, other = (load(x) for x in (out, tmp_path / "all" / out.name[4:]))
         assert one.config == other.config
         assert_same(one.state_dict(), other.state_dict(), atol=0)
     assert len(calls) == 3 + 3 + 3
@@ -1004,7 +1002,7 @@ def test_from_python_a_folder_or_a_loaded_model_gives_what_the_command_gives(wor
     settings = PruneSettings(calibration=1024, at=(2, 16), lose_at_most=100)
     options: dict[str, Any] = {"settings": settings}
     if loaded:
-        given, texts = BertForSequenceClassification.from_pretrained(given).train(), texts.read_text().split("\n")[:-2]
+        given, texts = load(given).train(), texts.read_text().split("\n")[:-2]
         options["tokenizer"] = BertTokenizer.from_pretrained(world / "model")
         before = {name: value.clone() for name, value in given.state_dict().items()}
         with pytest.raises(ValueError, match="a loaded model has no tokenizer of its own: give tokenizer too"):
