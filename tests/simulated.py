@@ -26,7 +26,8 @@ def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: fl
         asks, part = slice(row, row + 1) if first else slice(start, end), slice(start, end)
         scores = torch.einsum("snh,knh->nsk", q[asks], k[part]) * q.shape[-1] ** -0.5
         weights = nn.functional.dropout(scores.softmax(-1), dropout)
-        out = out.index_copy(0, torch.arange(asks.start, asks.stop), torch.einsum("nsk,knh->snh", weights, v[part]))
+        rows = torch.arange(asks.start, asks.stop, device=q.device)  # whatever the default device is
+        out = out.index_copy(0, rows, torch.einsum("nsk,knh->snh", weights, v[part]))
     return out
 
 
