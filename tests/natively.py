@@ -47,6 +47,7 @@ ROTARY: dict[str, Any] = {  # ModernBERT's layers, whose windows end before the 
     "gated": True,
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 WITH_MIXED = (*DTYPES, MIXED)
 PRUNED = {0: range(5), 1: [1, 3], 2: [0]}  # a layer without heads
 NEURONS = {0: [0, 36], 1: range(37)}  # and one without neurons

@@ -9,7 +9,7 @@ from itertools import count, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertlite.inference.gpu import graphs
 from bertlite.inference.gpu.graphs import GraphedBertModel
@@ -17,16 +17,17 @@ from bertlite.stack.attention import Backend, Requirements
 
 
 def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
-    """Compute attention of the sequences of a bucket; tokens that belong to none are nan, as on a GPU they may be."""
+    """Compute attention as a GPU does: tokens of no sequence are not written, nor are their gradients."""
     assert bias is None
-    assert not dropout
-    assert not first
-    out, ends = torch.full_like(q, torch.nan), layout.nonempty_ends.tolist()
-    for start, end in pairwise(ends):
+    ends = layout.nonempty_ends.tolist()
+    out = torch.full_like(q, torch.nan)
+    for row, (start, end) in enumerate(pairwise(ends)):
         assert end - start <= layout.keys
-        part = slice(start, end)
-        scores = torch.einsum("snh,knh->nsk", q[part], k[part]) * q.shape[-1] ** -0.5
-        out[part] = torch.einsum("nsk,knh->snh", scores.softmax(-1), v[part])
+        asks, part = slice(row, row + 1) if first else slice(start, end), slice(start, end)
+        scores = torch.einsum("snh,knh->nsk", q[asks], k[part]) * q.shape[-1] ** -0.5
+        weights = nn.functional.dropout(scores.softmax(-1), dropout)
+        rows = torch.arange(asks.start, asks.stop, device=q.device)  # whatever the default device is
+        out = out.index_copy(0, rows, torch.einsum("nsk,knh->snh", weights, v[part]))
     return out
 
 

@@ -62,7 +62,7 @@ def shown_weights(data: dict[str, Any], model: int = 0) -> dict[tuple[int, int],
     return found
 
 
-def test_maps_are_the_weights_of_the_model_by_the_numbers_of_the_unpruned_one(pruned, tokenizer) -> None:
+def test_maps_are_the_weights_of_the_model_by_the_numbers_of_the_unpruned_one(pruned, tokenizer):
     maps = attention_maps(pruned, tokenizer, TEXT)
     assert (maps.tokens, maps.layers, maps.heads) == (TOKENS, (0, 1, 2), (0, 1, 2, 3))
     assert list(maps.weights) == [(0, 0), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3)]
@@ -75,7 +75,7 @@ def test_maps_are_the_weights_of_the_model_by_the_numbers_of_the_unpruned_one(pr
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-def test_tokens_of_a_byte_level_bpe_are_shown_in_letters(sequence) -> None:
+def test_tokens_of_a_byte_level_bpe_are_shown_in_letters(sequence):
     text = "the café, 你好 世界 🙂"
     backend = Tokenizer(BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -94,7 +94,7 @@ def test_tokens_of_a_byte_level_bpe_are_shown_in_letters(sequence) -> None:
     assert in_letters(("caf", "##Ã©"), BertTokenizer(WORDS).backend_tokenizer) == ("caf", "##Ã©")
 
 
-def test_pairs_and_selections_and_models_with_a_head(tokenizer) -> None:
+def test_pairs_and_selections_and_models_with_a_head(tokenizer):
     model = make(BertForMaskedLM, config=CONFIG)
     maps = attention_maps(model, tokenizer, "the cat", "sat", layers=[2, 0, 2], heads=[3])
     assert maps.tokens == ("[CLS]", "the", "cat", "[SEP]", "sat", "[SEP]")
@@ -104,7 +104,7 @@ def test_pairs_and_selections_and_models_with_a_head(tokenizer) -> None:
     assert torch.equal(maps.weights[2, 3], own[2][0, 3].float())
 
 
-def test_unknown_layers_and_heads_long_texts_and_nan_are_refused(pruned, tokenizer) -> None:
+def test_unknown_layers_and_heads_long_texts_and_nan_are_refused(pruned, tokenizer):
     for options, message in (
         ({"layers": [0, 3]}, "there is no layer 3: this model was built with 3, 0 to 2"),
         ({"heads": [-1]}, "there is no head -1: this model was built with 4, 0 to 3"),
@@ -125,7 +125,7 @@ def test_unknown_layers_and_heads_long_texts_and_nan_are_refused(pruned, tokeniz
 # Pages ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_page_holds_every_weight_and_no_pruned_head(pruned, tokenizer) -> None:
+def test_a_page_holds_every_weight_and_no_pruned_head(pruned, tokenizer):
     maps = attention_maps(pruned, tokenizer, TEXT)
     data = data_of(page(maps))
     assert tuple(data["tokens"]) == TOKENS
@@ -137,7 +137,7 @@ def test_a_page_holds_every_weight_and_no_pruned_head(pruned, tokenizer) -> None
     assert 0.501 / data["steps"] < 0.00013  # as the page says: a weight is shown in tenths of a percent
 
 
-def test_a_text_cannot_break_out_of_its_page(pruned, tokenizer) -> None:
+def test_a_text_cannot_break_out_of_its_page(pruned, tokenizer):
     plain, hostile = (
         page(attention_maps(pruned, tokenizer, text, layers=[0])).decode()
         for text in ("the cat", "</script><script>&$ {{data}}")
@@ -148,19 +148,19 @@ def test_a_text_cannot_break_out_of_its_page(pruned, tokenizer) -> None:
     assert "<title>Attention: &lt; / script &gt; &lt; script &gt; &amp; $ " in hostile
 
 
-def test_a_title_holds_no_letter_that_hides_or_turns_text() -> None:
+def test_a_title_holds_no_letter_that_hides_or_turns_text():
     maps = AttentionMaps(("a\u202eb\u200b\x00\ud800c", "##d"), (0,), (0,), {(0, 0): torch.eye(2)})
     assert b"<title>Attention: a\xef\xbf\xbdb\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbdcd</title>" in page(maps)
 
 
-def test_a_page_needs_no_other_file(pruned, tokenizer) -> None:
+def test_a_page_needs_no_other_file(pruned, tokenizer):
     text = page(attention_maps(pruned, tokenizer, TEXT)).decode().replace("http://www.w3.org/2000/svg", "")
     assert "{{" not in text
     assert not re.search(r"https?:|\bsrc=|<link|@import|url\(|fetch\(|import\(", text)
     assert len(text) < 60_000
 
 
-def test_only_the_scripts_and_styles_of_the_page_may_run(pruned, tokenizer) -> None:
+def test_only_the_scripts_and_styles_of_the_page_may_run(pruned, tokenizer):
     text = page(attention_maps(pruned, tokenizer, TEXT)).decode()
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     rules = {name: value for name, _, value in (rule.strip().partition(" ") for rule in policy.split(";"))}
@@ -174,7 +174,7 @@ def test_only_the_scripts_and_styles_of_the_page_may_run(pruned, tokenizer) -> N
 # What is in a map ----------------------------------------------------------------------------------------------------
 
 
-def test_the_shares_of_a_head_are_of_all_tokens_and_sum_to_1() -> None:
+def test_the_shares_of_a_head_are_of_all_tokens_and_sum_to_1():
     weights = torch.tensor([[0.2, 0, 0, 0.8], [0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.2, 0.2], [1, 0, 0, 0]])
     maps = AttentionMaps(("[CLS]", "a", "b", "c"), (0,), (0,), {(0, 0): weights}, special=(0,))
     # of a, b and c: itself 0.2 0.2 0; before, where b's is a and c's is b: - 0.1 0; after 0.3 0.2 -; [CLS] 0.1 0.5 1
@@ -183,7 +183,7 @@ def test_the_shares_of_a_head_are_of_all_tokens_and_sum_to_1() -> None:
     assert shares[3] == pytest.approx(weights.mean(0)[0].item()), "the number next to [CLS], the only special token"
 
 
-def test_a_page_opens_on_the_head_whose_words_attend_to_words_of_their_own(pruned, tokenizer) -> None:
+def test_a_page_opens_on_the_head_whose_words_attend_to_words_of_their_own(pruned, tokenizer):
     size = 8
     places = torch.arange(size)
     special = (places == 0).float().expand(size, size)
@@ -212,7 +212,7 @@ def test_a_page_opens_on_the_head_whose_words_attend_to_words_of_their_own(prune
 # Two checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_holds_both_models_and_opens_on_what_changed_most(pruned, tokenizer) -> None:
+def test_a_comparison_holds_both_models_and_opens_on_what_changed_most(pruned, tokenizer):
     dense = make(config=CONFIG).float()
     before = attention_maps(dense, tokenizer, TEXT, name="dense")
     after = attention_maps(pruned, tokenizer, TEXT, name="pruned")
@@ -232,7 +232,7 @@ def test_a_comparison_holds_both_models_and_opens_on_what_changed_most(pruned, t
     assert data_of(page(before, before))["first"]["head"] == data_of(page(before))["first"]["head"]
 
 
-def test_what_cannot_be_compared_is_refused(pruned, tokenizer) -> None:
+def test_what_cannot_be_compared_is_refused(pruned, tokenizer):
     here = attention_maps(pruned, tokenizer, "the cat sat", name="here")
     words = [*WORDS[:5], "the", "c", "sat", "##s", "##a", "##t"]
     other = make(config=BertConfig(**{**SIZES, "vocab_size": len(words)})).float()
@@ -250,7 +250,7 @@ def test_what_cannot_be_compared_is_refused(pruned, tokenizer) -> None:
 # Limits --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_page_that_is_too_large_is_not_written(checkpoint, tmp_path, capsys, monkeypatch) -> None:
+def test_a_page_that_is_too_large_is_not_written(checkpoint, tmp_path, capsys, monkeypatch):
     """Heads that are drawn count, pruned ones do not."""
     for models, against in ((1, []), (2, ["--against", checkpoint])):
         weights = models * 6 * 9**2
@@ -265,7 +265,7 @@ def test_a_page_that_is_too_large_is_not_written(checkpoint, tmp_path, capsys, m
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_a_page_and_the_weights(checkpoint, pruned, tokenizer, tmp_path, capsys) -> None:
+def test_the_command_writes_a_page_and_the_weights(checkpoint, pruned, tokenizer, tmp_path, capsys):
     out, record = tmp_path / "deep" / "maps.html", tmp_path / "maps.json"
     arguments = ["attention", checkpoint, TEXT, "--layers", "0,1", "--heads", "2,3"]
     assert main([*arguments, "--out", f"{out},{record}"]) == 0
@@ -280,7 +280,7 @@ def test_the_command_writes_a_page_and_the_weights(checkpoint, pruned, tokenizer
     assert [path.name for path in out.parent.iterdir()] == ["maps.html"]
 
 
-def test_the_command_compares_two_checkpoints(checkpoint, tokenizer, tmp_path, capsys) -> None:
+def test_the_command_compares_two_checkpoints(checkpoint, tokenizer, tmp_path, capsys):
     dense = tmp_path / "a" / "model"
     make(config=CONFIG).float().save_pretrained(dense)
     tokenizer.save_pretrained(dense)
@@ -299,9 +299,7 @@ def test_the_command_compares_two_checkpoints(checkpoint, tokenizer, tmp_path, c
     assert found["against"]["weights"]["1"] == {"0": None, "1": None, "2": None, "3": None}
 
 
-def test_a_pruned_model_saved_alone_is_read_by_the_tokenizer_of_the_first(
-    checkpoint, pruned, tmp_path, capsys
-) -> None:
+def test_a_pruned_model_saved_alone_is_read_by_the_tokenizer_of_the_first(checkpoint, pruned, tmp_path, capsys):
     pruned.save_pretrained(tmp_path / "alone")
     words = ["attention", checkpoint, TEXT, "--against", str(tmp_path / "alone"), "--out", str(tmp_path / "maps.json")]
     with pytest.warns(UserWarning, match=f"alone has no tokenizer: the text is read with {checkpoint}'s"):
@@ -312,7 +310,7 @@ def test_a_pruned_model_saved_alone_is_read_by_the_tokenizer_of_the_first(
     assert f"there is no folder or file {tmp_path / 'nowhere'}" in capsys.readouterr().err
 
 
-def test_names_of_checkpoints_are_short_and_differ(tmp_path) -> None:
+def test_names_of_checkpoints_are_short_and_differ(tmp_path):
     for folder in ("dense/model", "pruned/model", "pruned/best"):
         (tmp_path / folder).mkdir(parents=True)
     dense, pruned, best = (str(tmp_path / name) for name in ("dense/model", "pruned/model", "pruned/best/"))
@@ -323,7 +321,7 @@ def test_names_of_checkpoints_are_short_and_differ(tmp_path) -> None:
     assert short_names(dense, dense)[0].endswith("dense/model")
 
 
-def test_an_error_has_a_message_and_leaves_no_file(checkpoint, tmp_path, capsys) -> None:
+def test_an_error_has_a_message_and_leaves_no_file(checkpoint, tmp_path, capsys):
     def message(*arguments: str, model: str = checkpoint) -> str:
         try:
             status = main(["attention", model, *arguments])

@@ -54,7 +54,7 @@ print(json.dumps([said, sorted(sys.modules)]))
 """
 
 
-def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> None:
+def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy():
     words = ["", *LEAVES, "prune"]
     assert len(words) == len(COMMANDS) + 1 + 5  # prune is one of the commands and has five actions
     child = subprocess.run(
@@ -71,7 +71,7 @@ def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> N
 
 
 @pytest.mark.parametrize("words", LEAVES)
-def test_help_shows_examples_and_every_default(words: str) -> None:
+def test_help_shows_examples_and_every_default(words):
     command = LEAVES[words]
     assert command.examples
     shown = command.format_help()
@@ -90,7 +90,7 @@ def test_help_shows_examples_and_every_default(words: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 100])
-def test_help_wraps_at_the_width_of_the_terminal(columns: int, monkeypatch) -> None:
+def test_help_wraps_at_the_width_of_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     for found in (parser(), prune_parser(), *LEAVES.values()):
         assert [line for line in found.format_help().split("\n") if len(line) > columns] == []
@@ -100,14 +100,14 @@ def prune_parser() -> Parser:
     return subcommands(parser())["prune"]
 
 
-def test_the_version_is_printed(capsys) -> None:
+def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert (end.value.code, capsys.readouterr().out) == (0, f"bertlite {bertlite.__version__}\n")
 
 
 @pytest.mark.parametrize("words", LEAVES)
-def test_every_command_has_out_and_json(words: str) -> None:
+def test_every_command_has_out_and_json(words):
     options = {name: each for each in LEAVES[words]._actions for name in each.option_strings}
     assert (options["--json"].nargs, options["--json"].default) == (0, False)
     assert options["--out"].metavar == "PATH[,PATH]"
@@ -117,7 +117,7 @@ def test_every_command_has_out_and_json(words: str) -> None:
     assert in_brackets == (not needs or ".json" in needs)  # then --json will do
 
 
-def test_the_choices_of_the_help_are_those_of_the_work() -> None:
+def test_the_choices_of_the_help_are_those_of_the_work():
     pytest.importorskip("accelerate")
     import torch
 
@@ -165,7 +165,7 @@ def commands_in(path: Path) -> Iterator[str]:
                 yield re.sub(r"…|\[|\]", "", whole)
 
 
-def test_every_command_that_a_text_shows_can_be_parsed(capsys) -> None:
+def test_every_command_that_a_text_shows_can_be_parsed(capsys):
     """Those of cards and of errors are strings of the package; the examples of --help have a test of their own."""
     folders = ("bertlite/**/*.py", "notebooks/**/*.md", "notebooks/*.ipynb", ".github/**/*.md", "README.md")
     shown = {(path.name, each) for glob in folders for path in ROOT.glob(glob) for each in commands_in(path)}
@@ -195,7 +195,7 @@ def test_every_command_that_a_text_shows_can_be_parsed(capsys) -> None:
         (parts.paths((".json", "FOLDER")), "runs/v1.2", {"FOLDER": Path("runs/v1.2")}),
     ],
 )
-def test_a_list_has_commas(parse, text, wanted) -> None:
+def test_a_list_has_commas(parse, text, wanted):
     assert parse(text) == wanted
 
 
@@ -219,7 +219,7 @@ def test_a_list_has_commas(parse, text, wanted) -> None:
         (parts.paths((".html",)), "a.html,b.html", "names two paths of the kind .html; give one of each"),
     ],
 )
-def test_an_item_that_is_wrong_is_named(parse, text, message) -> None:
+def test_an_item_that_is_wrong_is_named(parse, text, message):
     with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)):
         parse(text)
 
@@ -272,24 +272,21 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("attention a b text", "unrecognized arguments: text; write a text with spaces in quotes, and a second "),
         ("evaluate a --dev d --metric acc", "argument --metric: invalid choice: 'acc' (choose from "),
         ("parity a --shapes base,tiny", "argument --shapes: there is no shape 'tiny'; have: base, large ("),
-        (
-            "prune run a --train t --calibration 0",
-            "argument --calibration: '0' is too small; it must be 1 or more (",
-        ),
+        ("prune run a --train t --calibration 0", "argument --calibration: '0' is too small; it must be 1 or more ("),
     ],
 )
-def test_a_wrong_word_is_answered_with_the_nearest(words, message, capsys) -> None:
+def test_a_wrong_word_is_answered_with_the_nearest(words, message, capsys):
     assert message in answer(capsys, *words.split())
 
 
-def test_a_folder_with_a_point_in_its_name_is_a_folder(tmp_path) -> None:
+def test_a_folder_with_a_point_in_its_name_is_a_folder(tmp_path):
     (tmp_path / "old.bin").mkdir()
     for name in ("fast-2.0x", "minilm.v1", "old.bin"):
         assert parts.paths({parts.FOLDER: ""})(str(tmp_path / name)) == {parts.FOLDER: tmp_path / name}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
-def test_a_pipe_is_read_as_a_file(tmp_path, monkeypatch) -> None:
+def test_a_pipe_is_read_as_a_file(tmp_path, monkeypatch):
     os.mkfifo(pipe := tmp_path / "pipe")
     threading.Thread(target=pipe.write_text, args=("Time flies.\nA cat sat.\n",)).start()
     args = parser().parse_args(["embed", "m", str(pipe), str(tmp_path / "a.txt"), "--out", "v"])
@@ -310,7 +307,7 @@ def replace_work(monkeypatch: pytest.MonkeyPatch, work: Work) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_json_is_alone_on_standard_output(named, monkeypatch, capsys, tmp_path) -> None:
+def test_json_is_alone_on_standard_output(named, monkeypatch, capsys, tmp_path):
     def work(args: argparse.Namespace) -> Outcome:
         print("words")
         return {"a": 1}, (), 1
@@ -323,7 +320,7 @@ def test_json_is_alone_on_standard_output(named, monkeypatch, capsys, tmp_path) 
     assert out.exists() == named
 
 
-def test_the_work_finds_its_paths_by_their_kinds(monkeypatch, capsys, tmp_path) -> None:
+def test_the_work_finds_its_paths_by_their_kinds(monkeypatch, capsys, tmp_path):
     pages = []
 
     def work(checkpoint: str, text: str, *, html: Path | None = None) -> dict[str, str]:
@@ -342,7 +339,7 @@ def test_the_work_finds_its_paths_by_their_kinds(monkeypatch, capsys, tmp_path) 
     assert printed.out.partition("}")[2].split() == ["words", ".html", ".json"]
 
 
-def test_a_command_that_must_write_says_so(capsys) -> None:
+def test_a_command_that_must_write_says_so(capsys):
     assert "bertlite embed: the following arguments are required: --out" in answer(capsys, "embed", "model", "a.txt")
     assert main(["embed", "model", "input.txt", "--out", "record.json"]) == 2
     assert "add --out FOLDER" in capsys.readouterr().err
@@ -351,7 +348,7 @@ def test_a_command_that_must_write_says_so(capsys) -> None:
 
 
 @pytest.mark.parametrize("leaf", [name for name, each in LEAVES.items() if each.get_default("asked").needs])
-def test_a_file_where_a_folder_is_to_be_written_is_named_before_the_work(leaf: str, tmp_path: Path, capsys) -> None:
+def test_a_file_where_a_folder_is_to_be_written_is_named_before_the_work(leaf, tmp_path, capsys):
     command = LEAVES[leaf]
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder.json").mkdir()
@@ -376,7 +373,7 @@ def test_a_file_where_a_folder_is_to_be_written_is_named_before_the_work(leaf: s
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_an_error_is_printed_in_one_line(monkeypatch, capsys, error, status, message) -> None:
+def test_an_error_is_printed_in_one_line(monkeypatch, capsys, error, status, message):
     def work(args: argparse.Namespace) -> Outcome:
         raise error
 
@@ -385,7 +382,7 @@ def test_an_error_is_printed_in_one_line(monkeypatch, capsys, error, status, mes
     assert capsys.readouterr().err == message
 
 
-def test_a_warning_is_one_line_without_the_place_in_the_code(monkeypatch, capsys) -> None:
+def test_a_warning_is_one_line_without_the_place_in_the_code(monkeypatch, capsys):
     def work(args: argparse.Namespace) -> Outcome:
         print(warnings.formatwarning("held out", UserWarning, "code.py", 3), end="")
         return None, (), 0
@@ -395,7 +392,7 @@ def test_a_warning_is_one_line_without_the_place_in_the_code(monkeypatch, capsys
     assert capsys.readouterr().out == "warning: held out\n"
 
 
-def test_names_from_files_and_the_encoding_of_a_terminal_break_no_command(monkeypatch) -> None:
+def test_names_from_files_and_the_encoding_of_a_terminal_break_no_command(monkeypatch):
     def work(args: argparse.Namespace) -> Outcome:
         print("é 1–2 \x1b[2K")
         raise ValueError("no column \x1b[2K…")
@@ -411,7 +408,7 @@ def test_names_from_files_and_the_encoding_of_a_terminal_break_no_command(monkey
     assert err == "bertlite parity: no column \\u001b[2K...\n"
 
 
-def test_quiet_leaves_errors_alone_on_standard_error(monkeypatch, capsys) -> None:
+def test_quiet_leaves_errors_alone_on_standard_error(monkeypatch, capsys):
     def work(args: argparse.Namespace) -> Outcome:
         Progress(None, "", what="parity").stage("stage")
         warnings.warn("a warning", stacklevel=1)
@@ -430,7 +427,7 @@ def test_quiet_leaves_errors_alone_on_standard_error(monkeypatch, capsys) -> Non
 
 
 @pytest.mark.parametrize("words", ["", "prune"])
-def test_without_a_command_the_commands_are_listed(words, capsys) -> None:
+def test_without_a_command_the_commands_are_listed(words, capsys):
     assert exit_of(*words.split()) == 0
     printed = capsys.readouterr()
     known = subcommands(prune_parser() if words else parser())
@@ -445,7 +442,7 @@ def exit_of(*words: str) -> object:
 
 
 @pytest.mark.parametrize("words", ["parity --list", "--help"])
-def test_a_reader_may_stop_reading(words, capsys) -> None:
+def test_a_reader_may_stop_reading(words, capsys):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as output, redirect_stdout(output):
@@ -453,9 +450,7 @@ def test_a_reader_may_stop_reading(words, capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_env_names_what_a_report_of_a_bug_needs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_env_names_what_a_report_of_a_bug_needs(monkeypatch, capsys):
     assert main(["env", "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)

@@ -25,8 +25,7 @@ pytest.importorskip("sentence_transformers")
 import accelerate
 
 import bertlite
-import bertlite.commands
-from bertlite import BertForSequenceClassification
+from bertlite import BertForSequenceClassification, commands
 from bertlite.cli import main
 from bertlite.commands import embed
 from bertlite.experiments import experiment, finetune, speed
@@ -72,7 +71,7 @@ def world(made: World, tmp_path: Path) -> World:
 
 
 def train(w: World) -> Any:
-    return bertlite.commands.finetune(w.classifier, w.rows, w.rows, w.out, recipe=Recipe(epochs=1, batch_size=8))
+    return commands.finetune(w.classifier, w.rows, w.rows, w.out, recipe=Recipe(epochs=1, batch_size=8))
 
 
 def train_again_after_a_kill(w: World) -> None:
@@ -90,23 +89,21 @@ def prune_and_compare(w: World) -> None:
     data = DataSource(str(w.rows))
     setting = experiment.Setting(str(w.classifier), "classification", data, data, calibration=8)
     cells = experiment.grid(["michel"], [0.5], epochs=[1])
-    bertlite.commands.prune_run(experiment.Experiment(setting), cells, w.out)
-    bertlite.commands.prune_compare([w.out])
+    commands.prune_run(experiment.Experiment(setting), cells, w.out)
+    commands.prune_compare([w.out])
 
 
 FUNCTIONS: dict[str, Callable[[World], Any]] = {
-    "attention": lambda w: bertlite.commands.attention(w.classifier, "a b", html=w.out),
-    "convert": lambda w: bertlite.commands.convert(w.classifier, w.out),
+    "attention": lambda w: commands.attention(w.classifier, "a b", html=w.out),
+    "convert": lambda w: commands.convert(w.classifier, w.out),
     "embed": lambda w: embed(w.encoder, w.texts, w.out),
-    "env": lambda w: bertlite.commands.env(),
+    "env": lambda w: commands.env(),
     "evaluate": lambda w: bertlite.evaluate(w.classifier, w.rows, dtype="bfloat16"),
     "finetune": train,
     "finetune, continued": train_again_after_a_kill,
-    "inspect": lambda w: bertlite.commands.inspect(w.classifier),
-    "measure_speed": lambda w: bertlite.commands.measure_speed(w.encoder, some_texts(60), dtype="bfloat16"),
-    "measure_speed, pipeline": lambda w: bertlite.commands.measure_speed(
-        w.classifier, some_texts(60), dtype="bfloat16"
-    ),
+    "inspect": lambda w: commands.inspect(w.classifier),
+    "measure_speed": lambda w: commands.measure_speed(w.encoder, some_texts(60), dtype="bfloat16"),
+    "measure_speed, pipeline": lambda w: commands.measure_speed(w.classifier, some_texts(60), dtype="bfloat16"),
     "pack": lambda w: bertlite.pack(w.encoder, w.out),
     "pack, pipeline": lambda w: bertlite.pack(w.classifier, w.out),
     "parity": lambda w: parity(w.classifier, ParitySettings(only=("float64-sdpa-padded", "dropout"))),
@@ -116,15 +113,13 @@ FUNCTIONS: dict[str, Callable[[World], Any]] = {
     "prune_to, trained": lambda w: bertlite.prune_to(
         w.classifier, "60%", w.texts, w.out, settings=replace(SETTINGS, distil="5steps")
     ),
-    "prune_vocabulary": lambda w: bertlite.commands.prune_vocabulary(w.classifier, w.texts, w.out),
+    "prune_vocabulary": lambda w: commands.prune_vocabulary(w.classifier, w.texts, w.out),
 }
 
 
 @pytest.mark.filterwarnings("ignore")  # texts are few, and used twice
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_leave_the_process_as_they_found_it(
-    name: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_leave_the_process_as_they_found_it(name, world, monkeypatch):
     for limit in ("TIMING", "JUDGING"):
         monkeypatch.setattr(speed, limit, 0.1)
     if "pack" in name or "speed" in name:
@@ -136,10 +131,10 @@ def test_functions_leave_the_process_as_they_found_it(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_training_neither_sees_nor_changes_an_accelerator_of_the_caller(world: World, tmp_path: Path) -> None:
+def test_training_neither_sees_nor_changes_an_accelerator_of_the_caller(world, tmp_path):
     def digest(name: str) -> str:
         data = world.rows, world.rows
-        record = bertlite.commands.finetune(world.classifier, *data, tmp_path / name, recipe=Recipe(epochs=1))
+        record = commands.finetune(world.classifier, *data, tmp_path / name, recipe=Recipe(epochs=1))
         return str(record["runs"][0]["results"]["sha256"])
 
     wanted = digest("alone")
@@ -154,11 +149,11 @@ def test_training_neither_sees_nor_changes_an_accelerator_of_the_caller(world: W
 # Outputs: no writer replaces or removes what it reads, or a model of another kind.
 
 WRITERS: dict[str, Callable[[Path, Path, Path], Any]] = {  # of a checkpoint, a file of texts, and an output
-    "attention, page": lambda model, texts, out: bertlite.commands.attention(model, "a b", html=out),
-    "convert": lambda model, texts, out: bertlite.commands.convert(model, out),
+    "attention, page": lambda model, texts, out: commands.attention(model, "a b", html=out),
+    "convert": lambda model, texts, out: commands.convert(model, out),
     "embed": lambda model, texts, out: embed(model, texts, out),
-    "export": lambda model, texts, out: bertlite.commands.export(model, out),
-    "finetune": lambda model, texts, out: bertlite.commands.finetune(
+    "export": lambda model, texts, out: commands.export(model, out),
+    "finetune": lambda model, texts, out: commands.finetune(
         model, texts.with_name("rows.csv"), texts.with_name("rows.csv"), out, recipe=Recipe(epochs=0.2)
     ),
     "inspect, record": lambda model, texts, out: command("inspect", model, "--out", out),
@@ -167,7 +162,7 @@ WRITERS: dict[str, Callable[[Path, Path, Path], Any]] = {  # of a checkpoint, a 
     ),
     "pack": lambda model, texts, out: bertlite.pack(model, out, texts=texts),
     "prune_to": lambda model, texts, out: bertlite.prune_to(model, "60%", texts, out, settings=SETTINGS),
-    "prune_vocabulary": lambda model, texts, out: bertlite.commands.prune_vocabulary(model, texts, out),
+    "prune_vocabulary": lambda model, texts, out: commands.prune_vocabulary(model, texts, out),
     "save": lambda model, texts, out: bertlite.optimize_for_inference(
         BertForSequenceClassification.from_pretrained(model), backend="native", dtype="float32"
     ).save(out),
@@ -233,9 +228,7 @@ def contents(home: Path) -> dict[str, bytes | str]:
 @pytest.mark.parametrize(
     ("writer", "place"), [(name, place) for name in WRITERS for place in (FILES if ", " in name else PLACES)]
 )
-def test_no_writer_replaces_what_it_reads_or_a_model_of_another_kind(
-    writer: str, place: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_writer_replaces_what_it_reads_or_a_model_of_another_kind(writer, place, home, monkeypatch):
     monkeypatch.setattr(export, "PACKAGES", ())
     monkeypatch.setattr(export, "write_onnx", lambda graph, path: path.write_text("a graph"))  # which takes time
     monkeypatch.setattr(export, "graph_differences", lambda graph, path: [])
@@ -259,7 +252,7 @@ def test_no_writer_replaces_what_it_reads_or_a_model_of_another_kind(
         assert place == "around it" or writer == "pack", "only a folder without such files may be added to"
 
 
-def test_a_record_replaces_records_alone(home: Path) -> None:
+def test_a_record_replaces_records_alone(home):
     notes, record, empty = home / "notes.json", home / "record.json", home / "empty.json"
     notes.write_text('{"mine": 1}')
     empty.touch()
@@ -275,15 +268,15 @@ def test_a_record_replaces_records_alone(home: Path) -> None:
         command("inspect", home / "model", "--out", home / "model" / "record.json")
     page = home / "page.html"
     for _ in range(2):
-        bertlite.commands.attention(home / "model", "a b", html=page)
+        commands.attention(home / "model", "a b", html=page)
     page.write_text("<!doctype html><title>Mine</title>")
     with pytest.raises(ValueError, match="no record or page"):
-        bertlite.commands.attention(home / "model", "a b", html=page)
+        commands.attention(home / "model", "a b", html=page)
 
 
 @pytest.mark.parametrize("status", ["running", "failed"])
 @pytest.mark.parametrize("reads", ["model", "rows.csv"])
-def test_an_unfinished_run_is_not_emptied_if_it_holds_what_is_read(status: str, reads: str, home: Path) -> None:
+def test_an_unfinished_run_is_not_emptied_if_it_holds_what_is_read(status, reads, home):
     run = home / "run"
     run.mkdir()
     (run / "run.json").write_text(f'{{"status": "{status}"}}')
@@ -292,11 +285,11 @@ def test_an_unfinished_run_is_not_emptied_if_it_holds_what_is_read(status: str, 
     model, rows = ((run if reads == name else home) / name for name in ("model", "rows.csv"))
     before = contents(home)
     with pytest.raises(ValueError, match=f"{reads} would be replaced, and .*{reads} is read: name another output"):
-        bertlite.commands.finetune(model, rows, home / "texts.txt", run)
+        commands.finetune(model, rows, home / "texts.txt", run)
     assert contents(home) == before
 
 
-def test_a_search_does_not_delete_its_texts_with_its_own_files(home: Path) -> None:
+def test_a_search_does_not_delete_its_texts_with_its_own_files(home):
     texts = home / ".out.unfinished" / "texts.txt"
     texts.parent.mkdir()
     shutil.move(home / "texts.txt", texts)
@@ -305,7 +298,7 @@ def test_a_search_does_not_delete_its_texts_with_its_own_files(home: Path) -> No
     assert texts.exists()
 
 
-def test_embeddings_remove_no_hidden_files_of_others(home: Path) -> None:
+def test_embeddings_remove_no_hidden_files_of_others(home):
     out = home / "out"
     out.mkdir()
     others = [out / name for name in (".mine.tmp", ".data.tmp.csv", ".part-00000.tmp", ".manifest.json.tmp")]
@@ -319,13 +312,13 @@ def test_embeddings_remove_no_hidden_files_of_others(home: Path) -> None:
 # Values of another kind: an error names the argument and what to give, before any work.
 
 DOORS: dict[str, tuple[Callable[..., Any], dict[str, Callable[[World], Any]]]] = {
-    "attention": (bertlite.commands.attention, {"checkpoint": lambda w: w.classifier, "text": lambda w: "a b"}),
-    "convert": (bertlite.commands.convert, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
+    "attention": (commands.attention, {"checkpoint": lambda w: w.classifier, "text": lambda w: "a b"}),
+    "convert": (commands.convert, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
     "embed": (embed, {"model": lambda w: w.encoder, "files": lambda w: w.texts, "folder": lambda w: w.out}),
     "evaluate": (bertlite.evaluate, {"checkpoint": lambda w: w.classifier, "data": lambda w: w.rows}),
-    "export": (bertlite.commands.export, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
+    "export": (commands.export, {"checkpoint": lambda w: w.classifier, "folder": lambda w: w.out}),
     "finetune": (
-        bertlite.commands.finetune,
+        commands.finetune,
         {
             "checkpoint": lambda w: w.classifier,
             "train": lambda w: w.rows,
@@ -333,13 +326,10 @@ DOORS: dict[str, tuple[Callable[..., Any], dict[str, Callable[[World], Any]]]] =
             "folder": lambda w: w.out,
         },
     ),
-    "inspect": (bertlite.commands.inspect, {"checkpoint": lambda w: w.classifier}),
+    "inspect": (commands.inspect, {"checkpoint": lambda w: w.classifier}),
     "load": (bertlite.runtime.load, {"folder": lambda w: w.out}),
     "from_pretrained": (BertForSequenceClassification.from_pretrained, {"source": lambda w: w.classifier}),
-    "measure_speed": (
-        bertlite.commands.measure_speed,
-        {"checkpoint": lambda w: w.classifier, "texts": lambda w: ["a"]},
-    ),
+    "measure_speed": (commands.measure_speed, {"checkpoint": lambda w: w.classifier, "texts": lambda w: ["a"]}),
     "pack": (bertlite.pack, {"checkpoint": lambda w: w.encoder, "folder": lambda w: w.out}),
     "prune_to": (
         bertlite.prune_to,
@@ -351,7 +341,7 @@ DOORS: dict[str, tuple[Callable[..., Any], dict[str, Callable[[World], Any]]]] =
         },
     ),
     "prune_vocabulary": (
-        bertlite.commands.prune_vocabulary,
+        commands.prune_vocabulary,
         {"checkpoint": lambda w: w.classifier, "texts": lambda w: w.texts, "folder": lambda w: w.out},
     ),
     "save_pretrained": (lambda folder: make().save_pretrained(folder), {"folder": lambda w: w.out}),
@@ -371,7 +361,7 @@ WRONG: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(("door", "name"), [(door, name) for door, (_, named) in DOORS.items() for name in named])
-def test_values_of_another_kind_are_named(door: str, name: str, wrong: str, world: World) -> None:
+def test_values_of_another_kind_are_named(door, name, wrong, world):
     if wrong == "model" and (door, name) in MODEL:
         pytest.skip("it takes a loaded model, if its tokenizer comes along")
     function, named = DOORS[door]
@@ -391,30 +381,24 @@ def test_values_of_another_kind_are_named(door: str, name: str, wrong: str, worl
             lambda w: bertlite.prune_to(w.encoder, "60%", [], w.out, settings=SETTINGS),
             "there are 0 texts; a search needs 10 or more",
         ),
-        (
-            lambda w: bertlite.commands.measure_speed(w.classifier, some_texts(30), max_length=0),
-            "max_length is 0; it must be",
-        ),
+        (lambda w: commands.measure_speed(w.classifier, some_texts(30), max_length=0), "max_length is 0; it must be"),
         (lambda w: bertlite.evaluate(w.classifier, w.rows, max_length=0), "max_length is 0; it must be an integer, 1"),
         (lambda w: bertlite.evaluate(w.classifier, w.rows, task="tagging"), "task 'tagging' is unknown; have: class"),
+        (lambda w: commands.finetune(w.classifier, w.rows, w.rows, w.out, device="gpu"), "device is 'gpu'; give cpu"),
         (
-            lambda w: bertlite.commands.finetune(w.classifier, w.rows, w.rows, w.out, device="gpu"),
-            "device is 'gpu'; give cpu",
-        ),
-        (
-            lambda w: bertlite.commands.measure_speed(
+            lambda w: commands.measure_speed(
                 save(w.out, bertlite.BertForTokenClassification), [*zip(some_texts(30), some_texts(30), strict=True)]
             ),
             "texts holds pairs, and a tagger reads single texts: give a list of strings",
         ),
     ],
 )
-def test_values_that_cannot_be_are_named(call: Callable[[World], Any], message: str, world: World) -> None:
+def test_values_that_cannot_be_are_named(call, message, world):
     with pytest.raises(ValueError, match=message):
         call(world)
 
 
-def test_a_packed_folder_is_known(world: World, tmp_path: Path) -> None:
+def test_a_packed_folder_is_known(world, tmp_path):
     kernels_or_skip()
     packed = tmp_path / "packed"
     bertlite.pack(world.encoder, packed)
@@ -429,4 +413,4 @@ def test_a_packed_folder_is_known(world: World, tmp_path: Path) -> None:
                 function(**{**given, name: packed})
     bertlite.optimize_for_inference(make().float(), backend="native").save(tmp_path / "optimised")
     with pytest.raises(FileNotFoundError, match=r"packed for bertlite\.inference\.InferenceModel\.load\(FOLDER\)"):
-        bertlite.commands.inspect(tmp_path / "optimised")
+        commands.inspect(tmp_path / "optimised")

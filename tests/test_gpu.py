@@ -18,10 +18,7 @@ from bertlite.stack.attention import varlen
 from bertlite.stack.layouts import Packed
 from scripts.measure.gpu_goals import count_waits as waits
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.fixture

@@ -13,10 +13,7 @@ from torch import Tensor
 
 from bertlite import BertConfig, BertModel
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CASES = 300  # about 30 s on an H200
 ALLOWED = {"float32": 2e-3, "bfloat16": 0.08, "float16": 0.03, "autocast": 0.08}  # relative; 2e-3 is TF32's
 VOCABULARY = 500

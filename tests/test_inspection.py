@@ -97,11 +97,7 @@ CASES: dict[
     "hardswish": (lambda: small(hidden_act="hardswish"), nothing, (SAME, FAILS, SAME)),
     "two dtypes": (small, two_dtypes, (FAILS, SAME, SAME)),
     "the decoder's own bias": (lambda: small(BertForMaskedLM), only_decoder_bias, (SAME, FAILS, SAME)),
-    "an untied decoder": (
-        lambda: small(BertForMaskedLM, tie_word_embeddings=False),
-        nothing,
-        (SAME, SAME, SAME),
-    ),
+    "an untied decoder": (lambda: small(BertForMaskedLM, tie_word_embeddings=False), nothing, (SAME, SAME, SAME)),
     "an untied decoder, one bias": (
         lambda: small(BertForMaskedLM, tie_word_embeddings=False),
         drop(DECODER_BIAS),
@@ -125,7 +121,7 @@ def write_case(case: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bertlite_and_transformers_do_what_is_predicted(case, tmp_path) -> None:
+def test_bertlite_and_transformers_do_what_is_predicted(case, tmp_path):
     model = write_case(case, tmp_path)
     found = inspect(tmp_path)
     if case.startswith("gamma"):
@@ -170,7 +166,7 @@ def distance(got: Any, wanted: Any) -> float:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_the_report_holds_what_is_stored(sharded, tmp_path) -> None:
+def test_the_report_holds_what_is_stored(sharded, tmp_path):
     model = prune_neurons(prune_heads(small(BertForMaskedLM), PRUNED), {1: [0, 36, 7]})
     model.save_pretrained(tmp_path)
     if sharded:
@@ -191,7 +187,7 @@ def test_the_report_holds_what_is_stored(sharded, tmp_path) -> None:
     assert found["bertlite"] == {"outcome": SAME, "notes": []}
 
 
-def test_weights_that_are_nan_are_refused_as_at_a_load(tmp_path) -> None:
+def test_weights_that_are_nan_are_refused_as_at_a_load(tmp_path):
     model = small()
     model.encoder.layer[1].output.dense.bias.data[3] = torch.inf
     model.save_pretrained(tmp_path)
@@ -200,7 +196,7 @@ def test_weights_that_are_nan_are_refused_as_at_a_load(tmp_path) -> None:
     assert "encoder.layer.1.output.dense.bias holds nan or inf" in found["notes"][0]
 
 
-def test_the_command_prints_it(tmp_path, capsys) -> None:
+def test_the_command_prints_it(tmp_path, capsys):
     model = prune_heads(small(), {0: [1, 3], 1: range(4)})
     model.save_pretrained(tmp_path)
     save_file({**model.state_dict(), "foo.\nbar": torch.zeros(1)}, tmp_path / FILE)
@@ -217,7 +213,7 @@ def test_the_command_prints_it(tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["heads"]["kept"][0] == [0, 2]
 
 
-def test_the_exit_status_is_1_for_no_and_2_for_an_error(tmp_path, capsys) -> None:
+def test_the_exit_status_is_1_for_no_and_2_for_an_error(tmp_path, capsys):
     write_case("a lost tensor", tmp_path)
     assert main(["inspect", str(tmp_path)]) == 1
     assert "encoder.layer.1.output.LayerNorm.weight is missing" in capsys.readouterr().out
@@ -226,7 +222,7 @@ def test_the_exit_status_is_1_for_no_and_2_for_an_error(tmp_path, capsys) -> Non
     assert "is damaged or cut short" in capsys.readouterr().err
 
 
-def test_an_unknown_class_is_inspected_as_a_bert_model(tmp_path) -> None:
+def test_an_unknown_class_is_inspected_as_a_bert_model(tmp_path):
     small().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for named in (["BertForSomething"], ["Linear"], [3], None, []):
@@ -235,9 +231,7 @@ def test_an_unknown_class_is_inspected_as_a_bert_model(tmp_path) -> None:
 
 
 @native
-def test_a_packed_folder_says_what_it_was_made_from_and_other_commands_name_that(
-    tmp_path, monkeypatch, capsys
-) -> None:
+def test_a_packed_folder_says_what_it_was_made_from_and_other_commands_name_that(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sentence_transformers")
     monkeypatch.chdir(tmp_path)
     os.symlink(minilm(), "minilm")

@@ -34,7 +34,7 @@ def in_the_stack(folder: Path, batch: dict[str, Any]) -> list[torch.Tensor]:
     return [out.last_hidden_state, out.pooler_output]
 
 
-def test_equals_the_stack_with_the_names_of_bert_base_uncased(tmp_path: Path) -> None:
+def test_equals_the_stack_with_the_names_of_bert_base_uncased(tmp_path):
     """That file has its pre-training heads, `bert.` before the names of BERT, and gamma and beta in a LayerNorm."""
     make(BertForPreTraining).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -51,9 +51,7 @@ def test_equals_the_stack_with_the_names_of_bert_base_uncased(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_fills_the_mask_with_the_words_of_the_stack(
-    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fills_the_mask_with_the_words_of_the_stack(tied, tmp_path, monkeypatch, capsys):
     model = make(BertForPreTraining, vocab_size=3100, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path)
     (tmp_path / "vocab.txt").write_text("".join(f"w{i}\n" for i in range(3100)), encoding="utf-8")
@@ -69,7 +67,7 @@ def test_fills_the_mask_with_the_words_of_the_stack(
     assert f"the capital of france is {best}." in capsys.readouterr().out
 
 
-def test_prunes_a_head_as_the_stack_does(tmp_path: Path) -> None:
+def test_prunes_a_head_as_the_stack_does(tmp_path):
     model = make(BertModel)
     model.save_pretrained(tmp_path)
     page, batch = runpy.run_path(str(PAGE)), make_batch(3, lengths=(11, 4, 1))
@@ -81,7 +79,7 @@ def test_prunes_a_head_as_the_stack_does(tmp_path: Path) -> None:
         assert_same(list(bert(**batch)), [wanted.last_hidden_state, wanted.pooler_output], EXACT)
 
 
-def test_refuses_what_it_does_not_compute(tmp_path: Path) -> None:
+def test_refuses_what_it_does_not_compute(tmp_path):
     make(BertModel, hidden_act="relu").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"hidden_act is 'relu'; .* bertlite\.BertModel"):
         on_one_page(tmp_path, make_batch())
@@ -100,9 +98,7 @@ def test_refuses_what_it_does_not_compute(tmp_path: Path) -> None:
     ],
     ids=["no folder", "pruned", "without a pooler", "other positions"],
 )
-def test_a_folder_that_it_cannot_read_gets_a_line(
-    make_folder: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_it_cannot_read_gets_a_line(make_folder, message, tmp_path, monkeypatch):
     make_folder(tmp_path / "folder")
     monkeypatch.setattr("sys.argv", [str(PAGE), str(tmp_path / "folder")])
     with pytest.raises(SystemExit) as ended:
@@ -111,13 +107,13 @@ def test_a_folder_that_it_cannot_read_gets_a_line(
     assert "\n" not in str(ended.value)
 
 
-def test_a_head_of_another_task_is_left_out(tmp_path: Path) -> None:
+def test_a_head_of_another_task_is_left_out(tmp_path):
     make(BertForSequenceClassification).save_pretrained(tmp_path)
     batch = make_batch(3, lengths=(11, 4, 1))
     assert_same(on_one_page(tmp_path, batch), in_the_stack(tmp_path, batch), EXACT)
 
 
-def test_prints_a_vector_and_is_one_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_a_vector_and_is_one_page(monkeypatch, capsys):
     source = PAGE.read_text(encoding="utf-8")
     assert source.count("\n") <= 180
     assert "import bertlite" not in source
@@ -133,7 +129,7 @@ def test_prints_a_vector_and_is_one_page(monkeypatch: pytest.MonkeyPatch, capsys
     assert 0 < float(re.fullmatch(r"without head 0 of layer 0, \[CLS\] moves by (.+)%", moved)[1]) < 20
 
 
-def test_says_how_it_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_how_it_is_run(monkeypatch):
     monkeypatch.setattr("sys.argv", [str(PAGE)])
     with pytest.raises(SystemExit, match=r"^usage: python notebooks/bert_on_one_page\.py FOLDER"):
         runpy.run_path(str(PAGE), run_name="__main__")

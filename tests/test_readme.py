@@ -32,7 +32,7 @@ SECTIONS = [
 ]
 
 
-def test_the_readme_is_short_and_in_order() -> None:
+def test_the_readme_is_short_and_in_order():
     assert len(README.encode()) <= 12_000
     assert re.findall("^## (.*)$", README, re.MULTILINE) == SECTIONS
     (introduction,) = re.findall(r"^# bertlite\n\n(.*?)\n\n", README, re.DOTALL)
@@ -67,18 +67,18 @@ def test_the_readme_is_short_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_figures_are_those_of_the_records(page: Path) -> None:
+def test_the_figures_are_those_of_the_records(page):
     assert tables.filled(PAGES[page]) == PAGES[page], "run python -m scripts.make.tables"
 
 
-def test_every_table_is_on_one_page() -> None:
+def test_every_table_is_on_one_page():
     """Those of a GPU once there are records of one."""
     on_gpu = any((ROOT / "scripts" / "results").glob("*-cuda*.json"))
     wanted = sorted(name for name in tables.TABLES if on_gpu or not name.startswith("gpu"))
     assert sorted(re.findall(r"^<!-- ([a-z]+) -->$", "\n".join(PAGES.values()), re.MULTILINE)) == wanted
 
 
-def test_a_figure_that_was_changed_by_hand_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_figure_that_was_changed_by_hand_is_found(tmp_path, capsys):
     forged = tmp_path / "README.md"
     forged.write_text(README.replace("<!-- pruningbrief -->\n", "<!-- pruningbrief -->\n9.99\n"))
     assert tables.main(["--check", str(forged)]) == 1
@@ -104,26 +104,26 @@ def a_record(name: str) -> Record:
 
 @pytest.mark.parametrize("part", [{"choice": "quick"}, {"only": ["float64"]}], ids=["quick", "only"])
 @pytest.mark.parametrize("name", ["parity", "gpuparity"])
-def test_a_proof_of_some_cases_is_not_shown_as_the_whole(part: Record, name: str, with_records) -> None:
+def test_a_proof_of_some_cases_is_not_shown_as_the_whole(part, name, with_records):
     with pytest.raises(SystemExit, match="is of some cases, not of `bertlite parity --all`"):
         with_records(
             name, **{file: {**a_record("parity-5.24.0"), **part} for file in ("parity_5.24.0", "parity_cuda")}
         )
 
 
-def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_code_runs_from_top_to_bottom(tmp_path):
     names = blocks.run(ROOT / "README.md", tmp_path)
     pruned = names["smaller"].config.pruned_heads
     assert {layer: tuple(heads) for layer, heads in pruned.items()} == {0: (1, 5), 3: tuple(range(12))}
 
 
-def test_the_first_lines_are_ten_at_most_and_those_of_the_documentation() -> None:
+def test_the_first_lines_are_ten_at_most_and_those_of_the_documentation():
     first = blocks.blocks(ROOT / "README.md")[0]
     assert len([line for line in first.splitlines() if line]) <= 10
     assert blocks.blocks(ROOT / "notebooks" / "docs" / "index.md") == [first]
 
 
-def test_the_first_lines_run_as_they_are_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_lines_run_as_they_are_typed(tmp_path, capsys):
     """Into an interactive Python, with its model in the hub's cache and no network."""
     console = InteractiveConsole()
     with blocks.hub(blocks.given(tmp_path)["checkpoint"], tmp_path), contextlib.chdir(tmp_path):
@@ -134,14 +134,14 @@ def test_the_first_lines_run_as_they_are_typed(tmp_path: Path, capsys: pytest.Ca
     assert re.search(r"tensor\(\[\[(?:1\.0000|0\.9999)", said.out)
 
 
-def test_the_files_it_names_and_links_to_exist() -> None:
+def test_the_files_it_names_and_links_to_exist():
     for path in re.findall(r"(?:scripts|tests|bertlite|notebooks)/[\w./-]*\w", README):
         assert (ROOT / path).exists(), f"README.md names {path}"
     for path in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / path).exists(), f"README.md links to {path}"
 
 
-def test_the_table_of_parity_names_torch_where_there_are_records_of_several(with_records) -> None:
+def test_the_table_of_parity_names_torch_where_there_are_records_of_several(with_records):
     record = a_record("parity-5.24.0")
     said = with_records("parity", **{"parity_5.24.0": record})
     assert said.count("torch") == 1
@@ -152,19 +152,19 @@ def test_the_table_of_parity_names_torch_where_there_are_records_of_several(with
     assert "torch" not in both.splitlines()[-1]
 
 
-def test_a_claim_shows_its_worst_tensor_and_what_fails() -> None:
+def test_a_claim_shows_its_worst_tensor_and_what_fails():
     claim = {"tensors": 3, "failed": 0, "max_error": 0.5, "max_ratio": None}
     assert proof.worst([claim, {**claim, "tensors": 1000, "max_error": 2e-11}]) == "1,003: 5.0e-01"
     assert proof.worst([{**claim, "max_ratio": 2.004, "failed": 1}]) == "3: ratio 2.00, 1 fail"
     assert proof.worst([{**claim, "max_error": 0}]) == "3: 0"
 
 
-def test_a_client_that_was_not_run_has_no_row() -> None:
+def test_a_client_that_was_not_run_has_no_row():
     rows = [line for line in proof.clients().splitlines() if line.startswith("|")]
     assert not [row for row in rows if row.count("not run") == 3]
 
 
-def test_the_tables_of_a_gpu_need_only_its_records(with_records) -> None:
+def test_the_tables_of_a_gpu_need_only_its_records(with_records):
     """Made here of the CPU's, with what a GPU's have beside that."""
     parity, speed, memory = (a_record(name) for name in ("parity-5.24.0", "speed", "checkpointing"))
     for record in (parity, speed, memory):
@@ -175,7 +175,7 @@ def test_the_tables_of_a_gpu_need_only_its_records(with_records) -> None:
     assert sum("a GPU, driver 570.1" in each for each in said) == 4
 
 
-def test_every_engine_has_a_row_for_all_models_and_batches(with_records) -> None:
+def test_every_engine_has_a_row_for_all_models_and_batches(with_records):
     record = a_record("speed")
     record["environment"]["versions"] |= {"torchao": "9.1", "llama-cpp-python": "9.2"}
     head, _, *rows = with_records("everyengine", speed_peers=record).split("\n\n")[0].splitlines()
@@ -217,7 +217,7 @@ def speed_record() -> Record:
     return record
 
 
-def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with_records) -> None:
+def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with_records):
     record = speed_record()
     record["environment"]["versions"] |= {"torchao": "9.1", "llama-cpp-python": "9.2"}
     lines = with_records("everyengine", speed_peers=record).splitlines()
@@ -233,12 +233,12 @@ def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with
     assert "| MiniLM, 1 thread | int8 | 250.0 (200.0–300.0) ms | 1.75 (1.40–2.10) |" in with_records("halves")
 
 
-def test_quartiles_stand_in_a_table_where_they_are_more_than_a_tenth_away() -> None:
+def test_quartiles_stand_in_a_table_where_they_are_more_than_a_tenth_away():
     assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.09}) == "1.00"
     assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.12}) == "1.00 (0.95–1.12)"
 
 
-def test_a_table_names_the_commits_of_its_records_and_why_a_version_is_older() -> None:
+def test_a_table_names_the_commits_of_its_records_and_why_a_version_is_older():
     def made(commit: str, version: str) -> Record:
         return {"environment": {"versions": {"transformers": version}, "git": {"commit": commit, "dirty": False}}}
 
@@ -257,9 +257,7 @@ def test_a_table_names_the_commits_of_its_records_and_why_a_version_is_older() -
     ]
 
 
-def test_records_that_are_older_than_their_code_are_listed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_records_that_are_older_than_their_code_are_listed(capsys):
     assert tables.main(["--stale"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines
@@ -268,12 +266,12 @@ def test_records_that_are_older_than_their_code_are_listed(
     assert {*tables.headlines()} >= {"speed", "parity-4.57.6", "native_accuracy", "pruning/budgets"}
 
 
-def test_an_interval_that_is_cut_off_shows_both_ends() -> None:
+def test_an_interval_that_is_cut_off_shows_both_ends():
     whole, cut = {"accuracy": 0.5, "low": 0.4, "high": 0.6}, {"accuracy": 0.752, "low": 0.446, "high": 1.0}
     assert [pruning.within(row, "accuracy") for row in (whole, cut)] == ["50.0 ±10.0", "75.2 [44.6, 100.0]"]
 
 
-def test_no_loss_has_a_minus_sign() -> None:
+def test_no_loss_has_a_minus_sign():
     """The heading says points lost, or the words loses and gains."""
     row = {"tasks": 12, "lost": -1.7, "lost_within": 2.1}
     assert [pruning.give(row | {"lost": x}, "lost") for x in (-1.7, -0.04, 3.0)] == [

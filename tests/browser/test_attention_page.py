@@ -249,12 +249,7 @@ def test_several_heads_are_shown_at_once_each_in_its_colour(visit, folder, prune
     opened.get_by_role("button", name="Remove layer 0, head 0").click()
     assert opened.locator("#chosen").text_content() == "2 heads"
     cell(opened, 0, 0).focus()
-    for key, count in (
-        ("ArrowDown", 2),
-        ("ArrowLeft", 2),
-        ("Space", 3),
-        ("Space", 2),
-    ):  # arrows only move
+    for key, count in (("ArrowDown", 2), ("ArrowLeft", 2), ("Space", 3), ("Space", 2)):  # arrows only move
         opened.keyboard.press(key)
         assert opened.locator(".cell[aria-selected=true]").count() == count
     cell(opened, 1, 2).click()

@@ -103,6 +103,13 @@ def halves(state: State, kind: str = "safetensors") -> dict[str, State]:
     }
 
 
+def shift(path: Path, more: int) -> None:
+    """Let the tensors of a safetensors file begin so many bytes later."""
+    whole = path.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    path.write_bytes((end - 8 + more).to_bytes(8, "little") + whole[8:end] + b" " * more + whole[end:])
+
+
 def assert_same_model(got: nn.Module, wanted: nn.Module | State) -> None:
     assert_same(got.state_dict(), wanted if isinstance(wanted, dict) else wanted.state_dict(), atol=0)
 
@@ -196,9 +203,7 @@ def test_a_safetensors_file_is_read_as_safetensors_reads_it(moved, tmp_path):
     } | {"a number": torch.tensor(2.5), "nothing": torch.zeros(0, 3), "a byte": torch.zeros(1, dtype=torch.uint8)}
     path = tmp_path / "model.safetensors"
     save_file(state, path, {"format": "pt"})
-    whole = path.read_bytes()
-    size = int.from_bytes(whole[:8], "little")
-    path.write_bytes((size + moved).to_bytes(8, "little") + whole[8 : 8 + size] + b" " * moved + whole[8 + size :])
+    shift(path, moved)
     assert_same(dict(sorted(read_weights(path).items())), dict(sorted(load_file(path).items())), atol=0)
     assert {name: x.dtype for name, x in read_weights(path).items()} == {n: x.dtype for n, x in state.items()}
 
@@ -225,9 +230,8 @@ def test_weights_are_mapped_or_copied_but_not_both(file, tmp_path):
         (tmp_path / "model.safetensors").unlink()
         torch.save(large.state_dict(), path)
     elif file == "other.safetensors":  # whose matrices are 8 bytes from where they could stay mapped
-        length = 8 + int.from_bytes((whole := (tmp_path / "model.safetensors").read_bytes())[:8], "little")
-        path.write_bytes(length.to_bytes(8, "little") + whole[8:length] + 8 * b" " + whole[length:])
-        del whole
+        shutil.copy(tmp_path / "model.safetensors", path)
+        shift(path, 8)
     model = BertModel.from_pretrained(path)
     maps = re.findall(
         rf"{re.escape(str(path))}\nSize: *(\d+) kB(?:\n.*)*?\nAnonymous: *(\d+) kB",
@@ -672,10 +676,7 @@ def test_variant_and_subfolder_choose_the_file_and_never_another(tmp_path):
 @pytest.mark.parametrize(
     ("held", "message"),
     [
-        (
-            {"model": {"a": torch.ones(1)}, "epoch": 3},
-            "'model' is a dict, not a plain tensor; save only a state_dict",
-        ),
+        ({"model": {"a": torch.ones(1)}, "epoch": 3}, "'model' is a dict, not a plain tensor; save only a state_dict"),
         ([torch.ones(1)], "holds a list, not tensors by name"),
         ({"a": torch.eye(3).to_sparse()}, "'a' is a Tensor, not a plain tensor"),
     ],
@@ -1049,12 +1050,8 @@ def test_matrices_of_our_files_stay_mapped_and_those_of_others_are_copied(tmp_pa
     assert copied
     assert not any(copied)
     save_file(model.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
-    whole = (tmp_path / "model.safetensors").read_bytes()
-    length = int.from_bytes(whole[:8], "little")
-    room = -(8 + length) % 64 + 8  # 8 bytes beyond a multiple of 64
-    (tmp_path / "model.safetensors").write_bytes(
-        (length + room).to_bytes(8, "little") + whole[8 : 8 + length] + b" " * room + whole[8 + length :]
-    )
+    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    shift(tmp_path / "model.safetensors", -(8 + header) % 64 + 8)  # 8 bytes beyond a multiple of 64
     copied.clear()
     theirs = BertModel.from_pretrained(tmp_path)
     assert any(copied)

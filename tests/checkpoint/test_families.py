@@ -169,7 +169,7 @@ def compared(out: Any, mask: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("kind", "head"), CASES)
-def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any) -> None:
+def test_a_model_of_a_family_is_the_same_here(kind, head, folders):
     theirs, folder = folders(kind, head)
     as_ours = head in TOKENS or not kind.startswith(("deberta", "modernbert"))  # they compute padding in another way
     ours, batch = ours_of(folder, head), batch_of(theirs, head, padded=as_ours)
@@ -214,7 +214,7 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
     ],
     ids=str,
 )
-def test_every_kind_of_disentangled_attention_is_the_same_here(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_every_kind_of_disentangled_attention_is_the_same_here(changes, tmp_path):
     """Of texts too that are longer than max_position_embeddings, where positions are not added to embeddings."""
     theirs = theirs_of("deberta-v2", **changes)
     theirs.save_pretrained(tmp_path)
@@ -252,9 +252,7 @@ def test_every_kind_of_disentangled_attention_is_the_same_here(changes: dict[str
         ("roberta-prelayernorm", "SequenceClassification", {}),
     ],
 )
-def test_classifiers_in_training_drop_what_transformers_drops(
-    kind: str, head: str, rates: dict[str, float], tmp_path: Path
-) -> None:
+def test_classifiers_in_training_drop_what_transformers_drops(kind, head, rates, tmp_path):
     if kind not in CONFIGS:
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     theirs = theirs_of(kind, head, **rates)
@@ -270,7 +268,7 @@ def test_classifiers_in_training_drop_what_transformers_drops(
     assert not torch.equal(model(**batch)["start_logits" if head == "QuestionAnswering" else "logits"], logits[1])
 
 
-def test_rates_of_dropout_that_a_config_leaves_out_are_transformers_defaults(folders: Any, tmp_path: Path) -> None:
+def test_rates_of_dropout_that_a_config_leaves_out_are_transformers_defaults(folders, tmp_path):
     for kind, left_out, rates in (
         ("distilbert", ("seq_classif_dropout", "dropout"), (0.2, 0.1)),
         ("roberta", ("classifier_dropout", "hidden_dropout_prob"), (0.1, 0.1)),
@@ -285,21 +283,21 @@ def test_rates_of_dropout_that_a_config_leaves_out_are_transformers_defaults(fol
 
 
 @pytest.mark.parametrize("kind", ["roberta", "ernie", "mpnet"])
-def test_a_pooler_is_the_same(kind: str, folders: Any) -> None:
+def test_a_pooler_is_the_same(kind, folders):
     theirs, folder = folders(kind)
     batch = batch_of(theirs)
     assert_same(ours_of(folder)(**batch).pooler_output, theirs(**batch).pooler_output)
 
 
 @pytest.mark.parametrize("kind", ["bert-generation", "electra", "distilbert", "deberta-v2"])
-def test_a_base_model_without_a_pooler_gets_none_unless_asked(kind: str, folders: Any) -> None:
+def test_a_base_model_without_a_pooler_gets_none_unless_asked(kind, folders):
     _, folder = folders(kind)
     assert ours_of(folder).pooler is None
     assert ours_of(folder, add_pooling_layer=True).pooler is not None
 
 
 @pytest.mark.parametrize("kind", ["roberta", "distilbert", "mpnet", "electra small", "deberta-v2", "deberta-v2 apart"])
-def test_densified_it_is_the_same_and_it_takes_embeddings_and_checkpoints(kind: str, folders: Any) -> None:
+def test_densified_it_is_the_same_and_it_takes_embeddings_and_checkpoints(kind, folders):
     """What else works on a BERT is in tests/laws."""
     theirs, folder = folders(kind)
     batch, pruned = batch_of(theirs), prune_heads(ours_of(folder), {0: [2], 1: [0, 1]})
@@ -315,7 +313,7 @@ def test_densified_it_is_the_same_and_it_takes_embeddings_and_checkpoints(kind: 
     pruned(**batch).last_hidden_state[real].sum().backward()
 
 
-def test_what_is_saved_is_a_BERT_and_stock_loads_it_or_refuses_it(folders: Any, tmp_path: Path) -> None:
+def test_what_is_saved_is_a_BERT_and_stock_loads_it_or_refuses_it(folders, tmp_path):
     for kind, head in (("roberta", ""), ("distilbert", ""), ("ernie", "SequenceClassification")):
         theirs, folder = folders(kind, head)
         ours_of(folder, head).save_pretrained(tmp_path / kind)
@@ -342,7 +340,7 @@ def test_what_is_saved_is_a_BERT_and_stock_loads_it_or_refuses_it(folders: Any, 
         assert inspect(tmp_path / kind)["transformers 5"]["outcome"] == "fails"
 
 
-def test_faults_have_berts_names_and_say_so(folders: Any, tmp_path: Path) -> None:
+def test_faults_have_berts_names_and_say_so(folders, tmp_path):
     theirs, folder = folders("distilbert", "SequenceClassification")
     state, prefix = theirs.state_dict(), "distilbert.transformer.layer.1"
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
@@ -383,9 +381,7 @@ def test_faults_have_berts_names_and_say_so(folders: Any, tmp_path: Path) -> Non
         ("distilbert", "", {"model_type": "odd"}, "a 'odd' model; bertlite loads 'bert', 'roberta'"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(
-    kind: str, head: str, changes: dict[str, Any], message: str, folders: Any, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused_by_name(kind, head, changes, message, folders, tmp_path):
     _, folder = folders(kind, head)
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
@@ -394,7 +390,7 @@ def test_what_does_not_fit_is_refused_by_name(
         ours_of(tmp_path, head)
 
 
-def test_mpnet_counts_positions_from_1_whatever_its_padding_is(folders: Any, tmp_path: Path) -> None:
+def test_mpnet_counts_positions_from_1_whatever_its_padding_is(folders, tmp_path):
     model, folder = folders("mpnet")
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
@@ -405,7 +401,7 @@ def test_mpnet_counts_positions_from_1_whatever_its_padding_is(folders: Any, tmp
         assert_same(ours_of(tmp_path, "")(ids).last_hidden_state, wanted)
 
 
-def test_a_name_that_only_looks_like_a_familys_is_not_renamed() -> None:
+def test_a_name_that_only_looks_like_a_familys_is_not_renamed():
     """A dot in a table of names is a dot."""
     for kind, family in FAMILIES.items():
         for part, _ in family.renames:
@@ -413,7 +409,7 @@ def test_a_name_that_only_looks_like_a_familys_is_not_renamed() -> None:
 
 
 @pytest.mark.parametrize("kind", [*CONFIGS, "bert"])
-def test_a_field_of_another_type_is_named(kind: str) -> None:
+def test_a_field_of_another_type_is_named(kind):
     prefix, sizes = CONFIGS.get(kind, ("Bert", {**SIZES, "max_position_embeddings": 40}))
     stated = {**getattr(transformers, f"{prefix}Config")(**sizes).to_dict(), "architectures": ["BertModel"]}
     whole = Origin.of("config.json", stated)
@@ -433,7 +429,7 @@ def test_a_field_of_another_type_is_named(kind: str) -> None:
         assert {"pos_att_type", "norm_rel_ebd", "position_buckets", "cls_dropout", "pooler_hidden_act"} <= read
 
 
-def test_no_family_is_both_known_and_refused() -> None:
+def test_no_family_is_both_known_and_refused():
     others = [kind for kinds in REASONS.values() for kind in kinds]
     assert len(set(others)) == len(others)
     assert not FAMILIES.keys() & set(others)
@@ -443,7 +439,7 @@ def test_no_family_is_both_known_and_refused() -> None:
     assert [kind for kind in FAMILIES if f"`{kind}`" not in page] == []
 
 
-def test_a_classifiers_own_layer_and_a_pooler_may_both_be_there(folders: Any, tmp_path: Path) -> None:
+def test_a_classifiers_own_layer_and_a_pooler_may_both_be_there(folders, tmp_path):
     """As older checkpoints of RoBERTa have them: each class reads its own."""
     (base, folder), (classifier, _) = folders("roberta"), folders("roberta", "SequenceClassification")
     state, pooler = classifier.state_dict(), base.pooler.dense
@@ -457,7 +453,7 @@ def test_a_classifiers_own_layer_and_a_pooler_may_both_be_there(folders: Any, tm
 
 
 @pytest.mark.parametrize("kind", ["distilbert", "mpnet", "bert-generation"])
-def test_a_family_without_segments_takes_any_that_a_tokenizer_gives(kind: str, folders: Any) -> None:
+def test_a_family_without_segments_takes_any_that_a_tokenizer_gives(kind, folders):
     theirs, folder = folders(kind)
     ours, batch = ours_of(folder), batch_of(theirs)
     types = torch.ones_like(batch["input_ids"])

@@ -68,19 +68,25 @@ def at_once(one: Work, other: Work) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def dies_before(step: int, work: Work) -> Work:
-    def mortal() -> None:
+def acting_at(step: int, operations: re.Pattern[str], act: Work, work: Work) -> Work:
+    """Return a work that acts before its n-th operation on the disk, and before every one after it."""
+
+    def watched() -> None:
         left = iter(range(step))
 
         def hook(event: str, args: tuple[Any, ...]) -> None:
             opens = event == "open" and isinstance(args[2], int) and args[2] & WRITING
-            if (opens or WRITES.fullmatch(event)) and next(left, None) is None:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if (opens or operations.fullmatch(event)) and next(left, None) is None:
+                act()
 
         sys.addaudithook(hook)
         work()
 
-    return mortal
+    return watched
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def dies_at_byte(size: int, work: Work) -> Work:
@@ -95,34 +101,34 @@ def dies_at_byte(size: int, work: Work) -> Work:
 def fails_at(step: int, work: Work) -> Work:
     """The n-th operation on the disk finds it full, and so does every one after it but the clearing up."""
 
+    def no_space() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def full() -> None:
-        left = iter(range(step))
-
-        def hook(event: str, args: tuple[Any, ...]) -> None:
-            opens = event == "open" and isinstance(args[2], int) and args[2] & WRITING
-            if (opens or GROWS.fullmatch(event)) and next(left, None) is None:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        sys.addaudithook(hook)
         try:
-            work()
+            acting_at(step, GROWS, no_space, work)()
         except OSError as error:
             os._exit(FULL if error.errno == errno.ENOSPC else 1)
 
     return full
 
 
-def fills(work: Callable[[int], Work], every: int) -> Iterator[int]:
-    """Do a work as often as it has steps, the disk full from each on; yields the number of each try."""
+def tries(work: Callable[[int], Work], every: int, stopped: int, least: int) -> Iterator[int]:
+    """Do works, each of which is stopped a step later, until one is not; yields the number of each try."""
     for step in range(0, MOST, every):
-        status = in_child(fails_at(step, work(step)))
+        status = in_child(work(step))
         yield step
-        assert status in (0, FULL)
+        assert status in (0, stopped)
         if status == 0:
             break
     else:
         raise AssertionError(f"not done after {MOST} steps")
-    assert step > 1, "hardly anything was written"
+    assert step > least, "hardly anything was written"
+
+
+def fills(work: Callable[[int], Work], every: int) -> Iterator[int]:
+    """Do a work as often as it has steps, the disk full from each on; yields the number of each try."""
+    yield from tries(lambda step: fails_at(step, work(step)), every, FULL, 1)
 
 
 def kills(work: Callable[[int], Work], sizes: tuple[int, ...], every: int) -> Iterator[int]:
@@ -130,16 +136,8 @@ def kills(work: Callable[[int], Work], sizes: tuple[int, ...], every: int) -> It
 
     `work` makes the work of a try from its number.
     """
-    for step in range(0, MOST, every):
-        status = in_child(dies_before(step, work(step)))
-        yield step
-        assert status in (0, -signal.SIGKILL)
-        if status == 0:
-            break
-    else:
-        raise AssertionError(f"not done after {MOST} steps")
-    assert step > 5, "hardly anything was written"
-    for number, size in enumerate(sizes, step + 1):
+    yield from tries(lambda step: acting_at(step, WRITES, die, work(step)), every, -signal.SIGKILL, 5)
+    for number, size in enumerate(sizes, MOST):
         assert in_child(dies_at_byte(size, work(number))) == -signal.SIGXFSZ
         yield number
 

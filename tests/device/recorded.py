@@ -43,9 +43,7 @@ def on_fake_gpu_(model: nn.Module) -> None:
         (BertForQuestionAnswering, torch.bfloat16, False),
     ],
 )
-def test_the_forward_of_a_step_reads_no_value_of_a_gpu(
-    cls: Any, dtype: torch.dtype, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_forward_of_a_step_reads_no_value_of_a_gpu(cls, dtype, packed, monkeypatch):
     """On tensors without values that say they are on a GPU: reading one raises, as it does while a graph is recorded.
 
     Its backward needs a GPU.
@@ -71,9 +69,7 @@ def test_the_forward_of_a_step_reads_no_value_of_a_gpu(
 @pytest.mark.parametrize("positions", ["absolute", "bucketed", "relative_key_query", "disentangled"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @torch.no_grad()
-def test_what_is_recorded_reads_no_value_of_a_gpu(
-    positions: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_recorded_reads_no_value_of_a_gpu(positions, dtype, monkeypatch):
     """On tensors without values that say they are on a GPU: reading one raises, as while a graph is recorded.
 
     What launches kernels of Triton runs too, but launches none.

@@ -136,7 +136,7 @@ def by_hand(checkpoint: Path, text: str, pooling: str, dtype: torch.dtype = torc
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
-def test_a_vector_is_that_of_the_text_alone(pooling, checkpoint) -> None:
+def test_a_vector_is_that_of_the_text_alone(pooling, checkpoint):
     texts = [*texts_of(9), "", "abc " * 50]
     got = Embedder(checkpoint, pooling=pooling, max_tokens=48).encode(texts)
     assert got.dtype == np.float32
@@ -148,7 +148,7 @@ def test_a_vector_is_that_of_the_text_alone(pooling, checkpoint) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> None:
+def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads):
     """Bit for bit with the native kernels, whatever other texts there are, in any order, with any threads.
 
     So too with linear layers after the pooling, which torch multiplies in an order that the number of texts decides.
@@ -159,10 +159,7 @@ def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> No
     with registered():
         whole = library.SentenceTransformer(str(plain), device="cpu")
     for i, residual in enumerate((False, True)):
-        whole.add_module(
-            str(2 + i),
-            modules.Dense(80, 80, activation_function=None, use_residual=residual),
-        )
+        whole.add_module(str(2 + i), modules.Dense(80, 80, activation_function=None, use_residual=residual))
     whole.save(str(folder := tmp_path / "model"))
     texts = [*texts_of(60), "", "abc " * 50]
     for pooling in ("cls", "mean"):
@@ -177,7 +174,7 @@ def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> No
             assert (got == alone[chosen]).all(), [texts[i] for i in chosen if (got[chosen.index(i)] != alone[i]).any()]
 
 
-def test_the_vectors_are_those_of_sentence_transformers(sentences, tmp_path) -> None:
+def test_the_vectors_are_those_of_sentence_transformers(sentences, tmp_path):
     """With its prompts, pooling without them, a Dense module and truncation."""
     st = library.SentenceTransformer(str(sentences), device="cpu")
     st.prompts, st.default_prompt_name = {"query": "query: ", "passage": "This is a PASSAGE. "}, "query"
@@ -203,9 +200,7 @@ def test_the_vectors_are_those_of_sentence_transformers(sentences, tmp_path) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_reproducible_vectors_have_the_bits_of_the_runtime(
-    dtype: str, sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reproducible_vectors_have_the_bits_of_the_runtime(dtype, sentences, tmp_path, monkeypatch):
     """All of them, the norm too, whose sum torch orders by the processor's instructions.
 
     Packed int8 is rounded plainly here, as an `Embedder` of a checkpoint does it.
@@ -250,9 +245,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory, sentences: Path) -> Path:
     return out
 
 
-def test_a_packed_folder_is_embedded_by_the_runtime(
-    packed: Path, lines: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_packed_folder_is_embedded_by_the_runtime(packed, lines, tmp_path, monkeypatch):
     """With every setting that it can obey, without sentence-transformers, and in jobs that go on."""
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     model, texts = PackedModel(packed), [*texts_of(40), *TEXTS]
@@ -283,10 +276,7 @@ def test_a_packed_folder_is_embedded_by_the_runtime(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"dtype": "float32"},
-            "dtype is float32; .*packed, a packed folder, has int8: leave dtype out, or give",
-        ),
+        ({"dtype": "float32"}, "dtype is float32; .*packed, a packed folder, has int8: leave dtype out, or give"),
         ({"dtype": torch.bfloat16}, "dtype is bfloat16; .* has int8"),
         ({"pooling": "cls"}, "pooling is cls; .* has mean"),
         ({"reproducible": True}, "reproducible is True; .* has False"),
@@ -299,9 +289,7 @@ def test_a_packed_folder_is_embedded_by_the_runtime(
         ({"max_length": 97}, "max_length is 97; this model takes 3 to 96 tokens"),
     ],
 )
-def test_settings_that_a_packed_folder_cannot_obey_are_refused(
-    options: dict[str, Any], message: str, packed: Path, tmp_path: Path
-) -> None:
+def test_settings_that_a_packed_folder_cannot_obey_are_refused(options, message, packed, tmp_path):
     """Before the input is read: its second row would be an error."""
     (tmp_path / "x.txt").write_text("a\n\n")
     with pytest.raises(ValueError, match=message):
@@ -309,7 +297,7 @@ def test_settings_that_a_packed_folder_cannot_obey_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_packed_folder_of_mixed_layers_is_not_int8(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_packed_folder_of_mixed_layers_is_not_int8(checkpoint, tmp_path):
     kernels_or_skip()
     pack(checkpoint, tmp_path / "packed")
     natively(BertModel.from_pretrained(checkpoint, add_pooling_layer=False), MIXED).save(tmp_path / "weights")
@@ -321,7 +309,7 @@ def test_a_packed_folder_of_mixed_layers_is_not_int8(checkpoint: Path, tmp_path:
         Embedder(tmp_path / "packed", dtype="int8").encode("a")
 
 
-def test_an_encoder_that_is_no_BERT_runs_as_it_is(tmp_path, caplog) -> None:
+def test_an_encoder_that_is_no_BERT_runs_as_it_is(tmp_path, caplog):
     config = transformers.AlbertConfig(
         **{name: size for name, size in SIZES.items() if name in ("num_hidden_layers", "num_attention_heads")},
         vocab_size=len(WORDS), embedding_size=21, hidden_size=48, intermediate_size=37, max_position_embeddings=40,
@@ -338,7 +326,7 @@ def test_an_encoder_that_is_no_BERT_runs_as_it_is(tmp_path, caplog) -> None:
         Embedder(tmp_path, backend="native").encode("a")
 
 
-def test_a_folder_without_a_layer_is_refused_where_transformers_makes_one_up(tmp_path) -> None:
+def test_a_folder_without_a_layer_is_refused_where_transformers_makes_one_up(tmp_path):
     config = transformers.RobertaConfig(**SIZES)
     transformers.RobertaModel(config).save_pretrained(tmp_path)
     stated = json.loads((tmp_path / "config.json").read_text())
@@ -361,17 +349,17 @@ def test_a_folder_without_a_layer_is_refused_where_transformers_makes_one_up(tmp
         ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, native, graphs, plain"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(options, message, checkpoint) -> None:
+def test_settings_that_make_no_sense_are_refused(options, message, checkpoint):
     with pytest.raises((TypeError, ValueError), match=message):
         Embedder(checkpoint, **options).encode("a")
 
 
-def test_what_is_no_text_is_refused(embedder) -> None:
+def test_what_is_no_text_is_refused(embedder):
     with pytest.raises(TypeError, match="text 1 is None; give a string"):
         embedder.encode(["a", None])
 
 
-def test_without_sentence_transformers_it_says_how_to_install_it(checkpoint, monkeypatch) -> None:
+def test_without_sentence_transformers_it_says_how_to_install_it(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ModuleNotFoundError) as raised:
         Embedder(checkpoint).encode("a")
@@ -380,7 +368,7 @@ def test_without_sentence_transformers_it_says_how_to_install_it(checkpoint, mon
 
 
 @pytest.mark.parametrize(("dtype", "cosine"), [("bfloat16", 0.999), ("int8", 0.99)])
-def test_a_smaller_dtype_gives_vectors_near_those_of_float32(dtype, cosine, checkpoint, embedder) -> None:
+def test_a_smaller_dtype_gives_vectors_near_those_of_float32(dtype, cosine, checkpoint, embedder):
     wanted, rounded = embedder.encode(texts_of(9)), Embedder(checkpoint, dtype=dtype)
     got = rounded.encode(texts_of(9))
     assert rounded.settings["dtype"] == dtype
@@ -389,7 +377,7 @@ def test_a_smaller_dtype_gives_vectors_near_those_of_float32(dtype, cosine, chec
     assert np.abs(got - wanted).max() > 1e-4, "nothing was rounded"
 
 
-def test_the_backend_that_is_named_is_taken(checkpoint, embedder, monkeypatch, kernels_run) -> None:
+def test_the_backend_that_is_named_is_taken(checkpoint, embedder, monkeypatch, kernels_run):
     wanted = embedder.encode(texts_of(9))
     plain = Embedder(checkpoint, backend="plain", dtype="float64")
     assert plain.dimension == 48
@@ -406,7 +394,7 @@ def test_the_backend_that_is_named_is_taken(checkpoint, embedder, monkeypatch, k
             Embedder(checkpoint, **options).encode("a")
 
 
-def test_batches_are_within_the_budget_and_a_longer_text_is_alone(checkpoint, monkeypatch) -> None:
+def test_batches_are_within_the_budget_and_a_longer_text_is_alone(checkpoint, monkeypatch):
     embedder, batches = Embedder(checkpoint, max_tokens=16), []
     plain = Embedder.encode_batch
 
@@ -424,7 +412,7 @@ def test_batches_are_within_the_budget_and_a_longer_text_is_alone(checkpoint, mo
     assert len(batches) < 16
 
 
-def test_on_a_gpu_texts_are_tokenized_ahead_and_vectors_are_the_same(checkpoint, monkeypatch) -> None:
+def test_on_a_gpu_texts_are_tokenized_ahead_and_vectors_are_the_same(checkpoint, monkeypatch):
     """With prompts, truncation and lengths of 1, and where a batch does not fit into memory; the CPU is the GPU."""
     options = {"prompt": "ab ", "normalize": True, "truncate_dim": 31, "max_tokens": 24}
     embedder, texts, failed = Embedder(checkpoint, **options), texts_of(53), []
@@ -448,7 +436,7 @@ def test_on_a_gpu_texts_are_tokenized_ahead_and_vectors_are_the_same(checkpoint,
     assert failed
 
 
-def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint) -> None:
+def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint):
     embedder = Embedder(checkpoint)
     before = pickle.dumps(embedder)
     wanted = embedder.encode(["a b"])
@@ -458,7 +446,7 @@ def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint) -> None:
     assert (pickle.loads(before).encode(["a b"]) == wanted).all()
 
 
-def test_it_can_be_called_with_columns_or_with_texts(checkpoint, embedder) -> None:
+def test_it_can_be_called_with_columns_or_with_texts(checkpoint, embedder):
     named = Embedder(checkpoint, text="body", vector="v")
     wanted = embedder.encode(["a", "b c"])
     got = named({"body": np.array(["a", "b c"]), "n": [1, 2]})
@@ -475,14 +463,14 @@ def test_it_can_be_called_with_columns_or_with_texts(checkpoint, embedder) -> No
         named({"text": ["a"]})
 
 
-def test_datasets_maps_it(embedder) -> None:
+def test_datasets_maps_it(embedder):
     datasets = pytest.importorskip("datasets")
     texts = texts_of(7)
     mapped = datasets.Dataset.from_dict({"text": texts}).map(embedder, batched=True, batch_size=3)
     np.testing.assert_allclose(np.array(mapped["vector"]), embedder.encode(texts), atol=1e-6)
 
 
-def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkeypatch, capsys) -> None:
+def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkeypatch, capsys):
     text, path = tmp_path / "wiki.txt", tmp_path / "embed.json"
     text.write_text("\n".join(f" = heading = \n\n {each} " for each in texts_of(11)))
     assert measure_embed.paragraphs(text, 99) == texts_of(11)
@@ -530,7 +518,7 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_writes_every_row_once(checkpoint, embedder, lines, tmp_path, capsys) -> None:
+def test_a_job_writes_every_row_once(checkpoint, embedder, lines, tmp_path, capsys):
     out, record = tmp_path / "out", tmp_path / "record.json"
     arguments = ["embed", str(checkpoint), str(lines), "--out", f"{out},{record}", "--shard-rows", "10"]
     assert main([*arguments, "--keep-text"]) == 0
@@ -554,7 +542,7 @@ def test_a_job_writes_every_row_once(checkpoint, embedder, lines, tmp_path, caps
 @pytest.mark.parametrize(
     ("ids", "type"), [([-(2**63), 5], pa.int64()), ([5, 2**64 - 1], pa.uint64()), (["a", "5"], pa.string())]
 )
-def test_other_readers_take_the_folder_for_one_table(ids, type, checkpoint, embedder, tmp_path) -> None:
+def test_other_readers_take_the_folder_for_one_table(ids, type, checkpoint, embedder, tmp_path):
     path, out = tmp_path / "x.jsonl", tmp_path / "out"
     path.write_text("".join(json.dumps({"text": f"a {name}", "id": name}) + "\n" for name in ids))
     assert main(["embed", str(checkpoint), str(path), "--id", "id", "--out", str(out), "--shard-rows", "1"]) == 0
@@ -572,7 +560,7 @@ def test_other_readers_take_the_folder_for_one_table(ids, type, checkpoint, embe
     assert datasets.load_dataset("parquet", **options)["id"] == ids
 
 
-def test_a_shard_is_minutes_of_work_unless_its_rows_are_named(tmp_path, monkeypatch) -> None:
+def test_a_shard_is_minutes_of_work_unless_its_rows_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(job_module, "SHARD_ROWS", 4)
     monkeypatch.setattr(job_module, "SHARD_CHARACTERS", 10)
     embedder: Any = SimpleNamespace(longest=2)  # of a longer text, 16 characters count
@@ -588,7 +576,7 @@ def test_a_shard_is_minutes_of_work_unless_its_rows_are_named(tmp_path, monkeypa
     assert sizes(shard_rows=6) == [lengths[:6], lengths[6:]]
 
 
-def test_a_second_run_does_only_what_is_missing(embedder, lines, tmp_path) -> None:
+def test_a_second_run_does_only_what_is_missing(embedder, lines, tmp_path):
     job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10)
     embed_missing(job)
     before = {path.name: path.read_bytes() for path in job.out.iterdir()}
@@ -601,7 +589,7 @@ def test_a_second_run_does_only_what_is_missing(embedder, lines, tmp_path) -> No
     assert embed_missing(job)["embedded"]["shards"] == 0
 
 
-def test_a_folder_from_before_a_setting_was_added_goes_on(embedder, lines, tmp_path) -> None:
+def test_a_folder_from_before_a_setting_was_added_goes_on(embedder, lines, tmp_path):
     job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10)
     manifest, wanted = embed_missing(job), read(job.out)
     manifest = {name: value for name, value in manifest.items() if name not in ("embedded", "shards")}
@@ -616,7 +604,7 @@ def test_a_folder_from_before_a_setting_was_added_goes_on(embedder, lines, tmp_p
         embed_missing(Job(Embedder(embedder.model, normalize=True), Rows((lines,)), job.out, shard_rows=10))
 
 
-def test_files_that_change_vectors_are_part_of_a_job(checkpoint, lines, tmp_path) -> None:
+def test_files_that_change_vectors_are_part_of_a_job(checkpoint, lines, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "model")
     embed_missing(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))
     config = json.loads((folder / "config.json").read_text())
@@ -627,7 +615,7 @@ def test_files_that_change_vectors_are_part_of_a_job(checkpoint, lines, tmp_path
         embed_missing(Job(Embedder(folder), Rows((lines,)), tmp_path / "out"))
 
 
-def test_a_model_without_a_tokenizer_or_of_version_0_or_that_is_not_there_is_refused(checkpoint, tmp_path) -> None:
+def test_a_model_without_a_tokenizer_or_of_version_0_or_that_is_not_there_is_refused(checkpoint, tmp_path):
     BertModel.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=r"has no tokenizer, only special tokens: put its tokenizer\.json"):
         Embedder(tmp_path / "model").encode("a")
@@ -641,13 +629,13 @@ def test_a_model_without_a_tokenizer_or_of_version_0_or_that_is_not_there_is_ref
 
 
 @pytest.mark.parametrize(("name", "text"), [("x.txt", "a\n \nb\n"), ("x.csv", 'text,n\na,1\n"",2\n')])
-def test_a_row_without_a_text_is_refused(name: str, text: str, tmp_path) -> None:
+def test_a_row_without_a_text_is_refused(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=r"row 2 \(line \d\): column 'text' is empty; leave the row out"):
         list(Rows((tmp_path / name,)))
 
 
-def test_processes_share_the_shards(embedder, lines, tmp_path) -> None:
+def test_processes_share_the_shards(embedder, lines, tmp_path):
     whole = Job(embedder, Rows((lines,)), tmp_path / "whole", shard_rows=10)
     embed_missing(whole)
     done = []
@@ -679,7 +667,7 @@ OTHERS: dict[str, Any] = {  # of each setting another value
 }
 
 
-def test_work_with_another_setting_does_not_go_on(checkpoint: Path, lines: Path, tmp_path: Path) -> None:
+def test_work_with_another_setting_does_not_go_on(checkpoint, lines, tmp_path):
     """Unless the setting says that vectors do not depend on it, but for rounding."""
     assert [*OTHERS] == [each.name for each in fields(EmbedSettings)], "give each setting another value here"
     folder = shutil.copytree(checkpoint, tmp_path / "model")
@@ -706,7 +694,7 @@ def test_work_with_another_setting_does_not_go_on(checkpoint: Path, lines: Path,
         EmbedSettings(shard_rows=0)
 
 
-def test_other_settings_another_input_and_another_model_are_refused(checkpoint, lines, tmp_path, capsys) -> None:
+def test_other_settings_another_input_and_another_model_are_refused(checkpoint, lines, tmp_path, capsys):
     out = tmp_path / "out"
     embed_missing(Job(Embedder(checkpoint), Rows((lines,)), out, shard_rows=10))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -732,7 +720,7 @@ def test_other_settings_another_input_and_another_model_are_refused(checkpoint, 
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_files_of_other_jobs_and_damaged_ones_are_refused(embedder, lines, tmp_path) -> None:
+def test_files_of_other_jobs_and_damaged_ones_are_refused(embedder, lines, tmp_path):
     job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10)
     embed_missing(job)
     path = job.out / "part-00001-of-00006.parquet"
@@ -750,7 +738,7 @@ def test_files_of_other_jobs_and_damaged_ones_are_refused(embedder, lines, tmp_p
         embed_missing(Job(embedder, Rows((tmp_path / "empty.txt",)), tmp_path / "none"))
 
 
-def test_a_vector_that_is_no_number_is_not_written(lines, tmp_path) -> None:
+def test_a_vector_that_is_no_number_is_not_written(lines, tmp_path):
     embedder: Any = SimpleNamespace(longest=9, encode=lambda texts, _: np.full((len(texts), 3), np.nan))
     with pytest.raises(ValueError, match=r"the vector of row 0 is not finite: 'a"):
         write_shard(
@@ -762,7 +750,7 @@ def test_a_vector_that_is_no_number_is_not_written(lines, tmp_path) -> None:
 # Progress ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tmp_path, monkeypatch) -> None:
+def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tmp_path, monkeypatch):
     """With a second for every 1000 tokens and texts sorted by length, the bar's forecast is the time that is left."""
     path = tmp_path / "sorted.txt"
     path.write_text("".join(f"{'ab ' * (i // 12 + 1)}\n" for i in range(240)))

@@ -181,12 +181,7 @@ def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
     [
         ("empty.tsv", "text\tlabel\n", {}, "empty.tsv has no examples: it is empty, or has only a header"),
         ("x.csv", "text,label\na,pos\nb,neg\ntext,label\nc,pos\n", {}, r"row 3 \(line 4\): the row repeats the names"),
-        (
-            "x.csv",
-            "text,label\na,pos\n\ufefflabel,Text\nneg,b\n",
-            {},
-            "row 2 .* as if files were joined: remove it",
-        ),
+        ("x.csv", "text,label\na,pos\n\ufefflabel,Text\nneg,b\n", {}, "row 2 .* as if files were joined: remove it"),
         (
             "x.tsv",
             "text\tlabel\na\tpos\nb\tneg\nsentence\tlabel\n",
@@ -757,20 +752,6 @@ def test_an_edited_file_begins_the_training_and_the_cell_anew(world, setting, tm
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"lr": 0.0}, "lr is 0.0; give a finite number above 0"),
-        ({"lr": math.nan}, "lr is nan"),
-        ({"epochs": math.inf}, "epochs is inf; give a finite number from 0"),
-        ({"distil": 1.5}, "distil is 1.5; give a finite number from 0 to 1"),
-    ],
-)
-def test_a_recipe_of_no_numbers_is_refused(given, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        Recipe(**given)
-
-
-@pytest.mark.parametrize(
     "words",
     [
         ["evaluate", "bare", "--dev", "dev.tsv"],
@@ -902,19 +883,23 @@ def test_similarity_is_pruned_without_labels(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("kind", "given", "said"),
     [
-        ({"criterion": "mitchell"}, "criterion 'mitchell' is unknown; have: michel, "),
-        ({"criterion": "michel/twice"}, "criterion 'michel/twice': there is no option 'twice'; have: example, "),
-        ({"fraction": 1.5}, "fraction is 1.5; it must be a share, 0 to 1"),
-        ({"repair": "glue"}, "repair 'glue' is unknown; have: none, mean, refit"),
-        ({"epochs": -1.0}, r"epochs is -1\.0; it must be a finite number of 0 or more"),
-        ({"epochs": math.nan}, "epochs is nan"),
+        (Cell, {"criterion": "mitchell"}, "criterion 'mitchell' is unknown; have: michel, "),
+        (Cell, {"criterion": "michel/twice"}, "criterion 'michel/twice': there is no option 'twice'; have: example, "),
+        (Cell, {"fraction": 1.5}, "fraction is 1.5; it must be a share, 0 to 1"),
+        (Cell, {"repair": "glue"}, "repair 'glue' is unknown; have: none, mean, refit"),
+        (Cell, {"epochs": -1.0}, "epochs is -1.0; it must be a finite number of 0 or more"),
+        (Cell, {"epochs": math.nan}, "epochs is nan"),
+        (Recipe, {"lr": 0.0}, "lr is 0.0; give a finite number above 0"),
+        (Recipe, {"lr": math.nan}, "lr is nan"),
+        (Recipe, {"epochs": math.inf}, "epochs is inf; give a finite number from 0"),
+        (Recipe, {"distil": 1.5}, "distil is 1.5; give a finite number from 0 to 1"),
     ],
 )
-def test_a_cell_that_means_nothing_is_refused(cell, said):
-    with pytest.raises(ValueError, match=said):
-        Cell(**cell)
+def test_a_cell_or_a_recipe_that_means_nothing_is_refused(kind, given, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        kind(**given)
 
 
 def test_a_target_that_cannot_be_met_is_refused_before_any_work(experiment, tmp_path):

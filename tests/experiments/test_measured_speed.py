@@ -53,7 +53,7 @@ def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return save
 
 
-def test_a_packed_folder_is_timed_against_the_checkpoint_that_it_was_made_from(save: Any) -> None:
+def test_a_packed_folder_is_timed_against_the_checkpoint_that_it_was_made_from(save):
     save("BertForTokenClassification", num_labels=3)
     bertlite.pack("model", "packed", dtype="int8", texts=texts(20))
     found = measure_speed("packed", texts())
@@ -66,7 +66,7 @@ def test_a_packed_folder_is_timed_against_the_checkpoint_that_it_was_made_from(s
         measure_speed("model", texts(), against="model")
 
 
-def test_a_packed_folder_says_nothing_of_its_makers_machine(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_folder_says_nothing_of_its_makers_machine(save, monkeypatch):
     """Not where its checkpoint was; elsewhere the checkpoint is named again."""
     save("BertForTokenClassification", num_labels=3)
     here, made = Path.cwd(), Path("made").absolute()
@@ -79,7 +79,7 @@ def test_a_packed_folder_says_nothing_of_its_makers_machine(save: Any, monkeypat
     assert found == "transformers"
 
 
-def test_a_path_is_no_list_of_texts_and_a_device_is_torchs() -> None:
+def test_a_path_is_no_list_of_texts_and_a_device_is_torchs():
     with pytest.raises(TypeError, match="texts is 'a file of texts'; give a list"):
         measure_speed("model", "a file of texts")
     with pytest.raises(ValueError, match="device is 'gpu'; give cpu, cuda or cuda:1"):
@@ -101,9 +101,7 @@ def test_a_path_is_no_list_of_texts_and_a_device_is_torchs() -> None:
         ("BertForTokenClassification", {"num_labels": 3}, "tagger", "transformers", "texts with the same"),
     ],
 )
-def test_each_kind_is_timed_in_its_library_and_in_each_dtype(
-    cls: str, fields: dict[str, Any], kind: str, library: str, kept: str, save: Any
-) -> None:
+def test_each_kind_is_timed_in_its_library_and_in_each_dtype(cls, fields, kind, library, kept, save):
     save(cls, **fields)
     found = measure_speed("model", texts())
     assert (found["kind"], found["library"]["name"]) == (kind, library)
@@ -124,7 +122,7 @@ def test_each_kind_is_timed_in_its_library_and_in_each_dtype(
     assert found["environment"]["threads"] >= 1
 
 
-def test_a_classifier_of_pairs_gets_pairs(save: Any) -> None:
+def test_a_classifier_of_pairs_gets_pairs(save):
     save("BertForSequenceClassification", num_labels=3)
     pairs = [*zip(texts(), texts()[::-1], strict=True)]
     original = Original.load(Checkpoint("model"), "classifier", 64)
@@ -140,7 +138,7 @@ def test_a_classifier_of_pairs_gets_pairs(save: Any) -> None:
     }
 
 
-def test_spans_of_a_tagger_are_compared() -> None:
+def test_spans_of_a_tagger_are_compared():
     rows = [[{"entity_group": label, "start": at, "end": at + 2}] for at, label in ((0, "A"), (3, "B"))]
     assert what_is_kept("tagger", rows, rows) == {"texts with the same labels": 1, "spans in both, as F1": 1}
     found = what_is_kept("tagger", rows, [rows[0], [*rows[1], *rows[0]]])
@@ -148,7 +146,7 @@ def test_spans_of_a_tagger_are_compared() -> None:
     assert what_is_kept("tagger", [[]], [[]]) == {"texts with the same labels": 1}
 
 
-def test_the_first_dtype_says_why_none_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_dtype_says_why_none_can_run(monkeypatch):
     def never(model: Any, *, dtype: str, **options: Any) -> Any:
         raise ValueError(f"{dtype} cannot run")
 
@@ -158,13 +156,13 @@ def test_the_first_dtype_says_why_none_can_run(monkeypatch: pytest.MonkeyPatch) 
         speed.optimised(original, None, None, torch.device("cpu"))
 
 
-def test_vectors_in_half_precision_are_compared_in_float64() -> None:
+def test_vectors_in_half_precision_are_compared_in_float64():
     vectors = np.random.default_rng(0).normal(size=(60, 384)).astype(np.float16)
     kept = what_is_kept("encoder", vectors, vectors.astype(np.float32) * 3)
     assert kept == {name: pytest.approx(1, abs=1e-12) for name in kept}
 
 
-def test_texts_that_are_judged_are_not_those_that_are_timed() -> None:
+def test_texts_that_are_judged_are_not_those_that_are_timed():
     calls: list[Any] = []
     original: Any = SimpleNamespace(kind="cross-encoder", results=lambda some, **_: calls.append(some))
     timed, others, one = speed.split_texts(original, texts())
@@ -176,7 +174,7 @@ def test_texts_that_are_judged_are_not_those_that_are_timed() -> None:
     assert one > 0
 
 
-def test_a_dtype_that_cannot_run_is_left_out_with_the_reason(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dtype_that_cannot_run_is_left_out_with_the_reason(save, monkeypatch):
     def without_int8(model: Any, *, dtype: str, **options: Any) -> Any:
         if dtype == "int8":
             raise RuntimeError("there is no compiler")
@@ -192,7 +190,7 @@ def test_a_dtype_that_cannot_run_is_left_out_with_the_reason(save: Any, monkeypa
         measure_speed("model", texts(), dtype="int8")
 
 
-def test_the_command_prints_a_table_or_the_record(save: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_or_the_record(save, capsys):
     save("BertModel")
     Path("texts.txt").write_text("\n".join(texts()))
     words = ["evaluate", "model", "--texts", "texts.txt", "--speed", "--dtype", "int8"]

@@ -61,7 +61,7 @@ def recorded_model(
 # A function of one's own
 
 
-def test_a_registered_function_cannot_compute_the_first_token_alone(register: Register) -> None:
+def test_a_registered_function_cannot_compute_the_first_token_alone(register):
     register()
     model, plain = recorded_model()
     ids = inputs_of()["input_ids"]
@@ -71,9 +71,7 @@ def test_a_registered_function_cannot_compute_the_first_token_alone(register: Re
 
 
 @pytest.mark.parametrize("heads", [{}, PRUNED], ids=["dense", "pruned"])
-def test_a_registered_function_is_called_once_for_every_layer_with_heads(
-    heads: dict[int, list[int]], register: Register
-) -> None:
+def test_a_registered_function_is_called_once_for_every_layer_with_heads(heads, register):
     calls = register()
     model, plain = recorded_model(heads=heads)
     ids = inputs_of()["input_ids"]
@@ -93,7 +91,7 @@ def test_a_registered_function_is_called_once_for_every_layer_with_heads(
 
 
 @only_5
-def test_a_function_with_a_mask_function_is_handed_the_mask_of_every_query(register: Register) -> None:
+def test_a_function_with_a_mask_function_is_handed_the_mask_of_every_query(register):
     calls = register(sdpa_mask)
     model, plain = recorded_model(heads=PRUNED)
     inputs = inputs_of()
@@ -105,7 +103,7 @@ def test_a_function_with_a_mask_function_is_handed_the_mask_of_every_query(regis
 @only_5
 @pytest.mark.parametrize("mask", [None, sdpa_mask], ids=["without", "with"])
 @pytest.mark.parametrize("changes", [{}, CROSS], ids=["encoder", "decoder"])
-def test_a_function_is_called_as_transformers_calls_it(changes: dict[str, Any], mask: Any, register: Register) -> None:
+def test_a_function_is_called_as_transformers_calls_it(changes, mask, register):
     """The same tensors, the same masks and the same options, with a mask function and without."""
     calls = register(mask)
     theirs, ours = pair("BertModel", "recorded", **changes)
@@ -128,7 +126,7 @@ def test_a_function_is_called_as_transformers_calls_it(changes: dict[str, Any], 
 
 
 @only_5
-def test_a_decoder_with_a_registered_function_decodes_from_a_cache(register: Register) -> None:
+def test_a_decoder_with_a_registered_function_decodes_from_a_cache(register):
     register(sdpa_mask)
     model, plain = recorded_model("BertLMHeadModel", {0: [1, 3]}, **CROSS)
     inputs = {**inputs_of(), **states_of()}
@@ -140,7 +138,7 @@ def test_a_decoder_with_a_registered_function_decodes_from_a_cache(register: Reg
     assert_same(model(**rest, past_key_values=cache, use_cache=True).logits, wanted[:, 6:])
 
 
-def test_a_registered_function_obeys_head_masks_and_learns(register: Register) -> None:
+def test_a_registered_function_obeys_head_masks_and_learns(register):
     calls = register()
     model, plain = recorded_model(attention_probs_dropout_prob=0.25, hidden_dropout_prob=0.0)
     gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
@@ -152,7 +150,7 @@ def test_a_registered_function_obeys_head_masks_and_learns(register: Register) -
     assert all(p.grad is not None for p in model.encoder.parameters())
 
 
-def test_attentions_come_from_the_function_or_not_at_all(register: Register) -> None:
+def test_attentions_come_from_the_function_or_not_at_all(register):
     ids = inputs_of()["input_ids"]
     register(weights=True)
     model, plain = recorded_model(heads={0: [1, 3]})
@@ -163,7 +161,7 @@ def test_attentions_come_from_the_function_or_not_at_all(register: Register) -> 
         model(ids, output_attentions=True)
 
 
-def test_relative_positions_need_our_own_kernels(register: Register) -> None:
+def test_relative_positions_need_our_own_kernels(register):
     register()
     model, _ = recorded_model(position_embedding_type="relative_key")
     with pytest.raises(ValueError, match=r"'recorded' cannot do 'relative_key' positions: .* use eager or"):
@@ -171,7 +169,7 @@ def test_relative_positions_need_our_own_kernels(register: Register) -> None:
 
 
 @only_4
-def test_transformers_4_makes_no_masks_for_functions(register: Register) -> None:
+def test_transformers_4_makes_no_masks_for_functions(register):
     register(sdpa_mask)
     model, plain = recorded_model()
     ids, mask = inputs_of()["input_ids"], inputs_of()["attention_mask"]
@@ -187,7 +185,7 @@ def test_transformers_4_makes_no_masks_for_functions(register: Register) -> None
 
 @BOTH
 @pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
-def test_the_attention_may_be_changed(name: str, backend: str, kernels_run: list[str]) -> None:
+def test_the_attention_may_be_changed(name, backend, kernels_run):
     model = ours_of(name, {"eager": "sdpa", "sdpa": "eager"}[backend])
     before = model(**inputs_of())[0]
     model.set_attn_implementation(backend)
@@ -197,7 +195,7 @@ def test_the_attention_may_be_changed(name: str, backend: str, kernels_run: list
     assert kernels_run == [backend] * L
 
 
-def test_an_unknown_attention_is_refused_at_once_and_afterwards() -> None:
+def test_an_unknown_attention_is_refused_at_once_and_afterwards():
     with pytest.raises((ValueError, KeyError), match="never_registered"):
         ours_of("BertModel", "never_registered")(**inputs_of())
     model = ours_of("BertModel")
@@ -213,7 +211,7 @@ def test_an_unknown_attention_is_refused_at_once_and_afterwards() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
-def test_flex_attention_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_is_that_of_transformers(monkeypatch):
     from torch.nn.attention.flex_attention import flex_attention
     from transformers.integrations import flex_attention as integration
 
@@ -246,9 +244,7 @@ def test_flex_attention_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch)
     ],
     ids=str,
 )
-def test_a_gradient_lies_as_the_result_of_the_kernel_does(
-    backend: str, changes: dict[str, Any], mask: str, checkpointed: bool
-) -> None:
+def test_a_gradient_lies_as_the_result_of_the_kernel_does(backend, changes, mask, checkpointed):
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = ours_of("BertModel", backend, **changes, **off).train()
     if checkpointed:

@@ -1,7 +1,6 @@
 """The word embeddings of bertlite.hf: resized, replaced, and one matrix with the decoder."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +29,7 @@ def assert_tied(model: Any) -> None:
 
 @pytest.mark.parametrize(("size", "multiple", "wanted"), [(101, None, 101), (90, None, 90), (None, 8, 104)])
 @WITH_DECODER
-def test_a_resized_vocabulary_is_that_of_transformers(
-    name: str, size: int | None, multiple: int | None, wanted: int
-) -> None:
+def test_a_resized_vocabulary_is_that_of_transformers(name, size, multiple, wanted):
     theirs, ours = pair(name)
     ids = {**inputs_of(), "input_ids": inputs_of()["input_ids"].clamp(max=80)}
     states = []
@@ -50,7 +47,7 @@ def test_a_resized_vocabulary_is_that_of_transformers(
 
 
 @pytest.mark.parametrize("wanted", [90, 104])
-def test_a_resized_vocabulary_survives_saving(wanted: int, tmp_path: Path) -> None:
+def test_a_resized_vocabulary_survives_saving(wanted, tmp_path):
     model = ours_of("BertForMaskedLM")
     model.resize_token_embeddings(wanted, mean_resizing=False)
     model.save_pretrained(tmp_path)
@@ -62,7 +59,7 @@ def test_a_resized_vocabulary_survives_saving(wanted: int, tmp_path: Path) -> No
 
 
 @WITH_DECODER
-def test_other_word_embeddings_are_tied_on_request(name: str) -> None:
+def test_other_word_embeddings_are_tied_on_request(name):
     """In transformers setting them leaves the decoder as it was, until tie_weights."""
     theirs, ours = pair(name)
     words = nn.Embedding(
@@ -77,7 +74,7 @@ def test_other_word_embeddings_are_tied_on_request(name: str) -> None:
     assert distance(logits(ours), before) > 1e-2
 
 
-def test_tables_of_other_sizes_count_as_in_transformers() -> None:
+def test_tables_of_other_sizes_count_as_in_transformers():
     """Whatever the config says: an outer model that resizes knows another config."""
     theirs, ours = pair("BertModel")
     sizes = {"word_embeddings": V + 20, "token_type_embeddings": 5, "position_embeddings": 60}
@@ -97,7 +94,7 @@ def test_tables_of_other_sizes_count_as_in_transformers() -> None:
 
 
 @WITH_DECODER
-def test_another_decoder_brings_its_bias(name: str) -> None:
+def test_another_decoder_brings_its_bias(name):
     theirs, ours = pair(name, tie_word_embeddings=False)
     decoder = nn.Linear(D, V, dtype=F64)
     for model in (theirs, ours):
@@ -108,7 +105,7 @@ def test_another_decoder_brings_its_bias(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_heads_without_a_decoder_have_none(name: str) -> None:
+def test_heads_without_a_decoder_have_none(name):
     model = ours_of(name)
     assert model.get_input_embeddings() is model.base_model.embeddings.word_embeddings
     assert (model.get_output_embeddings() is None) == (name not in TIED)
@@ -117,9 +114,7 @@ def test_heads_without_a_decoder_have_none(name: str) -> None:
 @pytest.mark.parametrize("backend", ["sdpa", "packed"])
 @pytest.mark.parametrize("shape", [(1, S), (S,), (B, 1), (1, 1)], ids=str)
 @pytest.mark.parametrize("name", ["token_type_ids", "position_ids"])
-def test_ids_of_another_shape_are_those_that_transformers_takes(
-    name: str, shape: tuple[int, ...], backend: str
-) -> None:
+def test_ids_of_another_shape_are_those_that_transformers_takes(name, shape, backend):
     theirs, ours = pair("BertModel")
     ours.set_attn_implementation(backend)
     inputs = {**inputs_of(), name: torch.randint(0, 5, shape)}

@@ -30,7 +30,7 @@ UNNAMED = {"a layer with no end"}  # transformers reads a layer's number before 
 
 
 @pytest.mark.parametrize("name", sorted(hostile.CASES.keys() - DRAWN - LEFT - UNNAMED))
-def test_the_corpus_is_refused_as_by_the_core(name: str, tmp_path: Path) -> None:
+def test_the_corpus_is_refused_as_by_the_core(name, tmp_path):
     folder = hostile.write(tmp_path, name)
     with pytest.raises(ValueError, match=r"[\s\S]") as caught:
         hf.BertModel.from_pretrained(folder)
@@ -40,13 +40,13 @@ def test_the_corpus_is_refused_as_by_the_core(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", sorted(LEFT))
-def test_what_transformers_refuses_itself_is_left_to_it(name: str, tmp_path: Path) -> None:
+def test_what_transformers_refuses_itself_is_left_to_it(name, tmp_path):
     with pytest.raises((RuntimeError, OSError)):
         hf.BertModel.from_pretrained(hostile.write(tmp_path, name))
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod."])
-def test_names_of_a_wrapper_are_refused_and_the_way_out_works(wrapper: str, tmp_path: Path) -> None:
+def test_names_of_a_wrapper_are_refused_and_the_way_out_works(wrapper, tmp_path):
     """transformers takes none of them for its own, and would give a random model."""
     ours = ours_of("BertForMaskedLM")
     ours.save_pretrained(tmp_path / "wrapped")
@@ -59,20 +59,20 @@ def test_names_of_a_wrapper_are_refused_and_the_way_out_works(wrapper: str, tmp_
     assert all(found[name].equal(x) for name, x in ours.state_dict().items())
 
 
-def test_nan_is_named_with_and_without_the_loading_info(tmp_path: Path) -> None:
+def test_nan_is_named_with_and_without_the_loading_info(tmp_path):
     folder = hostile.write(tmp_path, "nan")
     for options in ({}, {"output_loading_info": True}):
         with pytest.raises(ValueError, match=f"{hostile.Q0} holds nan or inf in float32"):
             hf.BertModel.from_pretrained(folder, **options)
 
 
-def test_what_the_caller_brings_is_not_looked_for_in_the_folder(tmp_path: Path) -> None:
+def test_what_the_caller_brings_is_not_looked_for_in_the_folder(tmp_path):
     folder = hostile.write(tmp_path, "config without fields")
     assert hf.BertModel.from_pretrained(folder, config=config_of()).config.hidden_size == SIZES["hidden_size"]
     assert hf.BertModel.from_pretrained(folder, **SIZES).config.vocab_size == SIZES["vocab_size"]
 
 
-def test_a_config_that_lacks_what_is_pruned_is_refused_and_the_way_out_works(tmp_path: Path) -> None:
+def test_a_config_that_lacks_what_is_pruned_is_refused_and_the_way_out_works(tmp_path):
     model = bertlite.prune_neurons(bertlite.prune_heads(ours_of("BertForMaskedLM"), {0: [1, 3]}), {2: [5]})
     model.save_pretrained(tmp_path)
     path, dense = tmp_path / "config.json", config_of()
@@ -90,7 +90,7 @@ def test_a_config_that_lacks_what_is_pruned_is_refused_and_the_way_out_works(tmp
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
-def test_an_adapter_beside_a_whole_model_is_loaded_as_transformers_does(tmp_path: Path) -> None:
+def test_an_adapter_beside_a_whole_model_is_loaded_as_transformers_does(tmp_path):
     peft = pytest.importorskip("peft")
     ours_of("BertModel").save_pretrained(tmp_path / "base")
     base = hf.BertModel.from_pretrained(tmp_path / "base")
@@ -102,7 +102,7 @@ def test_an_adapter_beside_a_whole_model_is_loaded_as_transformers_does(tmp_path
 
 
 @pytest.mark.parametrize("name", ["nowhere", "models/nowhere", "/nowhere"])
-def test_a_folder_that_is_not_there_is_said_to_be_missing(name: str) -> None:
+def test_a_folder_that_is_not_there_is_said_to_be_missing(name):
     for source in (name, Path(name)):
         with pytest.raises(
             FileNotFoundError, match=rf"^there is no folder (or file )?{name}(, and the hub did not|$)"
@@ -117,7 +117,7 @@ from bertlite.hf import BertForTokenClassification, BertLMHeadModel, BertModel
 """  # as export_remote_code wrote in November 2026; such folders lie on hubs
 
 
-def test_a_folder_that_was_pruned_before_names_moved_loads(tmp_path: Path) -> None:
+def test_a_folder_that_was_pruned_before_names_moved_loads(tmp_path):
     shutil.copytree(PRUNED, tmp_path / "old")
     (tmp_path / "old" / "modeling_bertlite.py").write_text(CODE, encoding="utf-8")
     path = tmp_path / "old" / "config.json"
@@ -130,9 +130,7 @@ def test_a_folder_that_was_pruned_before_names_moved_loads(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["rotary_local", "absolute"])
-def test_a_pruned_folder_with_rotations_or_norms_first_loads_by_its_code(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pruned_folder_with_rotations_or_norms_first_loads_by_its_code(kind, tmp_path, monkeypatch):
     """As the core's model: with every norm, and with zeros that do not learn."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     ends = ["intermediate.dense.bias", "factor.bias", "token_type_embeddings.weight"]

@@ -1,6 +1,5 @@
 """Writing with bertlite.hf: transformers' generate, its caches and its encoder-decoder pairs."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,13 +68,13 @@ def assert_same_text(got: Any, wanted: Any) -> None:
 
 @BOTH
 @EVERY_WAY
-def test_what_is_written_is_what_transformers_writes(way: str, backend: str) -> None:
+def test_what_is_written_is_what_transformers_writes(way, backend):
     theirs, ours = pair("BertLMHeadModel", backend)
     for inputs in ({"input_ids": inputs_of()["input_ids"]}, left_padded()):
         assert_same_text(write(ours, inputs, **WAYS[way]), write(theirs, inputs, **WAYS[way]))
 
 
-def test_with_a_cache_each_word_is_computed_once() -> None:
+def test_with_a_cache_each_word_is_computed_once():
     model = ours_of("BertLMHeadModel")
     lengths: list[int] = []
     model.bert.encoder.register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
@@ -85,7 +84,7 @@ def test_with_a_cache_each_word_is_computed_once() -> None:
 
 @pytest.mark.parametrize("heads", [{0: [1, 3], 1: [0, 1, 2, 3]}, {0: [0, 1, 2, 3], 2: [0]}], ids=str)
 @pytest.mark.parametrize("way", ["greedy", "beams"])
-def test_pruned_models_write(way: str, heads: dict[int, list[int]]) -> None:
+def test_pruned_models_write(way, heads):
     """Even without the first layer's heads, in whose keys transformers counts the tokens of a cache."""
     model = ours_of("BertLMHeadModel")
     model.prune_heads(heads)
@@ -95,7 +94,7 @@ def test_pruned_models_write(way: str, heads: dict[int, list[int]]) -> None:
     assert model(**inputs_of()).past_key_values.get_seq_length() == S
 
 
-def test_a_head_mask_reaches_every_step() -> None:
+def test_a_head_mask_reaches_every_step():
     model = ours_of("BertLMHeadModel")
     gate = torch.ones(L, N, dtype=F64)
     gate[0, [1, 3]] = 0
@@ -109,7 +108,7 @@ def test_a_head_mask_reaches_every_step() -> None:
     ("positions", "heads", "backend"),
     [("absolute", {}, "sdpa"), ("absolute", {}, "eager"), ("relative_key", {0: [0, 1, 2, 3], 2: [1]}, "sdpa")],
 )
-def test_a_cache_of_fixed_size_may_be_asked_for(positions: str, heads: dict[int, list[int]], backend: str) -> None:
+def test_a_cache_of_fixed_size_may_be_asked_for(positions, heads, backend):
     if not V5 and heads:
         pytest.skip("transformers 4 looks for the length of its static cache in the first head")
     model = ours_of("BertLMHeadModel", backend, position_embedding_type=positions)
@@ -125,7 +124,7 @@ def test_a_cache_of_fixed_size_may_be_asked_for(positions: str, heads: dict[int,
 
 
 @pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
-def test_caches_hold_what_those_of_transformers_hold(changes: dict[str, Any]) -> None:
+def test_caches_hold_what_those_of_transformers_hold(changes):
     theirs, ours = pair("BertModel", **changes)
     inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
     caches = [model(**inputs).past_key_values for model in (ours, theirs)]
@@ -147,7 +146,7 @@ def parts_of(cache: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", ["own", "dynamic", "both", "static"])
 @pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
 @pytest.mark.parametrize("masked", [True, False])
-def test_a_given_cache_is_extended(masked: bool, changes: dict[str, Any], kind: str) -> None:
+def test_a_given_cache_is_extended(masked, changes, kind):
     model = ours_of("BertLMHeadModel", **changes)
     inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
     if not masked:
@@ -174,7 +173,7 @@ def test_a_given_cache_is_extended(masked: bool, changes: dict[str, Any], kind: 
 
 
 @pytest.mark.parametrize("decoder", [False, True])
-def test_a_cache_of_all_heads_is_cut_to_those_of_a_pruned_model(decoder: bool) -> None:
+def test_a_cache_of_all_heads_is_cut_to_those_of_a_pruned_model(decoder):
     """Pruning a head is masking it, also where PEFT's prefix tuning makes keys and values for every head."""
     dense = ours_of("BertModel", "sdpa", is_decoder=decoder)
     gone = {0: [1, 3], 1: [0, 1, 2, 3], 2: [0]}
@@ -202,9 +201,7 @@ def test_a_cache_of_all_heads_is_cut_to_those_of_a_pruned_model(decoder: bool) -
 @pytest.mark.parametrize("written", [True, False])
 @pytest.mark.parametrize("decoder", [True, False])
 @pytest.mark.parametrize("given", [False, True])
-def test_a_cache_is_returned_when_transformers_returns_one(
-    given: bool, decoder: bool, written: bool, said: bool | None
-) -> None:
+def test_a_cache_is_returned_when_transformers_returns_one(given, decoder, written, said):
     if given and not V5:
         pytest.skip("transformers 4 returns whatever cache it is given")
     for name in ("BertModel", "BertLMHeadModel"):
@@ -215,7 +212,7 @@ def test_a_cache_is_returned_when_transformers_returns_one(
         assert (outs[0].past_key_values is None) == (outs[1].past_key_values is None)
 
 
-def test_other_kinds_of_cache_are_refused_and_two_at_once() -> None:
+def test_other_kinds_of_cache_are_refused_and_two_at_once():
     model, ids = ours_of("BertLMHeadModel"), inputs_of()["input_ids"]
     with pytest.raises(TypeError, match=r"no cache|argument 'cache'"):
         model(ids, past_key_values=DynamicCache(), cache=DynamicCache())
@@ -228,7 +225,7 @@ def test_other_kinds_of_cache_are_refused_and_two_at_once() -> None:
 
 @only_4
 @pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
-def test_tuples_of_transformers_4_are_caches_too(changes: dict[str, Any]) -> None:
+def test_tuples_of_transformers_4_are_caches_too(changes):
     theirs, ours = pair("BertLMHeadModel", **changes)
     inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
     first = {k: x[:, :6] if x.shape[1:2] == (S,) else x for k, x in inputs.items()}
@@ -249,7 +246,7 @@ def test_tuples_of_transformers_4_are_caches_too(changes: dict[str, Any]) -> Non
 # Encoder-decoder pairs
 
 
-def test_a_pair_with_pruned_parts_survives_saving(tmp_path: Path) -> None:
+def test_a_pair_with_pruned_parts_survives_saving(tmp_path):
     """The checks of clients compare dense pairs with those of transformers."""
     parts = ours_of("BertModel"), ours_of("BertLMHeadModel", **CROSS)
     parts[0].prune_heads({0: [1, 3]})

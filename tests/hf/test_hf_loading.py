@@ -58,7 +58,7 @@ def shapes(tensors: Any) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
-def test_files_pass_both_ways(name: str, tmp_path: Path) -> None:
+def test_files_pass_both_ways(name, tmp_path):
     changes = {"use_cache": False, **CROSS} if name == "BertLMHeadModel" else {}
     theirs, ours = pair(name, **changes)
     inputs = {**inputs_of(name), **(states_of() if changes else {})}
@@ -78,7 +78,7 @@ def test_files_pass_both_ways(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", TIED)
-def test_what_is_tied_stays_tied(name: str, tied: bool, tmp_path: Path) -> None:
+def test_what_is_tied_stays_tied(name, tied, tmp_path):
     model = ours_of(name, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path)
     again, info = type(model).from_pretrained(tmp_path, dtype=F64, output_loading_info=True)
@@ -91,7 +91,7 @@ def test_what_is_tied_stays_tied(name: str, tied: bool, tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
-def test_a_headed_file_serves_the_body_and_the_other_way_round(tmp_path: Path) -> None:
+def test_a_headed_file_serves_the_body_and_the_other_way_round(tmp_path):
     headed = ours_of("BertForPreTraining")
     headed.save_pretrained(tmp_path / "headed")
     body, info = hf.BertModel.from_pretrained(tmp_path / "headed", dtype=F64, output_loading_info=True)
@@ -107,7 +107,7 @@ def test_a_headed_file_serves_the_body_and_the_other_way_round(tmp_path: Path) -
     assert predictions.bias.count_nonzero() == predictions.decoder.bias.count_nonzero() == 0
 
 
-def test_missing_weights_are_drawn_and_the_loaded_left_alone(tmp_path: Path) -> None:
+def test_missing_weights_are_drawn_and_the_loaded_left_alone(tmp_path):
     """One missing bias must not cost its layer the loaded weight beside it."""
     file_of(tmp_path)
     state = load((tmp_path / "model.safetensors").read_bytes())  # not mapped, for the file is written anew
@@ -119,7 +119,7 @@ def test_missing_weights_are_drawn_and_the_loaded_left_alone(tmp_path: Path) -> 
         assert x.equal(state[key] if key != gone else torch.zeros_like(x)), key
 
 
-def test_old_names_are_read(tmp_path: Path) -> None:
+def test_old_names_are_read(tmp_path):
     theirs = file_of(tmp_path)
     state = load((tmp_path / "model.safetensors").read_bytes())  # not mapped, for the file is written anew
     for new, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
@@ -133,7 +133,7 @@ def test_old_names_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"num_labels": 9}, {"vocab_size": 11}], ids=str)
-def test_mismatched_sizes_are_reported_by_the_logger_of_transformers(changes: dict[str, int], tmp_path: Path) -> None:
+def test_mismatched_sizes_are_reported_by_the_logger_of_transformers(changes, tmp_path):
     file_of(tmp_path, "BertForSequenceClassification")
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_warning()  # a command of another test may have silenced it
@@ -144,20 +144,20 @@ def test_mismatched_sizes_are_reported_by_the_logger_of_transformers(changes: di
     assert ("Reinit due to size mismatch" if V5 else "the shapes did not match") in report.out
 
 
-def test_a_meta_default_device_is_refused_in_the_words_of_transformers(tmp_path: Path) -> None:
+def test_a_meta_default_device_is_refused_in_the_words_of_transformers(tmp_path):
     file_of(tmp_path)
     with torch.device("meta"), pytest.raises(RuntimeError, match="`from_pretrained` with a meta device context"):
         hf.BertModel.from_pretrained(tmp_path)
 
 
-def test_a_state_dict_may_be_given(tmp_path: Path) -> None:
+def test_a_state_dict_may_be_given(tmp_path):
     theirs = theirs_of("BertModel")
     model = hf.BertModel.from_pretrained(None, config=config_of(), state_dict=theirs.state_dict(), dtype=F64)
     same(model, theirs)
 
 
 @pytest.mark.parametrize("options", [{"device_map": "auto"}, {"low_cpu_mem_usage": True}], ids=str)
-def test_weights_may_be_placed_while_they_are_loaded(options: dict[str, Any], tmp_path: Path) -> None:
+def test_weights_may_be_placed_while_they_are_loaded(options, tmp_path):
     pytest.importorskip("accelerate", reason="transformers wants accelerate for it")
     theirs = file_of(tmp_path, "BertForMaskedLM")
     model = hf.BertForMaskedLM.from_pretrained(tmp_path, **options, dtype=F64)
@@ -165,7 +165,7 @@ def test_weights_may_be_placed_while_they_are_loaded(options: dict[str, Any], tm
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
-def test_variants_and_subfolders_and_shards(tmp_path: Path) -> None:
+def test_variants_and_subfolders_and_shards(tmp_path):
     model = bertlite.prune_heads(ours_of("BertForMaskedLM"), {1: [0]})
     model.save_pretrained(tmp_path / "inner", variant="fp16", max_shard_size="50KB")
     shards = sorted(path.name for path in (tmp_path / "inner").glob("*.safetensors"))
@@ -175,14 +175,14 @@ def test_variants_and_subfolders_and_shards(tmp_path: Path) -> None:
     same(again, model, "BertForMaskedLM")
 
 
-def test_pickled_weights_are_read(tmp_path: Path) -> None:
+def test_pickled_weights_are_read(tmp_path):
     theirs = theirs_of("BertModel")
     theirs.config.save_pretrained(tmp_path)
     torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
     same(hf.BertModel.from_pretrained(tmp_path, use_safetensors=False, dtype=F64), theirs)
 
 
-def test_loading_leaves_no_trace_in_the_positions(tmp_path: Path) -> None:
+def test_loading_leaves_no_trace_in_the_positions(tmp_path):
     """transformers 5 builds on the meta device, and buffers that are not saved are filled at initialisation."""
     file_of(tmp_path)
     model = hf.BertModel.from_pretrained(tmp_path)
@@ -195,9 +195,7 @@ def test_loading_leaves_no_trace_in_the_positions(tmp_path: Path) -> None:
 # Pruned checkpoints
 
 
-def test_the_config_of_an_unpruned_model_has_the_fields_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_config_of_an_unpruned_model_has_the_fields_of_transformers(tmp_path, monkeypatch):
     monkeypatch.setattr(hf.BertModel, "_auto_class", None)  # set by transformers once code that is trusted was loaded
     theirs, ours = pair("BertModel")
     for model, folder in ((theirs, "theirs"), (ours, "ours"), (core_of(ours), "core")):
@@ -211,7 +209,7 @@ def test_the_config_of_an_unpruned_model_has_the_fields_of_transformers(
 
 
 @pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
-def test_a_pruned_file_is_in_the_form_of_transformers_4(name: str, tmp_path: Path) -> None:
+def test_a_pruned_file_is_in_the_form_of_transformers_4(name, tmp_path):
     model = ours_of(name)
     model.prune_heads({0: [1], 2: [0, 2]})
     model.prune_heads({0: [3]})
@@ -227,7 +225,7 @@ def test_a_pruned_file_is_in_the_form_of_transformers_4(name: str, tmp_path: Pat
 
 @only_4
 @pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
-def test_pruned_files_pass_both_ways_beside_transformers_4(name: str, tmp_path: Path) -> None:
+def test_pruned_files_pass_both_ways_beside_transformers_4(name, tmp_path):
     theirs, ours = pair(name, dtype=F32)  # all that transformers 4 prunes
     for model in (theirs, ours):
         model.prune_heads({0: [1, 3], 1: [0, 1, 2]})
@@ -239,7 +237,7 @@ def test_pruned_files_pass_both_ways_beside_transformers_4(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_core_and_hf_read_each_others_files(name: str, tmp_path: Path) -> None:
+def test_the_core_and_hf_read_each_others_files(name, tmp_path):
     """With relative positions, and pruned heads and neurons, which the core prunes in both."""
     dense = ours_of(name, tie_word_embeddings=name != "BertForMaskedLM", position_embedding_type="relative_key_query")
     ours = bertlite.prune_neurons(bertlite.prune_heads(dense, {1: [2]}), NEURONS)
@@ -279,7 +277,7 @@ class Scaled(Tensor):
         raise NotImplementedError(func)
 
 
-def test_the_parts_of_a_quantised_tensor_are_looked_at_for_nan() -> None:
+def test_the_parts_of_a_quantised_tensor_are_looked_at_for_nan():
     codes = torch.ones(3, 2, dtype=torch.int8)
     assert nonfinite_tensors({"w": Scaled(codes, torch.ones(3))}) == []
     assert nonfinite_tensors({"w": Scaled(codes, torch.tensor([1, torch.nan, 1]))}) == [
@@ -287,7 +285,7 @@ def test_the_parts_of_a_quantised_tensor_are_looked_at_for_nan() -> None:
     ]
 
 
-def test_a_model_that_torchao_quantises_is_that_of_transformers(tmp_path: Path) -> None:
+def test_a_model_that_torchao_quantises_is_that_of_transformers(tmp_path):
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     file_of(tmp_path, "BertForSequenceClassification", hidden_size=64, intermediate_size=32)
     config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())

@@ -55,10 +55,7 @@ def test_without_kernels_auto_is_a_plain_copy_and_says_once_what_to_install(dtyp
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({"is_decoder": True}, "this model is a decoder"),
-        ({"hidden_act": "mish"}, "no activation 'mish'; have"),
-    ],
+    [({"is_decoder": True}, "this model is a decoder"), ({"hidden_act": "mish"}, "no activation 'mish'; have")],
 )
 def test_a_model_that_the_kernels_cannot_run_is_left_as_it_is(changes, reason):
     choice.warn_once.cache_clear()
@@ -84,11 +81,7 @@ def test_requests_that_cannot_be_met(model):
         (None, "auto", r"dtype torch.float64 is not among torch.float32"),
         (torch.float16, "auto", "float16 is for GPUs and the model is on the CPU; use dtype=torch.bfloat16 or"),
         (torch.float16, "native", "float16 is for GPUs"),
-        (
-            torch.int8,
-            "plain",
-            "backend 'plain' has no int8, which needs the native kernels: use 'auto'",
-        ),
+        (torch.int8, "plain", "backend 'plain' has no int8, which needs the native kernels: use 'auto'"),
         ("int8", "plain", "backend 'plain' has no int8, which needs the native kernels"),
         ("int8", "graphs", "backend 'graphs' has no int8"),
         ("int4", "auto", "dtype is 'int4'; have: float64, float32, bfloat16, float16, int8"),

@@ -43,7 +43,7 @@ def data(count: int = 40) -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("name", [name for name in WAYS if name != "whole"])
-def test_every_way_meets_the_share_and_leaves_the_model_alone(name: str) -> None:
+def test_every_way_meets_the_share_and_leaves_the_model_alone(name):
     if "Torch-Pruning" in name:
         pytest.importorskip("torch_pruning", reason="torch-pruning is not installed")
     model = make(BertForSequenceClassification, num_labels=3)
@@ -53,16 +53,14 @@ def test_every_way_meets_the_share_and_leaves_the_model_alone(name: str) -> None
     assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
 
 
-def test_a_way_whose_library_is_missing_is_refused_before_anything_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_way_whose_library_is_missing_is_refused_before_anything_runs(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps torch-pruning, or name other ways"):
         budgets.main(["nowhere", "--data", "nowhere", "--out", f"{tmp_path / 'runs'},{tmp_path / 'found.json'}"])
 
 
 @pytest.mark.parametrize("share", [1.0, 0.83, 0.31, 0.02])
-def test_within_a_share_of_the_macs_no_choice_keeps_more(share: float) -> None:
+def test_within_a_share_of_the_macs_no_choice_keeps_more(share):
     config = make(num_hidden_layers=2, intermediate_size=5).config
     scores = [torch.rand(2, count, generator=torch.Generator().manual_seed(count), dtype=F64) for count in (4, 5)]
     ranked = [scores[0].flatten().sort().values, scores[1].flatten().sort().values]  # the lowest are best to remove
@@ -80,14 +78,14 @@ def test_within_a_share_of_the_macs_no_choice_keeps_more(share: float) -> None:
     assert gone == pytest.approx(best, abs=1e-12)
 
 
-def test_the_commands_own_method_is_what_is_compared() -> None:
+def test_the_commands_own_method_is_what_is_compared():
     model = make(BertForSequenceClassification, num_labels=3)
     found = WAYS[OURS].prune(Subject(model, data(), 16), 0.4).state_dict()
     wanted = prune_layerwise(model, data(), 0.4, 16).state_dict()
     assert all(torch.equal(x, wanted[key]) for key, x in found.items())
 
 
-def test_what_several_shares_need_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_several_shares_need_is_measured_once(monkeypatch):
     asked: list[int] = []
 
     def counted(model: Any, batches: Any) -> Any:
@@ -101,14 +99,14 @@ def test_what_several_shares_need_is_measured_once(monkeypatch: pytest.MonkeyPat
     assert asked == [4]
 
 
-def test_kwons_gradients_are_those_of_fisher_scores() -> None:
+def test_kwons_gradients_are_those_of_fisher_scores():
     model = make(BertForSequenceClassification, num_labels=3)
     found = kwon.both_gradients(model, data())
     for name, measure in (("heads", head_importance), ("neurons", neuron_importance)):
         torch.testing.assert_close(found[name].square().mean(0), measure(model, data(), criterion="fisher"))
 
 
-def test_kwons_rearrangement_never_costs_more_and_removes_as_many() -> None:
+def test_kwons_rearrangement_never_costs_more_and_removes_as_many():
     """Beside every choice of as many units: of one, the best is found."""
     for seed, amount in product(range(6), (1, 2, 4)):
         grads = torch.rand(9, 2, 6, dtype=F64, generator=torch.Generator().manual_seed(seed)) - 0.5
@@ -125,7 +123,7 @@ def test_kwons_rearrangement_never_costs_more_and_removes_as_many() -> None:
     assert len({0, 1} & set(kwon.rearrange({0: [0, 1]}, alike)[0])) == 1
 
 
-def test_kwons_factors_solve_the_normal_equations_with_damp_1_about_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kwons_factors_solve_the_normal_equations_with_damp_1_about_1(monkeypatch):
     """The neurons of layer 0, by the tokens themselves rather than by moments."""
     from scipy.sparse import linalg
 
@@ -167,7 +165,7 @@ def test_kwons_factors_solve_the_normal_equations_with_damp_1_about_1(monkeypatc
     torch.testing.assert_close(got, own.weight * (1 + torch.from_numpy(solution)), rtol=1e-12, atol=0)
 
 
-def test_kwons_tuning_stops_at_the_first_factor_beyond_10(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kwons_tuning_stops_at_the_first_factor_beyond_10(monkeypatch):
     model = make(BertForSequenceClassification, num_labels=3)
     monkeypatch.setattr(kwon, "LARGEST", 0.5)
     tuned = prune_heads(model, {0: [1]})
@@ -179,7 +177,7 @@ def test_kwons_tuning_stops_at_the_first_factor_beyond_10(monkeypatch: pytest.Mo
 # K-prune
 
 
-def test_kprunes_knowledge_is_that_of_its_formulas() -> None:
+def test_kprunes_knowledge_is_that_of_its_formulas():
     """Of the sublayers above the first two: by gates and activations of the whole model, batch by batch."""
     model = make(BertForSequenceClassification, num_labels=3)
     pruned = prune_neurons(prune_heads(model, {0: [1]}), {0: [3, 4]})
@@ -214,7 +212,7 @@ def test_kprunes_knowledge_is_that_of_its_formulas() -> None:
     torch.testing.assert_close(found[2], each.detach().unflatten(0, (4, 12)).mean(1))
 
 
-def test_kprune_removes_the_lowest_scores_of_all_sublayers_until_the_rest_is_within_the_budget() -> None:
+def test_kprune_removes_the_lowest_scores_of_all_sublayers_until_the_rest_is_within_the_budget():
     scores = [torch.tensor([5.0, 1.0]), torch.tensor([3.0, 0.5, 9.0])]
     assert kprune.chosen(scores, [10, 1], 23).tolist() == [True, True]
     assert kprune.chosen(scores, [10, 1], 22).tolist() == [True, True]  # a neuron is enough
@@ -222,7 +220,7 @@ def test_kprune_removes_the_lowest_scores_of_all_sublayers_until_the_rest_is_wit
     assert kprune.chosen(scores, [10, 1], 1).tolist() == [False, False]
 
 
-def test_kprune_fits_the_matrix_and_leaves_the_bias() -> None:
+def test_kprune_fits_the_matrix_and_leaves_the_bias():
     draw = torch.Generator().manual_seed(0)
     inputs, part = torch.randn(50, 6, generator=draw, dtype=F64), torch.nn.Linear(4, 3).double().requires_grad_(False)
     stays = torch.tensor([True, False, True, True, False, True])
@@ -237,7 +235,7 @@ def test_kprune_fits_the_matrix_and_leaves_the_bias() -> None:
 # The comparison
 
 
-def test_points_lost_are_means_of_tasks_and_ways_are_compared_within_tasks() -> None:
+def test_points_lost_are_means_of_tasks_and_ways_are_compared_within_tasks():
     def score(task: str, seed: int, way: str, dense: float, score: float) -> dict[str, Any]:
         return {"task": task, "seed": seed, "way": way, "share": 0.3, "dense": dense, "score": score, "distilled": 0.9}
 
@@ -277,7 +275,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model"
 
 
-def test_a_seed_draws_the_texts_to_prune_by_and_the_same_texts_judge(tiny: Path, tmp_path: Path) -> None:
+def test_a_seed_draws_the_texts_to_prune_by_and_the_same_texts_judge(tiny, tmp_path):
     out = f"{tmp_path / 'runs'},{tmp_path / 'record.json'}"
     args = budgets.parse([str(tiny), "--data", str(tmp_path), "--out", out])
     files = tasks.write_task("tiny", tmp_path, tmp_path / "data")
@@ -287,7 +285,7 @@ def test_a_seed_draws_the_texts_to_prune_by_and_the_same_texts_judge(tiny: Path,
     assert first.dev.rows == other.dev.rows
 
 
-def test_the_main_comparison_is_named() -> None:
+def test_the_main_comparison_is_named():
     given = ["model", "--data", "data", "--main", "--out", "runs,record.json"]
     args = budgets.parse(given)
     assert args.seeds == (0, 1, 2)
@@ -298,9 +296,7 @@ def test_the_main_comparison_is_named() -> None:
     assert (part.tasks, part.seeds, part.ways) == (args.tasks[:1], (2,), args.ways)
 
 
-def test_all_stages_of_a_task_are_recorded_and_drawn(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_stages_of_a_task_are_recorded_and_drawn(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(budgets, "CHOOSING", 10)
     monkeypatch.setattr(budgets, "WORK", (1, 16))
     ticks = count()
@@ -353,7 +349,7 @@ def test_all_stages_of_a_task_are_recorded_and_drawn(
         budgets.main([*given, "--out", out, "--record-only"])
 
 
-def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:
+def test_tasks_are_made_from_the_data(tmp_path):
     words = [f"w{i}" for i in range(60)]
     paragraph = " . ".join(" ".join(words[i : i + 8]) for i in range(0, 48, 8))
     lines = [f" p{i} {paragraph} " + "x" * 60 for i in range(40)]
@@ -404,7 +400,7 @@ def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:
         assert row == (text, "", {"First": "0", "Second": "1"}[article])
 
 
-def test_a_text_that_judges_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_judges_is_not_trained_on(tmp_path, monkeypatch):
     rows = {"train": [("a", "", "0"), ("b", "", "1")], "dev": [(x, "", "0") for x in "bcdef"]}
     monkeypatch.setitem(tasks.TASKS, "new", tasks.Dataset(lambda data, part: rows[part]))
     monkeypatch.setattr(tasks, "JUDGED", 5)

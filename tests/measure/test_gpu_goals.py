@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,7 +81,7 @@ def planted(worse: float) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("worse", "verdict"), [(1.0, "met"), (1.03, "missed")])
-def test_every_goal_is_met_at_its_bound_and_missed_beyond(worse: float, verdict: str) -> None:
+def test_every_goal_is_met_at_its_bound_and_missed_beyond(worse, verdict):
     found = gpu_goals.judge(planted(worse))
     rows = [row for each in found.values() for row in each]
     assert {row["verdict"] for row in rows} == {verdict}
@@ -92,7 +91,7 @@ def test_every_goal_is_met_at_its_bound_and_missed_beyond(worse: float, verdict:
     assert texts["512 x 128 SST-2, bert-large"] == "at least 4.93", "0.9 over a fill of 0.183"
 
 
-def test_records_get_their_verdicts_and_what_was_not_run_is_named(tmp_path, capsys) -> None:
+def test_records_get_their_verdicts_and_what_was_not_run_is_named(tmp_path, capsys):
     whole = planted(1.0)
     del whole[SPEED]["sections"]["forward 64 x 128 bert-large"]
     for name in (PARITY, SPEED):
@@ -116,9 +115,7 @@ def test_records_get_their_verdicts_and_what_was_not_run_is_named(tmp_path, caps
     assert f"not measured {GOALS['memory'].figure}, full, sdpa: None; at most 1" in capsys.readouterr().out
 
 
-def test_texts_to_vectors_are_measured_and_an_engine_that_fails_is_named(
-    few_rounds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_to_vectors_are_measured_and_an_engine_that_fails_is_named(few_rounds, tmp_path, monkeypatch):
     pytest.importorskip("sentence_transformers")
     folder = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
     texts = gpu_embed.made_texts(BertTokenizer.from_pretrained(folder), 60)
@@ -141,7 +138,7 @@ def test_texts_to_vectors_are_measured_and_an_engine_that_fails_is_named(
     assert [row["verdict"] for row in rows if row["verdict"] != "missed"] == ["not measured"]
 
 
-def test_a_cpu_measures_what_it_can(few_rounds: None) -> None:
+def test_a_cpu_measures_what_it_can(few_rounds):
     pytest.importorskip("transformers")
     found = gpu_goals.limits("cpu", {**SIZES, "hidden_size": 64}, width=32, rounds=3)
     assert found["matmul_flops"] == pytest.approx(2 * 32**3 / found["seconds"]["matmul"]["median"])
@@ -152,7 +149,7 @@ def test_a_cpu_measures_what_it_can(few_rounds: None) -> None:
     assert [row["verdict"] for row in rows] == ["not measured"] * 4
 
 
-def test_a_part_that_fails_is_named_and_the_others_are_measured() -> None:
+def test_a_part_that_fails_is_named_and_the_others_are_measured():
     def fail() -> None:
         raise torch.OutOfMemoryError("none")
 

@@ -50,7 +50,7 @@ def perfect(judge: Judge) -> np.ndarray[Any, Any]:
     return vectors
 
 
-def test_perfect_vectors_have_every_point_and_others_fewer(judge: Judge) -> None:
+def test_perfect_vectors_have_every_point_and_others_fewer(judge):
     best, drawn = judge(perfect(judge)), judge(np.random.default_rng(0).normal(size=(len(judge.texts), CLASSES)))
     assert {name: scores[0] for name, scores in best.items()} == pytest.approx(dict.fromkeys(best, 1))
     assert all(-1 < scores[0] < 0.7 for scores in drawn.values())
@@ -58,14 +58,14 @@ def test_perfect_vectors_have_every_point_and_others_fewer(judge: Judge) -> None
     assert found["difference_low"] < found["difference"] < found["difference_high"] < 0
 
 
-def test_differences_are_paired(judge: Judge) -> None:
+def test_differences_are_paired(judge):
     vectors = np.random.default_rng(0).normal(size=(len(judge.texts), CLASSES))
     scores, longer = judge(vectors), judge(3 * vectors)
     assert np.ptp(scores[MEAN]) > 0.05
     assert [*difference(longer[MEAN], scores[MEAN]).values()] == pytest.approx([0, 0, 0], abs=1e-12)
 
 
-def test_a_search_with_few_relevant_texts_can_be_perfect() -> None:
+def test_a_search_with_few_relevant_texts_can_be_perfect():
     documents = np.eye(12)
     known = np.array([*"aab", *"c" * 9])
     queries, labels = documents[[0, 2, 3]] + documents[[1, 2, 3]], np.array([*"abd"])
@@ -76,7 +76,7 @@ def test_a_search_with_few_relevant_texts_can_be_perfect() -> None:
     )
 
 
-def test_a_map_is_fitted_to_the_states_that_are_recorded() -> None:
+def test_a_map_is_fitted_to_the_states_that_are_recorded():
     model = make(BertModel)
     rows = tuple((tuple(range(5, 9 + i)), (0,) * (4 + i)) for i in range(6))
     data = EncodedExamples(rows, (0.0,) * len(rows))
@@ -88,9 +88,7 @@ def test_a_map_is_fitted_to_the_states_that_are_recorded() -> None:
     torch.testing.assert_close(found[real], wanted[real].float(), rtol=2**-8, atol=0)  # kept in bfloat16
 
 
-def test_a_picture_has_a_line_only_through_the_models_that_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_has_a_line_only_through_the_models_that_there_are(tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
     kept: list[Any] = []
     monkeypatch.setattr(pyplot, "close", kept.append)
@@ -112,7 +110,7 @@ def test_a_picture_has_a_line_only_through_the_models_that_there_are(
     assert width <= 1.5 * height
 
 
-def test_passages_are_searched_for_by_questions_to_other_articles_than_models_are_fitted_to(tmp_path: Path) -> None:
+def test_passages_are_searched_for_by_questions_to_other_articles_than_models_are_fitted_to(tmp_path):
     def paragraph(article: int, number: int) -> dict[str, Any]:
         name = f"{article}.{number}"
         return {"context": f"First of  {name}. Second of {name}.", "qas": [{"question": f"What of {name}?"}] * 2}

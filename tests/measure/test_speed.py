@@ -268,10 +268,7 @@ def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (
-            ["--only", "forward,nonsense"],
-            "no section matches 'nonsense'; have: import, loading, cold start, forward",
-        ),
+        (["--only", "forward,nonsense"], "no section matches 'nonsense'; have: import, loading, cold start, forward"),
         (["--engines", "jax"], "no engine matches 'jax'; have: transformers sdpa float32"),
         (["--models", "bert-huge"], "there is no model 'bert-huge'; have: bert-base, MiniLM"),
         (["--rounds", "6"], "--rounds is 6; a median with its spread needs 7 or more"),

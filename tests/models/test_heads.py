@@ -65,7 +65,7 @@ SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("cls", HEADED)
-def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
+def test_a_head_passes_everything_on_to_bert(cls):
     model, inputs = build(cls), inputs_of(cls.__name__)
     gate = torch.linspace(-0.5, 1.5, 12, dtype=F64).view(3, 4)
     asked = {"output_hidden_states": True, "output_attentions": True}
@@ -85,7 +85,7 @@ def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", HEADED)
-def test_what_a_head_says_of_itself_is_true(cls: Any) -> None:
+def test_what_a_head_says_of_itself_is_true(cls):
     ids = inputs_of(cls.__name__)["input_ids"]
     first = next(iter(build(cls).label_shapes(tuple(ids.shape)).values()))
     assert (first[:2] == (B, S)) == cls.needs_tokens
@@ -93,7 +93,7 @@ def test_what_a_head_says_of_itself_is_true(cls: Any) -> None:
     assert (first[-1] == LABELS) == cls.own_labels
 
 
-def test_multiple_choice_needs_an_axis_of_choices() -> None:
+def test_multiple_choice_needs_an_axis_of_choices():
     model = build(BertForMultipleChoice)
     with pytest.raises(ValueError, match="input_ids has shape \\(2, 11\\); expected \\(batch, choices, length\\)"):
         model(**make_batch())
@@ -101,7 +101,7 @@ def test_multiple_choice_needs_an_axis_of_choices() -> None:
         model(inputs_embeds=torch.zeros(B, S, D, dtype=F64))
 
 
-def test_question_answering_has_two_labels() -> None:
+def test_question_answering_has_two_labels():
     with pytest.raises(ValueError, match="num_labels is 6; question answering has 2"):
         build(BertForQuestionAnswering, num_labels=LABELS)
 
@@ -110,7 +110,7 @@ def test_question_answering_has_two_labels() -> None:
 
 
 @pytest.mark.parametrize("cls", HEADED)
-def test_the_loss_reaches_every_parameter(cls: Any) -> None:
+def test_the_loss_reaches_every_parameter(cls):
     model = build(cls)
     grads = gradients(model, model(**inputs_of(cls.__name__), **labels_of(cls.__name__)).loss)
     reached = {name for name, grad in grads.items() if grad.abs().max() > 1e-6}
@@ -123,7 +123,7 @@ def test_the_loss_reaches_every_parameter(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", HEADED)
-def test_labels_of_int32_or_with_strides_are_the_same_labels(cls: Any) -> None:
+def test_labels_of_int32_or_with_strides_are_the_same_labels(cls):
     model, inputs, labels = build(cls), inputs_of(cls.__name__), labels_of(cls.__name__)
     wanted = model(**inputs, **labels).loss
     strided = {k: torch.stack([x, x], -1)[..., 0] for k, x in labels.items()}
@@ -133,7 +133,7 @@ def test_labels_of_int32_or_with_strides_are_the_same_labels(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", [BertForMaskedLM, BertForTokenClassification])
-def test_a_place_without_label_does_not_count(cls: Any) -> None:
+def test_a_place_without_label_does_not_count(cls):
     model, inputs, labels = build(cls), inputs_of(cls.__name__), labels_of(cls.__name__)["labels"].clone()
     first = model(**inputs, labels=labels)
     assert (labels == NONE).any()
@@ -171,21 +171,19 @@ SEQUENCE_LABELS: list[tuple[dict[str, Any], Tensor, Callable[[Tensor, Tensor], T
 
 
 @pytest.mark.parametrize(("changes", "labels", "loss"), SEQUENCE_LABELS)
-def test_the_labels_of_a_sequence_are_numbers_classes_or_several(
-    changes: dict[str, Any], labels: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
-) -> None:
+def test_the_labels_of_a_sequence_are_numbers_classes_or_several(changes, labels, loss):
     out = sequence_model(**{"num_labels": LABELS, **changes})(**make_batch(), labels=labels)
     assert_same(out.loss, loss(out.logits, labels))
 
 
-def test_one_named_class_is_not_regression() -> None:
+def test_one_named_class_is_not_regression():
     model = sequence_model(num_labels=1, problem_type="single_label_classification")
     assert model(**make_batch(), labels=torch.tensor([0, 0])).loss == 0
     with pytest.raises(ValueError, match="labels holds 1"):
         model(**make_batch(), labels=torch.tensor([0, 1]))
 
 
-def test_the_labels_of_one_batch_do_not_decide_for_the_next() -> None:
+def test_the_labels_of_one_batch_do_not_decide_for_the_next():
     model = sequence_model(num_labels=LABELS)
     before = model.config
     many = torch.zeros(B, LABELS, dtype=F64)
@@ -196,14 +194,14 @@ def test_the_labels_of_one_batch_do_not_decide_for_the_next() -> None:
     assert model.config.problem_type is None
 
 
-def test_there_is_a_loss_only_with_both_kinds_of_labels() -> None:
+def test_there_is_a_loss_only_with_both_kinds_of_labels():
     for cls in (BertForPreTraining, BertForQuestionAnswering):
         model = build(cls)
         assert all(model(**make_batch(), **{name: x}).loss is None for name, x in labels_of(cls.__name__).items())
         assert model(**make_batch(), **labels_of(cls.__name__)).loss is not None
 
 
-def test_answers_past_the_end_of_the_text_do_not_count() -> None:
+def test_answers_past_the_end_of_the_text_do_not_count():
     model = build(BertForQuestionAnswering)
     out = model(**make_batch(), start_positions=torch.tensor([3, 11]), end_positions=torch.tensor([50, 4]))
     assert_same(out.loss, (nats(out.start_logits[0], 3) + nats(out.end_logits[1], 4)) / 2)
@@ -213,7 +211,7 @@ def test_answers_past_the_end_of_the_text_do_not_count() -> None:
     )
 
 
-def test_a_negative_answer_is_the_first_token() -> None:
+def test_a_negative_answer_is_the_first_token():
     model = build(BertForQuestionAnswering)
     minus, zero = (
         model(**make_batch(), start_positions=torch.tensor([first, 5]), end_positions=torch.tensor([first, 6])).loss
@@ -249,7 +247,7 @@ REFUSED: list[tuple[Any, dict[str, Tensor], str]] = [
 @pytest.mark.parametrize(
     ("cls", "labels", "says"), REFUSED, ids=[f"{c.__name__}-{says[:24]}" for c, _, says in REFUSED]
 )
-def test_a_label_that_cannot_be_is_refused(cls: Any, labels: dict[str, Tensor], says: str) -> None:
+def test_a_label_that_cannot_be_is_refused(cls, labels, says):
     with pytest.raises(ValueError, match=says):
         build(cls)(**inputs_of(cls.__name__), **labels)
 
@@ -258,7 +256,7 @@ def test_a_label_that_cannot_be_is_refused(cls: Any, labels: dict[str, Tensor], 
 
 
 @pytest.mark.parametrize("cls", HEADED)
-def test_an_empty_batch_has_empty_logits(cls: Any) -> None:
+def test_an_empty_batch_has_empty_logits(cls):
     out = build(cls)(**{k: x[:0] for k, x in inputs_of(cls.__name__).items()})
     kinds = {BertForPreTraining: PreTrainingOutput, BertForQuestionAnswering: QuestionAnsweringOutput}
     assert type(out) is kinds.get(cls, LogitsOutput)
@@ -311,7 +309,7 @@ def one_step(model: Any) -> Any:
 
 @pytest.mark.parametrize("cls", TIED)
 @pytest.mark.parametrize("how", STILL_TIED)
-def test_the_decoder_is_the_word_embeddings(how: str, cls: Any) -> None:
+def test_the_decoder_is_the_word_embeddings(how, cls):
     model = STILL_TIED[how](build(cls))
     assert is_tied(model)
     assert model.config is model.base_model.config
@@ -328,7 +326,7 @@ def test_the_decoder_is_the_word_embeddings(how: str, cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", TIED)
-def test_an_untied_decoder_is_its_own(cls: Any) -> None:
+def test_an_untied_decoder_is_its_own(cls):
     model = build(cls, tie_word_embeddings=False)
     assert model.cls.predictions.decoder.weight is not model.bert.embeddings.word_embeddings.weight
     assert model.cls.predictions.bias is model.cls.predictions.decoder.bias
@@ -339,7 +337,7 @@ def test_an_untied_decoder_is_its_own(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", TIED)
-def test_set_output_embeddings_takes_the_bias_along(cls: Any) -> None:
+def test_set_output_embeddings_takes_the_bias_along(cls):
     model, decoder = build(cls), nn.Linear(D, V, dtype=F64)
     model.set_output_embeddings(decoder)
     assert model.get_output_embeddings() is decoder

@@ -24,7 +24,7 @@ BACKENDS = ["eager", "sdpa"]
 
 
 @pytest.mark.parametrize("shape", [(S,), (1, S), (B, S)], ids=str)
-def test_position_ids_of_every_shape(shape: tuple[int, ...], model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_position_ids_of_every_shape(shape, model, batch):
     counted = torch.arange(S).expand(shape)
     assert_same(full_outputs(model, batch, position_ids=counted), full_outputs(model, batch), atol=0)
     shifted = full_outputs(model, batch, position_ids=counted + 5)
@@ -32,20 +32,20 @@ def test_position_ids_of_every_shape(shape: tuple[int, ...], model: BertModel, b
     assert_same(shifted, full_outputs(model, batch, position_ids=(torch.arange(S) + 5).expand(B, S)), atol=0)
 
 
-def test_token_types_are_zero_unless_given(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_token_types_are_zero_unless_given(model, batch):
     without = {k: x for k, x in batch.items() if k != "token_type_ids"}
     zeros = torch.zeros(B, S, dtype=torch.long)
     assert_same(full_outputs(model, without), full_outputs(model, without, token_type_ids=zeros), atol=0)
     assert distance(model(**without).last_hidden_state, model(**batch).last_hidden_state) > 1e-2
 
 
-def test_indices_may_be_int32(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_indices_may_be_int32(model, batch):
     short = {k: x.int() for k, x in batch.items()}
     position_ids = torch.arange(S, dtype=torch.int32)
     assert_same(full_outputs(model, short, position_ids=position_ids), full_outputs(model, batch), atol=0)
 
 
-def test_inputs_embeds_stand_in_for_input_ids(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_inputs_embeds_stand_in_for_input_ids(model, batch):
     ids = batch.pop("input_ids")
     embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
     assert_same(full_outputs(model, batch, inputs_embeds=embeds), full_outputs(model, batch, input_ids=ids), atol=0)
@@ -55,7 +55,7 @@ def test_inputs_embeds_stand_in_for_input_ids(model: BertModel, batch: dict[str,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_empty_batch_gives_an_empty_output(backend: str, kernels_run: list[str]) -> None:
+def test_an_empty_batch_gives_an_empty_output(backend, kernels_run):
     empty = {k: x[:0] for k, x in make_batch().items()}
     for model in (make(), make(pruned_heads={1: [0, 1, 2, 3]}), make(position_embedding_type="relative_key_query")):
         model.set_attn_implementation(backend)
@@ -71,7 +71,7 @@ def test_an_empty_batch_gives_an_empty_output(backend: str, kernels_run: list[st
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_hidden_states_are_kept_only_if_asked_for(asked: bool, model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_hidden_states_are_kept_only_if_asked_for(asked, model, batch):
     """Or inference would need the memory of every layer at once."""
     states: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
@@ -87,7 +87,7 @@ def test_hidden_states_are_kept_only_if_asked_for(asked: bool, model: BertModel,
     assert ("hidden_states" in out) == asked
 
 
-def test_return_dict_false_gives_what_there_is_as_a_tuple(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_return_dict_false_gives_what_there_is_as_a_tuple(model, batch):
     asked = {"output_hidden_states": True, "output_attentions": True}
     out, plain = model(**batch, **asked), model(**batch, **asked, return_dict=False)
     assert type(plain) is tuple
@@ -97,7 +97,7 @@ def test_return_dict_false_gives_what_there_is_as_a_tuple(model: BertModel, batc
     assert type(make(return_dict=False)(**batch)) is tuple
 
 
-def test_the_first_four_inputs_may_be_positional(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_the_first_four_inputs_may_be_positional(model, batch):
     positions = torch.arange(S) + 1
     got = model(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"], positions)
     assert_same(got, model(**batch, position_ids=positions), atol=0)
@@ -106,11 +106,11 @@ def test_the_first_four_inputs_may_be_positional(model: BertModel, batch: dict[s
 
 
 @pytest.mark.parametrize("cls", [BertModel, *HEADED])
-def test_a_misspelt_input_names_the_class_that_was_called(cls: Any) -> None:
+def test_a_misspelt_input_names_the_class_that_was_called(cls):
     with pytest.raises(TypeError, match=rf"^{cls.__name__}\.forward\(\) got an unexpected keyword argument 'mask'"):
         make(cls)(torch.ones(2, 5, dtype=torch.long), mask=None)
 
-    class Mine(cls):  # type: ignore[misc]
+    class Mine(cls):  # type: ignore[misc, valid-type]
         pass
 
     name = "Mine" if cls is not BertModel else "BertModel"
@@ -119,7 +119,7 @@ def test_a_misspelt_input_names_the_class_that_was_called(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", [BertModel, *HEADED])
-def test_what_is_no_tensor_is_refused_with_the_way_out(cls: Any) -> None:
+def test_what_is_no_tensor_is_refused_with_the_way_out(cls):
     model, batch = make(cls), make_batch()
     if "MultipleChoice" in cls.__name__:
         batch = {name: x[:, None].expand(-1, 7, -1) for name, x in batch.items()}
@@ -150,7 +150,7 @@ def test_what_is_no_tensor_is_refused_with_the_way_out(cls: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("decoder", [False, True])
-def test_a_traced_graph_has_no_operator_that_coremltools_lacks(decoder: bool, batch: dict[str, Tensor]) -> None:
+def test_a_traced_graph_has_no_operator_that_coremltools_lacks(decoder, batch):
     model = make(is_decoder=decoder, use_cache=False, return_dict=False)
     mask = batch["attention_mask"].clone()
     mask[0] = 0  # its queries may look at nothing
@@ -203,14 +203,14 @@ BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("inputs", "says"), BAD_INPUTS, ids=[says[:40] for _, says in BAD_INPUTS])
-def test_a_bad_input_is_refused_by_name(inputs: dict[str, Any], says: str, model: BertModel) -> None:
+def test_a_bad_input_is_refused_by_name(inputs, says, model):
     with pytest.raises(ValueError, match=says):
         model.float()(**inputs)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "packed"])
 @pytest.mark.parametrize("shape", [(B, S), (1, S), (S,), (B, 1), (1, 1), (1,), ()], ids=str)
-def test_ids_serve_for_all_that_they_broadcast_to(shape: tuple[int, ...], backend: str, batch: dict[str, Any]) -> None:
+def test_ids_serve_for_all_that_they_broadcast_to(shape, backend, batch):
     model = make(attn_implementation=backend)
     given = {name: torch.randint(0, 5, shape) for name in ("token_type_ids", "position_ids")}
     full = {name: x.expand(B, S) for name, x in given.items()}
@@ -238,9 +238,7 @@ SAME_GATES: dict[str, Callable[[Tensor], Tensor]] = {  # each from (L, N), whose
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("pruned", [{}, {0: [1], 2: [0, 1, 2, 3]}], ids=["whole", "pruned"])
 @pytest.mark.parametrize("form", SAME_GATES)
-def test_gates_of_every_shape_mean_the_same(
-    form: str, pruned: dict[int, list[int]], backend: str, batch: dict[str, Tensor], kernels_run: list[str]
-) -> None:
+def test_gates_of_every_shape_mean_the_same(form, pruned, backend, batch, kernels_run):
     gate = FRACTIONAL[1].float().double().expand(L, N)
     model = prune_heads(make(attn_implementation=backend), pruned)
     wanted = full_outputs(model, batch, head_mask=gate)
@@ -249,14 +247,14 @@ def test_gates_of_every_shape_mean_the_same(
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32, torch.float16], ids=str)
-def test_a_binary_gate_may_have_any_dtype(dtype: torch.dtype, model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_a_binary_gate_may_have_any_dtype(dtype, model, batch):
     assert_same(
         full_outputs(model, batch, head_mask=BINARY.to(dtype)), full_outputs(model, batch, head_mask=BINARY), atol=0
     )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_slope_of_a_gate_is_right(backend: str, batch: dict[str, Tensor]) -> None:
+def test_the_slope_of_a_gate_is_right(backend, batch):
     """What every importance criterion rests on; gradcheck compares it with finite differences."""
     model = make(attn_implementation=backend)
     gate = FRACTIONAL.clone().requires_grad_()
@@ -275,15 +273,13 @@ GATE_REFUSED += [(L, 3, N, 1, 1), (1, B, N, 1, 1), (L, 1, 1, 1, 1), (L, B, N, 2,
 
 @pytest.mark.parametrize("shape", GATE_REFUSED, ids=str)
 @pytest.mark.parametrize("pruned", [{}, {0: [1], 1: [1], 2: [1]}], ids=["whole", "pruned"])
-def test_gates_of_another_shape_are_refused(
-    shape: tuple[int, ...], pruned: dict[int, list[int]], batch: dict[str, Tensor]
-) -> None:
+def test_gates_of_another_shape_are_refused(shape, pruned, batch):
     model = make(pruned_heads=pruned)  # the pruned one has 3 heads in each layer, and is asked about 4
     with pytest.raises(ValueError, match=r"head_mask has shape .*; expected \(4,\), \(3, 4\), \(3, 2, 4\)"):
         model(**batch, head_mask=torch.ones(shape))
 
 
-def test_a_pruned_model_cannot_take_a_mask_for_each_head(batch: dict[str, Tensor]) -> None:
+def test_a_pruned_model_cannot_take_a_mask_for_each_head(batch):
     per_head = torch.ones(B, N, S, S, dtype=torch.bool)
     with pytest.raises(ValueError, match="a pruned model cannot take an attention_mask for each head"):
         make(pruned_heads={0: [1]})(**{**batch, "attention_mask": per_head})
@@ -294,18 +290,18 @@ def test_a_pruned_model_cannot_take_a_mask_for_each_head(batch: dict[str, Tensor
 # What every model can do
 
 
-def test_a_base_class_is_refused() -> None:
+def test_a_base_class_is_refused():
     with pytest.raises(NotImplementedError, match="use BertModel or one of the BertFor… classes"):
         BertPreTrainedModel(BertConfig(**SIZES))
 
 
-def test_dtype_and_device_are_those_of_the_weights(model: BertModel) -> None:
+def test_dtype_and_device_are_those_of_the_weights(model):
     assert (model.dtype, model.device) == (F64, torch.device("cpu"))
     assert model.half().dtype == torch.float16
     assert model.to("meta").device == torch.device("meta")
 
 
-def test_shared_parameters_count_once() -> None:
+def test_shared_parameters_count_once():
     model = make(BertForMaskedLM)
     size = SIZES["intermediate_size"]
     embeddings = (97 + 40 + 5) * D + 2 * D
@@ -316,7 +312,7 @@ def test_shared_parameters_count_once() -> None:
     assert model.num_parameters(only_trainable=True) == head
 
 
-def test_set_input_embeddings(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_set_input_embeddings(model, batch):
     other = nn.Embedding(97, D, dtype=F64)
     model.set_input_embeddings(other)
     assert model.get_input_embeddings() is other
@@ -327,7 +323,7 @@ def test_set_input_embeddings(model: BertModel, batch: dict[str, Tensor]) -> Non
 
 
 @pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
-def test_a_model_and_the_one_inside_share_one_config(cls: type[Any]) -> None:
+def test_a_model_and_the_one_inside_share_one_config(cls):
     model = make(cls)
     assert model.config is model.base_model.config
     model.set_attn_implementation("eager")
@@ -344,7 +340,7 @@ def test_a_model_and_the_one_inside_share_one_config(cls: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
-def test_a_config_can_be_patched_and_is_restored(cls: type[Any]) -> None:
+def test_a_config_can_be_patched_and_is_restored(cls):
     model = make(cls)
     before = model.config
     with mock.patch.object(model, "config", replace(before, output_attentions=True)) as patched:
@@ -352,7 +348,7 @@ def test_a_config_can_be_patched_and_is_restored(cls: type[Any]) -> None:
     assert model.config is model.base_model.config is before
 
 
-def test_forward_leaves_the_config_and_its_inputs_alone(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_forward_leaves_the_config_and_its_inputs_alone(model, batch):
     before, inputs = model.config, {k: x.clone() for k, x in batch.items()}
     gate = BINARY.clone()
     full_outputs(model, batch, head_mask=gate)
@@ -363,9 +359,7 @@ def test_forward_leaves_the_config_and_its_inputs_alone(model: BertModel, batch:
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "packed"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_on_the_CPU_is_finite(
-    dtype: torch.dtype, backend: str, model: BertModel, batch: dict[str, Tensor]
-) -> None:
+def test_half_precision_on_the_CPU_is_finite(dtype, backend, model, batch):
     """With a row that is all padding, and queries and keys of which a product is near the largest number."""
     with torch.no_grad():
         for part in ("query", "key"):
@@ -377,7 +371,7 @@ def test_half_precision_on_the_CPU_is_finite(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_autocast_runs_and_is_near(backend: str, batch: dict[str, Tensor], kernels_run: list[str]) -> None:
+def test_autocast_runs_and_is_near(backend, batch, kernels_run):
     """bfloat16 rounds values of up to 3 at 8e-3, a few times over; float32 would be within 1e-4."""
     model = make(attn_implementation=backend, position_embedding_type="relative_key").float()
     mask = torch.zeros(B, 1, 1, S).masked_fill(batch["attention_mask"][:, None, None] == 0, -1e9)

@@ -42,7 +42,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_small_model_of_a_family_is_transformers_model(case: Case, folders: Any) -> None:
+def test_a_small_model_of_a_family_is_transformers_model(case, folders):
     if reason := unsupported(case):
         pytest.skip(reason)
     report = check(case, "cpu", folders(case.family))
@@ -50,7 +50,7 @@ def test_a_small_model_of_a_family_is_transformers_model(case: Case, folders: An
     assert report.backend.partition(",")[0] in (case.backend, "none", "eager"), report.backend
 
 
-def test_every_family_has_cases_with_every_backend_and_padding() -> None:
+def test_every_family_has_cases_with_every_backend_and_padding():
     assert {kind.partition("/")[0] for kind in KINDS} == FAMILIES.keys() - {"bert", "new"}
     assert {case.model for kind in KINDS for case in cases_of(kind, quick=True)} == {"BertModel", *FAMILY_HEADS}
     for kind in KINDS:
@@ -63,7 +63,7 @@ def test_every_family_has_cases_with_every_backend_and_padding() -> None:
 
 
 @pytest.mark.parametrize("kind", ["roberta", "distilbert", "mpnet", "deberta-v2"])
-def test_a_fault_is_found_and_named_by_our_module(kind: str, folders: Any) -> None:
+def test_a_fault_is_found_and_named_by_our_module(kind, folders):
     def tamper(model: Any) -> None:
         model.encoder.layer[1].attention.self.key.weight.data[3, 5] += 1e-6
 
@@ -73,7 +73,7 @@ def test_a_fault_is_found_and_named_by_our_module(kind: str, folders: Any) -> No
 
 
 @pytest.mark.parametrize("head", ["BertForQuestionAnswering", "BertForMultipleChoice"])
-def test_a_classifier_with_other_labels_is_compared_with_other_heads(head: str, folders: Any, tmp_path: Path) -> None:
+def test_a_classifier_with_other_labels_is_compared_with_other_heads(head, folders, tmp_path):
     transformers = pytest.importorskip("transformers")
     transformers.DebertaV2ForSequenceClassification.from_pretrained(
         folders("deberta-v2"), num_labels=3
@@ -82,9 +82,7 @@ def test_a_classifier_with_other_labels_is_compared_with_other_heads(head: str, 
     assert report.ok, f"\n{report}"
 
 
-def test_a_folder_of_a_family_is_compared_with_its_own_class(
-    folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_a_family_is_compared_with_its_own_class(folders, tmp_path, capsys):
     folder, out = tmp_path / "mine", tmp_path / "record.json"
     shutil.copytree(folders("xlm-roberta"), folder)
     roles = {f"{name}_token": f"<{token}>" for name, token in (("cls", "s"), ("pad", "pad"), ("sep", "/s"))}
@@ -103,7 +101,7 @@ def test_a_folder_of_a_family_is_compared_with_its_own_class(
     assert "equal: " in capsys.readouterr().out
 
 
-def test_other_families_have_one_part_of_the_table_together() -> None:
+def test_other_families_have_one_part_of_the_table_together():
     claim = {"dtype": "float64", "claim": "within 1e-12", "cases": 1, "tensors": 9, "failed": 0}
     small, large = {**claim, "max_error": 1e-15, "max_ratio": None}, {**claim, "max_error": 2e-14, "max_ratio": 1.5}
     found = {"checkpoints": {"mine": {"claims": [small]}}, "families": {"a": {"claims": [small]}}}

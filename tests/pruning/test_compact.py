@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import F64, HEADED, assert_same, distance, full_outputs, make, make_batch
+from conftest import F64, HEADED, assert_same, distance, full_outputs, inputs_of, make, make_batch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
@@ -47,12 +47,6 @@ def zero_(model: Any, layer: int, name: str, *, heads: tuple[int, ...] = (), neu
             linear.weight[index] = 0
 
 
-def inputs_of(model: Any) -> dict[str, Tensor]:
-    if "MultipleChoice" in type(model).__name__:
-        return {name: x.unflatten(0, (2, 7)) for name, x in make_batch(14).items()}
-    return make_batch()
-
-
 @pytest.mark.parametrize("cls", [*CLASSES, BertLMHeadModel])
 def test_heads_and_neurons_of_zeros_go_and_no_output_changes(cls: Any) -> None:
     model = make(cls, is_decoder=cls is BertLMHeadModel, use_cache=False)
@@ -66,7 +60,7 @@ def test_heads_and_neurons_of_zeros_go_and_no_output_changes(cls: Any) -> None:
     small = compact(model)
     assert small.config.pruned_heads == {0: (1, 3), 1: (0,), 2: (2,)}
     assert small.config.pruned_neurons == {0: (0, 5, 36), 2: (7, 8)}
-    batch = inputs_of(model)
+    batch = inputs_of(cls.__name__)
     assert_same(model(**batch), small(**batch))
     assert_same(model.state_dict(), before, atol=0)
     assert model.config.pruned_heads == {}
@@ -249,7 +243,7 @@ def by_hand(model: Any, kept: list[int], batch: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("cls", CLASSES)
 def test_the_layers_that_remain_run_as_before(cls: Any, gone: Any) -> None:
     model = make(cls)
-    batch = inputs_of(model)
+    batch = inputs_of(cls.__name__)
     small = drop_layers(model, gone)
     kept = [layer for layer in range(L) if layer not in gone]
     assert model.config.num_hidden_layers == len(model.base_model.encoder.layer) == L

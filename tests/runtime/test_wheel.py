@@ -45,9 +45,7 @@ assert not {"torch", "bertlite", "transformers"} & sys.modules.keys()
 """
 
 
-def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(tmp_path, monkeypatch):
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
     kernels = kernels_or_skip()
@@ -89,9 +87,7 @@ for flags in processors:
 
 
 @pytest.mark.parametrize("platform", PROCESSORS)
-def test_a_wheel_is_complete_and_has_what_every_processor_takes(
-    platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_is_complete_and_has_what_every_processor_takes(platform, tmp_path, monkeypatch):
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
     system, machine, flags, (start, at, number) = PROCESSORS[platform]
@@ -187,14 +183,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("macos-arm64", f"{CLANG} arm64-apple-macos13", {}, "is not signed"),
     ],
 )
-def test_kernels_that_do_not_fit_the_tag_are_found(
-    platform: str,
-    compiler: str,
-    change: dict[str, object],
-    fault: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernels_that_do_not_fit_the_tag_are_found(platform, compiler, change, fault, tmp_path, monkeypatch):
     if compiler and shutil.which(shlex.split(compiler)[0]) is None:
         pytest.skip(f"needs {compiler}: apt-get install clang g++-aarch64-linux-gnu")
     for name, value in change.items():
@@ -206,9 +195,7 @@ def test_kernels_that_do_not_fit_the_tag_are_found(
     assert re.fullmatch(f"{fault}.*" if fault else "", "\n".join(sorted(faults)))
 
 
-def test_only_a_wheel_without_faults_is_written(
-    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_wheel_without_faults_is_written(tiny, tmp_path, monkeypatch, capsys):
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
     out = tmp_path / "dist"
@@ -224,7 +211,7 @@ def test_only_a_wheel_without_faults_is_written(
     assert not [*out.iterdir()]
 
 
-def test_a_wheel_without_a_set_or_for_another_platform_has_faults(tmp_path: Path) -> None:
+def test_a_wheel_without_a_set_or_for_another_platform_has_faults(tmp_path):
     lacking = tmp_path / "bertlite-0.1.0-py3-none-win_amd64.whl"
     with zipfile.ZipFile(lacking, "w"):
         pass
@@ -233,7 +220,7 @@ def test_a_wheel_without_a_set_or_for_another_platform_has_faults(tmp_path: Path
     assert all(file_name(INSTRUCTION_SETS[name]) in kernels for name in wheel.SETS["linux-aarch64"])
 
 
-def test_a_library_of_visual_cpp_has_faults() -> None:
+def test_a_library_of_visual_cpp_has_faults():
     pytest.importorskip("lief")
     spec = find_spec("setuptools") or find_spec("pip")
     programs = [*Path(spec.origin).parent.rglob("*-64.exe")] if spec and spec.origin else []
@@ -246,9 +233,7 @@ def test_a_library_of_visual_cpp_has_faults() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["macos-arm64", "macos-x86_64", "windows-x86_64"])
-def test_whole_wheels_for_macos_and_windows_have_no_fault(
-    platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_wheels_for_macos_and_windows_have_no_fault(platform, tmp_path, monkeypatch):
     pytest.importorskip("ziglang", reason="needs PyPI's ziglang, a compiler for other systems")
     pytest.importorskip("lief")
     pytest.importorskip("build")

@@ -7,7 +7,6 @@ import copy
 import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,9 +83,7 @@ def joined(outs: list[Any], name: str = "logits") -> Tensor:
 @BOTH
 @pytest.mark.parametrize(("side", "sizes"), [("right", ONES), ("left", CHUNKS)], ids=["ones-right", "chunks-left"])
 @EVERY
-def test_cached_decoding_is_full_decoding(
-    variant: str, side: str, sizes: tuple[int, ...], backend: str, kernels_run: list[str]
-) -> None:
+def test_cached_decoding_is_full_decoding(variant, side, sizes, backend, kernels_run):
     model = build(**VARIANTS[variant], attn_implementation=backend)
     inputs = {**inputs_of(model, side), "head_mask": torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)}
     with torch.no_grad():
@@ -98,7 +95,7 @@ def test_cached_decoding_is_full_decoding(
 
 
 @pytest.mark.parametrize("variant", ["absolute", "cross-pruned", "relative_key_query"])
-def test_hidden_states_and_attentions_are_those_of_full_decoding(variant: str) -> None:
+def test_hidden_states_and_attentions_are_those_of_full_decoding(variant):
     model = build(**VARIANTS[variant])
     inputs = inputs_of(model)
     asked = {"output_hidden_states": True, "output_attentions": True}
@@ -113,7 +110,7 @@ def test_hidden_states_and_attentions_are_those_of_full_decoding(variant: str) -
             assert_same(torch.cat(rows, 2), whole)
 
 
-def test_gradients_flow_through_the_cache() -> None:
+def test_gradients_flow_through_the_cache():
     model = build(**CROSS)
     inputs = inputs_of(model)
     full = gradients(model, model(**inputs, use_cache=False).logits.square().mean())
@@ -121,7 +118,7 @@ def test_gradients_flow_through_the_cache() -> None:
     assert_same(cached, full, atol=1e-11)  # the largest gradients are near 10, and sums over steps round otherwise
 
 
-def test_a_cache_is_extended_in_place_and_a_copy_is_a_branch() -> None:
+def test_a_cache_is_extended_in_place_and_a_copy_is_a_branch():
     model, ids = build().requires_grad_(False), make_batch()["input_ids"]
     cache = KeyValueCache()
     assert cache.length == 0
@@ -137,7 +134,7 @@ def test_a_cache_is_extended_in_place_and_a_copy_is_a_branch() -> None:
 
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_left_padding_is_never_nan(dtype: torch.dtype, backend: str) -> None:
+def test_left_padding_is_never_nan(dtype, backend):
     """Its first queries have nothing to attend to: under the triangle not even themselves."""
     model = build(**CROSS, attn_implementation=backend).to(dtype)
     inputs = inputs_of(model, "left")
@@ -149,7 +146,7 @@ def test_left_padding_is_never_nan(dtype: torch.dtype, backend: str) -> None:
     assert full.attentions[0][1, :, :4].count_nonzero() == 0
 
 
-def test_left_padding_is_no_padding() -> None:
+def test_left_padding_is_no_padding():
     model = build()
     inputs = inputs_of(model, "left")
     alone = {k: inputs[k][1:, 4:] for k in ("input_ids", "token_type_ids")}
@@ -160,7 +157,7 @@ def test_left_padding_is_no_padding() -> None:
 
 
 @BOTH
-def test_a_mask_for_every_query_is_taken_as_it_is(backend: str) -> None:
+def test_a_mask_for_every_query_is_taken_as_it_is(backend):
     """Without the triangle: so prefix language models and packed documents can be had."""
     decoder = build(BertModel, attn_implementation=backend)
     encoder = make(BertModel, attn_implementation=backend)
@@ -177,7 +174,7 @@ def test_a_mask_for_every_query_is_taken_as_it_is(backend: str) -> None:
 
 
 @BOTH
-def test_a_2_d_mask_is_joined_with_the_triangle(backend: str) -> None:
+def test_a_2_d_mask_is_joined_with_the_triangle(backend):
     model, batch = build(attn_implementation=backend), make_batch()
     allowed = torch.ones(S, S).tril().bool() & batch["attention_mask"][:, None].bool()  # (B, S, S)
     wanted = model(**batch).logits
@@ -187,7 +184,7 @@ def test_a_2_d_mask_is_joined_with_the_triangle(backend: str) -> None:
         assert_same(model(**{**batch, "attention_mask": mask}).logits, wanted)
 
 
-def test_masks_for_every_query_reach_into_the_cache() -> None:
+def test_masks_for_every_query_reach_into_the_cache():
     model, ids = build(), make_batch()["input_ids"]
     prefix = torch.ones(S, S).tril().bool()
     prefix[:4, :4] = True
@@ -197,7 +194,7 @@ def test_masks_for_every_query_reach_into_the_cache() -> None:
     assert_same(joined([first, second]), full)
 
 
-def test_an_encoder_looks_both_ways_at_a_given_cache() -> None:
+def test_an_encoder_looks_both_ways_at_a_given_cache():
     """As prefix tuning gives one: keys and values that belong to no token."""
     model, batch = make(BertModel), make_batch()
     draw = torch.Generator().manual_seed(5)
@@ -218,7 +215,7 @@ def test_an_encoder_looks_both_ways_at_a_given_cache() -> None:
 # When there is a cache
 
 
-def test_a_decoder_remembers_unless_told_otherwise() -> None:
+def test_a_decoder_remembers_unless_told_otherwise():
     batch = make_batch()
     model = build()
     assert isinstance(model(**batch).past_key_values, KeyValueCache)
@@ -232,7 +229,7 @@ def test_a_decoder_remembers_unless_told_otherwise() -> None:
     assert make(BertModel)(**batch, use_cache=True).past_key_values is None
 
 
-def test_checkpointed_layers_do_not_remember_while_they_learn() -> None:
+def test_checkpointed_layers_do_not_remember_while_they_learn():
     model, batch = build(), make_batch()
     plain = model(**batch, use_cache=False).logits
     model.gradient_checkpointing_enable()
@@ -253,7 +250,7 @@ def test_checkpointed_layers_do_not_remember_while_they_learn() -> None:
 
 
 @BOTH
-def test_masks_of_the_encoder_come_in_every_form(backend: str) -> None:
+def test_masks_of_the_encoder_come_in_every_form(backend):
     model = build(**CROSS, attn_implementation=backend)
     inputs = inputs_of(model)
     mask = inputs["encoder_attention_mask"]
@@ -269,7 +266,7 @@ def test_masks_of_the_encoder_come_in_every_form(backend: str) -> None:
 
 
 @BOTH
-def test_an_encoder_with_nothing_to_show_adds_its_output_bias(backend: str) -> None:
+def test_an_encoder_with_nothing_to_show_adds_its_output_bias(backend):
     model = build(**CROSS, attn_implementation=backend)
     inputs = inputs_of(model)
     inputs["encoder_attention_mask"][1] = 0
@@ -281,13 +278,13 @@ def test_an_encoder_with_nothing_to_show_adds_its_output_bias(backend: str) -> N
     assert_same(out.logits[1], model(**inputs).logits[1])
 
 
-def test_a_cross_decoder_runs_without_an_encoder() -> None:
+def test_a_cross_decoder_runs_without_an_encoder():
     crossed, plain = build(BertModel, **CROSS), build(BertModel)
     plain.load_state_dict({k: x for k, x in crossed.state_dict().items() if "crossattention" not in k})
     assert_same(crossed(**make_batch())[0], plain(**make_batch())[0], atol=0)
 
 
-def test_the_encoder_is_projected_once() -> None:
+def test_the_encoder_is_projected_once():
     """With a cache, its keys and values are kept: later steps do not look at the states again."""
     model = build(**CROSS)
     inputs = inputs_of(model)
@@ -298,7 +295,7 @@ def test_the_encoder_is_projected_once() -> None:
     assert runs == [0, 1, 2]
 
 
-def test_cross_attention_has_no_gate_and_no_positions() -> None:
+def test_cross_attention_has_no_gate_and_no_positions():
     model = build(**CROSS, position_embedding_type="relative_key")
     for layer in model.bert.encoder.layer:
         assert not hasattr(layer.crossattention.self, "distance_embedding")
@@ -316,12 +313,12 @@ def test_cross_attention_has_no_gate_and_no_positions() -> None:
     [(0, slice(None)), (1, slice(-1, None)), (4, slice(-4, None)), (torch.tensor([0, 3, 10]), [0, 3, 10])],
     ids=str,
 )
-def test_only_the_logits_to_keep_are_computed(kept: Any, rows: Any) -> None:
+def test_only_the_logits_to_keep_are_computed(kept, rows):
     model, batch = build(), make_batch()
     assert_same(model(**batch, logits_to_keep=kept).logits, model(**batch).logits[:, rows])
 
 
-def test_labels_must_fit_the_logits_that_are_kept() -> None:
+def test_labels_must_fit_the_logits_that_are_kept():
     model, batch = build(), make_batch()
     labels = batch["input_ids"]
     with pytest.raises(ValueError, match=r"the labels have shape \(2, 11\); logits_to_keep leaves 4"):
@@ -335,7 +332,7 @@ def test_labels_must_fit_the_logits_that_are_kept() -> None:
 # Files
 
 
-def test_a_decoder_survives_saving(tmp_path: Path) -> None:
+def test_a_decoder_survives_saving(tmp_path):
     model = build(**VARIANTS["cross-pruned"])
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
@@ -349,7 +346,7 @@ def test_a_decoder_survives_saving(tmp_path: Path) -> None:
     assert_same(inner(**inputs)[0], model.bert(**inputs)[0], atol=0)
 
 
-def test_an_encoder_becomes_a_decoder_only_by_name(tmp_path: Path) -> None:
+def test_an_encoder_becomes_a_decoder_only_by_name(tmp_path):
     encoder = make(BertForMaskedLM)
     encoder.save_pretrained(tmp_path)
     decoder = BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True)
@@ -364,7 +361,7 @@ def test_an_encoder_becomes_a_decoder_only_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("positions", ["absolute", "relative_key_query"])
-def test_pruning_a_decoder_is_gating_it_and_leaves_cross_attention_alone(positions: str) -> None:
+def test_pruning_a_decoder_is_gating_it_and_leaves_cross_attention_alone(positions):
     model = build(**CROSS, position_embedding_type=positions)
     inputs, heads = inputs_of(model), {0: [1, 3], 2: [0, 1, 2, 3]}
     gate = torch.ones(L, N, dtype=F64)
@@ -383,13 +380,13 @@ def test_pruning_a_decoder_is_gating_it_and_leaves_cross_attention_alone(positio
 # What is refused
 
 
-def test_encoder_states_need_cross_attention() -> None:
+def test_encoder_states_need_cross_attention():
     for model in (build(), make(BertModel)):
         with pytest.raises(ValueError, match="model without cross-attention; it needs is_decoder=True and"):
             model(**make_batch(), **encoder_of())
 
 
-def test_encoder_states_must_fit() -> None:
+def test_encoder_states_must_fit():
     model = build(**CROSS)
     batch, states = make_batch(), encoder_of()["encoder_hidden_states"]
     one = model(**batch, encoder_hidden_states=states[:1], encoder_attention_mask=torch.ones(1, K)).logits
@@ -405,13 +402,13 @@ def test_encoder_states_must_fit() -> None:
         model(**batch, encoder_hidden_states=states, encoder_attention_mask=torch.full((B, K), 0.5))
 
 
-def test_a_cache_must_be_ours() -> None:
+def test_a_cache_must_be_ours():
     pair = (torch.zeros(B, N, 3, H), torch.zeros(B, N, 3, H))
     with pytest.raises(TypeError, match="past_key_values is a tuple; pass the KeyValueCache that a model returned"):
         build()(**make_batch(), past_key_values=(pair,) * L)
 
 
-def test_the_cache_counts_towards_the_longest_sequence_and_the_mask() -> None:
+def test_the_cache_counts_towards_the_longest_sequence_and_the_mask():
     model, ids = build().requires_grad_(False), make_batch(length=40)["input_ids"]
     cache = model(ids[:, :36]).past_key_values
     assert model(ids[:, 36:], past_key_values=copy.deepcopy(cache)).past_key_values.length == 40
@@ -422,7 +419,7 @@ def test_the_cache_counts_towards_the_longest_sequence_and_the_mask() -> None:
     assert cache.length == 36
 
 
-def test_only_a_decoder_writes() -> None:
+def test_only_a_decoder_writes():
     with pytest.raises(ValueError, match="needs is_decoder=True"):
         BertLMHeadModel(BertConfig(**SIZES))
     with pytest.raises(ValueError, match="only a decoder has cross-attention"):
@@ -432,7 +429,7 @@ def test_only_a_decoder_writes() -> None:
 # One graph
 
 
-def test_decoding_from_a_cache_is_one_graph() -> None:
+def test_decoding_from_a_cache_is_one_graph():
     torch._dynamo.reset()
     model = build(**CROSS)
     inputs = inputs_of(model)

@@ -9,7 +9,7 @@ import torch
 from conftest import F64, SIZES, assert_same, count_runs, gradients, make, make_batch
 from torch import Tensor
 
-from bertlite import BertModel, prune_heads
+from bertlite import prune_heads
 from bertlite.pruning import prune_heads_
 
 L = 3
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # f
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_checkpointed_gradients_are_plain_ones_bit_for_bit(case: str, kernels_run: list[str]) -> None:
+def test_checkpointed_gradients_are_plain_ones_bit_for_bit(case, kernels_run):
     changes, options, inputs = CASES[case]
     model = make(**ON, **changes).train()
     model.gradient_checkpointing_enable(**options)
@@ -81,7 +81,7 @@ def test_checkpointed_gradients_are_plain_ones_bit_for_bit(case: str, kernels_ru
     assert plain["grads"].keys() == dict(model.named_parameters()).keys() - unused
 
 
-def test_a_gate_learns_through_a_checkpoint(model: BertModel) -> None:
+def test_a_gate_learns_through_a_checkpoint(model):
     slopes = []
     for enable in (False, True):
         gate = torch.full((L, 4), 0.5, dtype=F64, requires_grad=True)
@@ -94,7 +94,7 @@ def test_a_gate_learns_through_a_checkpoint(model: BertModel) -> None:
 
 
 @pytest.mark.parametrize("frozen", ["embeddings", "embeddings and layer 0", "all but the pooler"])
-def test_frozen_embeddings_leave_the_rest_to_learn(frozen: str) -> None:
+def test_frozen_embeddings_leave_the_rest_to_learn(frozen):
     """Where re-entrant checkpointing loses every gradient: the input of the first layer needs none."""
     model = make(**OFF).train()
     model.gradient_checkpointing_enable()
@@ -108,16 +108,11 @@ def test_frozen_embeddings_leave_the_rest_to_learn(frozen: str) -> None:
     wanted = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert set(checkpointed["grads"]) == wanted
     assert (
-        runs
-        == {
-            "embeddings": [2, 2, 2],
-            "embeddings and layer 0": [1, 2, 2],
-            "all but the pooler": [1, 1, 1],
-        }[frozen]
+        runs == {"embeddings": [2, 2, 2], "embeddings and layer 0": [1, 2, 2], "all but the pooler": [1, 1, 1]}[frozen]
     )
 
 
-def test_it_acts_in_eval_mode_and_not_without_gradients(model: BertModel) -> None:
+def test_it_acts_in_eval_mode_and_not_without_gradients(model):
     model.gradient_checkpointing_enable()
     assert not model.training
     plain, checkpointed, runs = both(model)
@@ -132,7 +127,7 @@ def test_it_acts_in_eval_mode_and_not_without_gradients(model: BertModel) -> Non
 
 
 @pytest.mark.parametrize(("n", "wanted"), [(1, [2, 2, 2]), (2, [2, 1, 2]), (3, [2, 1, 1]), (9, [2, 1, 1])])
-def test_every_n_layers(n: int, wanted: list[int], model: BertModel) -> None:
+def test_every_n_layers(n, wanted, model):
     model.gradient_checkpointing_enable(every_n_layers=2)  # the last call counts
     model.gradient_checkpointing_enable(every_n_layers=n)
     runs = count_runs(model)
@@ -145,7 +140,7 @@ def test_every_n_layers(n: int, wanted: list[int], model: BertModel) -> None:
     assert [runs[i] - 1 for i in range(L)] == wanted
 
 
-def test_hooks_on_a_layer_run_once(model: BertModel) -> None:
+def test_hooks_on_a_layer_run_once(model):
     """It is what lies within a layer that runs twice."""
     model.gradient_checkpointing_enable()
     ran: list[str] = []
@@ -160,9 +155,7 @@ def test_hooks_on_a_layer_run_once(model: BertModel) -> None:
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_offload_moves_the_inputs_of_the_layers_to_host_memory(
-    offload: bool, model: BertModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offload_moves_the_inputs_of_the_layers_to_host_memory(offload, model, monkeypatch):
     moved: list[tuple[int, ...]] = []
 
     class Recording(torch.autograd.graph.saved_tensors_hooks):
@@ -184,7 +177,7 @@ def test_offload_moves_the_inputs_of_the_layers_to_host_memory(
     assert not [shape for shape in moved if shape[-1:] == (SIZES["intermediate_size"],)]
 
 
-def test_options_of_torch_are_passed_on(model: BertModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_torch_are_passed_on(model, monkeypatch):
     given: list[dict[str, Any]] = []
     original = torch.utils.checkpoint.checkpoint
 
@@ -202,7 +195,7 @@ def test_options_of_torch_are_passed_on(model: BertModel, monkeypatch: pytest.Mo
     assert given[L:] == [{"use_reentrant": False, "preserve_rng_state": True, "determinism_check": "default"}] * L
 
 
-def test_what_cannot_be_is_refused(model: BertModel) -> None:
+def test_what_cannot_be_is_refused(model):
     with pytest.raises(ValueError, match="use_reentrant=True loses gradients when the embeddings are frozen"):
         model.gradient_checkpointing_enable({"use_reentrant": True})
     for n in (0, -1):
@@ -216,7 +209,7 @@ def test_what_cannot_be_is_refused(model: BertModel) -> None:
 
 
 @pytest.mark.parametrize("prune", [prune_heads, prune_heads_])
-def test_a_model_pruned_while_checkpointing_still_does(prune: Callable[..., Any]) -> None:
+def test_a_model_pruned_while_checkpointing_still_does(prune):
     model = make(**ON).train()
     model.gradient_checkpointing_enable(every_n_layers=2)
     pruned = prune(model, {0: [1, 3], 2: [0, 1, 2, 3]})

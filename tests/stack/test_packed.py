@@ -107,7 +107,7 @@ def packed_inputs(batch: dict[str, Any]) -> tuple[Packed, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("mask", "variant"), [(m, v) for v in VARIANTS for m in MASKS if m != "scattered" or not v.startswith("relative")]
 )
-def test_packed_is_padded(mask: str, variant: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_is_padded(mask, variant, call, monkeypatch):
     monkeypatch.setattr(layouts_module, "CALL_COST", call)
     model, inputs = make(**VARIANTS[variant]), inputs_of(mask)
     real = real_of(MASKS[mask])
@@ -122,7 +122,7 @@ def test_packed_is_padded(mask: str, variant: str, call: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_the_pooler_reads_the_first_token_that_is_not_padding(mask: str, model: BertModel) -> None:
+def test_the_pooler_reads_the_first_token_that_is_not_padding(mask, model):
     out = on(model, "packed")(**inputs_of(mask))
     real = real_of(MASKS[mask])
     firsts = torch.stack([x[m][0] if m.any() else x.new_zeros(D) for x, m in zip(out[0], real, strict=True)])
@@ -130,7 +130,7 @@ def test_the_pooler_reads_the_first_token_that_is_not_padding(mask: str, model: 
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_tokens_that_come_packed(mask: str, model: BertModel) -> None:
+def test_tokens_that_come_packed(mask, model):
     inputs = inputs_of(mask)
     packing, tokens = packed_inputs(inputs)
     wanted = on(model, "packed")(**inputs, output_hidden_states=True)
@@ -150,7 +150,7 @@ def test_tokens_that_come_packed(mask: str, model: BertModel) -> None:
     [{k: x[:0] for k, x in make_batch().items()}, {**make_batch(), "attention_mask": torch.zeros(2, S).long()}],
     ids=["no rows", "no tokens"],
 )
-def test_nothing_gives_nothing(batch: dict[str, Tensor]) -> None:
+def test_nothing_gives_nothing(batch):
     models = [make(position_embedding_type=kind) for kind in DISTANCES]
     for model in (*models, make(pruned_heads={1: [0, 1, 2, 3]}), models[-1].train()):
         out = on(model, "packed")(**batch)
@@ -178,7 +178,7 @@ GATES = {
 
 @pytest.mark.parametrize("shape", GATES.values(), ids=GATES)
 @pytest.mark.parametrize("changes", [{}, {"pruned_heads": {0: [1], 2: [0, 1, 2, 3]}}], ids=["dense", "pruned"])
-def test_gates_of_every_shape(changes: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_gates_of_every_shape(changes, shape):
     model, inputs, real = make(**changes), inputs_of("right"), right().bool()
     gate = torch.rand(shape, dtype=F64, generator=torch.Generator().manual_seed(6)) * 2 - 0.5
     wanted, got = (on(model, name)(**inputs, head_mask=gate)[0] for name in ("sdpa", "packed"))
@@ -203,7 +203,7 @@ def loss_of(model: Any, inputs: dict[str, Any], real: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("mask", "variant"), [*((m, "dense") for m in MASKS), *(("right", v) for v in VARIANTS)])
-def test_gradients_are_those_of_the_padded_model(mask: str, variant: str, checkpointing: bool) -> None:
+def test_gradients_are_those_of_the_padded_model(mask, variant, checkpointing):
     model, inputs, real = make(**OFF, **VARIANTS[variant]).train(), inputs_of(mask), real_of(MASKS[mask])
     wanted = gradients(model, loss_of(on(model, "sdpa"), inputs, real))
     if checkpointing:
@@ -213,7 +213,7 @@ def test_gradients_are_those_of_the_padded_model(mask: str, variant: str, checkp
     assert_same(got, wanted, atol=1e-12 * largest)  # sums over a whole batch
 
 
-def test_dropout_is_live_in_training(model: BertModel) -> None:
+def test_dropout_is_live_in_training(model):
     model = on(make(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5), "packed")
     inputs = inputs_of("right")
     assert_same(model(**inputs), model(**inputs), atol=0)
@@ -225,7 +225,7 @@ def test_dropout_is_live_in_training(model: BertModel) -> None:
     assert distance(outs[0], outs[2]) > 1e-2
 
 
-def test_under_autocast_it_attends_in_bfloat16() -> None:
+def test_under_autocast_it_attends_in_bfloat16():
     model, inputs, real = make().float(), inputs_of("right"), right().bool()
     seen: list[torch.dtype] = []
     model.encoder.layer[0].attention.self.register_forward_hook(lambda m, args, out: seen.append(out[0].dtype))
@@ -251,9 +251,7 @@ def test_under_autocast_it_attends_in_bfloat16() -> None:
     ],
     ids=str,
 )
-def test_the_first_token_alone_is_that_of_all(
-    changes: dict[str, Any], backend: str, call: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_token_alone_is_that_of_all(changes, backend, call, monkeypatch):
     monkeypatch.setattr(layouts_module, "CALL_COST", call)  # each sequence by itself, or all as one group
     model, inputs = on(make(**changes), backend), inputs_of("a row of padding")
     whole, first = model(**inputs), model(**inputs, first_token_only=True)
@@ -276,14 +274,14 @@ def test_the_first_token_alone_is_that_of_all(
     ids=["3-D", "4-D", "added", "one for all", "nothing to attend to"],
 )
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_the_first_token_looks_where_its_row_of_the_mask_says(backend: str, mask: Tensor, model: BertModel) -> None:
+def test_the_first_token_looks_where_its_row_of_the_mask_says(backend, mask, model):
     inputs = {**inputs_of("full"), "attention_mask": mask}
     whole = on(model, backend)(**inputs)
     assert_same(model(**inputs, first_token_only=True).last_hidden_state, whole.last_hidden_state[:, :1])
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "packed"])
-def test_the_last_layer_computes_one_row_of_each_sequence(backend: str, model: BertModel) -> None:
+def test_the_last_layer_computes_one_row_of_each_sequence(backend, model):
     rows: dict[str, int] = {}
     layers = dict(on(model, backend).encoder.layer[2].named_modules())
     for name in ("attention.self.query", "attention.self.key", "attention.output.dense", "output.dense"):
@@ -299,7 +297,7 @@ def test_the_last_layer_computes_one_row_of_each_sequence(backend: str, model: B
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "packed"])
-def test_the_first_token_alone_through_checkpoints_and_dropout(backend: str) -> None:
+def test_the_first_token_alone_through_checkpoints_and_dropout(backend):
     model = on(make(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2).train(), backend)
     grads = []
     for enable in (False, True):
@@ -311,7 +309,7 @@ def test_the_first_token_alone_through_checkpoints_and_dropout(backend: str) -> 
     assert_same(*grads, atol=0)
 
 
-def test_the_first_tokens_of_sequences_that_come_packed(model: BertModel) -> None:
+def test_the_first_tokens_of_sequences_that_come_packed(model):
     inputs = inputs_of("a row of padding")
     _, tokens = packed_inputs(inputs)
     got, wanted = (on(model, "packed")(**given, first_token_only=True) for given in (tokens, inputs))
@@ -320,7 +318,7 @@ def test_the_first_tokens_of_sequences_that_come_packed(model: BertModel) -> Non
     assert_same(got.pooler_output, wanted.pooler_output)
 
 
-def test_what_the_first_token_alone_cannot_give_is_refused(model: BertModel) -> None:
+def test_what_the_first_token_alone_cannot_give_is_refused(model):
     for asked in ("output_attentions", "output_hidden_states"):
         with pytest.raises(ValueError, match="first_token_only=True leaves no hidden states or attentions"):
             model(**inputs_of("right"), first_token_only=True, **{asked: True})
@@ -349,7 +347,7 @@ def labels_of(cls: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("cls", [*POOLED, *PER_TOKEN])
-def test_heads_compute_and_learn_the_same(cls: Any, checkpointing: bool) -> None:
+def test_heads_compute_and_learn_the_same(cls, checkpointing):
     model, real = make(cls, **OFF).train(), right().bool()
     if checkpointing:
         model.gradient_checkpointing_enable()
@@ -371,7 +369,7 @@ def test_heads_compute_and_learn_the_same(cls: Any, checkpointing: bool) -> None
 
 
 @pytest.mark.parametrize("cls", PER_TOKEN)
-def test_labels_at_padded_positions_do_not_count(cls: Any) -> None:
+def test_labels_at_padded_positions_do_not_count(cls):
     model, labels = on(make(cls), "packed"), labels_of(cls)
     wanted = model(**inputs_of("right"), **labels).loss
     labels["labels"] = labels["labels"].where(right().bool(), 10**6)
@@ -382,7 +380,7 @@ def test_labels_at_padded_positions_do_not_count(cls: Any) -> None:
         model(**inputs_of("right"), **{**labels, "labels": labels["labels"][:, 1:]})
 
 
-def test_no_answer_lies_in_padding() -> None:
+def test_no_answer_lies_in_padding():
     model, inputs, real = make(BertForQuestionAnswering), inputs_of("right"), right().bool()
     starts, ends = torch.tensor([2, 0, 5, 0, 9]), torch.tensor([10, 2, 6, 0, 9])
     plain = on(model, "sdpa")(**inputs)
@@ -428,7 +426,7 @@ def calls_of(module: nn.Module, look: Callable[..., Any]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("backend", "rows"), [("auto", B), ("packed", B), ("sdpa", B * S), ("eager", B * S)])
-def test_a_head_of_the_pooler_asks_for_the_first_token_unless_more_is_wanted(backend: str, rows: int) -> None:
+def test_a_head_of_the_pooler_asks_for_the_first_token_unless_more_is_wanted(backend, rows):
     model, inputs = on(make(BertForSequenceClassification), backend), inputs_of("right")
     whole = sum(LENGTHS) if backend == "packed" else B * S
     assert rows_of_the_last_layer(model, inputs) == rows
@@ -453,7 +451,7 @@ def sparse() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("cls", [*POOLED, BertForMultipleChoice])
-def test_auto_leaves_padding_out_where_it_pays_and_nobody_sees_it(cls: Any, sparse: dict[str, Tensor]) -> None:
+def test_auto_leaves_padding_out_where_it_pays_and_nobody_sees_it(cls, sparse):
     model = make(cls)
     if cls is BertForMultipleChoice:
         sparse = {k: x.unflatten(0, (2, 4)) for k, x in sparse.items()}
@@ -471,7 +469,7 @@ def test_auto_leaves_padding_out_where_it_pays_and_nobody_sees_it(cls: Any, spar
     assert not ran_packed(model.train(), sparse)
 
 
-def test_one_answer_says_why_padding_is_computed(sparse: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_answer_says_why_padding_is_computed(sparse, monkeypatch):
     found: list[str | None] = []
     answer = body_module.BertBody.why_padded
     monkeypatch.setattr(body_module.BertBody, "why_padded", lambda *args: found.append(answer(*args)) or found[-1])
@@ -493,7 +491,7 @@ def test_one_answer_says_why_padding_is_computed(sparse: dict[str, Tensor], monk
 
 
 @pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM, BertForTokenClassification, BertForPreTraining])
-def test_auto_keeps_what_stands_at_padded_positions(cls: Any, sparse: dict[str, Tensor]) -> None:
+def test_auto_keeps_what_stands_at_padded_positions(cls, sparse):
     model = make(cls)
     assert not ran_packed(model, sparse)
     assert_same(model(**sparse), on(model, "sdpa")(**sparse), atol=0)
@@ -504,7 +502,7 @@ def test_auto_keeps_what_stands_at_padded_positions(cls: Any, sparse: dict[str, 
 
 @pytest.mark.parametrize("name", ["", "bert", "bert.embeddings.LayerNorm", "bert.encoder.layer.0.attention.self"])
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
-def test_where_a_hook_looks_auto_computes_all(kind: str, name: str, sparse: dict[str, Tensor]) -> None:
+def test_where_a_hook_looks_auto_computes_all(kind, name, sparse):
     model = make(BertForSequenceClassification).requires_grad_(False)
     handle = getattr(model.get_submodule(name), f"register_{kind}_hook")(lambda *args: None)
     assert ran_packed(model, sparse) == (name == "")  # the head's own inputs are the user's
@@ -514,7 +512,7 @@ def test_where_a_hook_looks_auto_computes_all(kind: str, name: str, sparse: dict
 
 @pytest.mark.parametrize("name", ["bert", "bert.encoder", "bert.encoder.layer.2.intermediate.dense"])
 @pytest.mark.parametrize("backend", ["auto", "packed"])
-def test_where_a_hook_looks_the_last_layer_computes_every_token(backend: str, name: str) -> None:
+def test_where_a_hook_looks_the_last_layer_computes_every_token(backend, name):
     model, inputs = on(make(BertForSequenceClassification), backend), inputs_of("right")
     handle = model.get_submodule(name).register_forward_hook(lambda *args: None)
     assert rows_of_the_last_layer(model, inputs) == (sum(LENGTHS) if backend == "packed" else B * S)
@@ -522,7 +520,7 @@ def test_where_a_hook_looks_the_last_layer_computes_every_token(backend: str, na
     assert rows_of_the_last_layer(model, inputs) == B
 
 
-def test_where_a_graph_is_made_auto_does_not_look_at_the_mask(sparse: dict[str, Tensor]) -> None:
+def test_where_a_graph_is_made_auto_does_not_look_at_the_mask(sparse):
     """Another mask may go through the graph."""
     model = make(BertForSequenceClassification).requires_grad_(False)
     ids, mask = sparse["input_ids"], sparse["attention_mask"]
@@ -546,13 +544,13 @@ def test_where_a_graph_is_made_auto_does_not_look_at_the_mask(sparse: dict[str, 
 
 
 @pytest.mark.parametrize(("rows", "tokens", "pays"), [(10, 80, True), (10, 81, False), (7, 56, True), (6, 48, False)])
-def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows: int, tokens: int, pays: bool, model: BertModel) -> None:
+def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows, tokens, pays, model):
     lengths = tuple(tokens // rows + (i < tokens % rows) for i in range(rows))
     assert ran_packed(model, make_batch(rows, 10, lengths=lengths), first_token_only=True) == pays
 
 
 @pytest.mark.parametrize("told", [None, True, False])
-def test_auto_trains_packed_where_varlen_attention_runs(told: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_trains_packed_where_varlen_attention_runs(told, monkeypatch):
     """On a GPU in 16 bits; computed here by the groups.  A head that reads padding, or a hook, gets it."""
     batch = {**make_batch(8, 10, lengths=(10, 1, 7, 3, 10, 2, 5, 4))}
     model = make(attn_implementation="auto", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
@@ -573,7 +571,7 @@ def test_auto_trains_packed_where_varlen_attention_runs(told: bool | None, monke
 HALF = Requirements(device="cuda", dtype=torch.float16)
 
 
-def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch):
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     assert missing_for_varlen(HALF) is None
     assert missing_for_varlen(replace(HALF, dtype=torch.bfloat16, head_dim=32)) is None
@@ -597,9 +595,7 @@ def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
 @pytest.mark.parametrize("learns", [False, True])
-def test_varlen_attention_is_told_where_sequences_end(
-    first: bool, dropout: float, learns: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_varlen_attention_is_told_where_sequences_end(first, dropout, learns, monkeypatch):
     """The calls as torch declares them, computed here by the groups: the kernels need CUDA.
 
     `varlen_attn` may take cuDNN and has no dropout, so gradients and dropout are the other operator's.
@@ -640,7 +636,7 @@ def test_varlen_attention_is_told_where_sequences_end(
         assert called[1:] == [True]
 
 
-def test_on_cuda_packed_is_varlen_attention_or_why_not_is_said() -> None:
+def test_on_cuda_packed_is_varlen_attention_or_why_not_is_said():
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     with warnings.catch_warnings(action="error"):
         assert select("packed", Requirements()).name == "packed"
@@ -659,9 +655,7 @@ def test_on_cuda_packed_is_varlen_attention_or_why_not_is_said() -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_varlen_is_a_backend_like_every_other(
-    first: bool, model: BertModel, kernels_run: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_varlen_is_a_backend_like_every_other(first, model, kernels_run, monkeypatch):
     """Computed here by the groups: the kernel itself needs CUDA."""
     wanted = on(model, "packed")(**inputs_of("right"), first_token_only=first)
     with pytest.raises(ValueError, match="backend 'varlen' cannot run here"):
@@ -681,9 +675,7 @@ EVERY_HEAD = {"pruned_heads": {0: [1, 3], 1: range(N), 2: range(N)}}  # also of 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("changes", [{}, EVERY_HEAD], ids=["heads", "no heads"])
 @pytest.mark.parametrize("ends", [[0, 3, 3, 8], [0, 0, 0], [0]], ids=["some tokens", "no tokens", "no sequences"])
-def test_varlen_attention_is_given_heads_and_tokens(
-    ends: list[int], changes: dict[str, Any], first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_varlen_attention_is_given_heads_and_tokens(ends, changes, first, monkeypatch):
     """It divides by the number of heads: without this the process would end.  Computed here by torch's operators."""
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
 
@@ -712,7 +704,7 @@ def backend_for(model: BertModel, x: Tensor) -> Backend:
     return model.select_backend_and_mask(args, packed(LENGTHS), x, None)[0]
 
 
-def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model: BertModel, monkeypatch) -> None:
+def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model, monkeypatch):
     asked: list[Requirements] = []
     monkeypatch.setattr(body_module, "select", lambda name, needs: asked.append(needs) or select(name, Requirements()))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
@@ -723,7 +715,7 @@ def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model: BertModel, 
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "varlen"), (torch.float32, "packed")])
-def test_a_packed_model_on_a_gpu_takes_varlen_attention_in_16_bits(dtype: torch.dtype, name: str) -> None:
+def test_a_packed_model_on_a_gpu_takes_varlen_attention_in_16_bits(dtype, name):
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     with FakeTensorMode():
         x = torch.empty(5, 64, dtype=dtype, device="cuda")
@@ -732,7 +724,7 @@ def test_a_packed_model_on_a_gpu_takes_varlen_attention_in_16_bits(dtype: torch.
 
 
 @pytest.mark.slow
-def test_it_compiles() -> None:
+def test_it_compiles():
     torch._dynamo.reset()
     model, inputs = on(make(), "packed"), inputs_of("right")
     compiled = torch.compile(model, backend="aot_eager")
@@ -745,7 +737,7 @@ def test_it_compiles() -> None:
 # What cannot be packed is refused
 
 
-def test_what_packed_cannot_do_is_refused(model: BertModel) -> None:
+def test_what_packed_cannot_do_is_refused(model):
     inputs = inputs_of("right")
     with pytest.raises(ValueError, match="'packed' cannot give attentions; use 'eager' or 'auto'"):
         on(model, "packed")(**inputs, output_attentions=True)
@@ -764,7 +756,7 @@ def test_what_packed_cannot_do_is_refused(model: BertModel) -> None:
         make(position_embedding_type="relative_key", attn_implementation="packed")(**inputs_of("scattered"))
 
 
-def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
+def test_bad_packed_inputs_are_refused_by_name(model):
     ids, ends = torch.ones(7, dtype=torch.long), torch.tensor([0, 3, 7], dtype=torch.int32)
     for inputs, says in (
         ({"input_ids": ids[None]}, r"input_ids has shape \(1, 7\); expected \(tokens\), beside cu_seqlens"),
@@ -797,20 +789,20 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
 # Groups
 
 
-def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch):
     monkeypatch.setattr(layouts_module, "CALL_COST", 100)
     # the empty one is left out; 20² - 19² = 39 is less than a call, 20² - 5² is not
     assert group_lengths((3, 20, 0, 19, 5, 20, 4)) == [[1, 5, 3], [4, 6, 0]]
     assert group_lengths(()) == group_lengths((0, 0)) == []
 
 
-def test_sequences_of_one_length_are_not_moved() -> None:
+def test_sequences_of_one_length_are_not_moved():
     groups = packed((4, 4, 4)).groups
     assert (groups.token_at, groups.slot_of, groups.rank) == (None, None, None)
     assert [group.real for group in groups.groups] == [None]
 
 
-def test_padding_is_not_computed_by_the_head_either() -> None:
+def test_padding_is_not_computed_by_the_head_either():
     model = on(make(BertForPreTraining), "packed")
     rows: set[int] = set()
     for part in model.modules():

@@ -44,9 +44,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_an_argument_of_transformers_is_refused_with_ours(
-    call: Callable[..., Any], given: dict[str, Any], message: str, folder: Path
-) -> None:
+def test_an_argument_of_transformers_is_refused_with_ours(call, given, message, folder):
     with pytest.raises(TypeError, match=message):
         call(folder, **given)
     [name] = given
@@ -55,12 +53,12 @@ def test_an_argument_of_transformers_is_refused_with_ours(
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_an_argument_of_no_library_is_named(call: Callable[..., Any], folder: Path) -> None:
+def test_an_argument_of_no_library_is_named(call, folder):
     with pytest.raises(TypeError, match=r"(argument|field) '?quantise"):
         call(folder, quantise=True)
 
 
-def test_a_name_of_transformers_names_the_way(folder: Path) -> None:
+def test_a_name_of_transformers_names_the_way(folder):
     for thing, name in (
         (bertlite, "AutoModel"),
         (bertlite, "KeyValueCache"),
@@ -70,7 +68,7 @@ def test_a_name_of_transformers_names_the_way(folder: Path) -> None:
             getattr(thing, name)
 
 
-def test_who_generates_is_sent_to_the_class_that_does() -> None:
+def test_who_generates_is_sent_to_the_class_that_does():
     model = BertLMHeadModel(replace(make().config, is_decoder=True))
     with pytest.raises(NotImplementedError, match=r"no 'generate'; bertlite\.hf\.BertLMHeadModel has it"):
         model.generate(torch.ones(1, 1, dtype=torch.long), max_new_tokens=2)

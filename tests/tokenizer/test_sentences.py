@@ -29,9 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("lower", [False, True])
 @pytest.mark.parametrize("inner", ["", "0_Transformer"])
-def test_prompts_length_and_lower_case_are_those_of_sentence_transformers(
-    inner: str, lower: bool, folder: Path
-) -> None:
+def test_prompts_length_and_lower_case_are_those_of_sentence_transformers(inner, lower, folder):
     library = pytest.importorskip("sentence_transformers")
     types = {inner: "Transformer", "1": "Pooling"}
     (folder / "1").mkdir()
@@ -65,7 +63,7 @@ def test_prompts_length_and_lower_case_are_those_of_sentence_transformers(
     assert json.loads(json.dumps(ours.text_settings)) == ours.text_settings
 
 
-def test_settings_have_the_names_and_the_files_of_every_version(folder: Path) -> None:
+def test_settings_have_the_names_and_the_files_of_every_version(folder):
     """The first file counts; the tokenizer's arguments count more; the last of two modules of one name counts."""
     kinds = {"": "Dense", "body": "Transformer"}
     modules = [
@@ -93,7 +91,7 @@ def test_settings_have_the_names_and_the_files_of_every_version(folder: Path) ->
     assert tokenizer(["rain"])["input_ids"] == [[2, 7, 3]]
 
 
-def test_without_modules_there_are_no_settings_of_sentence_transformers(folder: Path) -> None:
+def test_without_modules_there_are_no_settings_of_sentence_transformers(folder):
     write(folder, "config_sentence_transformers.json", {"prompts": {"a": "query"}, "default_prompt_name": "a"})
     write(folder, "sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": True})
     assert BertTokenizer.from_pretrained(folder).sentences == Processing()
@@ -105,7 +103,7 @@ KINDS = ("BertTokenizerFast", "DistilBertTokenizer", "ElectraTokenizer", "Robert
 @pytest.mark.skipif(transformers.__version__ < "5", reason="in 4 PreTrainedTokenizerFast makes token types")
 @pytest.mark.parametrize("kind", [None, *KINDS, "PreTrainedTokenizerFast", "OfNobody"])
 @pytest.mark.parametrize("model", ["bert", "electra", "roberta", "mpnet"])
-def test_the_inputs_are_those_of_the_class_that_is_named(model: str, kind: str | None, folder: Path) -> None:
+def test_the_inputs_are_those_of_the_class_that_is_named(model, kind, folder):
     write(folder, "config.json", {"model_type": model})
     write(folder, "tokenizer_config.json", {"tokenizer_class": kind} if kind else {})
     stock, ours = transformers.AutoTokenizer.from_pretrained(folder), BertTokenizer.from_pretrained(folder)
@@ -117,9 +115,7 @@ def test_the_inputs_are_those_of_the_class_that_is_named(model: str, kind: str |
 
 @pytest.mark.parametrize("kind", ["BertTokenizer", "MPNetTokenizer"])
 @pytest.mark.parametrize("stated", [{}, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}])
-def test_tokenizer_config_decides_upon_lower_case_whatever_tokenizer_json_says(
-    kind: str, stated: dict[str, bool], folder: Path
-) -> None:
+def test_tokenizer_config_decides_upon_lower_case_whatever_tokenizer_json_says(kind, stated, folder):
     if kind == "MPNetTokenizer":
         stated |= {role: f"[{role[:3].upper()}]" for role in ("cls_token", "sep_token", "pad_token", "unk_token")}
         stated |= {"mask_token": "[MASK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
@@ -129,7 +125,7 @@ def test_tokenizer_config_decides_upon_lower_case_whatever_tokenizer_json_says(
 
 
 @pytest.mark.parametrize("cleans", [True, False])
-def test_decoded_texts_are_cleaned_where_the_config_says_so(cleans: bool, folder: Path) -> None:
+def test_decoded_texts_are_cleaned_where_the_config_says_so(cleans, folder):
     write(folder, "tokenizer_config.json", {"do_lower_case": True, "clean_up_tokenization_spaces": cleans})
     stock, ours = transformers.BertTokenizerFast.from_pretrained(folder), BertTokenizer.from_pretrained(folder)
     ids = ours("paris ' s rain . it is n't in it ' in 's")["input_ids"]

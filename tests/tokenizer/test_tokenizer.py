@@ -252,13 +252,7 @@ def test_words_are_those_of_transformers(ours, stock) -> None:
 
 
 def test_attributes_are_those_of_transformers(ours, stock) -> None:
-    names = [
-        "model_max_length",
-        "padding_side",
-        "truncation_side",
-        "model_input_names",
-        "all_special_ids",
-    ]
+    names = ["model_max_length", "padding_side", "truncation_side", "model_input_names", "all_special_ids"]
     names += ["all_special_tokens", "do_lower_case", "special_tokens_map"]
     names += [f"{role}_token{end}" for role in ("unk", "sep", "pad", "cls", "mask") for end in ("", "_id")]
     for name in names:

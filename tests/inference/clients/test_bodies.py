@@ -167,6 +167,10 @@ def scale(model: Any) -> None:
     model.bert.encoder.layer[1].output.dense = Scaled(37, 48).eval()
 
 
+def alter(part: str, name: str, value: Any) -> Any:
+    return lambda model: setattr(model.get_submodule(part), name, value)
+
+
 def attend(model: Any) -> None:
     model.config._attn_implementation = "mine"
 
@@ -187,13 +191,35 @@ def attend(model: Any) -> None:
         (lambda model: setattr(model.config, "is_decoder", True), "bert is a decoder"),
         (lambda model: model.bert.compile(), "bert was compiled by torch.compile: pass the model as it was before"),
         (lambda model: model.dropout.train(), "dropout is in training mode; call"),
+        # what a config does not say of the modules
+        (
+            alter("bert.embeddings.LayerNorm", "eps", 0.5),
+            r"bert\.embeddings\.LayerNorm has eps 0\.5, where its config",
+        ),
+        (alter("bert.encoder.layer.1.output.LayerNorm", "eps", 0.5), r"layer\.1\.output\.LayerNorm has eps 0\.5"),
+        (alter("bert.encoder.layer.0.attention.self", "num_attention_heads", 2), r"self has num_attention_heads 2"),
+        (
+            alter("bert.encoder.layer.0.intermediate", "intermediate_act_fn", nn.ReLU().eval()),
+            "act_fn has class .*ReLU",
+        ),
+        (alter("bert.embeddings", "token_type_ids", torch.ones(1, 40).long()), "other values in token_type_ids"),
+        (alter("bert.embeddings", "position_ids", torch.arange(40).flip(0)[None]), "other values in position_ids"),
+        (
+            lambda model: setattr(model.config, "layer_norm_eps", 0.5),
+            "LayerNorm has eps 1e-12, where its config makes 0.5",
+        ),
+        (lambda model: setattr(model.config, "is_causal", True), "bert is a decoder"),
+        (
+            lambda model: model.bert.embeddings.register_buffer("more", torch.ones(1), persistent=False),
+            "buffer 'more'",
+        ),
     ],
 )
 def test_what_would_not_be_run_is_refused_by_name(change: Any, message: str) -> None:
     model = model_of("Bert")
     change(model)
     with pytest.raises((TypeError, ValueError), match=message):
-        optimize_for_inference(model, backend="plain")
+        optimize_for_inference(model, backend="plain", verify=False)
 
 
 def test_the_forward_of_its_class_on_a_module_is_no_other_and_anything_else_is() -> None:
@@ -223,43 +249,6 @@ def test_a_body_that_is_not_the_BERT_of_its_config_is_refused() -> None:
         ValueError, match="is not the BERT of its config; set there the fields that a line says to pass"
     ):
         optimize_for_inference(model, backend="plain")
-
-
-def alter(part: str, name: str, value: Any) -> Any:
-    return lambda model: setattr(model.get_submodule(part), name, value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            alter("bert.embeddings.LayerNorm", "eps", 0.5),
-            r"bert\.embeddings\.LayerNorm has eps 0\.5, where its config",
-        ),
-        (alter("bert.encoder.layer.1.output.LayerNorm", "eps", 0.5), r"layer\.1\.output\.LayerNorm has eps 0\.5"),
-        (alter("bert.encoder.layer.0.attention.self", "num_attention_heads", 2), r"self has num_attention_heads 2"),
-        (
-            alter("bert.encoder.layer.0.intermediate", "intermediate_act_fn", nn.ReLU().eval()),
-            "act_fn has class .*ReLU",
-        ),
-        (alter("bert.embeddings", "token_type_ids", torch.ones(1, 40).long()), "other values in token_type_ids"),
-        (alter("bert.embeddings", "position_ids", torch.arange(40).flip(0)[None]), "other values in position_ids"),
-        (
-            lambda model: setattr(model.config, "layer_norm_eps", 0.5),
-            "LayerNorm has eps 1e-12, where its config makes 0.5",
-        ),
-        (lambda model: setattr(model.config, "is_causal", True), "bert is a decoder"),
-        (
-            lambda model: model.bert.embeddings.register_buffer("more", torch.ones(1), persistent=False),
-            "buffer 'more'",
-        ),
-    ],
-)
-def test_what_a_config_does_not_say_of_the_modules_is_refused_by_name(change: Any, message: str) -> None:
-    model = model_of("Bert")
-    change(model)
-    with pytest.raises((TypeError, ValueError), match=message):
-        optimize_for_inference(model, backend="plain", verify=False)
 
 
 def test_the_copy_has_a_config_of_its_own_and_obeys_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import F64, SIZES, assert_same, randomise_
+from test_bodies import SIZE  # type: ignore[import-not-found]
 from torch import Tensor, nn
 
 import bertlite
@@ -15,8 +16,6 @@ from bertlite import optimize_for_inference
 from bertlite.inference.clients.bodies import OptimizedBody
 
 transformers = pytest.importorskip("transformers")
-
-SIZE = {name: size for name, size in SIZES.items() if name != "type_vocab_size"}
 
 
 def bert() -> Any:

@@ -58,7 +58,7 @@ LEFT: dict[str, set[Any]] = {  # parts of torch's that stay
 
 
 @here_or_interpreted
-def test_fused_models_in_a_process_that_interprets_kernels() -> None:
+def test_fused_models_in_a_process_that_interprets_kernels():
     run_interpreted(__file__)
 
 
@@ -84,7 +84,7 @@ def assert_as_near(found: Any, plain: Any, true: Any) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", CHANGES)
 @torch.no_grad()
-def test_a_fused_model_is_as_near_to_float64_as_its_modules(name: str, dtype: torch.dtype) -> None:
+def test_a_fused_model_is_as_near_to_float64_as_its_modules(name, dtype):
     """With a layer that has lost all heads, and one that has lost all neurons."""
     model = make(attn_implementation="auto", **CHANGES[name]).to(HERE)
     heads = model.config.num_attention_heads
@@ -107,7 +107,7 @@ def test_a_fused_model_is_as_near_to_float64_as_its_modules(name: str, dtype: to
 @pytest.mark.skipif(HERE.type != "cpu", reason="tests/test_gpu.py records graphs")
 @pytest.mark.parametrize("name", ["bucketed", "padding without a position"])
 @torch.no_grad()
-def test_a_graph_of_kernels_gives_what_the_model_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_of_kernels_gives_what_the_model_gives(name, monkeypatch):
     """With a run where a GPU replays: pack, all layers with the kernel for short attention, and unpack."""
 
     def record(run: Any, pool: Any) -> Any:
@@ -136,7 +136,7 @@ def test_a_graph_of_kernels_gives_what_the_model_gives(name: str, monkeypatch: p
 
 @with_triton
 @torch.no_grad()
-def test_hooks_see_every_module_and_its_outputs() -> None:
+def test_hooks_see_every_module_and_its_outputs():
     model = make().float().to(HERE)
     quick, seen = fused_copy(model, torch.float32), []
     for name in ("embeddings.LayerNorm", "encoder.layer.1.attention.self.key", "encoder.layer.1.intermediate.dense"):
@@ -147,7 +147,7 @@ def test_hooks_see_every_module_and_its_outputs() -> None:
 
 @with_triton
 @torch.no_grad()
-def test_a_fused_model_is_copied_and_pickled() -> None:
+def test_a_fused_model_is_copied_and_pickled():
     quick = fused_copy(make().to(HERE), torch.float32)
     batch = {key: x.to(HERE) for key, x in make_batch().items()}
     for other in (copy.deepcopy(quick), pickle.loads(pickle.dumps(quick))):
@@ -157,7 +157,7 @@ def test_a_fused_model_is_copied_and_pickled() -> None:
 
 
 @with_triton
-def test_parts_without_a_kernel_are_named_once() -> None:
+def test_parts_without_a_kernel_are_named_once():
     model = make(hidden_act="mish", embedding_size=24, projected_before_norm=True).float().to(HERE)
     model.encoder.layer[1].output.LayerNorm = nn.LayerNorm(48, elementwise_affine=False).to(HERE)
     with pytest.warns(UserWarning, match="run some parts") as caught:
@@ -170,7 +170,7 @@ def test_parts_without_a_kernel_are_named_once() -> None:
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_just_the_parts_without_a_kernel_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_just_the_parts_without_a_kernel_stay(name, monkeypatch):
     monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
     model = make(**CHANGES[name])
     with pytest.warns(UserWarning, match="run some parts"):
@@ -179,7 +179,7 @@ def test_just_the_parts_without_a_kernel_stay(name: str, monkeypatch: pytest.Mon
     assert changed == {*FUSED.values()} - LEFT[name]
 
 
-def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(monkeypatch):
     """Such as a gate, a norm at another place, or rotated queries: kernels would leave them out without a word."""
     monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
     monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
@@ -221,9 +221,7 @@ def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(mo
     ("change", "reason"),
     [("triton", "Triton is not installed"), ("dtype", "not torch.float64"), ("device", "runs on CUDA, not on cpu")],
 )
-def test_a_model_that_kernels_cannot_run_stays_as_it_is(
-    change: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_kernels_cannot_run_stays_as_it_is(change, reason, monkeypatch):
     if change == "device" and INTERPRETED:
         pytest.skip("here they run on the CPU")
     monkeypatch.setattr(triton_kernels, "triton", None if change == "triton" else pytest)
@@ -235,7 +233,7 @@ def test_a_model_that_kernels_cannot_run_stays_as_it_is(
     assert not {type(part) for part in model.modules()} & {*FUSED.values()}
 
 
-def test_the_fastest_way_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_way_that_is_right_is_taken(monkeypatch):
     def modules(x: Tensor) -> Tensor:
         return 2 * x
 
@@ -262,7 +260,7 @@ def test_the_fastest_way_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch)
     assert "out of resources" in texts[-1]
 
 
-def test_launching_is_not_timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launching_is_not_timed_on_a_gpu(monkeypatch):
     """On a stand-in for CUDA: the GPU is busy until all runs are launched, and the least time counts.
 
     CUDA waits for no device of which a stream is being recorded, as another thread's may be.
@@ -293,7 +291,7 @@ def test_launching_is_not_timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @torch.no_grad()
-def test_a_way_is_chosen_once_for_sizes_that_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_is_chosen_once_for_sizes_that_are_rounded_up(monkeypatch):
     """Also without Triton."""
     part = BertIntermediate(make().config).double()
     plain, asked = copy.deepcopy(part), []

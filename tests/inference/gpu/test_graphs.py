@@ -47,7 +47,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 31, 32, 33])
 @pytest.mark.parametrize("length", [1, 16, 17, 128, 441])
-def test_a_bucket_holds_its_inputs_and_wastes_little(rows: int, length: int) -> None:
+def test_a_bucket_holds_its_inputs_and_wastes_little(rows, length):
     for tokens in {rows, rows * length // 2 + 1, rows * length}:
         found = bucket_of(rows, length, tokens, length, 512)
         assert found.rows >= rows
@@ -63,7 +63,7 @@ def test_a_bucket_holds_its_inputs_and_wastes_little(rows: int, length: int) -> 
 @pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification, BertForTokenClassification])
 @pytest.mark.parametrize("packs", [True, False])
 @torch.no_grad()
-def test_a_graph_gives_what_the_model_gives(cls: Any, packs: bool, recorded: list[Bucket]) -> None:
+def test_a_graph_gives_what_the_model_gives(cls, packs, recorded):
     model = prune_heads(make(cls), {0: range(4), 1: [2]})
     quick = graphed(model, packs)
     for batch in (make_batch(3, 11, lengths=(11, 7, 1)), make_batch(1, 5), make_batch(2, 11, 3, (4, 11))):
@@ -77,7 +77,7 @@ def test_a_graph_gives_what_the_model_gives(cls: Any, packs: bool, recorded: lis
 
 
 @torch.no_grad()
-def test_outputs_share_no_memory_and_sizes_of_one_bucket_share_a_graph(recorded: list[Bucket]) -> None:
+def test_outputs_share_no_memory_and_sizes_of_one_bucket_share_a_graph(recorded):
     model = make()
     quick = graphed(model)
     batches = [make_batch(2, 11, seed, (11, length)) for seed, length in enumerate((7, 6, 11))]
@@ -103,23 +103,21 @@ def test_outputs_share_no_memory_and_sizes_of_one_bucket_share_a_graph(recorded:
     ids=lambda change: next(iter(change)),
 )
 @torch.no_grad()
-def test_rare_inputs_run_without_a_graph(change: dict[str, Any], recorded: list[Bucket]) -> None:
+def test_rare_inputs_run_without_a_graph(change, recorded):
     model, batch = make(attn_implementation="auto"), {**make_batch(), **change}
     assert_same(dict(graphed(model, False)(**batch)), dict(model(**batch)))
     assert not recorded
 
 
 @pytest.mark.parametrize("name", ["input_ids", "token_type_ids"])
-def test_indices_are_not_rounded(name: str, recorded: list[Bucket]) -> None:
+def test_indices_are_not_rounded(name, recorded):
     batch = make_batch()
     with pytest.raises(ValueError, match=f"{name} is torch.float32; indices are torch.long or torch.int"):
         graphed(make())(**{**batch, name: batch[name].float()})
 
 
 @torch.no_grad()
-def test_hooks_are_seen_whenever_they_come_and_looked_for_in_no_time(
-    recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_are_seen_whenever_they_come_and_looked_for_in_no_time(recorded, monkeypatch):
     model, seen, batch = make(), [], make_batch()
     quick = graphed(model)
     quick(**batch)
@@ -136,7 +134,7 @@ def test_hooks_are_seen_whenever_they_come_and_looked_for_in_no_time(
 
 
 @torch.no_grad()
-def test_left_padding_is_computed(recorded: list[Bucket]) -> None:
+def test_left_padding_is_computed(recorded):
     model, batch = make(), make_batch(2, 11, lengths=(11, 6))
     batch["attention_mask"] = batch["attention_mask"].flip(1)
     assert_same(dict(graphed(model)(**batch)), dict(model(**batch)))
@@ -144,7 +142,7 @@ def test_left_padding_is_computed(recorded: list[Bucket]) -> None:
 
 
 @torch.no_grad()
-def test_a_bucket_may_have_more_rows_than_tokens(recorded: list[Bucket]) -> None:
+def test_a_bucket_may_have_more_rows_than_tokens(recorded):
     """Rows of one token: 33 of them are in a bucket of 64 rows and 48 tokens, and recording writes no more than 48."""
     model, batch = make(), {"input_ids": torch.randint(97, (33, 1))}
     assert_same(dict(graphed(model)(**batch)), dict(model(**batch)))
@@ -152,7 +150,7 @@ def test_a_bucket_may_have_more_rows_than_tokens(recorded: list[Bucket]) -> None
 
 
 @torch.no_grad()
-def test_the_graph_unused_for_longest_goes(recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_unused_for_longest_goes(recorded, monkeypatch):
     monkeypatch.setattr(graphs, "BUCKETS", 2)
     quick = graphed(make(max_position_embeddings=128))
     for length in (5, 40, 5, 70, 5, 40):
@@ -166,7 +164,7 @@ def pools_of(quick: Any) -> dict[Bucket, Any]:
 
 @pytest.mark.parametrize("limit", [1, 60])
 @torch.no_grad()
-def test_beyond_the_bytes_only_the_pools_unused_for_longest_go(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_bytes_only_the_pools_unused_for_longest_go(limit, monkeypatch):
     """By the rules of torch's allocator, for inputs whose outputs have 1 to 12 units."""
     model, pools, draw = make(max_position_embeddings=384, num_hidden_layers=1), Pools(), random.Random(0)
     monkeypatch.setattr(graphs, "pool_handle", pools.handle)
@@ -195,7 +193,7 @@ def test_beyond_the_bytes_only_the_pools_unused_for_longest_go(limit: int, monke
 
 
 @torch.no_grad()
-def test_a_recording_that_fails_spoils_its_pool_and_no_other_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_fails_spoils_its_pool_and_no_other_graph(monkeypatch):
     model, pools = make(), Pools()
     quick = graphed(model)
     monkeypatch.setattr(graphs, "pool_handle", pools.handle)
@@ -217,7 +215,7 @@ def test_a_recording_that_fails_spoils_its_pool_and_no_other_graph(monkeypatch: 
 
 
 @torch.no_grad()
-def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch):
     """Its kernels are launched on the current one, which may be another."""
     model, batch, current = make(), make_batch(), []
 
@@ -241,7 +239,7 @@ def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch: pytes
     assert not current
 
 
-def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch):
     """On a stand-in for torch.cuda, whose cache `torch.cuda.graph` empties when a recording begins."""
     held, streams, now = {"cached": 100, "graph": 0}, [], ["the caller's"]
 
@@ -294,9 +292,7 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch:
 
 
 @torch.no_grad()
-def test_nobody_waits_to_record_while_holding_a_models_lock(
-    recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_to_record_while_holding_a_models_lock(recorded, monkeypatch):
     """A step that records takes them in the other order when it runs a teacher: both would wait for ever."""
     quick, record, order = graphed(make()), graphs.record_forward, list[str]()
 
@@ -325,7 +321,7 @@ def test_nobody_waits_to_record_while_holding_a_models_lock(
 
 
 @torch.no_grad()
-def test_a_graph_that_another_thread_drops_meanwhile_is_not_recorded_under_the_lock(recorded: list[Bucket]) -> None:
+def test_a_graph_that_another_thread_drops_meanwhile_is_not_recorded_under_the_lock(recorded):
     model, batch = make(), make_batch()
     quick = graphed(model, packs=False)
     quick(**batch)
@@ -340,7 +336,7 @@ def test_a_graph_that_another_thread_drops_meanwhile_is_not_recorded_under_the_l
 
 
 @torch.no_grad()
-def test_without_memory_a_batch_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_a_batch_runs_without_a_graph(monkeypatch):
     def fail(run: Any, pool: Any) -> Any:
         raise torch.OutOfMemoryError("none")
 
@@ -352,9 +348,7 @@ def test_without_memory_a_batch_runs_without_a_graph(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("packs", [True, False])
-def test_an_encoder_inside_sentence_transformers(
-    packs: bool, recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_inside_sentence_transformers(packs, recorded, monkeypatch):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
     model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
@@ -365,7 +359,7 @@ def test_an_encoder_inside_sentence_transformers(
     assert recorded
 
 
-def test_what_graphs_cannot_run_is_refused() -> None:
+def test_what_graphs_cannot_run_is_refused():
     with pytest.raises(ValueError, match="for a GPU and the model is on cpu: use backend='auto'"):
         optimize_for_inference(make().float(), backend="graphs")
     there = make().to("meta")
@@ -385,9 +379,7 @@ def test_what_graphs_cannot_run_is_refused() -> None:
         ({"position_embedding_type": "relative_key"}, torch.bfloat16, True, "padding here: .* relative positions"),
     ],
 )
-def test_where_padding_is_computed_it_is_said_once(
-    changes: Any, dtype: Any, kernel: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_padding_is_computed_it_is_said_once(changes, dtype, kernel, said, monkeypatch):
     """By what torch and Triton can run on a GPU; the model says that it is there."""
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     monkeypatch.setattr(graphs, "missing_for_short", lambda needs, n: None if kernel and n <= 128 else "no kernel")
@@ -408,9 +400,7 @@ def test_where_padding_is_computed_it_is_said_once(
     assert long == ("varlen" if long_runs else None)
 
 
-def test_positions_that_a_packing_graph_does_not_know_are_computed_with_padding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_positions_that_a_packing_graph_does_not_know_are_computed_with_padding(monkeypatch):
     """Such as rotations, which come from places that the rows of a bucket do not have."""
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
@@ -426,7 +416,7 @@ def test_positions_that_a_packing_graph_does_not_know_are_computed_with_padding(
 
 @pytest.mark.parametrize("positions", ["absolute", "bucketed", "relative_key", "disentangled", "rotary_local"])
 @torch.no_grad()
-def test_every_kind_of_positions_runs(positions: str, recorded: list[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_positions_runs(positions, recorded, monkeypatch):
     """With the kernel for short attention, computed by torch's operators, where its bias depends on places alone."""
 
     def by_groups(q: Any, k: Any, v: Any, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:

@@ -1,7 +1,6 @@
 """bertlite/inference/gpu/short_attention.py: the kernel in Triton's interpreter, against attention in float64."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ def wanted(q: Tensor, k: Tensor, v: Tensor, layout: Slots, bias: Tensor | None) 
 
 
 @here_or_interpreted
-def test_the_kernel_in_a_process_that_interprets_it() -> None:
+def test_the_kernel_in_a_process_that_interprets_it():
     """Graphs on a CPU are tested without the kernel."""
     run_interpreted(__file__)
 
@@ -42,9 +41,7 @@ def test_the_kernel_in_a_process_that_interprets_it() -> None:
 )
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_kernel_is_as_near_to_float64_as_eager_attention(
-    lengths: Any, longest: int, heads: int, width: int, biased: bool, dtype: torch.dtype
-) -> None:
+def test_the_kernel_is_as_near_to_float64_as_eager_attention(lengths, longest, heads, width, biased, dtype):
     """With steep scores, projections that lie in one product, empty sequences, and slots of no sequence."""
     torch.manual_seed(0)
     used, layout = sum(lengths), slots(lengths, sum(lengths) + 5, longest)
@@ -67,7 +64,7 @@ def test_the_kernel_is_as_near_to_float64_as_eager_attention(
         ({"dropout": True}, "no dropout"),
     ],
 )
-def test_what_the_kernel_cannot_do_is_said(change: dict[str, Any], reason: str) -> None:
+def test_what_the_kernel_cannot_do_is_said(change, reason):
     assert missing_for_short(Requirements(device="cuda", head_dim=64), 128) is None
     assert "not 256 and 64" in str(missing_for_short(Requirements(device="cuda"), 256))
     assert reason in str(missing_for_short(Requirements(**{"device": "cuda", **change}), 16))
@@ -76,7 +73,7 @@ def test_what_the_kernel_cannot_do_is_said(change: dict[str, Any], reason: str) 
         attend_short(q, q, q, slots((3, 5), 8, 8), None, 0.0, False)
 
 
-def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_it_is_refused(monkeypatch):
     monkeypatch.setattr(triton_kernels, "triton", None)
     assert "Triton is not installed" in str(missing_for_short(Requirements(device="cuda"), 16))
     q = torch.randn(8, 2, 16)

@@ -9,14 +9,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 from conftest import F64, SIZES, assert_same, make, make_batch
-from simulated import Pools, graphed, record
+from simulated import Pools, by_ends, graphed, record
 from torch import Tensor, nn
 
 from bertlite import (
@@ -37,19 +36,6 @@ SMALL = {"hidden_size": 16, "intermediate_size": 19, "num_hidden_layers": 1, "nu
 SMALL |= {"attn_implementation": "auto"}
 NO_DROPOUT = {**SMALL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 Run = Callable[[], Tensor]
-
-
-def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
-    """Compute attention as a GPU does: tokens of no sequence are not written, nor are their gradients."""
-    ends = layout.nonempty_ends.tolist()
-    out = torch.full_like(q, torch.nan)
-    for row, (start, end) in enumerate(pairwise(ends)):
-        assert end - start <= layout.keys
-        asks, part = slice(row, row + 1) if first else slice(start, end), slice(start, end)
-        scores = torch.einsum("snh,knh->nsk", q[asks], k[part]) * q.shape[-1] ** -0.5
-        weights = nn.functional.dropout(scores.softmax(-1), dropout)
-        out = out.index_copy(0, torch.arange(asks.start, asks.stop), torch.einsum("nsk,knh->snh", weights, v[part]))
-    return out
 
 
 class Recorder:
@@ -122,7 +108,7 @@ def eager(
 
 @pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMaskedLM])
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_losses_and_weights_over_many_steps_are_those_of_an_eager_loop(cls: Any, accumulate: int) -> None:
+def test_losses_and_weights_over_many_steps_are_those_of_an_eager_loop(cls, accumulate):
     """200 steps of a classifier, in buckets that come and go, with evaluation between steps."""
     kind = "text" if cls is BertForSequenceClassification else "tokens"
     count = 200 if kind == "text" and accumulate == 1 else 24
@@ -141,7 +127,7 @@ def test_losses_and_weights_over_many_steps_are_those_of_an_eager_loop(cls: Any,
     assert any(bucket.tokens for bucket, *_ in step.made)
 
 
-def test_without_a_capture_a_step_is_the_eager_loop_bit_for_bit() -> None:
+def test_without_a_capture_a_step_is_the_eager_loop_bit_for_bit():
     """With dropout, on the CPU."""
     model = make(BertForSequenceClassification, **SMALL).train()
     plain, batches = copy.deepcopy(model), batches_of(6)
@@ -174,9 +160,7 @@ def put_back(model: Any, optimizer: Any) -> None:
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("at", [9, 10], ids=["between steps", "within a step"])
 @pytest.mark.parametrize(("change", "undo"), [(freeze, unfreeze), (leave_out, put_back)])
-def test_parameters_may_leave_and_come_back_at_any_batch(
-    change: Any, undo: Any, at: int, accumulate: int, recorded: bool
-) -> None:
+def test_parameters_may_leave_and_come_back_at_any_batch(change, undo, at, accumulate, recorded):
     """They move as in a loop: not at all by momentum or decay while they are away, though graphs keep gradients."""
     model, many = make(BertForSequenceClassification, **NO_DROPOUT).train(), batches_of(3) * 14
     plain, recorder = copy.deepcopy(model), Recorder() if recorded else None
@@ -195,7 +179,7 @@ def test_parameters_may_leave_and_come_back_at_any_batch(
     assert recorder is None or recorder.recorded > 3
 
 
-def test_an_argument_that_would_train_nothing_is_refused_by_its_value() -> None:
+def test_an_argument_that_would_train_nothing_is_refused_by_its_value():
     model, other = (make(BertForSequenceClassification, **SMALL) for _ in range(2))
     optimizer, others = (torch.optim.AdamW(each.parameters()) for each in (model, other))
     rates = torch.optim.lr_scheduler
@@ -217,7 +201,7 @@ def test_an_argument_that_would_train_nothing_is_refused_by_its_value() -> None:
         TrainingStep(model, optimizer)({"input_ids": make_batch()["input_ids"]})
 
 
-def test_autocast_around_a_step_is_refused_as_the_step_has_its_own() -> None:
+def test_autocast_around_a_step_is_refused_as_the_step_has_its_own():
     model = make(BertForSequenceClassification, **SMALL).train()
     step = step_of(model, None)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"autocast=torch\.bfloat16"):
@@ -225,7 +209,7 @@ def test_autocast_around_a_step_is_refused_as_the_step_has_its_own() -> None:
     assert not step.steps
 
 
-def test_dropout_draws_anew_in_each_replay() -> None:
+def test_dropout_draws_anew_in_each_replay():
     model = make(BertForSequenceClassification, **SMALL).train()
     recorder = Recorder()
     step, batch = step_of(model, recorder, lr=0.0), batches_of(1)[0]
@@ -234,7 +218,7 @@ def test_dropout_draws_anew_in_each_replay() -> None:
     assert recorder.replayed == 5
 
 
-def test_a_model_of_hf_is_packed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_hf_is_packed_too(monkeypatch):
     transformers = pytest.importorskip("transformers")
     from bertlite import hf
 
@@ -253,7 +237,7 @@ def test_a_model_of_hf_is_packed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(torch.tensor(losses), torch.tensor(eager(wanted, batches)), atol=1e-9)
 
 
-def test_a_teacher_is_packed_too_and_its_distance_is_the_eager_one() -> None:
+def test_a_teacher_is_packed_too_and_its_distance_is_the_eager_one():
     model = make(BertForSequenceClassification, **NO_DROPOUT).train()
     teacher = make(BertForSequenceClassification, **SMALL).eval()
     recipe, plain, batches = Recipe(distil=0.5, hidden=1.0), copy.deepcopy(model), batches_of(8)
@@ -270,9 +254,7 @@ def test_a_teacher_is_packed_too_and_its_distance_is_the_eager_one() -> None:
 
 
 @pytest.mark.parametrize("under_graphs", [False, True])
-def test_a_teacher_that_another_thread_runs_while_a_step_records(
-    under_graphs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_teacher_that_another_thread_runs_while_a_step_records(under_graphs, monkeypatch):
     """Its own batch is not put into the slots of the step's bucket, and the step records no replay of the teacher."""
     monkeypatch.setattr(graphs, "record_forward", record)
     model, teacher = (
@@ -302,7 +284,7 @@ def test_a_teacher_that_another_thread_runs_while_a_step_records(
         assert_same(logits, wanted)
 
 
-def test_a_step_waits_to_record_before_it_switches_cudnn_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_waits_to_record_before_it_switches_cudnn_off(monkeypatch):
     """A step without a bucket that has the switch, and records a teacher, would wait for one that records forever."""
     model, order = make(BertForSequenceClassification, **NO_DROPOUT).train(), list[str]()
 
@@ -320,7 +302,7 @@ def test_a_step_waits_to_record_before_it_switches_cudnn_off(monkeypatch: pytest
     assert order == ["recording", "switch", "loss", "end of switch", "end of recording"]
 
 
-def test_graphs_of_a_step_share_memory_that_torch_still_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_of_a_step_share_memory_that_torch_still_takes(monkeypatch):
     """By the rules of torch's allocator, after all graphs were dropped and after a recording that failed."""
     pools, model = Pools(), make(BertForSequenceClassification, **NO_DROPOUT).train()
     monkeypatch.setattr(graphs, "pool_handle", pools.handle)
@@ -377,9 +359,7 @@ def masked_by_queries(batch: dict[str, Tensor]) -> None:
         (BertForMultipleChoice, lambda batch: None, False),
     ],
 )
-def test_what_cannot_be_packed_is_padded_and_what_fits_no_bucket_runs_plainly(
-    cls: Any, change: Any, bucketed: bool
-) -> None:
+def test_what_cannot_be_packed_is_padded_and_what_fits_no_bucket_runs_plainly(cls, change, bucketed):
     model = make(cls, **{**NO_DROPOUT, "num_labels": 2 if cls is BertForQuestionAnswering else 3}).train()
     batch: dict[str, Tensor] = {**make_batch(4, 11, lengths=(11, 4, 7, 2))}
     batch["labels"] = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
@@ -396,7 +376,7 @@ def test_what_cannot_be_packed_is_padded_and_what_fits_no_bucket_runs_plainly(
     assert bool(recorder.recorded) == bucketed
 
 
-def test_lengths_of_one_bucket_share_a_graph_also_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_of_one_bucket_share_a_graph_also_with_padding(monkeypatch):
     monkeypatch.setattr(TrainingStep, "backend", None)
     model = make(BertForTokenClassification, **NO_DROPOUT).train()
     plain, recorder, batches = copy.deepcopy(model), Recorder(), []
@@ -410,7 +390,7 @@ def test_lengths_of_one_bucket_share_a_graph_also_with_padding(monkeypatch: pyte
     assert (recorder.recorded, recorder.replayed) == (1, 3)
 
 
-def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graphs_of_their_own() -> None:
+def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graphs_of_their_own():
     """Flags of as many classes as there are positions, and parameters that are frozen between steps."""
     flags = {**NO_DROPOUT, "num_labels": 11, "problem_type": "multi_label_classification"}
     model = make(BertForSequenceClassification, **flags).train()
@@ -455,7 +435,7 @@ class Weighted:
         return self.share * factor * own_loss(model, batch) + 0 * self.teacher(**batch).loss.detach()
 
 
-def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(monkeypatch):
     model = make(BertForSequenceClassification, **NO_DROPOUT).train()
     teacher = make(BertForSequenceClassification, **SMALL).eval()
     recorder, batch, weighted = Recorder(), batches_of(1)[0], Weighted(teacher)
@@ -495,7 +475,7 @@ def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(mo
     assert recorder.replayed == before + 1
 
 
-def test_a_parameter_that_the_optimizer_does_not_have_is_refused() -> None:
+def test_a_parameter_that_the_optimizer_does_not_have_is_refused():
     model = make(BertForSequenceClassification, **NO_DROPOUT).train()
     step = step_of(model, Recorder())
     step(batches_of(1)[0])
@@ -506,9 +486,7 @@ def test_a_parameter_that_the_optimizer_does_not_have_is_refused() -> None:
         step(batches_of(1)[0])
 
 
-def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainly(monkeypatch):
     model = make(BertForSequenceClassification, **NO_DROPOUT).train()
     plain, batches = copy.deepcopy(model), [{**make_batch(1, n), "labels": torch.tensor([1])} for n in (5, 40)]
 
@@ -534,7 +512,7 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
     assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=1e-8)
 
 
-def test_a_step_runs_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_runs_on_its_own_gpu(monkeypatch):
     """Another GPU's stream would record nothing, and its replays would train nothing."""
     seen: list[torch.device] = []
 
@@ -555,7 +533,7 @@ def test_a_step_runs_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not seen
 
 
-def test_checkpointed_layers_run_without_a_graph() -> None:
+def test_checkpointed_layers_run_without_a_graph():
     model = make(BertForSequenceClassification, **SMALL).train()
     model.gradient_checkpointing_enable()
     recorder = Recorder()
@@ -566,7 +544,7 @@ def test_checkpointed_layers_run_without_a_graph() -> None:
     assert not recorder.recorded
 
 
-def test_an_optimizer_that_a_graph_cannot_hold_is_refused() -> None:
+def test_an_optimizer_that_a_graph_cannot_hold_is_refused():
     model = make()
     with pytest.raises(ValueError, match=r"SGD cannot be recorded in a CUDA graph: use torch.optim.AdamW"):
         make_recordable_(torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))

@@ -49,11 +49,11 @@ def assert_as_near(found: Tensor, plain: Tensor, true: Tensor) -> None:
 
 
 @here_or_interpreted
-def test_the_kernels_in_a_process_that_interprets_them() -> None:
+def test_the_kernels_in_a_process_that_interprets_them():
     run_interpreted(__file__)
 
 
-def test_on_a_gpu_every_kernel_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_every_kernel_is_tested(monkeypatch):
     def test() -> None: ...
 
     monkeypatch.setattr(interpreted, "HERE", torch.device("cuda"))
@@ -64,7 +64,7 @@ def test_on_a_gpu_every_kernel_is_tested(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (1,), (0,)], ids=str)
-def test_a_residual_is_added_and_normalised(shape: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
+def test_a_residual_is_added_and_normalised(shape, width, dtype):
     norm, bias = norm_of(width, dtype), draw(width, dtype=dtype, seed=3)
     x = draw(*shape, 2 * width, dtype=dtype)[..., ::2]  # with gaps
     residual = 9 + draw(*shape, width, dtype=dtype, seed=4)
@@ -77,7 +77,7 @@ def test_a_residual_is_added_and_normalised(shape: tuple[int, ...], width: int, 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("padding", [None, -1, 2])
-def test_embeddings_are_added_and_normalised(padding: int | None, width: int, dtype: torch.dtype) -> None:
+def test_embeddings_are_added_and_normalised(padding, width, dtype):
     """With no positions; with padding that has none; and with padding that has a row."""
     words, segments, places = (draw(n, width, dtype=dtype, seed=n) for n in (9, 2, 7))
     ids, types = torch.tensor([[0, 8, 3], [8, 8, 1]], device=HERE), torch.tensor([[1, 0, 1]], device=HERE)
@@ -107,9 +107,7 @@ def test_embeddings_are_added_and_normalised(padding: int | None, width: int, dt
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize(("tokens", "width", "neurons"), [(37, 40, 72), (1, 312, 8), (130, 96, 17)])
-def test_a_matmul_has_bias_and_activation(
-    tokens: int, width: int, neurons: int, name: str, dtype: torch.dtype
-) -> None:
+def test_a_matmul_has_bias_and_activation(tokens, width, neurons, name, dtype):
     """Sizes are no multiples of blocks, several blocks take turns, and rows of the output may need a gap."""
     x, weight, bias = draw(tokens, width, dtype=dtype), draw(neurons, width, dtype=dtype, seed=1), draw(neurons)
     weight, bias = weight / 4, bias.to(dtype)
@@ -122,7 +120,7 @@ def test_a_matmul_has_bias_and_activation(
 
 @with_triton
 @pytest.mark.parametrize("name", sorted({*FORMULAS.values()}))
-def test_the_activation_for_16_bits_is_right_in_float32(name: str) -> None:
+def test_the_activation_for_16_bits_is_right_in_float32(name):
     from triton_activation import activate_all  # a module: Triton reads a kernel's source
 
     x = torch.linspace(-12, 12, 4097, device=HERE)
@@ -137,7 +135,7 @@ def test_the_activation_for_16_bits_is_right_in_float32(name: str) -> None:
 @pytest.mark.parametrize(
     "lengths", [(5, 0, 3), (1,), (0, 0), (7, 7, 7, 7, 7), (6,) * 33], ids=lambda lengths: str(len(lengths))
 )
-def test_rows_are_packed_and_unpacked(lengths: tuple[int, ...], counted: bool) -> None:
+def test_rows_are_packed_and_unpacked(lengths, counted):
     mask = (torch.arange(7) < torch.tensor(lengths)[:, None]).long()
     mask[0, 2] = 0  # padding between tokens
     ids, types = torch.arange(mask.numel()).view_as(mask) + 100, torch.arange(mask.numel()).view_as(mask) % 3
@@ -165,7 +163,7 @@ def test_rows_are_packed_and_unpacked(lengths: tuple[int, ...], counted: bool) -
     ],
     ids=str,
 )
-def test_why_no_kernel_can_be_launched_is_said(fault: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_no_kernel_can_be_launched_is_said(fault, reason, monkeypatch):
     """On tensors here that Triton's launcher gets as a GPU's."""
 
     def launch(mask: Tensor, counts: Tensor, *sizes: int, **settings: int) -> None:
@@ -187,7 +185,7 @@ def test_why_no_kernel_can_be_launched_is_said(fault: Any, reason: str, monkeypa
 
 @pytest.mark.skipif(find_spec("triton") is None or triton_kernels.INTERPRETED, reason="Triton compiles nothing here")
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_the_kernels_compile_for_hopper_and_keep_their_numbers_in_registers(dtype: str, tmp_path: Path) -> None:
+def test_the_kernels_compile_for_hopper_and_keep_their_numbers_in_registers(dtype, tmp_path):
     """Triton compiles for a GPU that is not there.  A thread's stack holds what its 255 registers do not."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -222,11 +220,7 @@ def test_the_kernels_compile_for_hopper_and_keep_their_numbers_in_registers(dtyp
         }
         types |= {name: kind for name, kind in numbers.items() if name in types}
         if kernel is triton_kernels.product_kernel:
-            blocks = {
-                "x": ("ROWS", "STEP", 1),
-                "weight": ("COLUMNS", "STEP", 1),
-                "out": ("ROWS", "COLUMNS", 2),
-            }
+            blocks = {"x": ("ROWS", "STEP", 1), "weight": ("COLUMNS", "STEP", 1), "out": ("ROWS", "COLUMNS", 2)}
             types |= {
                 name: f"tensordesc<{dtype}[{constants[a]}, {constants[b] // parts}]>"
                 for name, (a, b, parts) in blocks.items()

@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import assert_same, make_batch
-from natively import DTYPES, check, make_native, native, natively
+from natively import check, dtypes, make_native, native, natively
 
 import bertlite
 from bertlite.runtime.structs import Kernels
 from bertlite.stack.body import BertBody
 
 pytestmark = native
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 BATCH = make_batch(3, 11, lengths=(11, 7, 1))
 PACKED = {"input_ids": BATCH["input_ids"].flatten(), "cu_seqlens": torch.tensor([0, 9, 22, 33], dtype=torch.int32)}
 WHOLE = make_batch(3, 11, lengths=(11,) * 3)

@@ -5,10 +5,9 @@ from functools import partial
 import pytest
 import torch
 from conftest import make_batch
-from natively import DTYPES, ROTARY, check, make_native, native, natively, pruned
+from natively import DTYPES, ROTARY, check, dtypes, make_native, native, natively, pruned
 
 pytestmark = native
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 LOWEST = torch.finfo(torch.float64).min  # forbids a key, as -inf does
 

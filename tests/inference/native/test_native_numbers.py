@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import assert_same, make, make_batch
-from natively import DTYPES, check, kernels_or_skip, make_native, native, natively
+from natively import DTYPES, check, dtypes, kernels_or_skip, make_native, native, natively
 from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel, BertTokenizer, optimize_for_inference
@@ -30,7 +30,6 @@ SENTENCES = (
     "The lighthouse keeper wrote down the weather every evening, in a book that no one has read since.",
     "Scientists have taught dogs to sniff out bladder cancer, which could one day lead to an early test.",
 )
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def relative(ours: Tensor, truth: Tensor) -> float:

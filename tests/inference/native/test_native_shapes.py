@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import HEADED, make_batch
-from natively import DTYPES, ROTARY, check, make_native, native, natively, pruned
+from natively import DTYPES, ROTARY, check, dtypes, make_native, native, natively, pruned
 from torch import Tensor
 
 import bertlite
@@ -12,7 +12,6 @@ from bertlite.runtime.structs import ACTIVATIONS
 
 pytestmark = native
 HEADS = [cls.__name__ for cls in HEADED if cls is not bertlite.BertForMultipleChoice]
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # whole tiles of rows, keys and outputs, and one more or less; few tokens, and many for each thread
 HEAD_DIMS = [(1, 16), (3, 26), (3, 32), (2, 7), (2, 64), (1, 80), (3, 128)]
 LENGTHS = [(1,), (2, 1), (15, 16, 17), (63, 64, 65), (130, 127, 1, 128), (3,) * 40]

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_batch
-from natively import DTYPES, kernels_or_skip, make_native, native, natively
+from natively import dtypes, kernels_or_skip, make_native, native, natively
 
 from bertlite.inference import InferenceModel
 from bertlite.runtime.structs import Kernels
 
 pytestmark = native
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 BATCH = make_batch(40, 33, lengths=(33,) * 40)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import conftest
 import pytest
 import torch
 from conftest import DISENTANGLED
@@ -32,14 +33,7 @@ from bertlite.runtime.library import INSTRUCTION_SETS
 from bertlite.runtime.packed import FILE
 from bertlite.runtime.shapes import BLOCKS
 
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "intermediate_size": 37,
-    "max_position_embeddings": 40,
-}
+SIZES = {**conftest.SIZES, "vocab_size": 61, "hidden_size": 96, "num_attention_heads": 3, "type_vocab_size": 2}
 SAMPLE = [[1 + (7 * i + j * j) % 60 for j in range(3 + i)] for i in range(25)]  # to which int8 is fitted
 IDS = torch.randint(1, 61, (3, 17), generator=torch.Generator().manual_seed(0))
 
@@ -185,10 +179,7 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"blocks": [24, 1, 24]}, r"blocks is \[24, 1, 24\]; it must be one of \[8, 1, 8\], \[8, 4, 8\]"),
         ({"format": 4}, "format is 4; it must be one of 5, 6, 7, 8, 9, 10, 11; optimise the model again"),
         ({"byteorder": "big"}, "byteorder is 'big'; it must be one of little"),
-        (
-            {"class": "BertForQuestionAnswering", "config": {**SIZES, "type_vocab_size": 2, "id2label": {0: "a"}}},
-            "question answering has 2",
-        ),
+        ({"class": "BertForQuestionAnswering", "config": {**SIZES, "id2label": {0: "a"}}}, "question answering has 2"),
         ({"shape": {"kept": [1]}}, "shape.kept does not name layers of int8 in their order"),
         ({"shape": {"kept": [None]}}, r"shape.kept\[0\] is None; it must be an integer, 0 or more"),
         ({"shape": {"layers": [{"heads": 3}]}}, r"shape.layers\[0\].neurons is missing"),

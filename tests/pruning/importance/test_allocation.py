@@ -18,14 +18,7 @@ from bertlite.pruning import macs, rank_heads, rank_neurons, with_pruned
 from bertlite.pruning.importance.allocation import Choice, choose_sizes, knapsack
 
 NAN = math.nan
-SCORES = torch.tensor(
-    [
-        [0.9, 0.1, 0.8, 0.2],
-        [0.3, NAN, 0.7, 0.6],
-        [0.4, 0.5, 1.0, 1.1],
-    ],
-    dtype=F64,
-)
+SCORES = torch.tensor([[0.9, 0.1, 0.8, 0.2], [0.3, NAN, 0.7, 0.6], [0.4, 0.5, 1.0, 1.1]], dtype=F64)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -54,10 +47,7 @@ def test_a_share_is_of_the_heads_still_there() -> None:
 
 def test_uniform_takes_from_the_fullest_layers() -> None:
     assert rank_heads(SCORES, count=2, uniform=True) == {0: [1], 2: [0]}
-    assert rank_heads(SCORES, count=3, uniform=True) == {
-        0: [1, 3],
-        2: [0],
-    }  # the lowest of equal ones
+    assert rank_heads(SCORES, count=3, uniform=True) == {0: [1, 3], 2: [0]}  # the lowest of equal ones
     assert rank_heads(SCORES, count=5, uniform=True) == {0: [1, 3], 1: [0], 2: [0, 1]}
     for amount in range(12):
         chosen = rank_heads(SCORES, count=amount, uniform=True)

@@ -44,7 +44,7 @@ def cube(monkeypatch: pytest.MonkeyPatch) -> Criterion:
     return added
 
 
-def test_a_new_entry_is_a_criterion_of_the_library(cube: Criterion, labelled: Any) -> None:
+def test_a_new_entry_is_a_criterion_of_the_library(cube, labelled):
     model, batches = labelled
     gradients = torch.cat([*gate_gradients(ScoringTask(model, HEADS), batches)])
     wanted = gradients.abs().pow(3).mean(0)
@@ -54,16 +54,14 @@ def test_a_new_entry_is_a_criterion_of_the_library(cube: Criterion, labelled: An
         head_importance(model, batches, criterion="square")
 
 
-def test_a_new_entry_is_in_the_docstrings_and_on_the_page(cube: Criterion) -> None:
+def test_a_new_entry_is_in_the_docstrings_and_on_the_page(cube):
     for unit in cube.measurement.units:
         assert describe_criteria(unit).endswith('- "cube": mean |g|³ (Nobody 2001).')
     assert "| `cube` | mean \\|g\\|³ (Nobody 2001) | heads and neurons |" in tables.library.criteria()
     assert tables.main(["--check", str(PAGE)]) == 1
 
 
-def test_a_new_entry_is_a_criterion_of_the_command_line(
-    cube: Criterion, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_entry_is_a_criterion_of_the_command_line(cube, capsys, monkeypatch):
     reload(prune)  # its tables are made when it is imported
     with pytest.raises(SystemExit):
         parser().parse_args(["prune", "run", "--help"])
@@ -73,14 +71,14 @@ def test_a_new_entry_is_a_criterion_of_the_command_line(
     assert "random or cube; options" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_page_and_the_docstrings_have_every_criterion() -> None:
+def test_the_page_and_the_docstrings_have_every_criterion():
     assert tables.main(["--check", str(PAGE)]) == 0, "run python -m scripts.make.tables"
     for function, unit in ((head_importance, "head"), (neuron_importance, "neuron")):
         assert describe_criteria(unit) in function.__doc__
         assert [name for name in CRITERIA if f'- "{name}": ' in function.__doc__] == list(criteria_for(unit))
 
 
-def test_the_page_can_be_written_again(tmp_path: Path) -> None:
+def test_the_page_can_be_written_again(tmp_path):
     copy = tmp_path / "pruning.md"
     copy.write_text("before\n<!-- criteria -->\nold\n<!-- /criteria -->\nafter\n", encoding="utf-8")
     assert tables.main(["--check", str(copy)]) == 1
@@ -96,7 +94,7 @@ def test_the_page_can_be_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_an_entry_says_what_a_criterion_needs(name: str, labelled: Any) -> None:
+def test_an_entry_says_what_a_criterion_needs(name, labelled):
     model, batches = labelled
     criterion = CRITERIA[name]
     unlabelled = [{key: x for key, x in batch.items() if key != "labels"} for batch in batches]
@@ -113,7 +111,7 @@ def test_an_entry_says_what_a_criterion_needs(name: str, labelled: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_an_entry_says_what_a_criterion_scores_and_averages(name: str, labelled: Any) -> None:
+def test_an_entry_says_what_a_criterion_scores_and_averages(name, labelled):
     model, batches = labelled
     for unit, function, shape in (("head", head_importance, (L, N)), ("neuron", neuron_importance, (L, W))):
         for reduction in REDUCTIONS:
@@ -130,13 +128,13 @@ def test_an_entry_says_what_a_criterion_scores_and_averages(name: str, labelled:
 # The package
 
 
-def test_the_table_is_read_without_torch() -> None:
+def test_the_table_is_read_without_torch():
     code = "import bertlite.pruning.criteria, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
-def test_no_module_has_the_name_of_a_public_function() -> None:
+def test_no_module_has_the_name_of_a_public_function():
     """Or `import bertlite.pruning.importance.NAME as module` would give the function."""
     modules = {each.name for each in pkgutil.iter_modules(bertlite.pruning.importance.__path__)}
     assert "scores" in modules

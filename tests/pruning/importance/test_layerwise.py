@@ -61,7 +61,7 @@ def sizes_of(model: Any) -> list[tuple[int, int]]:
     return [*present]
 
 
-def test_every_layer_has_its_size_and_is_fitted_as_repair_fits_it() -> None:
+def test_every_layer_has_its_size_and_is_fitted_as_repair_fits_it():
     """What is left is the least-squares fit: to repair the result again changes nothing."""
     model, batches = make(), data()
     found = pruned(model, SIZES, batches, ridge=0.0)
@@ -69,7 +69,7 @@ def test_every_layer_has_its_size_and_is_fitted_as_repair_fits_it() -> None:
     assert_same(repair(found, model, batches, ridge=0.0).state_dict(), found.state_dict(), atol=1e-7)
 
 
-def test_queries_keys_values_and_activations_are_fitted_to_the_dense_model() -> None:
+def test_queries_keys_values_and_activations_are_fitted_to_the_dense_model():
     """Each is the least-squares fit of what the dense model computes to what the pruned and fitted model reads."""
     model, batches = make(), data()
     found = pruned(model, [(2, 20), (2, 20), (4, 37)], batches, ridge=0.0)
@@ -105,7 +105,7 @@ def divergence(found: Any, model: Any, batches: Any) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def test_the_heads_and_the_neurons_that_are_missed_least_go() -> None:
+def test_the_heads_and_the_neurons_that_are_missed_least_go():
     """Of one head, or one neuron, less the choice is that of exhaustive search on the error that is left."""
     few = 9  # neurons
     model, batches = make(num_hidden_layers=1, intermediate_size=few), data()
@@ -142,12 +142,12 @@ def dense_error(model: Any, dense: Any, batches: Any, part: str) -> float:
     return sum(float((a - b)[mask].square().sum()) for a, b, mask in pairs)
 
 
-def test_a_model_that_keeps_everything_stays_as_it_is() -> None:
+def test_a_model_that_keeps_everything_stays_as_it_is():
     model, batches = make(), data()
     assert_same(pruned(model, [(N, W)] * L, batches).state_dict(), model.state_dict(), atol=1e-9)
 
 
-def test_it_can_begin_at_any_layer_of_a_model_that_is_done_below() -> None:
+def test_it_can_begin_at_any_layer_of_a_model_that_is_done_below():
     model, batches = make(), data()
     whole = pruned(model, SIZES, batches)
     found, curves = copy.deepcopy(model), loss_curves(model, batches)
@@ -161,14 +161,14 @@ def test_it_can_begin_at_any_layer_of_a_model_that_is_done_below() -> None:
     assert_same(found.state_dict(), whole.state_dict(), atol=0)
 
 
-def test_the_dense_model_and_training_modes_stay_as_they_were() -> None:
+def test_the_dense_model_and_training_modes_stay_as_they_were():
     model, batches = worn(make()), data()
     with left_as_found(model):
         found = pruned(model, SIZES, batches)
     assert [module.training for module in found.modules()] == [module.training for module in model.modules()]
 
 
-def test_sizes_that_cannot_be_met_are_refused_before_any_work() -> None:
+def test_sizes_that_cannot_be_met_are_refused_before_any_work():
     model = make()
     curves = loss_curves(model, data())
     model.register_forward_pre_hook(lambda *args: pytest.fail("the model ran"))
@@ -188,7 +188,7 @@ def test_sizes_that_cannot_be_met_are_refused_before_any_work() -> None:
         prune_layerwise_(copy.deepcopy(model), model, data(), curves[:2], SIZES)
 
 
-def test_another_size_needs_no_new_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_size_needs_no_new_choice(monkeypatch):
     """The curves hold the order in which units go; a smaller model keeps a part of what a larger one keeps."""
     model, batches = make(BertForSequenceClassification, num_labels=3), data()
     curves = loss_curves(model, batches, output_metrics(model, batches))
@@ -203,9 +203,7 @@ def test_another_size_needs_no_new_choice(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("kept", "forwards"), [(2**27, 3), (0, 4)])
-def test_the_dense_model_runs_twice_and_the_pruned_one_once(
-    monkeypatch: pytest.MonkeyPatch, kept: int, forwards: int
-) -> None:
+def test_the_dense_model_runs_twice_and_the_pruned_one_once(monkeypatch, kept, forwards):
     """For gradients and curves on some batches, and next to the pruned model; units not kept are computed again."""
     model, batches, calls = make(BertForSequenceClassification, num_labels=3), data(), list[int]()
     monkeypatch.setattr(layerwise, "DRAWS", 100)  # of which 60 texts are more than half
@@ -223,7 +221,7 @@ def test_the_dense_model_runs_twice_and_the_pruned_one_once(
 # Curves and metrics
 
 
-def test_curves_and_metrics_do_not_depend_on_how_layers_run() -> None:
+def test_curves_and_metrics_do_not_depend_on_how_layers_run():
     """Nor on whether the inputs are from the forwards of the gradients, each text once, or from their own."""
     model, batches = make(BertForSequenceClassification, num_labels=3), data()
     metrics = output_metrics(model, batches)
@@ -243,7 +241,7 @@ def test_curves_and_metrics_do_not_depend_on_how_layers_run() -> None:
                 assert_same(a.losses, b.losses)
 
 
-def test_curves_without_metrics_are_shares_of_the_variance() -> None:
+def test_curves_without_metrics_are_shares_of_the_variance():
     model, batches = make(), data(count=100)
     for attention, network in loss_curves(model, batches):
         for curve, units in ((attention, N), (network, W)):
@@ -253,7 +251,7 @@ def test_curves_without_metrics_are_shares_of_the_variance() -> None:
             assert curve.loss(0) == pytest.approx(1, abs=0.05)  # all is gone but the mean; the ridge adds a little
 
 
-def test_metrics_are_mean_squares_of_the_gradient_at_the_outputs() -> None:
+def test_metrics_are_mean_squares_of_the_gradient_at_the_outputs():
     """Of sequences of one token, a bias has the gradient of its output."""
     model = make(BertForSequenceClassification, num_labels=3)
     batch = {**make_batch(8, 1, lengths=(1,) * 8), "labels": torch.arange(8) % 3}
@@ -270,7 +268,7 @@ def test_metrics_are_mean_squares_of_the_gradient_at_the_outputs() -> None:
             assert_same(found[layer][place], wanted)
 
 
-def test_metrics_do_not_depend_on_padding_or_batches() -> None:
+def test_metrics_do_not_depend_on_padding_or_batches():
     model = make(BertForSequenceClassification, num_labels=3)
     whole = {**make_batch(6, 11, lengths=(11, 7, 9, 3, 5, 8)), "labels": torch.arange(6) % 3}
     parts = [{name: x[i : i + 2] for name, x in whole.items()} for i in (0, 2, 4)]
@@ -280,7 +278,7 @@ def test_metrics_do_not_depend_on_padding_or_batches() -> None:
         assert_same(one, other)
 
 
-def test_the_expected_loss_of_a_small_change_is_the_divergence_that_it_makes() -> None:
+def test_the_expected_loss_of_a_small_change_is_the_divergence_that_it_makes():
     """To second order, where the errors of tokens are independent: here each sequence has one token."""
     model = make(BertForSequenceClassification, num_labels=3)
     draw = torch.Generator().manual_seed(3)
@@ -295,7 +293,7 @@ def test_the_expected_loss_of_a_small_change_is_the_divergence_that_it_makes() -
     assert float(shift @ metric @ shift) / 2 == pytest.approx(divergence, rel=0.15)  # labels are drawn, 4000 of them
 
 
-def test_few_texts_are_made_up_for_by_more_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_texts_are_made_up_for_by_more_labels(monkeypatch):
     model = make(BertForSequenceClassification, num_labels=3)
     batch = make_batch(60, 1, lengths=(1,) * 60)
     bias = model.bert.encoder.layer[0].output.dense.bias
@@ -318,7 +316,7 @@ def test_few_texts_are_made_up_for_by_more_labels(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("share", [0.1, 0.8])
-def test_a_share_of_the_macs_is_used_and_not_exceeded(share: float) -> None:
+def test_a_share_of_the_macs_is_used_and_not_exceeded(share):
     model, batches = make(BertForSequenceClassification, num_labels=3), data()
     before = copy.deepcopy(model.state_dict())
     found = prune_layerwise(model, batches, share, 16)
@@ -330,7 +328,7 @@ def test_a_share_of_the_macs_is_used_and_not_exceeded(share: float) -> None:
             prune_layerwise(model, batches, wrong, 16)
 
 
-def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
+def test_it_stays_nearer_than_the_lowest_scores_and_a_refit():
     model, batches = make(BertForSequenceClassification, num_labels=3), data(count=120)
     others = data(count=40, seed=9)
     heads = head_importance(model, batches, criterion="fisher", target="kl")
@@ -341,7 +339,7 @@ def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
     assert divergence(found, model, others) < 0.8 * divergence(plain, model, others)
 
 
-def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all() -> None:
+def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all():
     model = make(intermediate_size=GRID * 2)
     for heads, neurons in losses_by_size(model.config, loss_curves(model, data())):
         assert [*heads] == [*range(N + 1)]
@@ -351,7 +349,7 @@ def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all() -> None:
     assert [*neurons] == [*range(0, GRID * 2 - 3, 2), GRID * 2 - 3]
 
 
-def test_batches_of_padding_add_nothing_and_alone_are_refused() -> None:
+def test_batches_of_padding_add_nothing_and_alone_are_refused():
     model, batches = make(), data()
     empty = {name: torch.zeros_like(x) for name, x in batches[0].items()}
     for one, wanted in zip(loss_curves(model, [empty, *batches]), loss_curves(model, batches), strict=True):
@@ -373,7 +371,7 @@ def problem(sentences: int, noise: float) -> tuple[list[Moments], Tensor, Tensor
     return gather([(c, y, torch.arange(sentences).repeat_interleave(10))]), weight, old
 
 
-def test_the_chosen_ridge_is_the_best_of_all_on_held_out_sentences() -> None:
+def test_the_chosen_ridge_is_the_best_of_all_on_held_out_sentences():
     folds, _, old = problem(40, noise=3.0)
 
     def held_out(ridge: float) -> float:
@@ -387,7 +385,7 @@ def test_the_chosen_ridge_is_the_best_of_all_on_held_out_sentences() -> None:
     assert choose_ridge(folds, old) == min(RIDGES, key=held_out)
 
 
-def test_the_error_from_moments_is_that_of_the_tokens() -> None:
+def test_the_error_from_moments_is_that_of_the_tokens():
     draw = torch.Generator().manual_seed(0)
     c, y = torch.randn(50, 7, generator=draw, dtype=F64) + 2, torch.randn(50, 3, generator=draw, dtype=F64) - 1
     weight, bias = torch.randn(3, 7, generator=draw, dtype=F64), torch.randn(3, generator=draw, dtype=F64)
@@ -399,7 +397,7 @@ def test_the_error_from_moments_is_that_of_the_tokens() -> None:
         assert float(rest.errors(weight, bias)) == pytest.approx(float(each.sum() - each[gone].sum()), rel=1e-10)
 
 
-def test_moments_go_through_a_layer_of_the_outputs() -> None:
+def test_moments_go_through_a_layer_of_the_outputs():
     draw = torch.Generator().manual_seed(0)
     c, y, weight = (torch.randn(*shape, generator=draw, dtype=F64) for shape in ((50, 7), (50, 3), (5, 3)))
     bias, sentence = torch.randn(5, generator=draw, dtype=F64), torch.arange(50)
@@ -408,7 +406,7 @@ def test_moments_go_through_a_layer_of_the_outputs() -> None:
         assert_same(torch.as_tensor(x), torch.as_tensor(getattr(wanted, name)))
 
 
-def test_moments_of_float32_tokens_are_exact_by_blocks_and_about_large_means(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_of_float32_tokens_are_exact_by_blocks_and_about_large_means(monkeypatch):
     for name, size in (("TOKENS", 64), ("ROWS", 5)):
         monkeypatch.setattr(moments, name, size)
     draw = torch.Generator().manual_seed(0)
@@ -420,7 +418,7 @@ def test_moments_of_float32_tokens_are_exact_by_blocks_and_about_large_means(mon
         assert_same(got, best, atol=1e-3)  # float32 products of 1000s are off by 0.1 each
 
 
-def test_a_fit_takes_the_memory_of_six_gram_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_takes_the_memory_of_six_gram_matrices(monkeypatch):
     monkeypatch.setattr(moments, "ROWS", 32)
     draw, wide = torch.Generator().manual_seed(0), 512
     c, y = torch.randn(1200, wide, generator=draw), torch.randn(1200, 4, generator=draw)
@@ -429,7 +427,7 @@ def test_a_fit_takes_the_memory_of_six_gram_matrices(monkeypatch: pytest.MonkeyP
     assert peak_bytes(lambda: refit_([part], tokens, None)) < 6 * wide**2 * 8
 
 
-def test_few_sentences_do_not_make_a_model_worse() -> None:
+def test_few_sentences_do_not_make_a_model_worse():
     """24 sentences for 37 neurons and 48 dimensions: without a held-out ridge the fit follows their noise."""
     model = make()
     cut = prune_neurons(model, {0: range(5), 1: range(5), 2: range(5)})
@@ -444,7 +442,7 @@ def test_few_sentences_do_not_make_a_model_worse() -> None:
     assert gap(repair(cut, model, few)) < gap(cut)
 
 
-def test_one_sentence_is_refused_where_a_ridge_is_to_be_chosen() -> None:
+def test_one_sentence_is_refused_where_a_ridge_is_to_be_chosen():
     model = make()
     cut = prune_heads(model, {0: [1]})
     with pytest.raises(ValueError, match="one sentence is too little to choose a ridge: give a few hundred"):

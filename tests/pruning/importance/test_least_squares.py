@@ -157,10 +157,7 @@ def test_padding_and_the_batch_size_do_not_count() -> None:
         assert_same(repair(pruned, model, batches, "refit").state_dict(), wanted, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("method", "cls"),
-    [("mean", BertForSequenceClassification), ("refit", BertModel)],
-)
+@pytest.mark.parametrize(("method", "cls"), [("mean", BertForSequenceClassification), ("refit", BertModel)])
 def test_every_backend_gives_the_same_repair(method: str, cls: Any) -> None:
     model = make(cls)
     pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
