@@ -101,7 +101,7 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def table(model: Any, work: Any, neurons: Any, *_: Any) -> times.TimeTable:
         """Times that are wrong by a factor, and by another for heads: the clock has to put it right."""
         unit = UnitCosts.macs(model.config, [16])
-        pair = {n: 1.5e-8 * n * unit.head for n in range(N + 1)}, {n: 2e-8 * n * unit.neuron for n in neurons}
+        pair = {n: 1.5e-8 * n * unit.heads[0] for n in range(N + 1)}, {n: 2e-8 * n * unit.neuron for n in neurons}
         return times.TimeTable(pair, pair)
 
     monkeypatch.setattr(search, "clock", clock)

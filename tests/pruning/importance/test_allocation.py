@@ -12,10 +12,8 @@ from conftest import F64, SIZES
 from torch import Tensor
 
 from bertlite import BertConfig
-from bertlite.experiments.budget.target import UnitCosts
-from bertlite.experiments.budget.work import full
 from bertlite.pruning import macs, rank_heads, rank_neurons, with_pruned
-from bertlite.pruning.importance.allocation import Choice, choose_sizes, knapsack
+from bertlite.pruning.importance.allocation import Choice, UnitCosts, choose_sizes, knapsack
 
 NAN = math.nan
 SCORES = torch.tensor([[0.9, 0.1, 0.8, 0.2], [0.3, NAN, 0.7, 0.6], [0.4, 0.5, 1.0, 1.1]], dtype=F64)
@@ -153,7 +151,7 @@ def test_macs_of_a_layer_with_a_window_are_of_the_keys_within_it(reach: int, pai
     config = with_pruned(replace(CONFIG, **fields), {1: [2]}, {})
     heads = 4 * (4 * S * D * H + 2 * S * S * H) + 3 * (4 * S * D * H + 2 * pairs * H)
     assert macs(config, S) == heads + 2 * 3 * S * D * 5
-    assert UnitCosts.macs(config, full(2, S)).total([(4, 5), (3, 5)]) == 2 * macs(config, S)
+    assert UnitCosts.macs(config, [S, S]).total([(4, 5), (3, 5)]) == 2 * macs(config, S)
 
 
 # choose_sizes
