@@ -22,7 +22,8 @@ from scripts.make.tables.read import (
 from scripts.measure.native_accuracy import FITTED
 
 DTYPES = ("float32", "bfloat16", "int8")
-HEADLINES = ("1 x 16", "8 x 128", "1 x 2048")  # and the texts of a data set: the batches of the short tables
+# the batches of the short tables, beside the texts of a data set
+HEADLINES = ("1 x 16", "8 x 128", "1 x 1024", "1 x 2048", "1 x 4096")
 BASE = "transformers sdpa float32"
 WHOLE = "whole"
 UNDER = ("transformers", "sentence-transformers", "onnxruntime", "openvino")
