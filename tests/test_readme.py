@@ -263,7 +263,7 @@ def test_records_that_are_older_than_their_code_are_listed(capsys):
     assert lines
     assert all(line.startswith(("stale: ", "no record")) for line in lines)
     assert {path for paths in origin.MEASURES.values() for path in paths if not (ROOT / path).exists()} == set()
-    assert {*tables.headlines()} >= {"speed", "parity-4.57.6", "native_accuracy", "pruning/budgets"}
+    assert {*tables.headlines()} >= {"speed", "parity-4.57.6", "native_accuracy", "pruning/draws"}
 
 
 def test_an_interval_that_is_cut_off_shows_both_ends():

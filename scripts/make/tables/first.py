@@ -10,7 +10,7 @@ from bertlite.experiments.budget.report import print_report
 from bertlite.experiments.budget.texts import TEXTS_TO_FIT
 from bertlite.experiments.compare import show_loss
 from scripts.make.tables.proof import FINITE, claims_of, parity_records, verdict
-from scripts.make.tables.pruning import by_encoder, give
+from scripts.make.tables.pruning import by_encoder, give, models_of
 from scripts.make.tables.read import cell, cpus, measured_on, record, records, table
 from scripts.make.tables.speed import BASE, forward_sections
 from scripts.measure.budgets.encoders import JUDGED, MEAN
@@ -50,10 +50,10 @@ def ways() -> str:
 
 def found() -> dict[str, str]:
     """Return a figure each of speed, int8, pruning and proof, in words."""
-    speed, budgets = record("speed"), record("pruning/budgets")
+    speed, draws = record("speed"), record("pruning/draws")
     texts = next(each for each in forward_sections(speed).values() if each["padding"] == "longest")
     quick, most = (cell(texts["ratios"], f"{BASE} / bertlite native {dtype}") for dtype in ("float32", "int8"))
-    (half,) = [row for row in budgets["rows"] if (row["way"], row["share"], row["stage"]) == (OURS, 0.5, "pruned")]
+    (half,) = [row for row in draws["rows"] if (row["way"], row["share"], row["stage"]) == (OURS, 0.5, "pruned")]
     proved = claims_of(parity_records("parity-[0-9]*.json"))
     claims = [claim for (_, what), each in proved.items() if what != FINITE for claim in each]
     mean = give(half, "lost")
@@ -62,8 +62,8 @@ def found() -> dict[str, str]:
         f" padded to the longest of their batch, {cpus([speed])}, {speed['environment']['threads']} threads)",
         "int8": int8_loss(),
         "pruning": "without half of its multiplications, and without training, a fine-tuned MiniLM"
-        f" {mean if mean.startswith('gains') else f'loses {mean}'} points (mean of {half['tasks']} tasks);"
-        f" of sentence encoders {encoders_loss()}",
+        f" {mean if mean.startswith('gains') else f'loses {mean}'} points (mean of {half['tasks']} tasks,"
+        f" {models_of(draws)}); of sentence encoders {encoders_loss()}",
         "proof": f"{sum(claim['tensors'] for claim in claims):,} tensors compared with transformers;"
         f" {verdict(claims)} {'are' if verdict(claims) == 'all' else 'to be'} within the stated bound",
     }

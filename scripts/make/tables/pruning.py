@@ -7,13 +7,13 @@ from typing import Any
 from bertlite.experiments.compare import describe_way, show_interval, show_loss
 from scripts.make.tables.read import Record, measured_on, record, records, table, with_spread
 from scripts.measure.budgets.encoders import JUDGED, MEAN
-from scripts.measure.budgets.methods import FEWER, OURS, PEER
+from scripts.measure.budgets.methods import MAIN, OURS, PEER
+from scripts.measure.budgets.modernbert import BERT, MODERN
 from scripts.measure.budgets.pareto import DTYPES, Key
 from scripts.measure.budgets.pareto import WAYS as PARETO
 from scripts.measure.budgets.picture import MANY
 
 NAME = f"`bertlite {OURS}`"
-PEERS = (PEER, "Torch-Pruning")  # of the table that a reader sees first
 REWRITTEN = f"{PEER} and K-prune are rewritten here; no result of their papers was reproduced."
 STAGES = {"pruned": "", "distilled": ", distilled", "timed": ", in equal time"}
 SCORES = {"pruned": "score", "distilled": "distilled"}  # of a run
@@ -72,36 +72,38 @@ def subnetworks() -> str:
 
 
 def budgets_brief() -> str:
-    """Table of the points that each way loses, and of its speed, by the share of the MACs and the stage."""
-    found = record("pruning/budgets")
-    rows = {(row["share"], row["stage"], row["way"]): row for row in found["rows"] if row["tasks"] >= MANY}
+    """Table of the points that each way of the main comparison loses, by the share of the MACs and the stage."""
+    found = record("pruning/draws")
+    rows = {(row["share"], row["stage"], row["way"]): row for row in found["rows"]}
     body: list[list[Any]] = []
     for share, stage in sorted({each[:2] for each in rows}, key=by_stage):
         own = {way: rows[share, stage, way] for each, of, way in rows if (each, of) == (share, stage)}
-        ours = own[OURS] if OURS in own else own[FEWER]
-        cells = [with_speed(own[way]) if way in own else "" for way in PEERS]
-        body.append([f"{100 * share:g} %{STAGES[stage]}", with_speed(ours), *cells])
+        cells = [give(own[way], "lost") for way in MAIN]
+        body.append([f"{100 * share:g} %{STAGES[stage]}", *cells])
     counts = sorted({row["tasks"] for row in rows.values()})
     text = (
-        f"Points lost: means over {' or '.join(map(str, counts))} tasks of a MiniLM, ± half of a 95 %"
-        f" interval; x: speed. Equal time: {found['minutes']:g} CPU minutes. {' and '.join(PEERS)} read labels;"
-        f" in equal time every method does. {PEER} is rewritten here; no result of the paper was reproduced."
+        f"Points lost: means over {' or '.join(map(str, counts))} tasks, {models_of(found)}, ± half of a 95 %"
+        f" interval over tasks. {PEER} reads labels, and is rewritten here; no result of the paper was reproduced."
     )
-    return table(["MACs", NAME, *PEERS], body, text)
+    return table(["MACs", NAME, PEER], body, text)
 
 
-def with_speed(row: dict[str, Any]) -> str:
-    """Write the points lost, and the speed where it was measured."""
-    return give(row, "lost") + (f", {row['speedup']:.2g} x" if row["stage"] == "pruned" and "speedup" in row else "")
+def models_of(found: Record) -> str:
+    """Write how many fine-tuned models a task has."""
+    seeds = len({run["seed"] for run in found["runs"]})
+    return f"each with {seeds} fine-tuned MiniLMs and draws of texts" if seeds > 1 else "one fine-tuned MiniLM each"
 
 
 def note(found: Record) -> str:
-    """Write what points are, over what their means and intervals are, and how stages train."""
-    seeds = len({run["seed"] for run in found["runs"]})
-    return (
+    """Write what points are, over what their means and intervals are, and how the stages that there are train."""
+    what = (
         "100 × the metric, dense minus pruned. Means over tasks,"
-        f" {seeds if seeds > 1 else 'one'} fine-tuned MiniLM each, ± half of a 95 % interval over tasks. {REWRITTEN}"
-        " x is the median speed of some tasks at 8 x 128. Distilled: all in the same way, on"
+        f" {models_of(found)}, ± half of a 95 % interval over tasks. {REWRITTEN}"
+    )
+    if {row["stage"] for row in found["rows"]} == {"pruned"}:
+        return what
+    return (
+        f"{what} x is the median speed of some tasks at 8 x 128. Distilled: all in the same way, on"
         f" {found['distillation']['examples']:,} examples without labels. In equal time: {found['minutes']:g} CPU"
         " minutes for pruning and distillation, which reads labels."
     )
@@ -128,16 +130,18 @@ def give(row: dict[str, Any], name: str, sign: str = "") -> str:
     return gain + (number.removeprefix("-") if gain else number) + ("" if within is None else f" ±{within:.1f}")
 
 
-def budgets(*stages: str, many: bool = True) -> str:
+def budgets(*stages: str, many: bool = True, name: str = "budgets") -> str:
     """Table of the points that each way loses: mean, range of one more task, worst task, difference from ours, speed.
 
     Args:
         stages: those shown.
-        many: show the ways that ran on MANY tasks or more, else the other ways.
+        many: show the ways that ran on MANY tasks or more, or on all, else the other ways.
+        name: of the record.
     """
-    found = record("pruning/budgets")
+    found = record(f"pruning/{name}")
+    enough = min(MANY, max(row["tasks"] for row in found["rows"]))
     pruned = (row for row in found["rows"] if row["share"] < 1)
-    rows = [row for row in pruned if row["stage"] in stages and (row["tasks"] >= MANY) == many]
+    rows = [row for row in pruned if row["stage"] in stages and (row["tasks"] >= enough) == many]
     body = [
         [
             f"{100 * row['share']:g} %{STAGES[row['stage']]}",
@@ -196,6 +200,30 @@ def lose(difference: float, low: float | None = None, high: float | None = None)
 
 def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
+
+
+def modernbert() -> str:
+    """Table of the points that a ModernBERT and a BERT of its size lose, and of the difference."""
+    found = record("pruning/modernbert")
+    count, body = found["summary"][0]["models"], []
+    for each in found["summary"]:
+        lost = [{"tasks": count, "lost": each[kind], "lost_within": each[f"{kind}_within"]} for kind in (BERT, MODERN)]
+        more = give({**each, "tasks": count}, "more", "+")
+        body.append([each["target"].replace("%", " %"), *(give(row, "lost") for row in lost), more])
+
+    # The models before they are pruned.
+    dense: dict[str, dict[str, list[float]]] = {}
+    for row in (row for row in found["rows"] if row["target"] == found["rows"][0]["target"]):
+        dense.setdefault(row["task"], {}).setdefault(row["kind"], []).append(row["dense_score"])
+    given = "; ".join(f"{task} {' and '.join(percent(mean(x)) for x in own.values())}" for task, own in dense.items())
+    sizes = found["sizes"]["bert"]
+    note = (
+        f"100 × the accuracy: means over {count} fine-tuned models of each, ± half of a 95 % interval over them."
+        f" Before pruning, BERT's and ModernBERT's: {given}. {sizes['num_hidden_layers']} layers of"
+        f" {sizes['hidden_size']}, {found['pretraining']['steps']} steps of masked words, then fine-tuned;"
+        f" {found['texts']:,} texts without labels, {measured_on(found)}."
+    )
+    return table(["MACs", "points lost, BERT", "points lost, ModernBERT", "more than BERT"], body, note)
 
 
 def measured() -> str:
