@@ -136,7 +136,7 @@ def budgets(*stages: str, many: bool = True, name: str = "budgets") -> str:
     Args:
         stages: those shown.
         many: show the ways that ran on MANY tasks or more, or on all, else the other ways.
-        name: of the record.
+        name: the record's.
     """
     found = record(f"pruning/{name}")
     enough = min(MANY, max(row["tasks"] for row in found["rows"]))
