@@ -283,7 +283,10 @@ class BertConfig:
     def from_values(cls, path: str | Path, values: Mapping[str, Any], **overrides: Any) -> "BertConfig":
         """Make a config from the content of the file at a path, which errors name; see `from_json_file`."""
         if values.get("model_type", "bert") != "bert":
-            raise ValueError(f"{path} describes a {values['model_type']!r} model; bertlite loads model_type 'bert'")
+            raise ValueError(
+                f"{path} describes a {values['model_type']!r} model, not a 'bert': load it with bertlite, or make it"
+                " one with `bertlite convert`"
+            )
         missing = [name for name in SIZES if name not in values and name not in overrides]
         if missing:
             raise ValueError(f"{path} does not state {', '.join(missing)}; a default could fit the wrong model")
