@@ -331,7 +331,9 @@ class GraphedBertModel(QuickBertModel):
         input_ids, mask, segments, positions = given
 
         # Rare inputs would need graphs of their own, and the plain forward has the better messages for wrong ones.
-        if positions is not None or ends is not None or (mask is not None and mask.is_floating_point()):
+        if positions is not None or ends is not None or not isinstance(mask, Tensor | None):
+            return None
+        if not isinstance(segments, Tensor | None) or (mask is not None and mask.is_floating_point()):
             return None
         if any(x is not None and x.dtype not in INDICES for x in (input_ids, segments)):
             return None

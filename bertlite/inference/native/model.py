@@ -126,7 +126,7 @@ class NativeBertModel(QuickBertModel):
         packed, shape = ends is not None, input_ids.shape
 
         # Only what the kernels read as it lies runs here; BertBody converts the rest, or raises for it.
-        fits = all(x.shape == shape and is_laid(x, torch.int64) for x in (input_ids, *beside))
+        fits = all(is_laid(x, torch.int64) and x.shape == shape for x in (input_ids, *beside))
         if not fits or len(shape) != (1 if packed else 2):
             return None
         kind = POSITIONS[self.config.position_embedding_type]
@@ -136,7 +136,7 @@ class NativeBertModel(QuickBertModel):
         # A family may begin to count positions above 0; the kernels count rows of the table.
         if positions is not None and (first := first_position(self.config)):
             positions = positions - first
-        if packed and (mask is not None or encoded or ends.dim() != 1 or not is_laid(ends, torch.int32)):
+        if packed and (mask is not None or encoded or not is_laid(ends, torch.int32) or ends.dim() != 1):
             return None
 
         # Addresses of the inputs, and how padding is to be treated.

@@ -366,6 +366,9 @@ def test_what_graphs_cannot_run_is_refused():
     there.base_model.__class__ = type("OnGpu", (BertModel,), {"device": torch.device("cuda")})
     with pytest.raises(ValueError, match="run encoders, not OnGpu: use backend='plain'"):
         use_graphs_(there)
+    for name in ("attention_mask", "token_type_ids"):
+        with pytest.raises(TypeError, match=f"{name} is a list; make it a tensor"):
+            graphed(make(), packs=False)(**{**make_batch(), name: [1] * 4})
 
 
 @pytest.mark.parametrize(

@@ -122,3 +122,12 @@ def test_wrong_inputs_are_named(what):
         natively(make_native(), torch.float32)(**inputs)
     with pytest.raises(TypeError, match="unexpected keyword argument 'typo'"):
         natively(make_native(), torch.float32)(**BATCH, typo=None)
+
+
+def test_what_is_no_tensor_is_refused_with_the_way_out():
+    quick = natively(make_native(), torch.float32)
+    for name in ("attention_mask", "token_type_ids", "position_ids"):
+        with pytest.raises(TypeError, match=f"{name} is a list; make it a tensor"):
+            quick(**{**BATCH, name: [1] * 4})
+    with pytest.raises(TypeError, match="cu_seqlens is a list; make it a tensor"):
+        quick(**{**PACKED, "cu_seqlens": [0, 33]})
