@@ -215,7 +215,10 @@ class Encoder:
         if not 0 <= ids.min() <= ids.max() < words:
             return f"token ids run from {ids.min()} to {ids.max()}; this model has {words} words, from 0"
         if segments is not None and not 0 <= segments.min() <= segments.max() < kinds:
-            return f"segments run from {segments.min()} to {segments.max()}; this model has {kinds}, from 0"
+            return (
+                f"segments run from {segments.min()} to {segments.max()}; this model has {kinds}, from 0: take"
+                " token_type_ids out of model_input_names in the checkpoint's tokenizer_config.json, and pack it again"
+            )
         return f"a sequence has {max(lengths)} tokens; this model has {self.embeddings['positions']} positions"
 
 

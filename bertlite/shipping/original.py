@@ -42,6 +42,14 @@ def processing_of(source: Checkpoint) -> Processing:
         keys, last = ", ".join(map(str, config.id2label)), config.num_labels - 1
         raise ValueError(f"{source.name}: id2label in its config.json has the labels {keys}; number them 0 to {last}")
 
+    # Without this, the library of the original would say only that an index is out of range.
+    segment = max(source.tokenizer("a", "b")["token_type_ids"]) if kind == "cross-encoder" and about.segments else 0
+    if segment >= config.type_vocab_size:
+        raise ValueError(
+            f"{source.name}: its tokenizer gives a pair's second text segment {segment}; the model has"
+            f" {config.type_vocab_size}, from 0: take token_type_ids out of model_input_names in tokenizer_config.json"
+        )
+
     # If a folder names another type, sentence-transformers reads only the weights and passes over its settings.
     found = source.place.values(SENTENCE_CONFIG).get("model_type", ENCODER) if modules else CROSS_ENCODER
     if kind == "cross-encoder" and (found != CROSS_ENCODER or len(modules) > 1):

@@ -146,7 +146,7 @@ def test_inputs_that_do_not_fit_are_named(kind: str, tmp_path: Path) -> None:
     encoder = Encoder(read_packed(tmp_path / "quick" / FILE), load_kernels())
     with pytest.raises(ValueError, match="token ids run from 3 to 61; this model has 61 words"):
         encoder.run(np.array([3, 61]), None, [2])
-    with pytest.raises(ValueError, match="segments run from 0 to 2; this model has 2"):
+    with pytest.raises(ValueError, match=r"segments run from 0 to 2; this model has 2, .* take token_type_ids out of"):
         encoder.run(np.array([3, 4]), np.array([0, 2]), [2])
     with pytest.raises(ValueError, match="a sequence has 41 tokens; this model has 40 positions"):
         encoder.run(np.full(41, 5), None, [41])
@@ -363,6 +363,16 @@ def test_labels_may_share_a_name_but_must_be_numbered_from_0(folders: Any, tmp_p
     with pytest.raises(ValueError, match=r"id2label in its config\.json has the labels 1, 2, 3; number them 0 to 2"):
         pack(folder, tmp_path / "other", texts=TEXTS)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_reranker_whose_tokenizer_gives_segments_that_it_lacks_is_refused(folders: Any, tmp_path: Path) -> None:
+    folder = folders("BertForSequenceClassification", num_labels=1, type_vocab_size=1)
+    with pytest.raises(ValueError, match="segment 1; the model has 1, from 0: take token_type_ids out of"):
+        pack(folder, tmp_path / "packed", texts=TEXTS)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    names = {"model_input_names": ["input_ids", "attention_mask"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | names))
+    assert pack(folder, tmp_path / "packed", texts=TEXTS)["difference"] < 1e-5
 
 
 MODERN: dict[str, Any] = {  # fields of ModernBERT, whose windows end before the sequences do
