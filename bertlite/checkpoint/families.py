@@ -658,7 +658,7 @@ class Origin:
         if family is BERT:
             return BertConfig.from_values(self.path, self.values, **overrides)
         values = {**self.values, **self.translated, "model_type": "bert"}
-        for name in ("layer_types", "rope_parameters"):  # as translated, or they contradict it once layers are dropped
+        for name in ("layer_types", "rope_parameters", "rope_scaling"):  # translated; stale once layers are dropped
             values.pop(name, None)
         if isinstance(named := values.get("architectures"), list):
             values["architectures"] = [class_name(str(name)) for name in named]
