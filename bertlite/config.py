@@ -282,11 +282,7 @@ class BertConfig:
     @classmethod
     def from_values(cls, path: str | Path, values: Mapping[str, Any], **overrides: Any) -> "BertConfig":
         """Make a config from the content of the file at a path, which errors name; see `from_json_file`."""
-        if values.get("model_type", "bert") != "bert":
-            raise ValueError(
-                f"{path} describes a {values['model_type']!r} model, not a 'bert': load it with bertlite, or make it"
-                " one with `bertlite convert`"
-            )
+        check_is_bert(path, values)
         missing = [name for name in SIZES if name not in values and name not in overrides]
         if missing:
             raise ValueError(f"{path} does not state {', '.join(missing)}; a default could fit the wrong model")
@@ -423,6 +419,15 @@ def own_field(config: BertConfig, name: str) -> Any:
 def embeds_size(config: BertConfig) -> int:
     """Return the width of embeddings."""
     return own_field(config, "embedding_size") or config.hidden_size
+
+
+def check_is_bert(path: str | Path, values: Mapping[str, Any]) -> None:
+    """Raise ValueError if the content of a config.json is another model's."""
+    if (kind := values.get("model_type", "bert")) != "bert":
+        raise ValueError(
+            f"{path} describes a {kind!r} model, not a 'bert': load it with bertlite.BertModel, which takes other"
+            " families too, or write it as one with `bertlite convert`"
+        )
 
 
 def embeds_as_bert(config: BertConfig) -> bool:

@@ -22,6 +22,7 @@ from bertlite.support.files import naming, to_json
 SUPERSEDED = re.compile(  # files of an earlier save, which a save removes
     r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?"
 )
+CODE_MODULE = "modeling_bertlite"  # through which transformers loads a folder with trust_remote_code
 OPTIMISED = re.compile(r"(runtime|native)\.json|(native|layers|rest|after)\.safetensors")  # files of optimised models
 
 
@@ -38,6 +39,9 @@ def save_model(model: LoadableModel, folder: str | os.PathLike[str]) -> None:
     state = tensors_to_save(model)
     config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": dtype_name(model.dtype)}
     config.pop("torch_dtype", None)  # its name in transformers before 4.56
+    code = Path(folder).expanduser() / f"{CODE_MODULE}.py"
+    if CODE_MODULE not in str(config.get("auto_map")) or not code.exists():
+        config.pop("auto_map", None)  # it names code that is not in the folder, or another model's
     with replacing(Path(folder), superseded=SUPERSEDED) as new:
         write_sorted_json(new / "config.json", config)
         write_safetensors(new / "model.safetensors", state)

@@ -6,21 +6,23 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 from bertlite.checkpoint.checks import dtype_faults, implausible_sizes, pruning_faults
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.files import ADAPTER, Folder, Source
 from bertlite.checkpoint.names import WRAPPER_PREFIXES, current_name
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.checkpoint.skeleton import make_skeleton
-from bertlite.config import PRUNED, SIZES, BertConfig
+from bertlite.config import PRUNED, SIZES, BertConfig, check_is_bert
 from bertlite.models.base import BertModel
 
 
 def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None:
     """Raise ValueError if a folder's config is not a BERT's, or its weights are damaged, inconsistent or unsafe.
 
-    Tensors are not read.  Checkpoints on the hub, a state_dict, other formats and folders that lack a file are left to
-    transformers.
+    Tensors are not read.  Checkpoints on the hub (but see `check_hub_config`), a state_dict, other formats and folders
+    that lack a file are left to transformers.
 
     Args:
         source: the first argument of from_pretrained.
@@ -79,6 +81,14 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
         if "quantization_config" not in {*config.extra, *options}:
             faults += dtype_faults(state, wanted)
         raise_faults(f"{files.weights} does not fit {files.config.name}:", faults)
+
+
+def check_hub_config(source: Any, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for another family on the hub, which transformers would initialise at random."""
+    known = options.get("config") is not None or options.get("gguf_file") is not None
+    if isinstance(source, str | os.PathLike) and not Path(source).is_dir() and not known:
+        with suppress(OSError):  # transformers says what is missing
+            check_is_bert(source, transformers.BertConfig.get_config_dict(source, **options)[0])
 
 
 @contextmanager

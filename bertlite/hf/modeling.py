@@ -25,11 +25,12 @@ from transformers.utils import logging
 
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint.saving import CODE_MODULE
 from bertlite.checkpoint.skeleton import is_misaligned
 from bertlite.config import PRUNED, embeds_as_bert, embeds_size, normalise_heads, set_config
 from bertlite.hf import compat, layers4, layers5, parts
 from bertlite.hf.calls import StockCalls, check_unused
-from bertlite.hf.folder import check_folder, says_if_missing
+from bertlite.hf.folder import check_folder, check_hub_config, says_if_missing
 from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
 from bertlite.models import heads
@@ -37,6 +38,7 @@ from bertlite.models import layers as head_layers
 from bertlite.models import structure as pruning
 from bertlite.models.base import freeze_zeros_, lacking_parameters
 from bertlite.models.body import HeadBody
+from bertlite.models.remote import export_remote_code
 from bertlite.stack.body import BertBody
 from bertlite.stack.outputs import EncoderOutput
 
@@ -73,12 +75,14 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         """Load as transformers does; raise for damage that it would ignore, and for weights that are nan or infinite.
 
         Raises:
-            ValueError: `bertlite.hf.folder.check_folder` refuses a folder's config or weights, or any checkpoint has
-                nan or inf in its weights.
+            ValueError: `bertlite.hf.folder.check_folder` refuses a folder's config or weights, a checkpoint on the hub
+                is another family's, or any checkpoint has nan or inf in its weights.
         """
+        source, is_bert = pretrained_model_name_or_path, issubclass(cls, HeadBody | BertBody)
         with torch.device("cpu"):  # transformers itself refuses a default device of "meta"
-            check_folder(pretrained_model_name_or_path, options, issubclass(cls, HeadBody | BertBody))
-        source = pretrained_model_name_or_path
+            check_folder(source, options, is_bert)
+        if is_bert:
+            check_hub_config(source, options)
         with says_if_missing(fspath(source)) if isinstance(source, str | PathLike) else nullcontext():
             loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info=True
@@ -90,16 +94,32 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         raise_faults(f"{pretrained_model_name_or_path} {NONFINITE}", nonfinite_tensors(dict(model.named_parameters())))
         return loaded
 
-    def save_pretrained(self, *args: Any, **options: Any) -> Any:
-        """Save as transformers does; an unpruned model's config has no `pruned_heads`, which 5 does not have."""
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Register a user's own class, whose code transformers then copies into each folder that it saves.
+
+        transformers calls this for what it loads with trust_remote_code, ours too.  Ours stay as they are: a copy of
+        this file would be another class, and only fit this version.
+        """
+        if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            super().register_for_auto_class(auto_class)
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **options: Any) -> Any:
+        """Save as transformers does; a model that was loaded by `export_remote_code`'s code gets this code again.
+
+        An unpruned model's config has no `pruned_heads`, which 5 does not have.
+        """
         config, empty = self.config, not (compat.KNOWS_PRUNING or getattr(self.config, "pruned_heads", True))
         if empty:
             del config.pruned_heads
         try:
-            return super().save_pretrained(*args, **options)
+            saved = super().save_pretrained(save_directory, is_main_process, *args, **options)
         finally:
             if empty:
                 config.pruned_heads = {}
+        if is_main_process and self._auto_class is None and CODE_MODULE in str(getattr(config, "auto_map", "")):
+            export_remote_code(save_directory)
+        return saved
 
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
         """Remove heads, numbered as in the unpruned model; see `bertlite.pruning.prune_heads_`.

@@ -4,6 +4,7 @@ import json
 from os import PathLike
 from pathlib import Path
 
+from bertlite.checkpoint.saving import CODE_MODULE
 from bertlite.models.heads import CLASSES
 from bertlite.support.extras import install_hint
 from bertlite.support.files import write_json, write_text
@@ -12,7 +13,6 @@ from bertlite.support.kinds import checked
 AUTO_CLASSES = dict(  # {class of transformers 4.57 and 5: the class of bertlite.hf that it loads a BERT as}
     sorted((auto, name) for name, cls in CLASSES.items() for auto in cls.auto_classes)
 )
-MODULE = "modeling_bertlite"
 CODE = '''"""Loads this checkpoint with bertlite, where transformers is told trust_remote_code=True."""
 
 from bertlite.hf import {names}  # {install}
@@ -32,8 +32,8 @@ def export_remote_code(folder: str | PathLike[str]) -> None:
     folder = Path(folder).expanduser()
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    config["auto_map"] = {auto: f"{MODULE}.{name}" for auto, name in AUTO_CLASSES.items()}
+    config["auto_map"] = {auto: f"{CODE_MODULE}.{name}" for auto, name in AUTO_CLASSES.items()}
     names = ", ".join(sorted(set(AUTO_CLASSES.values())))
     code = CODE.format(names=names, install=install_hint("hf", elsewhere=True))
-    write_text(folder / f"{MODULE}.py", code)
+    write_text(folder / f"{CODE_MODULE}.py", code)
     write_json(path, config)  # last, since it names the other file

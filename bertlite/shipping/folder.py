@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from bertlite.checkpoint.folders import check_output, replacing
-from bertlite.checkpoint.saving import OPTIMISED, SUPERSEDED, write_sorted_json
+from bertlite.checkpoint.saving import CODE_MODULE, OPTIMISED, SUPERSEDED, write_sorted_json
 from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons
 from bertlite.models.base import BertPreTrainedModel
-from bertlite.models.remote import MODULE, export_remote_code
+from bertlite.models.remote import export_remote_code
 from bertlite.opened.checkpoint import CARD, Checkpoint, is_hub_id
 from bertlite.shipping.card import Facts, Figure, make_card, needs_code
 from bertlite.shipping.carried import carry_modules, carry_tokenizer, put_map
@@ -25,7 +25,7 @@ from bertlite.tokenizer import BertTokenizer
 
 REPORT = "report.json"
 WRITTEN = re.compile(  # files that a new model replaces in a folder
-    rf"config\.json|{SUPERSEDED.pattern}|{OPTIMISED.pattern}|{MODULE}\.py|modules\.json|\d+_\w+|sentence_[\w-]+_config\.json|config_sentence_transformers"
+    rf"config\.json|{SUPERSEDED.pattern}|{OPTIMISED.pattern}|{CODE_MODULE}\.py|modules\.json|\d+_\w+|sentence_[\w-]+_config\.json|config_sentence_transformers"
     rf"\.json|{REPORT}|{CARD}|tokenizer(_config)?\.json|vocab\.txt|special_tokens_map\.json"
     r"|added_tokens\.json|onnx|openvino|export\.json"
 )
@@ -86,7 +86,6 @@ def write_model(
         # The model keeps its own names of labels; only the folder gets the data's.
         model.save_pretrained(new)
         saved = {**read_json_object(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
-        saved.pop("auto_map", None)  # it names the source's code, which is not copied
         write_sorted_json(new / "config.json", saved)
 
         # With these, other libraries make the same tokens and the same vectors.

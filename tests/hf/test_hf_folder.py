@@ -110,6 +110,18 @@ def test_a_folder_that_is_not_there_is_said_to_be_missing(name):
             hf.BertModel.from_pretrained(source, local_files_only=True)
 
 
+def test_a_model_of_another_family_on_the_hub_is_refused(tmp_path):
+    """transformers would initialise it at random."""
+    commit, place = "0" * 40, tmp_path / "models--me--modern"
+    for name, text in ("refs/main", commit), (f"snapshots/{commit}/config.json", '{"model_type": "modernbert"}'):
+        (place / name).parent.mkdir(parents=True)
+        (place / name).write_text(text)
+    with pytest.raises(
+        ValueError, match=r"me/modern describes a 'modernbert' model.*load it with bertlite\.BertModel"
+    ):
+        hf.BertModel.from_pretrained("me/modern", cache_dir=tmp_path, local_files_only=True)
+
+
 PRUNED = Path(__file__).parents[1] / "golden" / "pruned"
 CODE = """from bertlite.hf import BertForMaskedLM, BertForMultipleChoice, BertForNextSentencePrediction
 from bertlite.hf import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification
@@ -149,4 +161,15 @@ def test_a_pruned_folder_with_rotations_or_norms_first_loads_by_its_code(kind, t
     real = batch["attention_mask"].bool()
     assert_same(found.eval()(**batch)[0][real], model(**batch).last_hidden_state[real])
     found.save_pretrained(tmp_path / "again")
-    assert_same(bertlite.BertModel.from_pretrained(tmp_path / "again").state_dict(), model.state_dict(), atol=0)
+    core = bertlite.BertModel.from_pretrained(tmp_path / "again")
+    assert_same(core.state_dict(), model.state_dict(), atol=0)
+
+    # What it saves loads in the same way, also where the core saved over it; other models are saved without code.
+    core.save_pretrained(tmp_path / "again")
+    again = transformers.AutoModel.from_pretrained(tmp_path / "again", trust_remote_code=True, **options)
+    assert type(again) is hf.BertModel
+    core.save_pretrained(tmp_path / "core")
+    hf.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path / "dense")
+    code = sorted(path for each in ("again", "core", "dense") for path in (tmp_path / each).glob("*.py"))
+    assert code == [tmp_path / "again" / "modeling_bertlite.py"]
+    assert "auto_map" not in json.loads((tmp_path / "core" / "config.json").read_text())
