@@ -60,8 +60,8 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
         see `comparison`.
 
     Raises:
-        ValueError: there are no runs; they have several tasks, data sets or lengths; two differ in nothing; no run has
-            the criterion; or the task has no such metric.
+        ValueError: there are no runs; they have several tasks, data sets, lengths or numbers of layers; two differ in
+            nothing; no run has the criterion; or the task has no such metric.
     """
     task = task_of(runs)
     metric = task.metric(metric, outputs(runs[0]).shape[-1])
@@ -135,7 +135,7 @@ def task_of(runs: Sequence[Record]) -> Task:
     """Return the task of all the runs.
 
     Raises:
-        ValueError: there are no runs, or they have several tasks, evaluation data or lengths.
+        ValueError: there are no runs, or they have several tasks, evaluation data, lengths or numbers of layers.
     """
     if not runs:
         raise ValueError("there are no finished runs to compare")
@@ -143,6 +143,7 @@ def task_of(runs: Sequence[Record]) -> Task:
         ("tasks", {run.config["setting"]["task"] for run in runs}),
         ("evaluation data", {run.facts["data"]["dev"] for run in runs}),
         ("values of max_length", {run.config["setting"]["max_length"] for run in runs}),
+        ("numbers of layers", {len(run.results["heads_kept"]) for run in runs}),
     ):
         if len(values) > 1:
             raise ValueError(f"the runs have {len(values)} {what}; compare runs with only one")

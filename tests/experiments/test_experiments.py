@@ -1065,6 +1065,9 @@ def test_rows_say_what_their_interval_is_over(runs):
     with pytest.raises(ValueError, match="no finished runs"):
         compare.summarise([])
     other = read_runs(runs)[0]
+    other.results["heads_kept"].append(3)
+    with pytest.raises(ValueError, match="the runs have 2 numbers of layers; compare runs with only one"):
+        compare.summarise([*read_runs(runs), other])
     other.facts["data"]["dev"] = "0" * 64
     with pytest.raises(ValueError, match="the runs have 2 evaluation data; compare runs with only one"):
         compare.summarise([*read_runs(runs), other])
