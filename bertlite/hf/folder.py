@@ -87,7 +87,7 @@ def check_hub_config(source: Any, options: Mapping[str, Any]) -> None:
     """Raise ValueError for another family on the hub, which transformers would initialise at random."""
     known = options.get("config") is not None or options.get("gguf_file") is not None
     if isinstance(source, str | os.PathLike) and not Path(source).is_dir() and not known:
-        with suppress(OSError):  # transformers says what is missing
+        with suppress(OSError):  # transformers' own error follows
             check_is_bert(source, transformers.BertConfig.get_config_dict(source, **options)[0])
 
 

@@ -98,7 +98,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
         """Register a user's own class, whose code transformers then copies into each folder that it saves.
 
-        transformers calls this for what it loads with trust_remote_code, ours too.  Ours stay as they are: a copy of
+        transformers calls this for each class that it loads with trust_remote_code.  Ours stay as they are: a copy of
         this file would be another class, and only fit this version.
         """
         if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
