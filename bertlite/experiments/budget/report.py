@@ -197,7 +197,8 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print(f"model: {folder}")
     if report["verdict"] != VERDICTS["constant"]:  # there is nothing to evaluate or serve then
         against = "" if report["checkpoint"] is None else f" --against {report['checkpoint']}"
-        print(f"next: bertlite evaluate {folder} --dev FILE{against}")
+        pairs = " --text A,B" if "cosine" in report else ""  # with their similarity
+        print(f"next: bertlite evaluate {folder} --dev FILE{pairs}{against}")
         print(f"  or: bertlite export {folder} --out FOLDER")
 
 

@@ -130,9 +130,8 @@ def quantiles(lengths: Sequence[int], count: int) -> tuple[int, ...]:
 def check_work(work: Work, config: Any) -> None:
     """Raise ValueError for sequences that are longer than the model's positions."""
     if work.width > config.max_position_embeddings:
-        raise ValueError(
-            f"the work has {work.width} tokens; the model has positions for {config.max_position_embeddings}"
-        )
+        most = config.max_position_embeddings
+        raise ValueError(f"the work has {work.width} tokens; the model has positions for {most}: give --at 8x{most}")
 
 
 def spare_bytes(model: Any, target: Target, dense: int, others: int) -> float:

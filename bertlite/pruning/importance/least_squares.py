@@ -82,9 +82,10 @@ def repair_(
 
     # Layers that are nearer can still predict worse; on these batches that is measured, and told.
     if after > WORSE * before + ROUNDING:
+        other = "" if method == "refit" else "use 'refit', or "
         warnings.warn(
             f"after repair {method!r} predictions are {after:.3g} nats from the dense model's; before, they were"
-            f" {before:.3g}: use 'refit', or give more batches",
+            f" {before:.3g}: {other}give more batches",
             stacklevel=2,
         )
     return pruned

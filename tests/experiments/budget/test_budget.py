@@ -217,8 +217,10 @@ def test_texts_to_judge_by_are_none_of_those_fitted_to():
     assert {*fit.texts}.isdisjoint(held_out.texts)
     assert all(text == (f"text {label}",) for text, label in zip(fit.texts, fit.labels, strict=True))
     assert split(texts, 50, 5, seed=1)[0].texts != split(texts, 50, 5, seed=2)[0].texts
-    with pytest.raises(ValueError, match="there are 9 texts; a search needs 10 or more"):
-        split(texts.chosen(range(9)), 5, 2, seed=0)
+    twice = [split(texts.chosen([*range(100), *range(50)]), 1000, 256, seed) for seed in range(3)]
+    assert all({*fit.texts} == {*texts.texts} - {*held.texts} and len(held) == 20 for fit, held in twice)
+    with pytest.raises(ValueError, match="there are 9 different texts; a search needs 10 or more"):
+        split(texts.chosen([*range(9), 0, 0]), 5, 2, seed=0)
 
 
 def test_pairs_are_two_segments(world):
@@ -458,6 +460,7 @@ def test_an_encoder_without_a_head_is_pruned_to_its_own_vectors(world, tmp_path,
     assert report["lost"]["points"] == pytest.approx(100 - 100 * report["rank_correlation"])
     said, card = capsys.readouterr().out, (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
     assert f"cosine with the given model's vectors {report['cosine']:.3f}, rank correlation with" in said
+    assert f"evaluate {tmp_path / 'small'} --dev FILE --text A,B --against" in said
     assert "nats" not in said
     assert "rank correlation with the given model's" in card
     assert report["every_token"] is None
@@ -621,7 +624,7 @@ def test_the_gain_of_a_dtype_counts_towards_a_speed(world, tmp_path, monkeypatch
         ("40% --distil 0", "--distil is 0; give minutes above 0"),
         ("40% --distil 0.0001", "--distil 0.0001 is too short: running the given model, timing and 6 checks take"),
         ("40% --labels-for judging", "needs --label NAME, the column with the labels"),
-        ("2x --at 1x41", "the work has 41 tokens; the model has positions for 40"),
+        ("2x --at 1x41", "the work has 41 tokens; the model has positions for 40: give --at 8x40"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(world, tmp_path, monkeypatch, capsys, words, message):
