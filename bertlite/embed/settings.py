@@ -37,6 +37,8 @@ class VectorSettings:
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be an integer, 1 or more")
+        if self.prompt is not None and self.prompt_name is not None:
+            raise ValueError(f"prompt is {self.prompt!r} and prompt_name {self.prompt_name!r}: give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class EmbedSettings(VectorSettings):
         keep_text: write the texts too.
 
     Raises:
-        ValueError: a number is below 1.
+        ValueError: a number is below 1, or there are two prompts.
     """
 
     shard_rows: int | None = None

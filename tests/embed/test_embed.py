@@ -197,6 +197,8 @@ def test_the_vectors_are_those_of_sentence_transformers(sentences, tmp_path):
     assert embedder.settings["modules"]["3"].startswith("Dense(")
     with pytest.raises(ValueError, match=r"'qery' not found .*'query', .*'passage'"):
         Embedder(tmp_path / "model", prompt_name="qery").encode("a")
+    with pytest.raises(ValueError, match="prompt is 'to ' and prompt_name 'query': give one of them"):
+        Embedder(tmp_path / "model", prompt="to ", prompt_name="query")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
