@@ -88,7 +88,7 @@ def check_hub_config(source: Any, options: Mapping[str, Any]) -> None:
     known = options.get("config") is not None or options.get("gguf_file") is not None
     if isinstance(source, str | os.PathLike) and not Path(source).is_dir() and not known:
         with suppress(OSError):  # transformers' own error follows
-            check_is_bert(source, transformers.BertConfig.get_config_dict(source, **options)[0])
+            check_is_bert(os.fspath(source), transformers.BertConfig.get_config_dict(source, **options)[0])
 
 
 @contextmanager
