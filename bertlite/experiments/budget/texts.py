@@ -62,7 +62,7 @@ def split(
 ) -> tuple[Examples, Examples]:
     """Draw texts to fit to, and others to judge by: `dev`, or else `held_out` texts, but at most a fifth of all.
 
-    A text that is there several times is never in both: held out it is there once, and all of its copies are left out.
+    A text that is there several times is held out once, without its copies.
 
     Raises:
         ValueError: there are fewer than ten different texts, too few to hold out any.
@@ -71,6 +71,8 @@ def split(
     first = {texts.texts[i]: i for i in reversed(order)}
     if len(first) < 10:
         raise ValueError(f"there are {len(first)} different texts; a search needs 10 or more, better a thousand")
+
+    # Copies of a text to judge by would flatter the model, so none of them is fitted to.
     held = [*first][::-1][: min(held_out, len(first) // 5)] if dev is None else []
     apart = {*held}
     others = [i for i in order if texts.texts[i] not in apart]
