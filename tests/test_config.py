@@ -256,7 +256,7 @@ FILES = [
     ("", "is not JSON"),
     ("[1, 2]", "holds a JSON list"),
     ("null", "holds a JSON NoneType"),
-    (json.dumps({**SIZES, "model_type": "roberta"}), "a 'roberta' model, not a 'bert': load it with bertlite, or"),
+    (json.dumps({**SIZES, "model_type": "roberta"}), "a 'roberta' model, not a 'bert': load it with bertlite"),
     ("{}", "does not state vocab_size, hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, max_"),
     (json.dumps({k: v for k, v in SIZES.items() if k != "intermediate_size"}), "does not state intermediate_size;"),
     (json.dumps({**SIZES, "hidden_act": "foo"}), "hidden_act 'foo' is unknown"),
