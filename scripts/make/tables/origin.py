@@ -8,7 +8,10 @@ from fnmatch import fnmatch
 from bertlite.support.environment import commit_of, run_git
 from scripts.make.tables.read import Record
 
-KERNELS = ("bertlite/runtime", "bertlite/inference")
+OPTIMISED = (
+    f"bertlite/inference/{name}" for name in ("native", "clients", "checks.py", "model.py", "optimize.py", "quick.py")
+)
+KERNELS = ("bertlite/runtime", *OPTIMISED)  # all but the GPU's
 MODEL = ("bertlite/stack", "bertlite/models", "bertlite/checkpoint", "bertlite/config.py")
 PRUNING = ("bertlite/pruning", "bertlite/experiments")
 MEASURES = {  # {records: the code that they measure}; the first pattern that fits counts
