@@ -193,6 +193,7 @@ GATES = {"swiglu": "silu", "geglu": "gelu"}  # {activation of a gated network: a
 def rotary_fields(values: Values) -> Values:
     """Return the fields of rotary positions, of windows, and of missing parameters, by a config.json of any family."""
     local = layers_with_windows(values) if "local_attention" in values else []
+    reach = values.get("sliding_window") if local else None  # as transformers, which takes it for half of the window
     (base, divisor), (local_base, _) = (rotary_base(values, kind) for kind in LAYER_TYPES)
 
     # In some families biases or segments are missing: those that a config does not deny are there.
@@ -204,7 +205,7 @@ def rotary_fields(values: Values) -> Values:
         "rotary_base": base,
         "rotary_divisor": divisor,
         "local_rotary_base": local_base,
-        "local_attention": values.get("local_attention", 0) // 2,  # on either side
+        "local_attention": values.get("local_attention", 0) // 2 if reach is None else reach,  # on either side
         "local_layers": local,
         "position_embedding_type": "rotary_local" if local else "rotary",
         "hidden_act": GATES.get(act, act),
@@ -239,15 +240,15 @@ def rotary_base(values: Values, kind: str) -> tuple[float, float]:
     stated: Any = values.get("rope_parameters") or {}
     stated = (stated.get(kind) or {}) if {*LAYER_TYPES} & stated.keys() else stated
     check_type(f"rope_parameters of {kind}", stated, Mapping[str, Any])
+    scaling = {**stated, **(values.get("rope_scaling") or {})}
     older = "local_rope_theta" if kind == LAYER_TYPES[1] else "global_rope_theta"
-    base = stated.get("rope_theta", values.get(older, values["rotary_base"]))
+    base = scaling.pop("rope_theta", values.get(older, values["rotary_base"]))
     check_type(f"rope_theta of {kind}", base, float)
 
     # Alibaba's models scale angles by a factor; other ways to scale them depend on the length of the text.
-    scaling = {**stated, **(values.get("rope_scaling") or {})}
     way = next(filter(None, [scaling.pop(name, None) for name in ("type", "rope_type")]), "default")
     factor: Any = scaling.pop("factor", 1.0) if way == "ntk" else 1.0
-    rest = {name: x for name, x in scaling.items() if name != "rope_theta" and x not in (None, 1.0)}
+    rest = {name: x for name, x in scaling.items() if x not in (None, 1.0)}
     if way not in ("default", "ntk") or rest:
         raise ValueError(
             f"rotary positions scaled by {way!r} {rest} are not supported: only 'default' and 'ntk' by a factor"
@@ -335,7 +336,6 @@ def rotary(prefix: str, becomes: str, renames: Sequence[tuple[str, str]], **opti
     """Return a family with rotary positions, which is gated and has no pooler unless the options say otherwise."""
     fixed = {"gated": True, "position_biased_input": False, **options.pop("fixed", {})}
     options = {"encoder": r"(?:encoder\.)?layers?", "pooler": False, **options}
-    options["aliases"] = {"rope_theta": "rotary_base", **options.get("aliases", {})}
     options |= {"fixed": fixed, "renames": (*ROTARY_NAMES, *renames)}
     return Family(prefix, becomes, translate=rotary_fields, adapt=split_joined_, **options)
 
@@ -345,6 +345,7 @@ GTE = rotary(
     "(?:gte|new)",
     "rotary positions; gated; biases of zeros in the network",
     LM_HEAD,
+    aliases={"rope_theta": "rotary_base"},
     defaults={"rotary_base": 160000.0, "pad_token_id": 1, "attention_probs_dropout_prob": 0.0},
     fixed={"mlp_fc1_bias": False},
     lm_acts=GELU,
@@ -511,7 +512,7 @@ FAMILIES = {  # {model_type: family}
             "layer_norm_epsilon": "layer_norm_eps",
             "resid_pdrop": "hidden_dropout_prob",
             "attn_pdrop": "attention_probs_dropout_prob",
-            "rotary_emb_base": "rotary_base",
+            **dict.fromkeys(("rotary_emb_base", "rope_theta"), "rotary_base"),
         },
         defaults={
             "hidden_act": "silu",
@@ -532,6 +533,7 @@ FAMILIES = {  # {model_type: family}
         GTE,
         becomes="GTE, with a factor that scales its angles",
         lm_acts=None,
+        defaults={**GTE.defaults, "rotary_base": 10000.0},
         needs={"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "logn_attention_scale": False},
         since=None,
     ),
@@ -539,7 +541,7 @@ FAMILIES = {  # {model_type: family}
         "roberta",
         "rotary positions",
         (*LM_HEAD, *TWO_LAYERS),
-        aliases={"rotary_emb_base": "rotary_base"},
+        aliases=dict.fromkeys(("rotary_emb_base", "rope_theta"), "rotary_base"),
         defaults={"rotary_base": 20000.0, "pad_token_id": 1, "layer_norm_eps": 1e-5},
         fixed={"gated": False},
         lm_acts=GELU,
@@ -566,7 +568,7 @@ FIELDS = {  # {field of config.json: (type, default)}
     **dict.fromkeys(("rope_parameters", "rope_scaling"), (Mapping[str, Any], None)),
     **dict.fromkeys(("architectures", "layer_types"), (list | None, ())),
     "global_attn_every_n_layers": (int, ()),
-    "head_dim": (int | None, ()),
+    **dict.fromkeys(("head_dim", "sliding_window"), (int | None, ())),
     **dict.fromkeys(("pooler_hidden_act", "classifier_activation"), (str, ())),
     "pos_att_type": (list | str | None, ()),
 }
@@ -624,6 +626,8 @@ class Origin:
         for name, wanted in family.needs.items():
             if values.get(name, wanted) != wanted:
                 raise ValueError(f"{path} describes a {kind!r} model with {name} {values[name]!r}, not {wanted!r}")
+        if values.get("is_causal") and not values.get("is_decoder"):
+            raise ValueError(f"{path} has is_causal {values['is_causal']!r}, which bertlite's encoders are not")
         return cls(path, kind, family, values)
 
     def build(

@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("bertlite.hf")
 
 EACH = pytest.mark.parametrize("kind", [*ROTARY, "roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert"])
+SINCE_5 = pytest.mark.skipif(transformers.__version__.startswith("4."), reason="transformers 4 ignores these fields")
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
 
 
@@ -73,6 +74,8 @@ def test_nomic_with_the_names_of_gpt_2_is_the_same(saved: Any) -> None:
     [
         {"global_rope_theta": 160000.0, "local_rope_theta": 160000.0, "position_embedding_type": "sans_pos"},  # mmBERT
         {"global_rope_theta": 80000.0, "local_rope_theta": 10000.0, "position_embedding_type": "absolute"},  # granite
+        pytest.param({"rope_scaling": {"rope_type": "default", "rope_theta": 33.0}}, marks=SINCE_5),
+        pytest.param({"rope_theta": 500.0, "sliding_window": 1}, marks=SINCE_5),  # it reads the second alone
     ],
 )
 def test_modernbert_with_the_fields_of_older_configs_is_the_same(older: dict[str, Any], saved: Any) -> None:
@@ -94,6 +97,9 @@ def test_new_is_gte_with_scaled_angles(saved: Any) -> None:
     ours = ours_of(folder)
     assert_same([states(ours, batch)], [states(theirs, batch)])
     assert "rope_scaling" not in ours.config.extra, "transformers warns of what it does not know"
+    values = json.loads((folder / "config.json").read_text())
+    del values["rope_theta"]  # whose default is not GTE's
+    assert Origin.of(folder, values).config().rotary_base == 10000.0 * 8
 
 
 @pytest.mark.parametrize(
@@ -102,6 +108,7 @@ def test_new_is_gte_with_scaled_angles(saved: Any) -> None:
         ("nomic_bert", {"moe_every_n_layers": 2}, "moe_every_n_layers 2, not 0"),
         ("nomic_bert", {"use_rms_norm": True}, "use_rms_norm True, not False"),
         ("nomic_bert", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor 2.0, not None"),
+        ("nomic_bert", {"is_causal": True}, "has is_causal True, which bertlite's encoders are not"),
         ("nomic_bert", {"head_dim": 24}, "head_dim is 24; only hidden_size / num_attention_heads is supported, 16"),
         (
             "gte",
