@@ -125,6 +125,7 @@ class HeadBody(Body, Generic[Out]):
         wanted = [config.output_attentions if output_attentions is None else output_attentions]
         wanted.append(config.output_hidden_states if output_hidden_states is None else output_hidden_states)
         wanted.append(own_field(config, "pooling") == "mean")
+        wanted.append(self.takes_choices and own_field(config, "pooler_norm"))
         if any(wanted) or config.is_decoder or not bert.may_skip_padding():
             return False
         layers = bert.encoder.layer

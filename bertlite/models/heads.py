@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertlite.config import BertConfig
+from bertlite.config import BertConfig, own_field
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.body import FIRST, KINDS, ClassifierBody, HeadBody, LabelKind, LanguageModelBody, Out, takes
 from bertlite.models.layers import BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrainingHeads, head_of_tokens
@@ -184,6 +184,10 @@ class MultipleChoiceBody(ClassifierBody[Out]):
     needs_pooler = True
     needs_tokens = False
     takes_choices = True
+
+    def build_head(self, config: BertConfig) -> None:
+        super().build_head(config)
+        self.bert.pooler.skips_padding = own_field(config, "pooler_norm") and not self.bert.pooler.means
 
     def classes(self, config: BertConfig) -> int:
         return 1

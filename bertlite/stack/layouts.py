@@ -74,6 +74,9 @@ class Padded:
 
     def pooler_rows(self, x: Tensor, pooler: Any = None, mask: Tensor | None = None) -> Tensor:
         """Return rows, (B, 1 or S, D), that begin with the first token of each sequence, or with the tokens' mean."""
+        if getattr(pooler, "skips_padding", False) and mask is not None and mask.dim() == 2:
+            first = to_bool_mask(mask, self.mask_name).int().argmax(-1)[:, None, None]
+            return x.gather(1, first.expand(-1, 1, x.shape[-1]))
         return self.mean(x, mask) if getattr(pooler, "means", False) else x
 
     def mean(self, x: Tensor, mask: Tensor | None) -> Tensor:  # (B, S, D) -> (B, 1, D)

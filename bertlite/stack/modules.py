@@ -271,6 +271,7 @@ class BertPooler(nn.Module):
         self.dropout = nn.Dropout(rate) if (rate := own_field(config, "pooler_dropout")) else None
         self.LayerNorm: Any = norm(config, own_field(config, "pooler_norm"))
         self.means = own_field(config, "pooling") == "mean"  # it reads the mean of all tokens
+        self.skips_padding = False  # it reads the first token that is not padding, as for ModernBERT's choices
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
         first = hidden_states[:, 0] if self.dropout is None else self.dropout(hidden_states[:, 0])
