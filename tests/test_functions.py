@@ -379,7 +379,7 @@ def test_values_of_another_kind_are_named(door, name, wrong, world):
         (lambda w: bertlite.prune_to(w.classifier, [], w.texts, w.out), "there is no target: give one such as 2x"),
         (
             lambda w: bertlite.prune_to(w.encoder, "60%", [], w.out, settings=SETTINGS),
-            "there are 0 different texts; a search needs 10 or more",
+            "there are 0 texts; a search needs 10 or more",
         ),
         (lambda w: commands.measure_speed(w.classifier, some_texts(30), max_length=0), "max_length is 0; it must be"),
         (lambda w: bertlite.evaluate(w.classifier, w.rows, max_length=0), "max_length is 0; it must be an integer, 1"),

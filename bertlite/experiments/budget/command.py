@@ -406,6 +406,12 @@ def draw_texts(
     """Return texts to fit to, all texts but those to judge by, and those to judge by."""
     fit, held_out = split(every, settings.calibration or TEXTS_TO_FIT, HELD_OUT, settings.seed, judging)
     rest, _ = split(every, len(every), HELD_OUT, settings.seed, judging)
+    if judging is None and (copies := sum(map({*rest.texts}.__contains__, held_out.texts))):
+        warnings.warn(
+            f"{copies} of the {len(held_out)} texts held out of {every.name} are there again, so the model may be"
+            " fitted to them: remove repeated texts, or give --dev FILE",
+            stacklevel=2,
+        )
     if settings.labels_for == "judging":
         fit, rest = (replace(each, labels=()) for each in (fit, rest))
     if settings.calibration is None:

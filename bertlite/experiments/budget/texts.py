@@ -62,21 +62,14 @@ def split(
 ) -> tuple[Examples, Examples]:
     """Draw texts to fit to, and others to judge by: `dev`, or else `held_out` texts, but at most a fifth of all.
 
-    A text that is there several times is held out once, without its copies.
-
     Raises:
-        ValueError: there are fewer than ten different texts, too few to hold out any.
+        ValueError: there are fewer than ten texts, too few to hold out any.
     """
+    if len(texts) < 10:
+        raise ValueError(f"there are {len(texts)} texts; a search needs 10 or more, better a thousand")
     order = random.Random(seed).sample(range(len(texts)), len(texts))
-    first = {texts.texts[i]: i for i in reversed(order)}
-    if len(first) < 10:
-        raise ValueError(f"there are {len(first)} different texts; a search needs 10 or more, better a thousand")
-
-    # Copies of a text to judge by would flatter the model, so none of them is fitted to.
-    held = [*first][::-1][: min(held_out, len(first) // 5)] if dev is None else []
-    apart = {*held}
-    others = [i for i in order if texts.texts[i] not in apart]
-    return texts.chosen(others[:fit]), dev or texts.chosen([first[text] for text in held])
+    judged = min(held_out, len(texts) // 5) if dev is None else 0
+    return texts.chosen(order[judged : judged + fit]), dev or texts.chosen(order[:judged])
 
 
 def with_tokens(texts: Examples, tokens: int, tokenizer: BertTokenizer, max_length: int) -> Examples:

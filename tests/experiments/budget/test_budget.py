@@ -217,10 +217,8 @@ def test_texts_to_judge_by_are_none_of_those_fitted_to():
     assert {*fit.texts}.isdisjoint(held_out.texts)
     assert all(text == (f"text {label}",) for text, label in zip(fit.texts, fit.labels, strict=True))
     assert split(texts, 50, 5, seed=1)[0].texts != split(texts, 50, 5, seed=2)[0].texts
-    twice = [split(texts.chosen([*range(100), *range(50)]), 1000, 256, seed) for seed in range(3)]
-    assert all({*fit.texts} == {*texts.texts} - {*held.texts} and len(held) == 20 for fit, held in twice)
-    with pytest.raises(ValueError, match="there are 9 different texts; a search needs 10 or more"):
-        split(texts.chosen([*range(9), 0, 0]), 5, 2, seed=0)
+    with pytest.raises(ValueError, match="there are 9 texts; a search needs 10 or more"):
+        split(texts.chosen(range(9)), 5, 2, seed=0)
 
 
 def test_pairs_are_two_segments(world):
@@ -444,7 +442,8 @@ def test_a_regression_is_judged_by_rank_correlation():
 
 
 def test_an_encoder_without_a_head_is_pruned_to_its_own_vectors(world, tmp_path, capsys):
-    assert prune(world, tmp_path / "small", "50%", "--at", "2x16", model="encoder") == 0
+    with pytest.warns(UserWarning, match=r"1 of the 24 texts held out of \S*texts\.txt are there again"):
+        assert prune(world, tmp_path / "small", "50%", "--at", "2x16", model="encoder") == 0
     assert isinstance(BertModel.from_pretrained(tmp_path / "small"), BertModel)
     report = report_of(tmp_path / "small")
     assert report["kl"] > 0
