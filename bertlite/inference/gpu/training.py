@@ -205,8 +205,12 @@ class TrainingStep:
         if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.numel():
             return None
 
-        # A graph replays the same kernels, so it takes inputs whose values the host never has to read.
+        # A graph replays the same kernels, so it takes inputs whose values the host never has to read.  A gradient
+        # would flow into the inputs that all replays share.
         if mask is not None and (mask.shape != ids.shape or mask.is_floating_point()):
+            return None
+        tensors: dict[str, Tensor] = {name: x for name, x in batch.items() if isinstance(x, Tensor)}
+        if any(x.requires_grad for x in tensors.values()):
             return None
         if not all(isinstance(x, Tensor | int | float | str | None) for x in batch.values()):
             return None
@@ -224,9 +228,10 @@ class TrainingStep:
         else:
             longest = 0  # read by no layer
 
-        # A longer batch would change the loss of a head that reads padding.
+        # A longer batch would change the loss of a head that reads padding, and not fit values that are not padded.
         limit = max(getattr(self.model.config, "max_position_embeddings", length), length)
-        limit = length if self.reads_padding else limit
+        fixed = any(x.shape == ids.shape and not is_padded(name, x) for name, x in tensors.items())
+        limit = length if self.reads_padding or fixed else limit
         mask = torch.ones_like(ids) if mask is None else mask
         return Bucket(rows, min(round_up(length, 32), limit), tokens, longest), {**batch, "attention_mask": mask}
 
@@ -360,10 +365,14 @@ class RecordedStep:
 
 def shape_in(bucket: Bucket, name: str, x: Tensor, batch: Batch) -> tuple[int, ...]:
     """Return the shape of an input of a bucket: as given, but values of tokens are padded to its length."""
-    of_tokens = x.dim() > 2 or (name in OF_TOKENS and not x.is_floating_point())
-    if of_tokens and x.shape[:2] == batch["input_ids"].shape:
+    if is_padded(name, x) and x.shape[:2] == batch["input_ids"].shape:
         return (*bucket[:2], *x.shape[2:])
     return tuple(x.shape)
+
+
+def is_padded(name: str, x: Tensor) -> bool:
+    """Return whether an input is padded like the ids; another one may have their shape by chance."""
+    return x.dim() > 2 or (name in OF_TOKENS and not x.is_floating_point())
 
 
 def check_parameters(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> None:

@@ -425,6 +425,38 @@ def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graph
     assert torch.equal(model.bert.embeddings.word_embeddings.weight, kept)
 
 
+@pytest.mark.parametrize("length", [1, 11])
+@pytest.mark.parametrize(("name", "dtype"), [("labels", F64), ("weights", torch.int64)])
+def test_values_of_tokens_that_are_not_padded_leave_the_loss_as_it_is(length, name, dtype):
+    """One position would be broadcast over those that a longer bucket has, without a word."""
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        given = {key: x for key, x in batch.items() if key != name}
+        return (model(**given).logits[..., 0] - batch[name]).square().mean()
+
+    model = make(BertForTokenClassification, **NO_DROPOUT).train()
+    batch = {**make_batch(3, length), name: torch.arange(3 * length).view(3, length).to(dtype)}
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])  # this loss reads each position
+    recorder, plain = Recorder(), copy.deepcopy(model)
+    losses = [step_of(model, recorder, loss)(batch).item()]
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [batch], loss=loss)), atol=1e-9)
+
+
+def test_a_batch_with_a_gradient_runs_without_a_graph():
+    """Its history would be that of the inputs that all replays share."""
+    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    own = nn.Parameter(torch.ones(3, dtype=F64))
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        return own_loss(model, {key: x for key, x in batch.items() if key != "soft"}) + batch["soft"].square().sum()
+
+    batches, recorder, plain = batches_of(1) * 4, Recorder(), copy.deepcopy(model)
+    step = step_of(model, recorder, loss)
+    losses = [step({**batch, "soft": 2 * own}).item() for batch in batches]
+    assert_same(torch.tensor(losses), torch.tensor([x + 12 for x in eager(plain, batches)]), atol=1e-9)
+    assert recorder.recorded == 0
+
+
 class Weighted:
     """A loss that reads numbers in each way that Python has."""
 
