@@ -662,8 +662,8 @@ class Origin:
         if family is BERT:
             return BertConfig.from_values(self.path, self.values, **overrides)
         values = {**self.values, **self.translated, "model_type": "bert"}
-        for name in ("layer_types", "rope_parameters", "rope_scaling"):  # translated; stale once layers are dropped
-            values.pop(name, None)
+        for name in ("layer_types", "rope_parameters", "rope_scaling", "sliding_window"):
+            values.pop(name, None)  # it is translated, and stale once layers are dropped
         if isinstance(named := values.get("architectures"), list):
             values["architectures"] = [class_name(str(name)) for name in named]
 
