@@ -10,6 +10,7 @@ from pathlib import Path
 import blocks
 import pytest
 
+from bertlite.support.environment import run_git
 from scripts.make import tables
 from scripts.make.tables import origin, proof, pruning, read
 from scripts.make.tables.read import RESULTS, Record
@@ -254,6 +255,16 @@ def test_a_table_names_the_commits_of_its_records_and_why_a_version_is_older():
     assert "optimum-onnx" in origin.older({"speed-under": other}, newest)
     where = ", ".join(origin.KERNELS)
     assert [*origin.stale({"speed": one})] == [f"stale: speed, of 1111111: git lacks it, in {where}"]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the history of a checkout")
+def test_a_record_is_stale_once_its_code_has_changed():
+    def lines(commit: str) -> list[str]:
+        return [*origin.stale({"speed": {"environment": {"git": {"commit": commit, "dirty": False}}}})]
+
+    (line,) = lines("4b825dc642cb6eb9a060e54bf8d69288fbee4904")  # git's own name of a tree without files
+    assert re.match(r"stale: speed, of 4b825dc.*: \d+ files changed, \d+ insertions", line, re.S)
+    assert lines(run_git("rev-parse", "HEAD").strip()) == []
 
 
 def test_records_that_are_older_than_their_code_are_listed(capsys):

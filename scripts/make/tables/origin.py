@@ -8,10 +8,8 @@ from fnmatch import fnmatch
 from bertlite.support.environment import commit_of, run_git
 from scripts.make.tables.read import Record
 
-OPTIMISED = (
-    f"bertlite/inference/{name}" for name in ("native", "clients", "checks.py", "model.py", "optimize.py", "quick.py")
-)
-KERNELS = ("bertlite/runtime", *OPTIMISED)  # all but the GPU's
+ON_CPU = ("native", "clients", "checks.py", "model.py", "optimize.py", "quick.py")
+KERNELS = ("bertlite/runtime", *(f"bertlite/inference/{name}" for name in ON_CPU))
 MODEL = ("bertlite/stack", "bertlite/models", "bertlite/checkpoint", "bertlite/config.py")
 PRUNING = ("bertlite/pruning", "bertlite/experiments")
 MEASURES = {  # {records: the code that they measure}; the first pattern that fits counts
