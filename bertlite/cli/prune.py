@@ -22,7 +22,7 @@ the size of the weights file (30MB).  With --size, 40% is a share of the given f
 stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its whole attention
 or feed-forward network.  The remaining weights are fitted by least squares, layer by layer, to the outputs of the
 given model.  A speed or a time is measured at the end: the target is met if it is reached and exceeded by at most
-10 %.  If other work makes the clock too noisy, sizes are chosen by MACs, and the report says so.
+10 %.  If other work makes the clock too noisy, sizes follow from earlier times or from MACs, and the report says so.
 
 No labels are needed: the loss is replaced by the divergence from the given model's predictions.  With --label, the
 loss itself is used.  With --distil, the remaining layers are then trained on the given model's predictions (or an

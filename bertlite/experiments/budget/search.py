@@ -50,12 +50,12 @@ Batches = Sequence[Mapping[str, Tensor]]
 CLOCK_ROUNDS, CLOCK_SECONDS = 9, 12.0  # rounds of one timing, and its time limit
 CLOCK_REPEATS = 4  # the most timings of one model, until its time ratio is clear
 ATTEMPTS = 4  # choices of sizes that are timed
-REFINEMENTS = 2  # searches after a finished model that is too slow or too fast
+REFINEMENTS = 2  # choices after a finished model that is too slow or too fast
 SPARE = 0.03  # a model should be faster than needed by at most this share
 TOLERANCE = 0.1  # it may be faster by this share; a time ratio with a wider interval tells nothing
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
-FORMAT = 6  # version of a search's files; raise it with every change that earlier files do not fit
+FORMAT = 7  # version of a search's files; raise it with every change that earlier files do not fit
 
 
 class State:
@@ -131,18 +131,13 @@ class TimeRatio:
         return one_side or self.high - self.low <= NARROW
 
 
-class NoisyClockError(Exception):
-    """The times of this machine vary too much to tell a ratio; holds the share of the dense model's time to reach."""
-
-
 @dataclass(frozen=True)
 class Plan:
-    """The chosen sizes, and the median time ratio of a model with them; nan if the clock did not tell."""
+    """The chosen sizes, their MACs and their expected loss."""
 
     sizes: list[tuple[int, int]]
     macs: float  # share of the dense model's
     loss: float  # expected, nats per example
-    ratio: float
     by: str  # the cost that the sizes were chosen by
 
 
@@ -180,7 +175,6 @@ class Search:
     device: str = "cpu"
     dense_bytes: int = 0
     map: nn.Linear | None = None
-    time_correction: float = 1.0  # time ratio of a finished model over its plan's
 
     def metrics(self, inputs: Sequence[Sums]) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers, and fill the sums of inputs."""
@@ -257,8 +251,11 @@ class Search:
             self.shared.save(name, vars(found))
         return TimeTable(**self.shared.once(name, dict))
 
-    def plan(self, losses: list[BySize], table: TimeTable | None) -> Plan:
-        """Choose sizes whose measured time meets the target; only by MACs if the clock is too noisy.
+    def plan(self, losses: list[BySize], table: TimeTable | None, finished: Sequence[tuple[Sizes, float]]) -> Plan:
+        """Choose sizes whose time meets the target, as far as it could be measured; else by MACs alone.
+
+        Args:
+            finished: sizes and time ratios of finished models that were too slow or too fast.
 
         Raises:
             ValueError: even the smallest model does not meet the target.
@@ -268,9 +265,9 @@ class Search:
         built = unit.total([(config.num_attention_heads, config.intermediate_size)] * config.num_hidden_layers)
         by_macs = unit.by_size(losses)
 
-        def planned(by: str, sizes: list[tuple[int, int]], ratio: float = math.nan) -> Plan:
+        def planned(by: str, sizes: Sizes) -> Plan:
             expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
-            return Plan(sizes, unit.total(sizes) / built, expected, ratio, by)
+            return Plan([*sizes], unit.total(sizes) / built, expected, by)
 
         # Shares of work and of bytes are counted, so one choice is exact.
         if self.target.is_met_by_all:
@@ -282,64 +279,54 @@ class Search:
             return planned("bytes", choose_sizes(losses, UnitCosts.bytes(self.model).by_size(losses), spare))
 
         # Times are measured.  On a noisy clock they are worse than counted work, which then decides.
-        by, costs = ("macs", by_macs) if table is None else ("latency", table.costs(len(losses)))
-        try:
-            return planned(by, *self.sizes_by_clock(losses, costs))
-        except NoisyClockError as error:
-            (share,) = error.args
-            sizes = choose_sizes(losses, by_macs, min(1.0, share) * unit.total(kept_sizes(self.model.config)))
-            return planned("macs without the clock", sizes)
+        self.check_reachable()
+        is_clear = self.smallest[1].verdict is not None
+        by, costs = ("latency", table.layers) if table and is_clear else ("macs", by_macs)
+        if not (is_clear or finished):
+            by = "macs without the clock"
+        return planned(by, self.sizes_by_clock(losses, costs, finished))
 
-    def sizes_by_clock(self, losses: list[BySize], costs: list[BySize]) -> tuple[list[tuple[int, int]], float]:
-        """Return the sizes of lowest loss that are measured to be fast enough, and the time ratio, by false position.
+    def sizes_by_clock(
+        self, losses: list[BySize], costs: list[BySize], finished: Sequence[tuple[Sizes, float]]
+    ) -> Sizes:
+        """Return the sizes of lowest loss that are fast enough, by false position between clear time ratios.
 
         A model with the chosen sizes and the dense one are timed in turn.  If it is too slow, or needlessly fast, the
-        budget is changed by as much, and sizes are chosen again.
-
-        Raises:
-            NoisyClockError: a time ratio is not clear.
+        budget is changed by as much, and sizes are chosen again.  If its time is not clear, or if a finished model has
+        missed, the sizes follow from the clear ratios alone, and are not timed.
         """
-        # The smallest sizes are the lower end: if they are too slow, nothing is faster.
-        best = [(min(heads), min(neurons)) for heads, neurons in costs]
-        if self.time_correction == 1:
-            self.check_reachable()
+        # The smallest sizes and the model's own are the ends.  If the smallest time is not clear, it counts as 0.
         times, smallest = self.smallest
-        if smallest.verdict is None:
-            raise self.noisy(times)
-        best_ratio = self.time_correction * smallest.median
-        if best_ratio > 1:
-            return best, best_ratio
-
-        # The model's own sizes are the upper end.
-        low = sum(min(cost.values()) for pair in costs for cost in pair)  # a budget that is met
-        high = sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, kept_sizes(self.model.config), strict=True))
+        is_clear = smallest.verdict is not None
+        low: tuple[Sizes, float] = [(min(a), min(f)) for a, f in costs], smallest.median if is_clear else 0.0
         whole = self.unpruned[1] if self.converts else TimeRatio.of(self.time_ratios(times["dense"], times["dense"]))
-        high_ratio = self.time_correction * whole.median
-        if high_ratio <= 1:
-            return kept_sizes(self.model.config), high_ratio
+        high: tuple[Sizes, float] = kept_sizes(self.model.config), whole.median
 
-        # False position between the two, with a bisection now and then, until the time is just met.
-        for attempt in range(ATTEMPTS):
-            share = (1 - SPARE / 2 - best_ratio) / (high_ratio - best_ratio) if attempt % 3 < 2 else 0.5
-            budget = low + min(max(share, 0.02), 0.98) * (high - low)
-            sizes = choose_sizes(losses, costs, budget)
+        # A finished model that missed is a nearer end.
+        for each in finished:
+            low, high = (low, each) if each[1] > 1 else (each, high)
+        if high[1] <= 1:
+            return high[0]
 
-            times, ratio = self.time(shape_of(self.model, sizes), self.time_correction)
+        def between() -> Sizes:
+            (small, fast), (large, slow) = low, high
+            share = min(max((1 - SPARE / 2 - fast) / (slow - fast), 0.02), 0.98)
+            least, most = (
+                sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, sizes, strict=True)) for sizes in (small, large)
+            )
+            return choose_sizes(losses, costs, least + share * (most - least))
+
+        # A timed model becomes one of the ends, until the time is just met.
+        for _ in range(ATTEMPTS if is_clear and not finished else 0):
+            sizes = between()
+            ratio = self.time(shape_of(self.model, sizes))[1]
             self.progress.advance()
             if ratio.verdict is None:
-                raise self.noisy(times)
-            if ratio.median > 1:
-                high, high_ratio = budget, ratio.median
-                continue
-            low, best, best_ratio = budget, sizes, ratio.median
-            if best_ratio >= 1 - SPARE:
                 break
-        return best, best_ratio
-
-    def noisy(self, times: Timings) -> NoisyClockError:
-        """Return the error for these times."""
-        dense = statistics.median(times["dense"])
-        return NoisyClockError(self.target.seconds(dense) / dense)
+            low, high = (low, (sizes, ratio.median)) if ratio.median > 1 else ((sizes, ratio.median), high)
+            if low[1] >= 1 - SPARE:
+                break
+        return low[0] if low[1] >= 1 - TOLERANCE else between()
 
     @cached_property
     def smallest(self) -> tuple[Timings, TimeRatio]:
@@ -377,14 +364,14 @@ class Search:
                 f" {short_time(small)}, {dense / small:.3g} x as fast"
             )
 
-    def time(self, pruned: Any, correction: float = 1.0) -> tuple[Timings, TimeRatio]:
+    def time(self, pruned: Any) -> tuple[Timings, TimeRatio]:
         """Time a pruned model and the dense one, again until the ratio is clear or CLOCK_REPEATS are used up."""
         models = {"dense": self.timed, "pruned": self.prepare(pruned)}
         times: Timings = {name: [] for name in models}
         for _ in range(CLOCK_REPEATS):
             for name, seconds in clock(models, self.work, self.device, self.map).items():
                 times[name] += seconds
-            ratio = TimeRatio.of([correction * each for each in self.time_ratios(times["pruned"], times["dense"])])
+            ratio = TimeRatio.of(self.time_ratios(times["pruned"], times["dense"]))
             if not self.target.is_timed or ratio.is_clear:
                 break
         return times, ratio
@@ -423,10 +410,11 @@ class Search:
         table = self.table(losses)
 
         # The finished model is timed too: if a misread clock chose its sizes, they are planned again.
+        finished: list[tuple[Sizes, float]] = []
         for attempt in range(REFINEMENTS + 1):
             choices: Any = (ATTEMPTS, "choices at most") if self.target.is_timed else ()
             self.progress.stage("sizes", *choices)
-            kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table)))
+            kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table, finished)))
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             model = self.pruned(plan.sizes, curves, attempt)
             self.progress.stage("clock")
@@ -438,8 +426,7 @@ class Search:
 
             if verdict in ("right", None) or attempt == REFINEMENTS:
                 break
-            if not math.isnan(plan.ratio):  # else a misread clock chose too small or too large a model: search again
-                self.time_correction *= ratio.median / plan.ratio
+            finished.append((plan.sizes, ratio.median))
 
         if plan.by != self.by and verdict != "right":
             warnings.warn(

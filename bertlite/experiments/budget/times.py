@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertlite.config import kept_neurons
+from bertlite.config import kept_neurons, own_field
 from bertlite.experiments.budget.work import Work
 from bertlite.models.structure import layers_of, with_fields, with_pruned
 from bertlite.pruning.importance.allocation import BySize
@@ -26,18 +26,13 @@ WIDE = 0.3  # times with a larger spread are not used
 
 @dataclass(frozen=True)
 class TimeTable:
-    """Median seconds of sublayers by their sizes: of a layer, and of the last one, which may compute only [CLS].
+    """Median seconds of each layer's sublayers by their sizes.
 
     `spread` is the distance of the quartiles of a time over its median.
     """
 
-    inner: BySize
-    last: BySize
+    layers: list[BySize]
     spread: float = 0.0
-
-    def costs(self, layers: int) -> list[BySize]:
-        """Return the tables of this many layers."""
-        return [*[self.inner] * (layers - 1), self.last]
 
 
 def time_table(model: Any, work: Work, neurons: Iterable[int], device: str, progress: Progress) -> TimeTable:
@@ -57,18 +52,17 @@ def time_table(model: Any, work: Work, neurons: Iterable[int], device: str, prog
 
 
 def measure_table(model: Any, work: Work, neurons: list[int], device: str, progress: Progress) -> TimeTable:
-    """Time the sublayers of the first and of the last layer."""
-    last = model.config.num_hidden_layers - 1
+    """Time the sublayers of the first layer of each kind: with a window, without, and the last, if only for [CLS]."""
+    last, local = model.config.num_hidden_layers - 1, own_field(model.config, "local_layers") or ()
+    kinds = [(layer in local, layer == last) for layer in range(last + 1)]
+    firsts = [kinds.index(kind) for kind in kinds]
     with torch.inference_mode():
-        first_call, last_call = (
-            arguments_of(model, layer, partial(model, **work.inputs(model.config.vocab_size, device)))
-            for layer in (0, last)
-        )
-        progress.stage("layer times", ROUNDS * (1 + (last > 0)), "rounds")
+        run = partial(model, **work.inputs(model.config.vocab_size, device))
+        calls = {layer: arguments_of(model, layer, run) for layer in dict.fromkeys(firsts)}
+        progress.stage("layer times", ROUNDS * len(calls), "rounds")
         time = partial(time_sublayers, model, neurons=neurons, device=device, after_round=progress.advance)
-        inner, spread = time(0, first_call)
-        final, other = time(last, last_call) if last else (inner, spread)
-    return TimeTable(inner, final, max(spread, other))
+        found = {layer: time(layer, call) for layer, call in calls.items()}
+    return TimeTable([found[layer][0] for layer in firsts], max(spread for _, spread in found.values()))
 
 
 def time_sublayers(
