@@ -36,8 +36,7 @@ def pytest_configure() -> None:
 
     from bertlite import hf
 
-    for name in hf.__all__:
-        ours = getattr(hf, name)
+    for name, ours in vars(hf).items():
         if isinstance(ours, type) and issubclass(ours, transformers.PreTrainedModel):
             for module in (transformers, transformers.models.bert, modeling_bert):
                 setattr(module, name, ours)
