@@ -11,6 +11,8 @@ from itertools import product
 from math import fsum
 from typing import TypeAlias
 
+from torch.nn.attention import SDPBackend
+
 from bertlite.config import POSITIONS
 from bertlite.models import heads
 
@@ -52,11 +54,12 @@ FEATURES: dict[str, Overrides] = {  # {name: overrides of the config}
 }
 GRADIENTS = ("gradients", "checkpointed")  # the features whose tensors are gradients
 COPIES = ("pruned", "pruned_layer", "head_mask")  # the features that copy the models
-KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # the kernels of SDPA: dtypes and batches of each
-    "math": (DTYPES, ("full", "padded")),
-    "flash": (("bfloat16", "float16"), ("full",)),
-    "efficient": (("float32", "bfloat16", "float16"), ("full", "padded")),
-    "cudnn": (("bfloat16", "float16"), ("full", "padded")),
+Words: TypeAlias = tuple[str, ...]
+KERNELS: dict[str, tuple[SDPBackend, Words, Words]] = {  # kernels of SDPA: torch's, dtypes and batches
+    "math": (SDPBackend.MATH, DTYPES, ("full", "padded")),
+    "flash": (SDPBackend.FLASH_ATTENTION, ("bfloat16", "float16"), ("full",)),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, ("float32", "bfloat16", "float16"), ("full", "padded")),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, ("bfloat16", "float16"), ("full", "padded")),
 }
 CPU_KERNELS = ("math", "flash")
 PACKED_FEATURES = (*GRADIENTS, *COPIES, "chunked", *RELATIVE)
@@ -128,7 +131,7 @@ def _cases() -> Iterator[Case]:
 
 def _of_kernels(names: Iterable[str]) -> Iterator[Case]:
     for kernel in names:
-        dtypes, batches = KERNELS[kernel]
+        _, dtypes, batches = KERNELS[kernel]
         for batch in batches:
             yield from _each("BertModel", "sdpa", batch, dtypes, mode=kernel)
             yield from _each("BertModel", "sdpa", batch, [t for t in dtypes if t != "float16"], "gradients", kernel)

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 import bertlite
@@ -49,12 +49,6 @@ from bertlite.support.process import door
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
 OTHER_ORDER_OF_SUMS = ("head_mask", "pruned", "pruned_layer", *RELATIVE)
-SDPA_KERNELS = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 NO_KERNEL = re.compile("No (available kernel|viable backend)")  # an error of torch
 
 
@@ -80,7 +74,7 @@ def check(
     source = Checkpoint.of(checkpoint)
     if reason := reference.unsupported(case):
         return Report(case.name, not_checked=reason)
-    kernel = sdpa_kernel(SDPA_KERNELS[case.mode]) if case.mode in KERNELS else nullcontext()
+    kernel = sdpa_kernel(KERNELS[case.mode][0]) if case.mode in KERNELS else nullcontext()
     try:
         with reference.silent(), kernel:
             return compare_sides(case, device, source, tamper)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bertlite.checkpoint.families import FAMILIES, Origin, query_scale, rotary_fields
 from bertlite.checkpoint.names import apply_current_names_, fill_shared_names_
+from bertlite.config import SIZES, BertConfig
 from bertlite.models import heads
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity import reference
@@ -28,15 +29,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # with BERT's names for fields
         "initializer_range": 0.2,  # 0.02 leaves every head looking everywhere alike
         "embedding_size": 48,
     },
-    "base": {
-        "vocab_size": 4096,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 512,
-        "embedding_size": 768,
-    },
+    "base": {**{name: getattr(BertConfig, name) for name in SIZES}, "vocab_size": 4096, "embedding_size": 768},
 }
 PROJECTED = "electra/projected"  # its embeddings have another size, as in the small model
 WINDOWS: dict[str, Any] = {
