@@ -11,7 +11,7 @@ from bertlite.config import BertConfig
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.opened.checkpoint import MODULE_FILES, Checkpoint
 from bertlite.shipping.vectors import Dense, VectorHead
-from bertlite.support.files import to_json, write_json
+from bertlite.support.files import write_json
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.sentences import LEGACY_ENCODERS, MODULES, POOLING, is_encoder, last_name
 
@@ -53,7 +53,7 @@ def carry_modules(source: Checkpoint, folder: Path, cls: type[BertPreTrainedMode
     for path, content in source.module_files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
-    write_modules(folder, modules)
+    write_json(folder / MODULES, modules)
     return True
 
 
@@ -84,14 +84,10 @@ def put_map(folder: Path, head: VectorHead) -> None:
         (inner / name).unlink(missing_ok=True)
     write_json(inner / "config.json", dense.values)
     save_file(dense.state_dict(), inner / "model.safetensors")
-    write_modules(folder, [{**each, "idx": i} for i, each in enumerate(modules)])
+    write_json(folder / MODULES, [{**each, "idx": i} for i, each in enumerate(modules)])
 
 
 def unused_name(modules: list[dict[str, Any]], kind: str) -> str:
     """Return a name, such as "2_Dense", that no module of these has for itself or for its folder."""
     taken = {each.get(what) for each in modules for what in ("path", "name")}
     return next(name for i in count(len(modules) - 1) if (name := f"{i}_{kind}") not in taken)
-
-
-def write_modules(folder: Path, modules: list[dict[str, Any]]) -> None:
-    (folder / MODULES).write_text(to_json(modules, indent=2) + "\n", encoding="utf-8")

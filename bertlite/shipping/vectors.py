@@ -3,6 +3,7 @@
 Letters:  B texts · S positions · D hidden
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -146,16 +147,9 @@ class Dense(nn.Module):
         return out + self.residual(x) if hasattr(self, "residual") else out
 
 
-class Norm(nn.Module):
-    """A LayerNorm."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(values["dimension"])
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(x)
-        return out
+def make_norm(values: Mapping[str, Any]) -> nn.Module:
+    """Return a LayerNorm under the name that the library has for it."""
+    return nn.Sequential(OrderedDict(norm=nn.LayerNorm(values["dimension"])))
 
 
 class Normalize(nn.Module):
@@ -215,4 +209,4 @@ def with_map(head: VectorHead, linear: nn.Linear) -> VectorHead:
     return replace(head, modules=(found.eval().requires_grad_(False), *others), name=f"{head.name}, mapped")
 
 
-MODULES = {"Dense": Dense, "Dropout": nn.Identity, "LayerNorm": Norm, "Normalize": Normalize}
+MODULES: dict[str, Any] = {"Dense": Dense, "Dropout": nn.Identity, "LayerNorm": make_norm, "Normalize": Normalize}

@@ -19,13 +19,13 @@ from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.batches import real_tokens
 from bertlite.runtime.processing import Processing
 from bertlite.shipping.folder import write_model
-from bertlite.shipping.vectors import MEAN, Dense, Norm, Normalize, VectorHead, read_head, with_map
+from bertlite.shipping.vectors import MEAN, Dense, Normalize, VectorHead, make_norm, read_head, with_map
 
 D = 48
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(40))]
 
 
-def module(kind: type, seed: int, **values: Any) -> Any:
+def module(kind: Any, seed: int, **values: Any) -> Any:
     """Make a module with weights that matter."""
     found = kind(values)
     generator = torch.Generator().manual_seed(seed)
@@ -52,7 +52,7 @@ HEADS = {
     "tanh": (VectorHead(modules=(dense(7, "activation.Tanh", bias=False),)), 1),
     "residual": (VectorHead(modules=(dense(D, "activation.GELU", use_residual=True), Normalize())), 3),
     "square": (VectorHead(modules=(dense(D, "activation.Tanh"),)), 1),
-    "norm": (VectorHead(modules=(module(Norm, 1, dimension=D), Normalize())), 3),
+    "norm": (VectorHead(modules=(module(make_norm, 1, dimension=D), Normalize())), 3),
 }
 
 
@@ -132,7 +132,7 @@ def write(folder: Path, head: VectorHead | None = None) -> Any:
                 use_residual=hasattr(each, "residual"),
             )
             part.linear.load_state_dict(each.linear.state_dict())
-        elif isinstance(each, Norm):
+        elif isinstance(each, nn.Sequential):
             part = library.LayerNorm(D)
             part.norm.load_state_dict(each.norm.state_dict())
         else:
