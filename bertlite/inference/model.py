@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +19,27 @@ from bertlite.support.kinds import checked
 Output: TypeAlias = ModelOutput | tuple[object, ...]
 
 
-class Forks:
-    """The number of forks between the process in which bertlite was imported and this one."""
-
-    count = 0
-
-    @classmethod
-    def add(cls) -> None:
-        cls.count += 1
+def refuse_saving(*args: object, **options: object) -> NoReturn:
+    raise_missing("save_pretrained: save the original")
 
 
-if hasattr(os, "register_at_fork"):  # Windows has no forks
-    os.register_at_fork(after_in_child=Forks.add)
+class RunsOnly(nn.Module):
+    """A module whose weights are packed: it refuses to train, to save and to load."""
+
+    is_optimised = True
+    save_pretrained = refuse_saving
+
+    def train(self, mode: bool = True) -> Self:
+        return raise_missing("training mode: train the original, and optimise that") if mode else super().train(False)
+
+    def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
+        raise_missing("state_dict: save the original; InferenceModel.save and `bertlite pack` keep packed weights")
+
+    def _load_from_state_dict(self, *args: object) -> NoReturn:
+        raise_missing("load_state_dict: load into the original, and optimise that")
 
 
-class InferenceModel(nn.Module):
+class InferenceModel(RunsOnly):
     """A model that only runs, made by `optimize_for_inference`.
 
     It is called like the model it was made from and returns the same types, without gradients, with every backend.
@@ -47,10 +53,8 @@ class InferenceModel(nn.Module):
         super().__init__()
         model.base_model.encoder.skip_padding = skip_padding
         self.model, self.backend, self.compute_dtype = model, backend, dtype
-        self.forks = Forks.count
-        super().train(False)
-
-    is_optimised = True
+        self.process = os.getpid()
+        self.train(False)
 
     def forward(self, *args: object, **kwargs: object) -> Output:
         check_no_gradients(*args, *kwargs.values())
@@ -58,11 +62,12 @@ class InferenceModel(nn.Module):
             return self.run(*args, **kwargs)
 
     def run(self, *args: object, **kwargs: object) -> Output:
-        if self.forks != Forks.count:
+        if torch.compiler.is_compiling():
+            run = torch.compiler.disable(self.model.__call__) if self.backend in ("native", "graphs") else self.model
+            return run(*args, **kwargs)
+        if self.process != os.getpid():
             torch.set_num_threads(1)
-            self.forks = Forks.count
-        if self.backend in ("native", "graphs") and torch.compiler.is_compiling():
-            return torch.compiler.disable(self.model.__call__)(*args, **kwargs)
+            self.process = os.getpid()
         return self.model(*args, **kwargs)
 
     @property
@@ -93,7 +98,7 @@ class InferenceModel(nn.Module):
         return f"backend={self.backend!r}, dtype={self.compute_dtype}{rounding}"
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({**state, "forks": Forks.count})  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "process": os.getpid()})  # type: ignore[no-untyped-call]
 
     @checked
     @own_context()
@@ -125,20 +130,8 @@ class InferenceModel(nn.Module):
         model, dtype, skip_padding = load_native(Path(folder).expanduser())
         return cls(model, "native", dtype, skip_padding)
 
-    def train(self, mode: bool = True) -> "InferenceModel":
-        return raise_missing("training mode") if mode else self
-
     def requires_grad_(self, requires_grad: bool = True) -> "InferenceModel":
         return raise_missing("gradients") if requires_grad else self
-
-    def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        raise_missing("state_dict: save the model it was made from, or use save(folder)")
-
-    def load_state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        raise_missing("load_state_dict")
-
-    def save_pretrained(self, *args: object, **kwargs: object) -> NoReturn:
-        raise_missing("save_pretrained: save the model it was made from")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoReturn:
         raise_missing("other device or dtype than it was made for: move the model it was made from, and optimise that")

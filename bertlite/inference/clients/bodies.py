@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, SimpleNamespace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from bertlite.inference.clients.pooling import compute_in_order_
 from bertlite.inference.clients.readers import BODIES, mark_labels, reader_of, reads_labels, role_of, warn_of
 from bertlite.inference.clients.verification import layer_list
 from bertlite.inference.clients.verification import verify as verify_copy
-from bertlite.inference.model import InferenceModel, check_no_gradients, raise_missing
+from bertlite.inference.model import InferenceModel, RunsOnly, check_no_gradients, raise_missing
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.models.base import BertModel
@@ -40,9 +40,8 @@ INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_se
 FOR_HEADS = ("first_token_only", "return_encoded")  # heads of bertlite.hf ask for these, and skip_padding
 FLOATS = (torch.float32, torch.bfloat16)  # dtypes of linear layers that the kernels run
 ASKED = ("output_attentions", "output_hidden_states", "return_dict")
-UNREAD = (  # an encoder of transformers does not read them either; heads of ModernBERT pass the last two in 4.57
-    *("use_cache", "cache_position", "batch_size", "seq_len"),
-)
+# an encoder of transformers does not read them either; heads of ModernBERT pass the last two in 4.57
+UNREAD = ("use_cache", "cache_position", "batch_size", "seq_len")
 READ = (  # keywords that a body of transformers passes on and an attention reads
     *("is_causal", "position_bias", "dropout", "scaling", "sliding_window", "softcap"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
@@ -292,14 +291,13 @@ def as_bert(name: str, body: Any) -> BertModel:
     return model.requires_grad_(False).eval()
 
 
-class OptimizedBody(nn.Module):
+class OptimizedBody(RunsOnly):
     """An optimised encoder that replaces a module of transformers, with the same arguments and results.
 
     It keeps that module's device and dtype.  Changing them, training and saving raise an error with the way out.
     """
 
     model: InferenceModel
-    is_optimised = True
 
     def __init__(
         self,
@@ -322,7 +320,7 @@ class OptimizedBody(nn.Module):
         ids = torch.zeros(1, chunk_of(body) or 1, dtype=torch.long, device=body.device)
         self.output_type, as_tuple = type(body(ids, return_dict=True)), body(ids, return_dict=False)
         self.gap = sum(x is None for x in as_tuple)  # transformers 4 leaves room for a pooler's output
-        super().train(False)
+        self.train(False)
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, *rest: Any, **given: Any
@@ -438,15 +436,3 @@ class OptimizedBody(nn.Module):
                 f" {after.device}: move the original, and optimise that"
             )
         return self
-
-    def train(self, mode: bool = True) -> "OptimizedBody":
-        return raise_missing("training mode: train the original, and optimise that") if mode else self
-
-    def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        raise_missing("state_dict: save the original")
-
-    def _load_from_state_dict(self, *args: object) -> NoReturn:
-        raise_missing("load_state_dict: load into the original, and optimise that")
-
-    def save_pretrained(self, *args: object, **kwargs: object) -> NoReturn:
-        raise_missing("save_pretrained: save the original")

@@ -6,11 +6,11 @@ A holder is a module, a list, tuple or dict, or an object with attributes: a pip
 import copy
 from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 
-from bertlite.inference.model import raise_missing
+from bertlite.inference.model import refuse_saving
 
 DEPTH = 4  # levels of objects to search: a component of Haystack holds a backend, which holds a model
 LEAVES = (type, FunctionType, BuiltinFunctionType, ModuleType, Tensor, str, bytes, int, float, type(None))
@@ -114,7 +114,3 @@ def refuse_saving_(copied: object, names: tuple[str, ...]) -> None:
     for name in names:
         if callable(getattr(type(copied), name, None)):
             object.__setattr__(copied, name, refuse_saving)
-
-
-def refuse_saving(*args: object, **options: object) -> NoReturn:
-    raise_missing("save_pretrained: save the original")
