@@ -9,7 +9,8 @@ from functools import partial
 from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from types import NoneType, UnionType
+from typing import Any, ClassVar, NoReturn, get_args, get_origin
 
 import torch
 from torch import nn
@@ -52,20 +53,8 @@ SIZES = (  # a checkpoint must state these, as defaults fit only bert-base
 )
 LARGEST = {"num_hidden_layers": 2**12, "num_labels": 2**20}  # for things that are made one by one
 LARGEST_SIZE = 2**28  # then the number of elements of a matrix does not overflow
-FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "an integer"),
-    int | None: ((int, type(None)), "an integer or null"),
-    float: ((int, float), "a number"),
-    float | None: ((int, float, type(None)), "a number or null"),
-    str: ((str,), "a string"),
-    str | None: ((str, type(None)), "a string or null"),
-    Mapping[int, str]: ((Mapping,), "a mapping"),
-    Mapping[str, int]: ((Mapping,), "a mapping"),
-    Mapping[str, Any]: ((Mapping,), "a mapping"),
-    **dict.fromkeys((list | None, list[int] | None, list[str] | None), ((list, type(None)), "a list or null")),
-    list | str | None: ((list, str, type(None)), "a list, a string or null"),
-}
+IN_WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+IN_WORDS |= {list: "a list", Mapping: "a mapping", NoneType: "null"}
 PRUNED = {"pruned_heads", "pruned_neurons"}
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
 OWN_FIELDS = (  # only bertlite has them
@@ -184,7 +173,8 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            check_type(each.name, getattr(self, each.name), each.type, each.default)
+            if each.name not in PRUNED:  # `normalise_units` names their form
+                check_type(each.name, getattr(self, each.name), each.type, each.default)
         self._set(hidden_act=self.hidden_act.rpartition("bertlite:")[2])
         check_values(self)
         self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
@@ -324,9 +314,11 @@ BertConfig.__setattr__ = BertConfig.__delattr__ = refuse_to_change  # type: igno
 
 def check_type(name: str, value: Any, kind: Any, default: Any = ()) -> None:
     """Raise ValueError if the value of a field has the wrong type; None is allowed if it is the default."""
-    kinds, wanted = FIELD_TYPES.get(kind, ((object,), ""))
-    fits = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+    kinds = [get_origin(each) or each for each in (get_args(kind) if isinstance(kind, UnionType) else [kind])]
+    allowed = (*kinds, int) if float in kinds else tuple(kinds)
+    fits = isinstance(value, allowed) and (bool in kinds or not isinstance(value, bool))
     if not fits and not (value is None and default is None):
+        wanted = " or ".join(IN_WORDS[each] for each in kinds)
         raise ValueError(f"{name} is {value!r}, a {type(value).__name__}; it must be {wanted}")
 
 
