@@ -46,6 +46,7 @@ class Part:
 
     compute: Any
     layer_context: Any
+    call: Any  # (part, x, inputs): call a part that is not ours as transformers does
     order: tuple[str, ...]  # the arguments of transformers' forward after the hidden states
     keywords: tuple[str, ...] = ()  # more of them, which are not positional
 
@@ -83,10 +84,6 @@ class Part:
     def run_part(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
         """Run a part of this part, ours or not."""
         return part(x, inputs=inputs) if gets_context(part, inputs, x) else self.call(part, x, inputs)
-
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerContext) -> Any:
-        """Call a part that is not ours as transformers does."""
-        raise NotImplementedError
 
 
 class EitherAttention(Part):
@@ -187,6 +184,7 @@ class LayerOrEncoder(Part):
 class Layer(LayerOrEncoder, modules.BertLayer, WithoutStock, stock.BertLayer):
     """A layer for which transformers turns checkpointing on and off, in the way of its version."""
 
+    make_attention: Any  # (config, layer_idx, cross)
     feed_forward_chunk: Any  # as in transformers' class, for code that replaces it
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
@@ -201,9 +199,6 @@ class Layer(LayerOrEncoder, modules.BertLayer, WithoutStock, stock.BertLayer):
         width = config.intermediate_size if layer_idx is None else len(kept_neurons(config, layer_idx))
         self.intermediate = BertIntermediate(config, width)
         self.output = BertOutput(config, width)
-
-    def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
-        raise NotImplementedError
 
     def run_attention(self, attention: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
         x, weights = self.run_part(attention, x, inputs)
