@@ -1,7 +1,7 @@
 """Compare tensors with a model's: every fault is listed, with the way out."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -223,9 +223,8 @@ def stored_dtype(state: State, wanted: State) -> tuple[torch.dtype, list[str]]:
     return next(iter(kinds), default), [f"it has several dtypes, {listed}: pass dtype="] if len(kinds) > 1 else []
 
 
-def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return DTYPES[dtype]
-    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
-        return dtype
-    raise ValueError(f"dtype is {dtype!r}; have: {', '.join(DTYPES)}, or None for the file's own")
+def parse_dtype(dtype: torch.dtype | str | None, names: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype | None:
+    """Return the dtype with a name; raise ValueError if there is none.  None is the file's or the model's own."""
+    if dtype is not None and dtype not in [*names, *names.values()]:
+        raise ValueError(f"dtype is {dtype!r}; have: {', '.join(names)}, or None for its own")
+    return names[dtype] if isinstance(dtype, str) else dtype

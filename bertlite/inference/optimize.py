@@ -5,7 +5,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
-from bertlite.checkpoint.checks import DTYPES
+from bertlite.checkpoint.checks import DTYPES, parse_dtype
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import check_known
 from bertlite.inference.checks import ComputeDtype, check_unaltered, refuse_optimised
@@ -188,7 +188,4 @@ def parse_compute_dtype(dtype: ComputeDtype | None) -> ComputeDtype | None:
     Raises:
         ValueError: there is no such dtype.
     """
-    names: dict[str, ComputeDtype] = {**DTYPES, "int8": torch.int8}
-    if dtype is not None and dtype not in [*names, *names.values()]:
-        raise ValueError(f"dtype is {dtype!r}; have: {', '.join(names)}")
-    return names[dtype] if isinstance(dtype, str) else dtype
+    return parse_dtype(dtype, {**DTYPES, "int8": torch.int8})
