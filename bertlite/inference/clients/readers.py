@@ -30,6 +30,22 @@ HEADS: dict[str, Role] = {  # without those that have padding computed
     for name, head in heads.HEADS.items()
     if not head.padding_reader
 }
+ST = "sentence_transformers"
+OTHERS: dict[tuple[str, Role], str] = {  # {(library, role): names of classes}
+    ("transformers", "ends"): "TextClassificationPipeline ZeroShotClassificationPipeline TokenClassificationPipeline"
+    " FillMaskPipeline",
+    (ST, "holds"): "SentenceTransformer SparseEncoder CrossEncoder Router Transformer MLMTransformer",
+    # A SparseAutoEncoder reads only the pooled vector.
+    (ST, "each"): "Dense Normalize Dropout LayerNorm WeightedLayerPooling WordWeights SparseAutoEncoder",
+    (ST, "pools"): "Pooling SpladePooling",
+    ("flair", "ends"): "TransformerDocumentEmbeddings TransformerWordEmbeddings",
+    ("gliner", "each"): "Transformer",
+    ("gliner", "holds"): "Encoder BiEncoder",
+    # They take the words and the labels out of the positions.
+    ("gliner", "ends"): "UniEncoderSpanModel UniEncoderTokenModel BiEncoderSpanModel BiEncoderTokenModel",
+    ("torch", "holds"): "ModuleDict ModuleList Sequential",
+    ("builtins", "holds"): "dict list tuple",
+}
 KNOWN: dict[tuple[str, str], Role] = {
     **{
         (library, family + head): role
@@ -39,33 +55,7 @@ KNOWN: dict[tuple[str, str], Role] = {
         if (family, head) != ("Electra", "ForMultipleChoice")  # its summary may be a mean of all positions
     },
     **{("bertlite", name): "each" for name, head in heads.HEADS.items() if head.padding_reader},
-    **{
-        ("transformers", f"{task}Pipeline"): "ends"
-        for task in ("TextClassification", "ZeroShotClassification", "TokenClassification", "FillMask")
-    },
-    **{
-        ("sentence_transformers", name): "holds"
-        for name in ("SentenceTransformer", "SparseEncoder", "CrossEncoder", "Router", "Transformer", "MLMTransformer")
-    },
-    **{
-        ("sentence_transformers", name): "each"
-        for name in (
-            *("Dense", "Normalize", "Dropout", "LayerNorm", "WeightedLayerPooling", "WordWeights"),
-            "SparseAutoEncoder",  # it reads only the pooled vector
-        )
-    },
-    ("sentence_transformers", "Pooling"): "pools",
-    ("sentence_transformers", "SpladePooling"): "pools",
-    **{("flair", f"Transformer{what}Embeddings"): "ends" for what in ("Document", "Word")},
-    ("gliner", "Transformer"): "each",
-    **{("gliner", name): "holds" for name in ("Encoder", "BiEncoder")},
-    **{
-        ("gliner", f"{way}Encoder{what}Model"): "ends"  # it takes the words and the labels out of the positions
-        for way in ("Uni", "Bi")
-        for what in ("Span", "Token")
-    },
-    **{("torch", name): "holds" for name in ("ModuleDict", "ModuleList", "Sequential")},
-    **{("builtins", name): "holds" for name in ("dict", "list", "tuple")},
+    **{(library, name): role for (library, role), names in OTHERS.items() for name in names.split()},
 }
 POINTWISE = (
     *("Linear", "Embedding", "LayerNorm", "Dropout", "Identity", "Sequential", "ModuleList"),
@@ -122,7 +112,7 @@ def reader_on(way: tuple[Any, ...], states: bool) -> str | None:
             if role is None:
                 return kind_of(part)
             pooled |= role == "pools" and not states
-            hidden |= pooled and library_of(part) == "sentence_transformers"  # few call its encoder by itself
+            hidden |= pooled and library_of(part) == ST  # few call its encoder by itself
         inner = holder
     return None
 
