@@ -112,6 +112,8 @@ def quiet() -> Iterator[None]:
 
 def write_onnx(graph: Graph, path: Path) -> None:
     """Write an ONNX file by torch.export; graphs of the older exporter (dynamo=False) compute wrong outputs."""
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
     sizes = {"length": torch.export.Dim("length", min=1, max=graph.longest)}
     axes = {i: sizes.get(name) or torch.export.Dim(name, min=1) for i, name in enumerate(graph.axes)}
 
@@ -127,23 +129,13 @@ def write_onnx(graph: Graph, path: Path) -> None:
             verbose=False,
         )
 
-        # One file holds up to 2 GB; larger weights lie next to it.
+        # The code location of each node names folders of this machine.
         assert program is not None
-        drop_traces_(program.model)
+        ClearMetadataAndDocStringPass()(program.model)
+
+        # One file holds up to 2 GB; larger weights lie next to it.
         size = sum(x.nbytes for x in graph.state_dict().values())
         program.save(path, external_data=size > PROTOBUF_LIMIT - HEADROOM)
-
-
-def drop_traces_(model: Any) -> None:
-    """Remove from an onnx_ir model the code location of each node, which names folders of this machine."""
-    for part in (model.graph, *model.functions.values()):
-        part.metadata_props.clear()
-        for node in part.all_nodes():
-            node.metadata_props.clear()
-            node.doc_string = None
-            for value in node.outputs:
-                value.metadata_props.clear()
-    model.metadata_props.clear()
 
 
 def load_onnx(path: Path) -> Forward:
