@@ -135,32 +135,22 @@ def optimize_for_inference(
     # Every other backend computes what plain modules would.
     check_unaltered(model)
     check_dtype(dtype, model.device)
-    if backend == GRAPHS:
-        copied = plain_copy(model, dtype)
-        use_graphs_(copied)
-        return finished(model, copied, GRAPHS, dtype, skip_padding, verify)
 
     # With "auto" the kernels may be missing or slower; whoever needs them gets an error instead of another backend.
     required = backend == "native" or dtype == torch.int8 or reproducible
-    kernels = require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype)
-    if kernels is None:
-        return finished(model, plain_copy(model, dtype), PLAIN, dtype, skip_padding, verify)
-    return finished(model, native_copy(model, dtype, kernels, sample), "native", dtype, skip_padding, verify)
+    if backend == GRAPHS:
+        copied = plain_copy(model, dtype)
+        use_graphs_(copied)
+    elif kernels := require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype):
+        backend, copied = "native", native_copy(model, dtype, kernels, sample)
+    else:
+        backend, copied = PLAIN, plain_copy(model, dtype)
 
-
-def finished(
-    model: BertPreTrainedModel,
-    copied: BertPreTrainedModel,
-    backend: str,
-    dtype: ComputeDtype,
-    skip_padding: bool | None,
-    verify: bool,
-) -> InferenceModel:
-    """Return the optimised copy of a model; it computes padding that its head reads, and is compared if asked for."""
+    # The copy computes padding that its head reads.
     reader = reader_of(model, model.base_model)
     if backend != PLAIN and skip_padding is None and reader is not None:
         skip_padding = False
-        warn_of(type(model).__name__, reader, stacklevel=3)
+        warn_of(type(model).__name__, reader, stacklevel=2)
     quick = InferenceModel(copied, backend, dtype, skip_padding)
     if verify:
         verify_model(model, quick)
