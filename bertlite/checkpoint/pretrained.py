@@ -81,8 +81,7 @@ class Pretrained:
         options = {} if add_pooling_layer is None else {"add_pooling_layer": add_pooling_layer}
         place = Source.of(source, revision, subfolder, variant, cache_dir, token, local_files_only)
         overrides = {"attn_implementation": attn_implementation, **overrides}
-        model: Self = load_model(cast(Any, cls), place, options, overrides, dtype, device)
-        return model
+        return load_model(cast(Any, cls), place, options, overrides, dtype, device)
 
     @checked
     def save_pretrained(self: LoadableModel, folder: str | PathLike[str], **habits: Never) -> None:

@@ -255,8 +255,7 @@ class Embedder(VectorSettings):
             ValueError: a text holds half of a surrogate pair.
         """
         if isinstance(texts, str):
-            vector: Floats = self.encode([texts])[0]
-            return vector
+            return self.encode([texts])[0]
         texts = check_texts(texts)
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         costs = [min(1 + len(text) // CHARACTERS_PER_TOKEN, self.longest) for text in texts]

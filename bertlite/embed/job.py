@@ -281,8 +281,7 @@ def manifest_of_shards(folder: Path) -> Manifest | None:
     for path in sorted(folder.glob("part-*.parquet")):
         with suppress(pa.ArrowInvalid, OSError):  # `is_finished` names a damaged shard
             if found := (pq.read_metadata(path).metadata or {}).get(IN_SHARD):
-                manifest: Manifest = json.loads(found)
-                return manifest
+                return json.loads(found)
     return None
 
 

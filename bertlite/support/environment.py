@@ -49,8 +49,7 @@ def commit_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Older records and runs have it outside the environment.
     """
-    found: dict[str, Any] | None = record.get("environment", {}).get("git") or record.get("git")
-    return found
+    return record.get("environment", {}).get("git") or record.get("git")
 
 
 # variables that keep torch, oneDNN, MKL and the native kernels from a processor's newer instructions

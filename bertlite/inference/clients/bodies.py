@@ -404,8 +404,7 @@ class OptimizedBody(RunsOnly):
         return SimpleNamespace(word_embeddings=nn.Embedding.from_pretrained(words.to(self.dtype)))
 
     def get_input_embeddings(self) -> nn.Embedding:
-        words: nn.Embedding = self.embeddings.word_embeddings
-        return words
+        return self.embeddings.word_embeddings
 
     def may_skip_padding(self) -> bool:
         """Return False: heads of bertlite.hf get every token."""

@@ -84,6 +84,5 @@ def pool_features(part: Any, names: tuple[str, ...], features: dict[str, Any]) -
         or not features.keys().isdisjoint(("cls_token_embeddings", "token_weights_sum"))
         or (mask.sum(1) <= skip).any()
     ):
-        found: dict[str, Any] = type(part).forward(part, features)
-        return found
+        return type(part).forward(part, features)
     return {**features, VECTOR: pool_states(states, mask, names, skip).to(states.dtype)}
