@@ -169,6 +169,7 @@ class BertConfig:
     attn_implementation: str = "auto"
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    model_type: ClassVar[str] = "bert"
     read: ClassVar[Callable[..., "BertConfig"]]  # reads a checkpoint's; bertlite.checkpoint.families sets it
 
     def __post_init__(self) -> None:
@@ -183,10 +184,6 @@ class BertConfig:
         )
         self._set(extra=dict(self.extra))
         self._set_labels()
-
-    @property
-    def model_type(self) -> str:
-        return "bert"
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
