@@ -24,7 +24,7 @@ import numpy as np
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.settings import EmbedSettings, compared
-from bertlite.support.files import check_is_folder, naming, sha256, write_json
+from bertlite.support.files import check_is_folder, naming, read_json_object, sha256, write_json
 from bertlite.support.progress import Progress
 from bertlite.support.rows import ID, TEXT, Table, format_of, import_pyarrow, read_rows
 
@@ -291,13 +291,11 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         ValueError: the file is damaged, or was not written by bertlite embed.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): remove its folder and embed again") from None
-    if not isinstance(values, dict) or values.get("what") != "bertlite embed":
-        raise ValueError(f"{path} was not written by bertlite embed: choose another --out folder")
-    return values
+    with suppress(ValueError):
+        values = read_json_object(path)
+        if values.get("what") == "bertlite embed":
+            return values
+    raise ValueError(f"{path} is damaged, or not of bertlite embed: choose another --out folder, or remove this one")
 
 
 def identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
