@@ -1,5 +1,7 @@
 """bertlite as a drop-in for transformers' BERT: `from bertlite.hf import BertModel`, on transformers 4.57 and 5.x."""
 
+from typing import TYPE_CHECKING
+
 try:
     from transformers import BertConfig as BertConfig
     from transformers import BertTokenizer as BertTokenizer
@@ -44,3 +46,6 @@ BertAttention = layers.BertAttention
 BertEncoder = layers.BertEncoder
 BertLayer = layers.BertLayer
 BertSelfAttention = layers.BertSelfAttention
+
+if not TYPE_CHECKING:  # for `import *`, which would take the modules of this folder too
+    __all__ = [name for name, each in vars().items() if callable(each)]
