@@ -45,7 +45,8 @@ class Resizable:
         Old positions keep their embeddings, so that outputs for texts that fitted before do not change.  New ones
         repeat them from the first on, as in Longformer (Beltagy et al. 2020, arXiv:2004.05150, section 5).  With
         relative positions a new distance starts as a copy of the largest old one.  Train them before use.
-        Disentangled positions do not change: they have their own limit, `max_relative_positions`.
+        Rotary positions have no embeddings: only the limit changes.  Disentangled positions do not change: they have
+        their own limit, `max_relative_positions`.
         Parameters are replaced: make the optimizer afterwards.
 
         A tokenizer truncates at its own `model_max_length`: set it too, and save the tokenizer.
@@ -66,7 +67,7 @@ class Resizable:
         relative = [
             layer.attention.self
             for layer in layers_of(self)
-            if not POSITIONS[layer.attention.self.position_embedding_type].in_embeddings
+            if not (kind := POSITIONS[layer.attention.self.position_embedding_type]).in_embeddings and kind.in_scores
         ]
 
         # All tables are checked before the first one changes.

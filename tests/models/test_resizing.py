@@ -131,7 +131,9 @@ def test_wrapped_tables_are_refused_before_anything_changes() -> None:
 # Positions
 
 
-@pytest.mark.parametrize("kind", ["absolute", "relative_key", "relative_key_query", "disentangled"])
+@pytest.mark.parametrize(
+    "kind", ["absolute", "relative_key", "relative_key_query", "bucketed", "disentangled", "rotary"]
+)
 def test_longer_texts_fit_and_short_ones_give_what_they_gave(kind: str, tmp_path: Path) -> None:
     model, before = (make(position_embedding_type=kind) for _ in range(2))
     model.resize_position_embeddings(2 * P + 9)
