@@ -347,6 +347,16 @@ def test_a_command_that_must_write_says_so(capsys):
     assert "caf\\udce9 is not UTF-8" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("inspect", ""), ("evaluate", "model", "--dev", "x.csv", "--against", ""), ("embed", "m", "", "--out", "o")],
+)
+def test_an_empty_path_is_named(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*words]) == 2
+    assert "the path of an input is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("leaf", [name for name, each in LEAVES.items() if each.get_default("asked").needs])
 def test_a_file_where_a_folder_is_to_be_written_is_named_before_the_work(leaf, tmp_path, capsys):
     command = LEAVES[leaf]

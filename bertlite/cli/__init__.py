@@ -114,6 +114,8 @@ def run_command(args: argparse.Namespace) -> int:
     # Nothing may be lost: neither a file that is read, nor hours of work because a path cannot be written.
     read = [getattr(args, action.dest) for action in args.parser._actions if action.metavar in PATHS]
     inputs = [path for each in read for path in (each if isinstance(each, list) else [each])]
+    if "" in inputs:
+        raise ValueError("the path of an input is empty: name one; perhaps a variable of the shell is not set")
     for kind, path in args.out.items():
         check_writable(kind, path)
         if kind != FOLDER:  # the command itself checks its folder
