@@ -5,6 +5,8 @@ from typing import Any
 
 INT8 = 'optimize_for_inference(model, dtype="int8") quantises a loaded model'
 ENCODE = "call the tokenizer itself, with a text or a list of texts"
+ENCODINGS = "batch.encodings[i] has offsets, word_ids, overflowing, special_tokens_mask and more"
+RUST = "tokenizer.backend_tokenizer, the Rust one, can do it"
 AUTO = "name the class, or let bertlite.hf.register() make transformers' AutoModel give bertlite's models"
 HABITS = {  # {argument or attribute: the way to it here}
     "prune_to_macs": "it is bertlite.pruning.prune_layerwise",
@@ -31,6 +33,10 @@ HABITS = {  # {argument or attribute: the way to it here}
     "encode_plus": ENCODE,
     "batch_encode_plus": ENCODE,
     "pad": "pad while you encode: tokenizer(texts, padding=True)",
+    **dict.fromkeys(("return_offsets_mapping", "return_special_tokens_mask", "return_overflowing_tokens"), ENCODINGS),
+    **dict.fromkeys(("word_ids", "sequence_ids", "char_to_token", "token_to_chars"), ENCODINGS),
+    **dict.fromkeys(("stride", "pad_to_multiple_of", "num_special_tokens_to_add"), RUST),
+    "add_special_tokens": "tokenizer.add_tokens(tokens, special_tokens=True) does it",
     "generate": "bertlite.hf.BertLMHeadModel has it, and loads the same checkpoints",
 }
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 
+from bertlite.support.habits import habit_hint
+
 if TYPE_CHECKING:
     from numpy import integer
     from numpy.typing import NDArray
@@ -46,7 +48,8 @@ class BatchEncoding(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"this encoding has no {name}; it has {', '.join(self) or 'nothing'}") from None
+            own = ", ".join(self) or "nothing"
+            raise AttributeError(f"this encoding has no {name}; it has {own}{habit_hint(name)}") from None
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Self:
         """Move the tensors to a device, in place, and return this encoding."""

@@ -15,12 +15,12 @@ from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 
 from bertlite.checkpoint.files import Source, first_existing
 from bertlite.checkpoint.hub import push_folder
 from bertlite.runtime.processing import Processing
-from bertlite.support.habits import check_habits, habit_hint
+from bertlite.support.habits import check_habits, habit_hint, refuse_others
 from bertlite.support.kinds import checked
 from bertlite.tokenizer import encoding, files
 from bertlite.tokenizer.encoding import BatchEncoding, Ids, Text, look_up, to_lists
@@ -254,6 +254,7 @@ class BertTokenizer:
         return_tensors: str | None = None,
         return_token_type_ids: bool | None = None,
         return_attention_mask: bool | None = None,
+        **habits: Never,
     ) -> BatchEncoding:
         """Encode one text, a list of them, or pairs.
 
@@ -272,7 +273,9 @@ class BertTokenizer:
 
         Raises:
             ValueError: texts, a strategy or a max_length are not valid, or rows of unequal length cannot be a tensor.
+            TypeError: there is no such argument; the way to an argument of transformers is named.
         """
+        refuse_others("tokenizer", habits)
         texts, batched = encoding.read_texts(text, text_pair, is_split_into_words)
         strategy = look_up("truncation", truncation, encoding.TRUNCATION)
         target = look_up("padding", padding, encoding.PADDING)

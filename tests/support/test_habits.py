@@ -18,6 +18,7 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
 CALLS: dict[str, Callable[..., Any]] = {
     "a model's from_pretrained": lambda folder, **given: BertModel.from_pretrained(folder, **given),
     "a tokenizer's": lambda folder, **given: BertTokenizer.from_pretrained(folder, **given),
+    "a tokenizer": lambda folder, **given: BertTokenizer.from_pretrained(folder)("a", **given),
     "save_pretrained": lambda folder, **given: make().save_pretrained(folder, **given),
     "optimize_for_inference": lambda folder, **given: optimize_for_inference(make(), **given),
 }
@@ -40,6 +41,8 @@ def folder(tmp_path: Path) -> Path:
         ({"device_map": "auto"}, "device_map='auto' is an argument of transformers; here it is device="),
         ({"use_auth_token": True}, "use_auth_token=True is an argument of transformers; here it is token="),
         ({"trust_remote_code": True}, "trust_remote_code=True is .*; leave it out: no code of a checkpoint is run"),
+        ({"stride": 2}, r"stride=2 is .*; tokenizer\.backend_tokenizer, the Rust one"),
+        ({"return_offsets_mapping": True}, r"return_offsets_mapping=True is .*; batch\.encodings\[i\] has offsets"),
         ({"load_in_8bit": True}, r'load_in_8bit=True is .*; optimize_for_inference\(model, dtype="int8"\) quantises'),
     ],
 )
@@ -63,8 +66,10 @@ def test_a_name_of_transformers_names_the_way(folder):
         (bertlite, "AutoModel"),
         (bertlite, "KeyValueCache"),
         (BertTokenizer.from_pretrained(folder), "pad"),
+        (BertTokenizer.from_pretrained(folder), "add_special_tokens"),
+        (BertTokenizer.from_pretrained(folder)("a"), "word_ids"),
     ):
-        with pytest.raises(AttributeError, match=f"no .*'{name}'; {re.escape(HABITS[name])}"):
+        with pytest.raises(AttributeError, match=f"no .*{name}.*; {re.escape(HABITS[name])}"):
             getattr(thing, name)
 
 
