@@ -160,10 +160,14 @@ class PackedModel:
 
         Raises:
             TypeError: this folder is no encoder.
+            ValueError: the vectors have different numbers of elements.
         """
         self.require("similarity")
-        compare = SIMILARITIES[self.processing.similarity]
-        return compare(np.atleast_2d(one), np.atleast_2d(other))
+        # Products of 8-bit integers would overflow.
+        one, other = (np.atleast_2d(np.asarray(x, dtype=np.float32)) for x in (one, other))
+        if (width := one.shape[-1]) != (wanted := other.shape[-1]):
+            raise ValueError(f"vectors of {width} and of {wanted} numbers: encode both with the same model")
+        return SIMILARITIES[self.processing.similarity](one, other)
 
     @property
     def max_seq_length(self) -> int:

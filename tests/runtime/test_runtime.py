@@ -619,6 +619,10 @@ def test_similarities_are_those_of_sentence_transformers(name: str, sentences: P
     vectors = packed.encode(TEXTS)
     assert np.allclose(packed.similarity(vectors, vectors[:2]), whole.similarity(vectors, vectors[:2]), atol=1e-4)
     assert packed.similarity(vectors[0], vectors[1]).shape == (1, 1)
+    small = (vectors / np.abs(vectors).max() * 127).astype(np.int8)
+    assert np.array_equal(packed.similarity(small, small), packed.similarity(1.0 * small, 1.0 * small))
+    with pytest.raises(ValueError, match=r"vectors of 8 and of \d+ numbers"):
+        packed.similarity(vectors[:, :8], vectors)
 
 
 def test_vectors_of_no_texts_have_a_dimension(encoder: PackedModel) -> None:
