@@ -345,14 +345,12 @@ def find_model(model: str | PathLike[str], hub: Mapping[str, Any]) -> Checkpoint
     return each
 
 
-def to_texts(column: Any) -> str | list[str]:
-    """Return a column of texts (numpy, pandas, pyarrow or any sequence) as a list; a single text unchanged."""
-    if isinstance(column, str):
-        return column
+def to_texts(column: Any) -> Any:
+    """Return a column of numpy, pandas or pyarrow as a list, and anything else unchanged."""
     for method in ("to_pylist", "tolist"):
         if hasattr(column, method):
-            return list(getattr(column, method)())
-    return list(column)
+            return getattr(column, method)()
+    return column
 
 
 def replace_pooling_(model: Any, mode: str) -> None:

@@ -359,6 +359,10 @@ def test_settings_that_make_no_sense_are_refused(options, message, checkpoint):
 def test_what_is_no_text_is_refused(embedder):
     with pytest.raises(TypeError, match="text 1 is None; give a string"):
         embedder.encode(["a", None])
+    for wrong in (None, {"a", "b"}):  # a set has no order for its vectors
+        with pytest.raises(TypeError, match="texts is .*; give a list of texts"):
+            embedder(wrong)
+    assert embedder(np.str_("a film")).ndim == 1
 
 
 def test_without_sentence_transformers_it_says_how_to_install_it(checkpoint, monkeypatch):
