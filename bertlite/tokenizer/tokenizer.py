@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 
-from bertlite.checkpoint.files import Source, first_existing
+from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing
 from bertlite.checkpoint.hub import push_folder
 from bertlite.runtime.processing import Processing
 from bertlite.support.habits import check_habits, habit_hint, refuse_others
@@ -109,7 +109,8 @@ class BertTokenizer:
         `encode_texts` also follows sentence-transformers' files, which are read into `sentences`.
 
         Args:
-            source: a hub id, a folder, or a vocab.txt or tokenizer.json, whose folder has its settings.
+            source: a hub id, a folder, or a file: a vocab.txt or tokenizer.json, whose folder has its settings, or a model's
+                config.json or weights, whose folder has the tokenizer.
             revision, subfolder, cache_dir, token, local_files_only: as for `huggingface_hub`.
             settings: arguments of the constructor that replace the files'.
 
@@ -119,8 +120,9 @@ class BertTokenizer:
             TypeError: the constructor does not take a setting.
         """
         place = Source.of(source, revision, subfolder, None, cache_dir, token, local_files_only).place
-        named = [Path(source).name] if Path(source).expanduser().is_file() else ["tokenizer.json", "vocab.txt"]
-        found = first_existing(place, named)
+        path = Path(source).expanduser()
+        beside = not path.is_file() or path.name in CONFIG_FILES or path.suffix in (".safetensors", ".bin")
+        found = first_existing(place, ["tokenizer.json", "vocab.txt"] if beside else [path.name])
 
         # Wrong arguments are refused before a file is read.
         check_habits(settings)
