@@ -25,6 +25,15 @@ HABITS: dict[str, tuple[Any, str]] = {  # {argument of sentence-transformers: (t
     "num_workers": (0, THREADS),
     "chunk_size": (None, "batch_size= limits the texts that run at once"),
 }
+PROMPT = "encode(texts, prompt_name={!r}) does it, if the folder has that prompt"
+NAMES = {  # {method or attribute of sentence-transformers: the way to it here}
+    "encode_query": PROMPT.format("query"),
+    "encode_document": PROMPT.format("document"),
+    "get_sentence_embedding_dimension": "it is dimension",
+    "get_embedding_dimension": "it is dimension",
+    "prompts": "it is processing.prompts",
+    "tokenizer": "it is texts.tokenizer",
+}
 
 
 class RunOptions(TypedDict, total=False):

@@ -38,7 +38,7 @@ from .fields import (
     whole_number,
 )
 from .library import load_kernels
-from .options import Progress, RunOptions, check_options, print_progress
+from .options import NAMES, Progress, RunOptions, check_options, print_progress
 from .packed import FILE, OpenedFile, open_packed, read_packed
 from .pooling import POOLINGS, SIMILARITIES, normalize, pool
 from .processing import Processing
@@ -116,6 +116,10 @@ class PackedModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder, *self.made_with)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": {NAMES[name]}" if name in NAMES else ""
+        raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}")
 
     def encode(
         self,

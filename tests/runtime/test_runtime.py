@@ -35,6 +35,7 @@ from bertlite.inference.checks import MIXED, ComputeDtype
 from bertlite.runtime import PackedModel, load, tasks
 from bertlite.runtime.encoder import Encoder
 from bertlite.runtime.library import load_kernels
+from bertlite.runtime.options import NAMES
 from bertlite.runtime.packed import FILE, read_packed
 from bertlite.runtime.pooling import POOLINGS, SIMILARITIES
 from bertlite.runtime.tasks import available_processors
@@ -606,6 +607,12 @@ def test_arguments_of_sentence_transformers_that_change_nothing_are_taken(
     encoder.encode(TEXTS, batch_size=2, show_progress_bar=True, progress=lambda *done: counts.append(done))
     assert [total for _, total in counts] == [3, 3]
     assert capsys.readouterr().err.endswith("\r3 of 3 texts\n")
+
+
+def test_a_method_of_sentence_transformers_names_the_way(encoder: PackedModel) -> None:
+    for name in NAMES:
+        with pytest.raises(AttributeError, match=f"no '{name}': (it is|encode\\()"):
+            getattr(encoder, name)
 
 
 @pytest.mark.parametrize("name", SIMILARITIES)
