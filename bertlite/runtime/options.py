@@ -30,7 +30,6 @@ NAMES = {  # {method or attribute of sentence-transformers: the way to it here}
     "encode_query": PROMPT.format("query"),
     "encode_document": PROMPT.format("document"),
     "get_sentence_embedding_dimension": "it is dimension",
-    "get_embedding_dimension": "it is dimension",
     "prompts": "it is processing.prompts",
     "tokenizer": "it is texts.tokenizer",
 }

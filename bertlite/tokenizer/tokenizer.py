@@ -109,8 +109,8 @@ class BertTokenizer:
         `encode_texts` also follows sentence-transformers' files, which are read into `sentences`.
 
         Args:
-            source: a hub id, a folder, or a file: a vocab.txt or tokenizer.json, whose folder has its settings, or a model's
-                config.json or weights, whose folder has the tokenizer.
+            source: a hub id, a folder, or a vocab.txt or tokenizer.json, whose folder has its settings.  For a model's
+                config.json or weights it is the tokenizer in their folder.
             revision, subfolder, cache_dir, token, local_files_only: as for `huggingface_hub`.
             settings: arguments of the constructor that replace the files'.
 

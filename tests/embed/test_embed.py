@@ -360,7 +360,7 @@ def test_what_is_no_text_is_refused(embedder):
     with pytest.raises(TypeError, match="text 1 is None; give a string"):
         embedder.encode(["a", None])
     for wrong in (None, {"a", "b"}):  # a set has no order for its vectors
-        with pytest.raises(TypeError, match="texts is .*; give a list of texts"):
+        with pytest.raises(TypeError, match=r"texts is .*; give a list of texts"):
             embedder(wrong)
     assert embedder(np.str_("a film")).ndim == 1
 
