@@ -359,7 +359,7 @@ def compile_once(wanted: InstructionSet, path: Path) -> None:
         os.close(lock)
 
 
-def compile_kernels(wanted: InstructionSet, path: Path) -> None:
+def compile_kernels(wanted: InstructionSet, path: Path, sources: Path = SOURCES) -> None:
     """Compile the kernels to a path, which appears when they are complete."""
     import subprocess
     import tempfile
@@ -370,7 +370,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
     # The library is built next to its place and moved there when it is complete, so no process loads half of one.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
-        command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), "-o", str(built)]
+        command = [*compiler, *FLAGS, *wanted.flags, str(sources / MAIN), "-o", str(built)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:

@@ -7,6 +7,8 @@ Times are of layers of bert-base's shape, in every dtype.  A ratio above 1 says 
 """
 
 import argparse
+import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +24,7 @@ from bertlite import BertConfig, BertModel, optimize_for_inference
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.conversion import native_copy
-from bertlite.runtime.library import (
-    AVX2,
-    InstructionSet,
-    compile_kernels,
-    usable_sets,
-)
+from bertlite.runtime.library import AVX2, SOURCES, InstructionSet, compile_kernels, usable_sets
 from bertlite.runtime.structs import Kernels
 from bertlite.support.environment import environment
 from bertlite.support.files import write_json
@@ -35,25 +32,25 @@ from bertlite.support.timing import alternate, check_rounds, with_spread
 from scripts.measure.speed.rounds import summary
 
 AS_IT_IS = "as it is"
-STEPS = {  # what is changed: a flag of the compiler
-    "weights are not fetched ahead": "-DBERTLITE_TILES_AHEAD=0",
-    "what a product goes to is not fetched ahead": "-DBERTLITE_FETCHES_TARGETS=0",
-    "outputs are never shared out": "-DBERTLITE_FEW_TOKENS=0",
-    "outputs are shared out up to 256 tokens for each thread": "-DBERTLITE_FEW_TOKENS=256",
-    "32 tokens at a time": "-DBERTLITE_TOKENS=32",
-    "64 tokens at a time": "-DBERTLITE_TOKENS=64",
-    "256 tokens at a time": "-DBERTLITE_TOKENS=256",
-    "threads never take whole sequences": "-DBERTLITE_WHOLE_SEQUENCES=0",
-    "threads take whole sequences where they can": "-DBERTLITE_WHOLE_SEQUENCES=1",
+STEPS = {  # {title: another value of a constant of the kernels, or a flag of the compiler}
+    "weights are not fetched ahead": "TILES_AHEAD = 0",
+    "what a product goes to is not fetched ahead": "FETCHES_TARGETS = 0",
+    "outputs are never shared out": "FEW_TOKENS = 0",
+    "outputs are shared out up to 256 tokens for each thread": "FEW_TOKENS = 256",
+    "32 tokens at a time": "TOKENS = 32",
+    "64 tokens at a time": "TOKENS = 64",
+    "256 tokens at a time": "TOKENS = 256",
+    "threads never take whole sequences": "WHOLE_SEQUENCES = 0",
+    "threads take whole sequences where they can": "WHOLE_SEQUENCES = 1",
 }
 AVX2_STEPS = {  # where a block of a weight stays in the first cache
-    "long weights are not multiplied in parts": "-DBERTLITE_WORDS_AT_ONCE=1000000",
-    "weights are fetched ahead by one row of tiles": "-DBERTLITE_TILES_AHEAD=1",
+    "long weights are not multiplied in parts": "WORDS_AT_ONCE = 1000000",
+    "weights are fetched ahead by one row of tiles": "TILES_AHEAD = 1",
     "loops are aligned by chance": "-fno-align-loops",
 }
 AMX_STEPS = {  # where bfloat16 takes some neurons at a time
-    "768 neurons at a time": "-DBERTLITE_NEURONS=768",
-    "all neurons at a time": "-DBERTLITE_NEURONS=65536",
+    "768 neurons at a time": "NEURONS = BFLOAT16_ON_TILES<Kind> ? 768 : ALL",
+    "all neurons at a time": "NEURONS = ALL",
 }
 WORKS = {"1 x 16": (1, 16), "1 x 128": (1, 128), "8 x 128": (8, 128)}
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
@@ -90,16 +87,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextmanager
 def variants(chosen: InstructionSet) -> Iterator[Mapping[str, Kernels]]:
     """Compile the kernels of a set of instructions as they are and without each step."""
-    built: dict[str, InstructionSet] = {AS_IT_IS: chosen}
     steps = STEPS | (AVX2_STEPS if {*AVX2} <= {*chosen.flags} else {}) | (AMX_STEPS if chosen.name == "amx" else {})
-    built |= {step: replace(chosen, flags=(*chosen.flags, flag)) for step, flag in steps.items()}
     with tempfile.TemporaryDirectory() as folder:
         found = {}
-        for i, (name, wanted) in enumerate(built.items()):
-            path = Path(folder) / f"{i}.so"
-            compile_kernels(wanted, path)
+        for i, (name, change) in enumerate({AS_IT_IS: "", **steps}.items()):
+            sources, path = Path(folder) / f"{i}", Path(folder) / f"{i}.so"
+            shutil.copytree(SOURCES, sources)
+            if change.startswith("-"):
+                compile_kernels(replace(chosen, flags=(*chosen.flags, change)), path, sources)
+            else:
+                change_constant(sources, change)
+                compile_kernels(chosen, path, sources)
             found[name] = Kernels(str(path))
         yield found
+
+
+def change_constant(sources: Path, change: str) -> None:
+    """Give a constant of the kernels another value, such as "TOKENS = 32"; "" changes nothing."""
+    pattern, changed = rf"\b{change.partition(' = ')[0]} = [^,;]+", 0
+    for path in sources.iterdir() if change else ():
+        text, count = re.subn(pattern, change, path.read_text(encoding="utf-8"))
+        path.write_text(text, encoding="utf-8")
+        changed += count
+    if change and changed != 1:
+        raise ValueError(f"{change}: the kernels define it {changed} times, not once")
 
 
 def measure(

@@ -35,7 +35,8 @@ from scripts.measure.speed.roof import operations, weights
 
 DTYPES = ("float32", "bfloat16", "int8")
 MATMULS = ("queries, keys and values", "output", "up", "down")
-MOST_PHASES, MOST_THREADS = 64, 64  # of kernels/profile.h
+HEADER = Path(__file__).with_suffix(".h")
+MOST_PHASES, MOST_THREADS = 64, 64  # of that file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profiled.so"
         best = usable_sets()[0]
-        compile_kernels(replace(best, flags=(*best.flags, "-DBERTLITE_PROFILE")), path)
+        compile_kernels(replace(best, flags=(*best.flags, "-include", str(HEADER))), path)
         found = {dtype: measure(config, work, dtype, path, args.rounds) for dtype in args.dtypes}
     for dtype, threads in found.items():
         for thread, phases in threads.items():

@@ -133,20 +133,8 @@ using AttentionOf = std::conditional_t<IN_FLOATS<Kind, reproducible>, Float32, B
 template <class Kind>
 constexpr bool BFLOAT16_ON_TILES = BY_AMX<Kind> && std::is_same_v<Kind, BFloat16s>;
 
-// scripts/measure/native_steps.py compares these figures with others; its record is scripts/results/native_steps.json.
-#if !defined(BERTLITE_TOKENS)
-#define BERTLITE_TOKENS (BFLOAT16_ON_TILES<Kind> ? 256 : 128)
-#endif
-#if !defined(BERTLITE_NEURONS)
-#define BERTLITE_NEURONS 1536
-#endif
-#if !defined(BERTLITE_FEW_TOKENS)
-#define BERTLITE_FEW_TOKENS (BY_AMX<Kind> && !quantized ? 80 : 48)
-#endif
-#if !defined(BERTLITE_WHOLE_SEQUENCES)
-#define BERTLITE_WHOLE_SEQUENCES HAS_AMX
-#endif
-constexpr bool WHOLE_SEQUENCES = BERTLITE_WHOLE_SEQUENCES;  // whether threads may take whole sequences
+// scripts/measure/native_steps.py compares such figures with others; its record is scripts/results/native_steps.json.
+constexpr bool WHOLE_SEQUENCES = HAS_AMX;  // whether threads may take whole sequences
 constexpr Long TOKENS_SHARED = 4;  // tokens that a thread normalises or converts at a time, where threads share them
 constexpr Long PHASES = 9;         // of a layer, at most, and three more for each part of its neurons
 
@@ -157,11 +145,13 @@ class Encoder {
     // As they are packed.
     using Distances = std::conditional_t<IS_FLOAT32<Kind>, Float32, BFloat16Weights<HeadValue>>;
     static constexpr bool quantized = std::is_same_v<Kind, Int8>;  // each token with a scale of its own
-    static constexpr Long TOKENS = BERTLITE_TOKENS;  // that a thread takes through the second phase at a time
-    static constexpr Long FEW_TOKENS = BERTLITE_FEW_TOKENS;  // with fewer for each thread, threads share the outputs
+    // Tokens that a thread takes through the second phase at a time.
+    static constexpr Long TOKENS = BFLOAT16_ON_TILES<Kind> ? 256 : 128;
+    // With fewer tokens for each thread, threads share the outputs.
+    static constexpr Long FEW_TOKENS = BY_AMX<Kind> && !quantized ? 80 : 48;
     static constexpr Long ALL = LONG_MAX / 128 * 64;
     static constexpr Long EMBEDDINGS = -1;  // the layer before the first: without layers, the last one
-    static constexpr Long NEURONS = BFLOAT16_ON_TILES<Kind> ? BERTLITE_NEURONS : ALL;  // multiplied again at a time
+    static constexpr Long NEURONS = BFLOAT16_ON_TILES<Kind> ? 1536 : ALL;  // multiplied again at a time
     static_assert(NEURONS % GROUP == 0);
     // A pooler of float32 behind layers of another dtype is computed as a linear layer on its own is.
     static constexpr bool POOLS_IN_PARTS =

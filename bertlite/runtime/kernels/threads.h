@@ -14,7 +14,6 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include "profile.h"
 #include "vectors.h"
 
 namespace bertlite {

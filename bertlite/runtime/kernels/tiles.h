@@ -9,7 +9,6 @@
 #include <climits>
 #include <type_traits>
 
-#include "profile.h"
 #include "vectors.h"
 
 namespace bertlite {
@@ -21,18 +20,9 @@ constexpr Long BLOCK = VECTORS_AT_ONCE * LANES;  // outputs in a block of a weig
 constexpr Long GROUP = 64;  // outputs that a thread takes at a time; a weight is padded to a multiple of it
 constexpr bool NARROW = BLOCK < GROUP;  // whether a block, or a part of it, stays in the first cache
 
-#if !defined(BERTLITE_TILES_AHEAD)
-#define BERTLITE_TILES_AHEAD (NARROW ? 4 : 2)
-#endif
-#if !defined(BERTLITE_FETCHES_TARGETS)
-#define BERTLITE_FETCHES_TARGETS 1
-#endif
-#if !defined(BERTLITE_WORDS_AT_ONCE)
-#define BERTLITE_WORDS_AT_ONCE 384
-#endif
-// how many rows of tiles prefetch the weights that are needed next; a power of two
-constexpr Long TILES_AHEAD = BERTLITE_TILES_AHEAD;
-constexpr bool FETCHES_TARGETS = BERTLITE_FETCHES_TARGETS;  // whether a tile's target is prefetched
+// scripts/measure/native_steps.py compares these figures, and some of encoder.h, with others.
+constexpr Long TILES_AHEAD = NARROW ? 4 : 2;  // rows of tiles that prefetch the next weights; a power of two
+constexpr bool FETCHES_TARGETS = true;        // whether a tile's target is prefetched
 
 constexpr Long divide_up(Long n, Long by) { return (n + by - 1) / by; }
 constexpr Long round_up(Long n, Long to) { return divide_up(n, to) * to; }
@@ -243,7 +233,7 @@ constexpr InPlace in_place;
 
 // So many words of a narrow block, a multiple of WORDS_SUMMED, stay in the first cache until all rows have been
 // multiplied by them.  A longer block is multiplied in parts, and the sums of so many rows wait meanwhile.
-constexpr Long WORDS_AT_ONCE = BERTLITE_WORDS_AT_ONCE, ROWS_AT_ONCE = 128;
+constexpr Long WORDS_AT_ONCE = 384, ROWS_AT_ONCE = 128;
 
 // Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES. Add `start`, one number
 // for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called with the

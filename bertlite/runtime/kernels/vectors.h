@@ -19,6 +19,11 @@
 #include <arm_neon.h>
 #endif
 
+// Names what the rest of a block does; scripts/measure/phases.h counts its time.
+#if !defined(BERTLITE_PHASE)
+#define BERTLITE_PHASE(name) static_cast<void>(0)
+#endif
+
 namespace bertlite {
 
 using Long = int64_t;  // `long` has 32 bits on Windows

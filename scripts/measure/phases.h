@@ -1,7 +1,6 @@
-// The time of each phase and thread, in a build with -DBERTLITE_PROFILE (scripts/measure/phases.py); else nothing.
+// The time of each phase and thread; phases.py includes it before the kernels.
 #pragma once
 
-#if defined(BERTLITE_PROFILE)
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -62,6 +61,3 @@ __attribute__((visibility("default"), used)) inline uint64_t bertlite_time(int64
 #define BERTLITE_PHASE(name)                                \
     static const int phase_ = bertlite::phase_number(name); \
     const bertlite::Timed timed_(phase_)
-#else
-#define BERTLITE_PHASE(name) static_cast<void>(0)
-#endif
