@@ -48,8 +48,7 @@ class Backend:
 
     name: str
     kernel: Callable[..., Any]  # as `eager` or, if it packs, as `grouped`
-    packs: bool = False  # padding is left out
-    gives_weights: bool = True
+    packs: bool = False  # padding is left out, and no weights are given
     gives_dropped_weights: bool = False  # the weights after dropout, from which the context was computed
     missing: Callable[[Requirements], str | None] | None = None  # names another requirement that is missing
 
@@ -424,8 +423,8 @@ BACKENDS = {
     for backend in (
         Backend("eager", eager, gives_dropped_weights=True),
         Backend("sdpa", sdpa),
-        Backend("packed", grouped, packs=True, gives_weights=False),
-        Backend("varlen", varlen, packs=True, gives_weights=False, missing=missing_for_varlen),
+        Backend("packed", grouped, packs=True),
+        Backend("varlen", varlen, packs=True, missing=missing_for_varlen),
     )
 }
 PACKING = frozenset(name for name, backend in BACKENDS.items() if backend.packs)  # they leave padding out
@@ -452,7 +451,7 @@ def select(name: str, needs: Requirements) -> Backend:
     if name not in BACKENDS:
         check_attention_name(name)
     backend = BACKENDS[name]
-    if needs.weights and not backend.gives_weights:
+    if needs.weights and backend.packs:
         raise ValueError(f"backend {name!r} cannot give attentions; use 'eager' or 'auto'")
     if needs.weights and needs.dropout and not backend.gives_dropped_weights:
         raise ValueError(

@@ -21,10 +21,6 @@ from torch import Tensor
 from bertlite.config import POSITIONS, BertConfig, embeds_size, kept_heads
 from bertlite.support import torch_private
 
-TENSORS = (
-    *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "head_mask"),
-    *("encoder_hidden_states", "encoder_attention_mask", "cu_seqlens"),
-)
 INDICES = (torch.int64, torch.int32)
 
 
@@ -67,6 +63,9 @@ class ForwardArgs:
         if given is not None or ids is None:
             return None if given is None else given - first_position(config)
         return count_positions(ids, config, past, None if self.cu_seqlens is None else self.lengths)
+
+
+TENSORS = [name for name, kind in ForwardArgs.__annotations__.items() if kind == Tensor | None]
 
 
 def count_positions(ids: Tensor, config: Any, past: int = 0, lengths: Sequence[int] | None = None) -> Tensor:
@@ -415,10 +414,7 @@ def read_gates(head_mask: Tensor, config: BertConfig, batch: int, length: int, d
         gate = gate[:, None, None]
     elif gate.dim() == 3 and shape in ((layers, 1, heads), (layers, batch, heads)):
         gate = gate[:, :, None]
-    elif gate.dim() == 5 and all(
-        have == want or (have == 1 and i not in (0, 2))
-        for i, (have, want) in enumerate(zip(shape, (layers, batch, heads, length, 1), strict=True))
-    ):
+    elif gate.dim() == 5 and shape[:3:2] == (layers, heads) and broadcasts(shape, (layers, batch, heads, length, 1)):
         # The form of transformers has two more axes.
         gate = gate[..., 0].transpose(2, 3)
     else:

@@ -118,4 +118,4 @@ def missing_for_short(needs: Requirements, longest: int) -> str | None:
     return "it has no dropout" if needs.dropout else None
 
 
-SHORT = Backend("short", attend_short, packs=True, gives_weights=False)
+SHORT = Backend("short", attend_short, packs=True)
