@@ -142,7 +142,11 @@ class HeadBody(Body, Generic[Out]):
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Return {name of the labels: shape of their logits} for inputs of a shape, (B, S)."""
-        return {"labels": (*shape, self.config.num_labels)}
+        return {"labels": (*(shape if self.needs_tokens else shape[:1]), self.classes(self.config))}
+
+    def classes(self, config: BertConfig) -> int:
+        """Return the number of logits of a label."""
+        return config.num_labels
 
     def check_labels(self, labels: Mapping[str, Any], shape: tuple[int, ...]) -> None:
         """Check that labels fit the loss, without running the model.
@@ -227,8 +231,8 @@ class LanguageModelBody(HeadBody[Out]):
         self.cls.predictions.decoder = decoder
         self.cls.predictions.bias = decoder.bias
 
-    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        return {"labels": (*shape, self.config.vocab_size)}
+    def classes(self, config: BertConfig) -> int:
+        return config.vocab_size
 
 
 class ClassifierBody(HeadBody[Out]):
@@ -242,10 +246,6 @@ class ClassifierBody(HeadBody[Out]):
         self.dropout = nn.Dropout(rate)
         self.head = head_of_tokens(config) if self.needs_tokens else None
         self.classifier = nn.Linear(config.hidden_size, self.classes(config))
-
-    def classes(self, config: BertConfig) -> int:
-        """Return the number of outputs of the linear layer."""
-        return config.num_labels
 
     def logits(self, encoded: EncoderOutput) -> Tensor:
         x = encoded.last_hidden_state if self.needs_tokens else encoded.pooler_output

@@ -22,6 +22,7 @@ from bertlite.models.losses import (
     labels_without_padding,
     pack_labels,
     shifted,
+    span_loss,
     token_labels,
 )
 from bertlite.models.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
@@ -137,8 +138,8 @@ class NextSentencePredictionBody(HeadBody[Out]):
     needs_pooler = True
     needs_tokens = False
 
-    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        return {"labels": (shape[0], 2)}
+    def classes(self, config: BertConfig) -> int:
+        return 2
 
 
 class SequenceClassificationBody(ClassifierBody[Out]):
@@ -151,9 +152,6 @@ class SequenceClassificationBody(ClassifierBody[Out]):
         if self.config.problem_type is None:
             return "number" if self.config.num_labels == 1 else "class"
         return KINDS[self.config.problem_type]
-
-    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        return {"labels": (shape[0], self.config.num_labels)}
 
     def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
         self.loss(logits, labels)
@@ -240,11 +238,8 @@ class QuestionAnsweringBody(HeadBody[Out]):
         check_labels(logits, token_labels(labels, logits), name)
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        start, end = (
-            cross_entropy_of_labels(logits[rows], token_labels(labels[name][rows], logits[rows]), name)
-            for logits, name in ((out.start_logits, "start_positions"), (out.end_logits, "end_positions"))
-        )
-        return (start + end) / 2
+        given = out.start_logits, out.end_logits, labels["start_positions"], labels["end_positions"]
+        return span_loss(*(x[rows] for x in given))
 
     @takes("cu_seqlens")
     def forward(
@@ -276,12 +271,7 @@ class QuestionAnsweringBody(HeadBody[Out]):
 
         loss = None
         if start_positions is not None and end_positions is not None:
-            real = encoded.layout.real()
-            starts, ends = (token_labels(positions, start, real) for positions in (start_positions, end_positions))
-            loss = (
-                cross_entropy_of_labels(start, starts, "start_positions")
-                + cross_entropy_of_labels(end, ends, "end_positions")
-            ) / 2
+            loss = span_loss(start, end, start_positions, end_positions, encoded.layout.real())
         return self.finish(encoded, loss, start_logits=start, end_logits=end)
 
 

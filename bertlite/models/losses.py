@@ -70,6 +70,13 @@ def token_labels(positions: Tensor, logits: Tensor, real: Tensor | None = None) 
     return labels.where(real.gather(1, labels.long().clamp(min=0)[:, None])[:, 0], IGNORED)
 
 
+def span_loss(start: Tensor, end: Tensor, starts: Tensor, ends: Tensor, real: Tensor | None = None) -> Tensor:
+    """Return the mean of the losses of the first and the last token, given logits, (B, S), and indices, (B,)."""
+    first = cross_entropy_of_labels(start, token_labels(starts, start, real), "start_positions")
+    last = cross_entropy_of_labels(end, token_labels(ends, end, real), "end_positions")
+    return (first + last) / 2
+
+
 def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
     """Return the labels of the tokens that were computed: only real tokens, if padding is left out."""
     check_tensor("labels", labels)
