@@ -13,10 +13,8 @@ from .contents import CLASSES, ROW_SCALES, has_transform, pooler_act
 from .packed import PackedFile, aligned, lay_in_blocks_
 from .pooling import POOLINGS
 from .shapes import BYTES, GROUP, round_up
-from .shapes import shape_from as shape_from
-from .structs import ACTIVATIONS, Batch, Ids, Kernels, Linear, Matrix, Model
+from .structs import ACTIVATIONS, NO_LIMIT, Batch, Ids, Kernels, Linear, Matrix, Model
 
-NO_LIMIT = 2**62  # positions, if there is no table of them
 Floats = NDArray[np.float32]
 
 
@@ -75,7 +73,7 @@ class Encoder:
 
         # A file may come from another machine, so the weights are first laid as this machine's kernels read them.
         assert file.shape is not None  # a model has layers, if only none
-        shape = lay_in_blocks_(file.shape, self.layers, kernels.blocks(self.numbers))
+        shape = lay_in_blocks_(file.shape, self.layers, kernels.blocks[self.numbers])
         self.model = shape.describe(self.layers.ctypes.data)
 
         # States are stored in bfloat16 only if the weights are; 8-bit integers are for matmuls alone.

@@ -58,9 +58,8 @@ def scaled_to_1(x: Array) -> Array:
     return found
 
 
-SIMILARITIES: dict[
-    str, Callable[[Array, Array], Array]
-] = {  # named as in sentence-transformers: (B, D), (C, D) -> (B, C)
+# {sentence-transformers' name: function}, (B, D), (C, D) -> (B, C)
+SIMILARITIES: dict[str, Callable[[Array, Array], Array]] = {
     "cosine": lambda one, other: scaled_to_1(one) @ scaled_to_1(other).T,
     "dot": lambda one, other: one @ other.T,
     "euclidean": lambda one, other: -np.linalg.norm(one[:, None] - other, axis=-1),

@@ -32,7 +32,7 @@ class SmallLayer(NamedTuple):
 
 def find_fault(kernels: Kernels) -> str | None:
     """Return the fault of kernels' results, in words, or None.  It takes milliseconds."""
-    blocks = kernels.blocks("float32")
+    blocks = kernels.blocks["float32"]
     plain = Shape("float32", blocks, 128, 64, "gelu", EPSILON, (LayerShape(2, 192),))
     rotary = replace(
         plain, head_size=32, layers=(LayerShape(2, 192, rotary_base=100.0, window=3),), positions="rotary_local",
@@ -61,7 +61,7 @@ def seconds_of_numbers(kernels: Kernels) -> dict[str, float]:
 
     The thread's own time counts, so that a busy machine does not decide the answer, which is kept.
     """
-    blocks = kernels.blocks("float32")
+    blocks = kernels.blocks["float32"]
     layer = layer_of_waves(Shape("float32", blocks, 384, 64, "gelu", EPSILON, (LayerShape(6, 1536),)))
     x = waves(64, layer.shape.hidden_size)
     ways = {numbers: runner(kernels, layer, numbers, x) for numbers in ("bfloat16", "float32")}
@@ -103,7 +103,7 @@ def runner(
     Args:
         scaled: let the kernels multiply inputs by factors before they rotate them.
     """
-    shape = replace(layer.shape, numbers=numbers, blocks=kernels.blocks(numbers), scaled=scaled)
+    shape = replace(layer.shape, numbers=numbers, blocks=kernels.blocks[numbers], scaled=scaled)
     data = aligned(shape.size())
     for name, (weight, bias) in layer.matrices.items():
         factors = np.exp(4 * waves(weight.shape[1])) if scaled else None  # from .6 to 1.6

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from .structs import ACTIVATIONS, NUMBERS, Blocks, Layer, Matrix, Model
 
 ALIGNMENT = 64  # bytes: a cache line
 GROUP = 64  # a weight is padded to a multiple of so many outputs: GROUP of kernels/tiles.h
-BLOCKS = tuple(  # for all sets of instructions
-    starmap(Blocks, ((8, 1, 8), (8, 4, 8), (16, 1, 16), (16, 1, 64), (16, 4, 16), (16, 8, 16), (64, 1, 64)))
-)
+# The layouts of all sets of instructions.
+BLOCKS = [Blocks(*x) for x in ((8, 1, 8), (8, 4, 8), (16, 1, 16), (16, 1, 64), (16, 4, 16), (16, 8, 16), (64, 1, 64))]
 LANES = 16  # the longest vector of kernels/vectors.h, in floats
 RELATIVE = ("relative_key", "relative_key_query")  # positions with a vector for each distance
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes of one number of a weight

@@ -23,6 +23,7 @@ ACTIVATIONS = {  # {transformers' name: number in `enum class Activation` of ker
     "sigmoid": 7,
 }
 MESSAGE_SIZE = 512
+NO_LIMIT = 2**62  # positions, if there is no table of them
 OUT_OF_MEMORY, LEFT_TO_PYTHON = 2, 3  # return values of kernels/native.cpp
 
 
@@ -157,11 +158,7 @@ class Kernels:
         library.bertlite_block.restype = library.bertlite_pairs.restype = c_int64
         library.bertlite_block.argtypes = [c_int64]
         pairs, outputs = {"int8": library.bertlite_pairs()}, {x: library.bertlite_block(n) for x, n in NUMBERS.items()}
-        self._blocks = {name: Blocks(n, pairs.get(name, 1), outputs["float32"]) for name, n in outputs.items()}
-
-    def blocks(self, numbers: str) -> Blocks:
-        """Return the layout of a packed weight of these numbers."""
-        return self._blocks[numbers]
+        self.blocks = {name: Blocks(n, pairs.get(name, 1), outputs["float32"]) for name, n in outputs.items()}
 
     def run(self, model: Model, batch: Batch, threads: int) -> bool:
         """Run the layers on a batch; other Python threads run meanwhile.  False: the batch is left to Python."""

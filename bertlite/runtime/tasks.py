@@ -307,7 +307,7 @@ class PackedModel:
         watchers = [*([print_progress] if show_progress_bar else []), *([] if progress is None else [progress])]
 
         def compute(encodings: list[Encoding]) -> tuple[TokenBatch, States]:
-            batch = self.texts.batch(encodings)
+            batch = TokenBatch(encodings, self.processing.segments)
             return batch, self.encoder.run(batch.ids, batch.segments, batch.lengths, first_only, self.threads)
 
         # Texts are encoded in chunks, so that a generator of results does not hold the encodings of all texts.

@@ -36,7 +36,7 @@ class Texts:
     """The tokenizer of a folder, with its settings."""
 
     def __init__(self, path: Path, settings: Processing) -> None:
-        self.path, self.segments = path, settings.segments
+        self.path = path
         try:
             self.tokenizer = Tokenizer.from_buffer(path.read_bytes())  # the name need not be UTF-8
         except Exception as error:  # tokenizers raises no narrower class
@@ -71,9 +71,6 @@ class Texts:
         """Return the number of tokens that a prompt takes before a text, special ones before it included."""
         ids, added = self.tokenizer.encode(prompt).ids, self.tokenizer.get_added_tokens_decoder()
         return len(ids) - (len(ids) > 0 and ids[-1] in added and added[ids[-1]].special)
-
-    def batch(self, encodings: Several[Encoding]) -> TokenBatch:
-        return TokenBatch(encodings, self.segments)
 
 
 def has_number_from(text: bytes, least: int) -> bool:

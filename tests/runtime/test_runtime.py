@@ -135,7 +135,7 @@ def test_what_kernels_with_other_blocks_packed_gives_the_same_bits(
     natively(made("relative"), dtype, reproducible=True, sample=sample).save(tmp_path / "quick")
     ids, kernels = np.arange(2, 60) % 61, load_kernels(reproducible=True)
     numbers = "float32" if dtype == torch.float32 else "int8"
-    if kernels.blocks(numbers) == other.blocks(numbers):
+    if kernels.blocks[numbers] == other.blocks[numbers]:
         pytest.skip("both sets of instructions have such blocks")
     ours, theirs = (Encoder(read_packed(tmp_path / "quick" / FILE), each) for each in (kernels, other))
     assert np.array_equal(theirs.run(ids, None, [18, 40]).tokens, ours.run(ids, None, [18, 40]).tokens)

@@ -40,7 +40,7 @@ class NativeEncoder(BertEncoder):
     def __setstate__(self, state: dict[str, object]) -> None:
         shape, data = cast(tuple[Shape, TensorBytes], state["weights"])
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.weights = NativeWeights(shape, data.tensor()).in_blocks(self.kernels.blocks(shape.numbers))
+        self.weights = NativeWeights(shape, data.tensor()).in_blocks(self.kernels.blocks[shape.numbers])
 
     def forward(self, hidden_states: Tensor, inputs: LayerContext) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers; arguments and results are as for BertEncoder."""

@@ -4,8 +4,9 @@ Shapes:  … is (B, S) or, packed, (T,) · I inputs · O outputs
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,9 +14,6 @@ from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.weights import aligned_tensor
 from bertlite.runtime.shapes import BYTES, GROUP, round_up
 from bertlite.runtime.structs import ACTIVATIONS, Kernels, Linear, Matrix
-
-if TYPE_CHECKING:
-    import numpy as np
 
 KERNEL_ACTIVATIONS: dict[type[nn.Module], str] = {  # {class of torch: name in `runtime.structs.ACTIVATIONS`}
     nn.Identity: "linear",
@@ -49,7 +47,7 @@ class NativeLinear(nn.Module):
         """Return the weight in blocks, (blocks, words of inputs, outputs in a block, numbers in a word)."""
         floats, per_word = weight.to(self.dtype).float().contiguous(), 4 // BYTES[self.numbers]
         outputs, words = round_up(self.outputs, GROUP), -(-self.inputs // per_word)
-        block = self.kernels.blocks(self.numbers).outputs
+        block = self.kernels.blocks[self.numbers].outputs
         shape = torch.Size((outputs // block, words, block, per_word))
         packed = aligned_tensor(shape.numel() * BYTES[self.numbers]).view(self.dtype).view(shape)
         sizes, threads = (self.outputs, self.inputs), torch.get_num_threads()
@@ -98,7 +96,7 @@ class TensorBytes:
     another tensor before the other process opens it.
     """
 
-    array: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"
+    array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
     dtype: torch.dtype
 
     @classmethod

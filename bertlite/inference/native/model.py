@@ -14,14 +14,13 @@ from bertlite.inference.checks import norm_fault
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.quick import Inputs, QuickBertModel, States
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.runtime.structs import ACTIVATIONS, Batch, Ids, Kernels, Model
+from bertlite.runtime.structs import ACTIVATIONS, NO_LIMIT, Batch, Ids, Kernels, Model
 from bertlite.stack.attention import PACKING
 from bertlite.stack.body import has_hooks, has_hooks_within
 from bertlite.stack.embeddings import FamilyEmbeddings
 from bertlite.stack.inputs import first_position, values_readable
 from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
 
-NO_LIMIT = 2**62  # positions, if there is no table of them
 REPLACED_PARTS = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
 
 

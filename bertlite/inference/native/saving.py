@@ -10,10 +10,9 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
@@ -31,17 +30,7 @@ from bertlite.inference.native.model import NativeBertModel
 from bertlite.inference.native.weights import NativeWeights, from_int8_rows, int8_rows, stack_shape
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
-from bertlite.runtime.contents import (
-    DESCRIPTION,
-    FORMATS,
-    LAYERS,
-    ROTATES,
-    ROW_SCALES,
-    STORED,
-    WAY_OUT,
-    WORDS,
-    Tensors,
-)
+from bertlite.runtime.contents import DESCRIPTION, FORMATS, LAYERS, ROTATES, ROW_SCALES, STORED, WAY_OUT, WORDS
 from bertlite.runtime.fields import Maybe, one_of
 from bertlite.runtime.library import load_kernels
 from bertlite.runtime.packed import FILE, checksum, open_packed
@@ -49,15 +38,9 @@ from bertlite.runtime.shapes import FLOATS
 from bertlite.runtime.structs import Blocks
 from bertlite.support.files import to_json
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 CHECKPOINT = re.compile(rf"{SUPERSEDED.pattern}|(pytorch|tf|flax)_model.*|config\.json")  # files of a checkpoint
-RULES = {  # for the description of a file, which before format 6 lacks the arithmetic
-    "class": one_of(*CLASSES),
-    **DESCRIPTION,
-    **{name: Maybe(DESCRIPTION[name]) for name in ("shape", "embeddings")},
-}
+LATER = {name: Maybe(DESCRIPTION[name]) for name in ("shape", "embeddings")}  # from format 6 on
+RULES = {"class": one_of(*CLASSES), **DESCRIPTION, **LATER}  # for the description of a file
 
 
 def save_native(model: BertPreTrainedModel, folder: Path) -> None:
@@ -187,12 +170,15 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
         kept, floats = tuple(described.get("kept", ())), described.get("floats", FLOATS[0])
         shape = replace(shape, rotated=about["format"] >= ROTATES, kept=kept, floats=floats)
         shape = replace(shape, scaled=described.get("scaled", False))
-        file = opened.read(tensors_outside(model, STORED[numbers]), shape)
 
-    # A file has no tied decoder, since it is the word embeddings.
-    state = {name: as_tensor(x, file.dtypes[name]) for name, x in file.tensors.items()}
+        # A file has no tied decoder, since it is the word embeddings.
+        outside = {name: (STORED[numbers], tuple(x.shape)) for name, x in model.state_dict().items()}
+        is_tied = config.tie_word_embeddings and outside.pop(DECODER, None) is not None
+        file = opened.read(outside, shape)
+
+    state = {name: torch.from_numpy(x).view(SAFETENSORS_DTYPES[file.dtypes[name]]) for name, x in file.tensors.items()}
     unpack_rows_(state)
-    if is_tied(model):
+    if is_tied:
         state[DECODER] = state[f"{model.base_model_prefix}.embeddings.{WORDS}"]
     weights = NativeWeights(shape, torch.from_numpy(file.layers))
     raise_faults(f"{path} {NONFINITE}", nonfinite_tensors({**state, **weights.tensors()}))
@@ -205,7 +191,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, ComputeDtype, bool |
         raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
 
     kernels = load_kernels(about.get("reproducible") is True)
-    model = run_natively_(model, weights.in_blocks(kernels.blocks(numbers)), kernels)
+    model = run_natively_(model, weights.in_blocks(kernels.blocks[numbers]), kernels)
 
     # At last the description is compared with the one that this model would have.
     described = json.loads(to_json(describe(model))) if about["format"] > FORMATS[0] else {}
@@ -225,18 +211,3 @@ def skeleton_without_layers(path: Path, about: dict[str, Any], config: BertConfi
         return make_skeleton(CLASSES[about["class"]], without, about["options"])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} has options {about['options']!r}: {error}") from None
-
-
-def tensors_outside(model: BertPreTrainedModel, dtype: str) -> Tensors:
-    """Return the dtype and shape of the tensors that a file has outside the layers of a skeleton."""
-    tied = {DECODER} if is_tied(model) else set()
-    return {name: (dtype, tuple(x.shape)) for name, x in model.state_dict().items() if name not in tied}
-
-
-def is_tied(model: BertPreTrainedModel) -> bool:
-    return model.config.tie_word_embeddings and DECODER in model.state_dict()
-
-
-def as_tensor(array: "NDArray[Any]", dtype: str) -> Tensor:
-    """Return an array of a file as a tensor with its dtype."""
-    return torch.from_numpy(array).view(SAFETENSORS_DTYPES[dtype])

@@ -91,7 +91,7 @@ class NativeWeights:
         """
         parts = [(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features) for layer in layers]
         left = tuple(LayerShape(*sizes, *rotation_of(config, i)) for i, sizes in enumerate(parts))
-        shape = stack_shape(config, numbers, kernels.blocks(numbers))
+        shape = stack_shape(config, numbers, kernels.blocks[numbers])
         shape = replace(shape, layers=left, scaled=scaled)
 
         # The tensor is filled layer by layer, and its gaps are zeros.

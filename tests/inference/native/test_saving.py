@@ -94,7 +94,7 @@ def test_what_kernels_with_other_blocks_saved_or_pickled_is_packed_anew(dtype, m
     other, model = kernels_or_skip("baseline"), pruned(BertForMaskedLM)
     quick = natively(model, dtype)
     shape = quick.model.bert.encoder.weights.shape
-    if shape.blocks == other.blocks(shape.numbers):
+    if shape.blocks == other.blocks[shape.numbers]:
         pytest.skip("both sets of instructions have such blocks")
     quick.save(tmp_path / "quick")
     pickled = pickle.dumps(quick)
