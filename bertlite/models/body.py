@@ -110,20 +110,18 @@ class HeadBody(Body, Generic[Out]):
         if self.padding_reader or (skips and labels_padding(labels, inputs.get("attention_mask"))):
             inputs["skip_padding"] = False
         if not self.needs_tokens:
-            inputs["first_token_only"] = self.first_token_suffices(
-                inputs.get("output_attentions"), inputs.get("output_hidden_states")
-            )
+            inputs["first_token_only"] = self.first_token_suffices(inputs)
         first = [inputs.pop(name, None) for name in FIRST]  # positional: transformers' users have hooks that expect it
         return self.bert(*first, **inputs, return_encoded=True)
 
-    def first_token_suffices(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
+    def first_token_suffices(self, inputs: Mapping[str, Any]) -> bool:
         """Return whether the last layer may compute only first tokens, since the head reads only the pooler.
 
         It computes all tokens if hidden states or attentions are returned, or if a hook sees it or its output.
         """
         bert, config = self.bert, self.config
-        wanted = [config.output_attentions if output_attentions is None else output_attentions]
-        wanted.append(config.output_hidden_states if output_hidden_states is None else output_hidden_states)
+        asked = {name: inputs.get(name) for name in ("output_attentions", "output_hidden_states")}
+        wanted = [getattr(config, name) if x is None else x for name, x in asked.items()]
         wanted.append(own_field(config, "pooling") == "mean")
         wanted.append(self.takes_choices and own_field(config, "pooler_norm"))
         if any(wanted) or config.is_decoder or not bert.may_skip_padding():
@@ -163,9 +161,8 @@ class HeadBody(Body, Generic[Out]):
         if missing:
             raise ValueError(f"there are no {' and no '.join(missing)}; label the data, or take target='kl'")
         for name, logits in shapes.items():
-            self.check_label(
-                name, labels[name], torch.zeros((), device=labels[name].device, dtype=torch.float32).expand(logits)
-            )
+            zero = torch.zeros((), device=labels[name].device, dtype=torch.float32)
+            self.check_label(name, labels[name], zero.expand(logits))
 
     def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
         """Raise ValueError if labels of one name do not fit logits of this shape."""
