@@ -3,8 +3,7 @@
 Shapes:  L layers · N units as built, heads or neurons
 """
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from bertlite.pruning.importance.measurements import SCORES, ScoringTask
 from bertlite.pruning.importance.structures import HEADS, NEURONS
 
 TINY = 1e-20  # a layer of zeros must not be divided by 0
-Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def describe_criteria(unit: str) -> str:
@@ -28,17 +26,6 @@ def describe_criteria(unit: str) -> str:
     return "\n    ".join(lines)
 
 
-def with_criteria(unit: str) -> Callable[[Function], Function]:
-    """Replace {criteria} in a function's docstring by the criteria of heads or neurons."""
-
-    def fill(function: Function) -> Function:
-        function.__doc__ = (function.__doc__ or "").replace("{criteria}", describe_criteria(unit))
-        return function
-
-    return fill
-
-
-@with_criteria("head")
 def head_importance(
     model: BertLike,
     batches: Iterable[Batch] = (),
@@ -84,7 +71,6 @@ def head_importance(
     return score(task, criterion, batches, normaliser)
 
 
-@with_criteria("neuron")
 def neuron_importance(
     model: BertLike,
     batches: Iterable[Batch] = (),
@@ -112,6 +98,10 @@ def neuron_importance(
     """
     task = ScoringTask(model, NEURONS, reduction, target, loss, teacher, seed)
     return score(task, criterion, batches, normaliser)
+
+
+for function, unit in ((head_importance, "head"), (neuron_importance, "neuron")):
+    function.__doc__ = (function.__doc__ or "").replace("{criteria}", describe_criteria(unit))
 
 
 def normalise(scores: Tensor, normaliser: str) -> Tensor:
