@@ -32,7 +32,6 @@ from bertlite.experiments.files import (
     model_key,
     model_sha256,
     record_of,
-    units_kept,
 )
 from bertlite.experiments.finetune import DivergedError, Recipe, finetune_
 from bertlite.experiments.ship import MODEL, finish_run
@@ -40,7 +39,7 @@ from bertlite.experiments.statistics import Array
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning import METHODS, NORMALISERS, REDUCTIONS, TARGETS, macs, rank_heads, repair_
 from bertlite.pruning.criteria import CRITERIA
-from bertlite.pruning.importance.allocation import Choice
+from bertlite.pruning.importance.allocation import Choice, kept_sizes
 from bertlite.pruning.importance.batches import Batch, inputs_of
 from bertlite.pruning.importance.structures import HEADS
 from bertlite.support.files import lock_folder, sha256_of
@@ -324,7 +323,7 @@ class Experiment:
             run.save(MASKS, mask_of(pruned.config, self.hashes["model"]["dense"]))
 
             run.results = {
-                "heads_kept": units_kept(pruned.config)[0],
+                "heads_kept": [heads for heads, _ in kept_sizes(pruned.config)],
                 "parameters": pruned.num_parameters(),
                 "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
             }

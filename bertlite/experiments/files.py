@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite.config import kept_heads, kept_neurons, pruned_heads
+from bertlite.config import pruned_heads
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
 from bertlite.models.base import BertPreTrainedModel
@@ -101,9 +101,3 @@ def mask_of(config: Any, model: str) -> dict[str, Any]:
     """Return the heads that a model has lost, with the hash of the dense model; JSON-ready."""
     gone = sorted(pruned_heads(config).items())
     return {"model": model, "pruned_heads": {str(layer): sorted(heads) for layer, heads in gone if heads}}
-
-
-def units_kept(config: Any) -> tuple[list[int], list[int]]:
-    """Return the number of heads and the number of neurons of each layer."""
-    layers = range(config.num_hidden_layers)
-    return [len(kept_heads(config, layer)) for layer in layers], [len(kept_neurons(config, layer)) for layer in layers]

@@ -10,8 +10,8 @@ from bertlite.experiments.budget.mapping import MAP_NEEDS
 from bertlite.experiments.budget.search import Outcome
 from bertlite.experiments.budget.vocabulary import describe
 from bertlite.experiments.compare import show_interval, show_loss
-from bertlite.experiments.files import units_kept
 from bertlite.inference.optimize import PLAIN
+from bertlite.pruning.importance.allocation import kept_sizes
 from bertlite.shipping.card import Figure
 from bertlite.support.progress import short_time
 from bertlite.support.timing import with_spread
@@ -53,7 +53,7 @@ VERDICTS = {
 
 def facts_of(found: Outcome, is_constant: bool, map_bytes: int) -> dict[str, Any]:
     """Return the sizes and the times of the pruned model, and whether it meets the target: not if it is constant."""
-    heads, neurons = units_kept(found.model.config)
+    heads, neurons = map(list, zip(*kept_sizes(found.model.config), strict=True))
     verdict = "constant" if is_constant else found.verdict
     return {
         "heads_kept": heads,

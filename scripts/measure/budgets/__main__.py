@@ -39,11 +39,12 @@ from bertlite.experiments.budget.work import full
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, Task, metrics_of, predict
-from bertlite.experiments.files import model_sha256, units_kept
+from bertlite.experiments.files import model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning import macs
+from bertlite.pruning.importance.allocation import kept_sizes
 from bertlite.support.environment import version_of
 from bertlite.support.files import write_json
 from bertlite.support.progress import Progress
@@ -267,7 +268,7 @@ class Bench:
         if not run_is_finished(folder):
             with Run("budget", config, folder=folder, seed=seed, **self.hashes) as run:
                 pruned = WAYS[way].prune(self.subject(texts), share)
-                heads, neurons = units_kept(pruned.config)
+                heads, neurons = map(list, zip(*kept_sizes(pruned.config), strict=True))
                 found = self.judge(pruned)
                 pruned.save_pretrained(folder / "model")
                 run.results = {
