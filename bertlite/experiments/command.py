@@ -13,17 +13,7 @@ import torch
 
 from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.config import LARGEST
-from bertlite.experiments.compare import (
-    dense_result,
-    describe_way,
-    markdown_table,
-    note_on_predictions,
-    notes_on,
-    provenance,
-    show_interval,
-    summarise,
-    task_of,
-)
+from bertlite.experiments import compare
 from bertlite.experiments.data import DataSource, EncodedExamples, Examples, read_examples
 from bertlite.experiments.evaluate import Task, metrics_of, predict
 from bertlite.experiments.experiment import task_named
@@ -204,8 +194,8 @@ def prune_compare(
         ValueError: there are no runs, or they have several tasks, data sets or lengths.
     """
     runs = [run for each in folders for run in read_runs(fspath(each), name="prune")]
-    rows = summarise(runs, against, metric)
-    task = task_of(runs)
+    rows = compare.summarise(runs, against, metric)
+    task = compare.task_of(runs)
     headline = task.metric(metric)
 
     return {
@@ -213,14 +203,14 @@ def prune_compare(
         "task": task.name,
         "headline": headline,
         "commands": sorted({run.facts["command"] for run in runs}),
-        **provenance(runs),
+        **compare.provenance(runs),
         # The data and the models, and a row for each way of pruning.
         "data": runs[0].facts["data"],
         "models": sorted({run.facts["model"]["dense"] for run in runs}),
         "setting": runs[0].config["setting"],
-        "dense": dense_result(runs),
+        "dense": compare.dense_result(runs),
         "rows": rows,
-        "notes": notes_on(labels(runs[0]), [*map(outputs, runs)], headline),
+        "notes": compare.notes_on(labels(runs[0]), [*map(outputs, runs)], headline),
     }
 
 
@@ -228,7 +218,7 @@ def training_lines(record: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Yield the metrics of a training, its folder, and the next step."""
     [facts] = record["runs"]
     yield "   ".join(f"{name} {value:.4f}" for name, value in facts["results"].items() if name != "sha256")
-    if note := note_on_predictions([outputs(Record(folder, facts))]):
+    if note := compare.note_on_predictions([outputs(Record(folder, facts))]):
         yield f"note: {note}: train it longer, or with another --lr"
     yield f"model: {folder / MODEL}"
     if not note:
@@ -240,7 +230,7 @@ def describe_rows(record: Mapping[str, Any]) -> Iterator[str]:
     rows, metric, dense = (record[name] for name in ("rows", "headline", "dense"))
     over = " or ".join(dict.fromkeys(row["over"] for row in rows))
     yield f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n"
-    yield markdown_table(rows, metric)
+    yield compare.markdown_table(rows, metric)
     if metric in dense:
         yield f"\ndense: {100 * dense[metric]:.1f}"
     yield from (f"note: {note}" for note in record["notes"])
@@ -249,7 +239,7 @@ def describe_rows(record: Mapping[str, Any]) -> Iterator[str]:
 def describe_tests(record: Mapping[str, Any], against: str | None) -> Iterator[str]:
     """Yield the difference of each row from another criterion, with its interval and p."""
     for row in (each for each in record["rows"] if "p" in each):
-        name = ", ".join(filter(None, describe_way(row)))
-        interval = show_interval(row["difference_low"], row["difference_high"], "+.1f")
+        name = ", ".join(filter(None, compare.describe_way(row)))
+        interval = compare.show_interval(row["difference_low"], row["difference_high"], "+.1f")
         difference = f"{100 * row['difference']:+.1f}{interval} over {against}"
         yield f"{100 * row['fraction']:g} % {name}: {difference}, p = {row['p']:.3f}"

@@ -24,15 +24,7 @@ from bertlite.checkpoint.folders import EVERYTHING, check_output
 from bertlite.config import check_known
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples
 from bertlite.experiments.evaluate import TASKS, Task, predict
-from bertlite.experiments.files import (
-    MASKS,
-    SCORES,
-    class_names,
-    mask_of,
-    model_key,
-    model_sha256,
-    record_of,
-)
+from bertlite.experiments.files import MASKS, SCORES, class_names, mask_of, model_key, model_sha256, record_of
 from bertlite.experiments.finetune import DivergedError, Recipe, finetune_
 from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.experiments.statistics import Array
