@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from bertlite.models.structure import BertLike
 from bertlite.pruning.importance.batches import Batch, head_of, real_tokens
+from bertlite.pruning.importance.distillation import mean_vectors
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,4 @@ def predictions(model: BertLike, out: Any, batch: Batch) -> list[Prediction]:
         return [Prediction(family, logits[:, None])]
 
     # Without a head the prediction is the mean token vector.
-    real = real_tokens(batch)[..., None]
-    states = found["last_hidden_state"]
-    return [Prediction(NORMAL, (states * real).sum(1, keepdim=True) / real.sum(1, keepdim=True))]
+    return [Prediction(NORMAL, mean_vectors(found["last_hidden_state"], real_tokens(batch))[:, None])]
