@@ -75,10 +75,8 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
     for way, group in sorted(groups.items(), key=lambda item: sort_key(item[0])):
         for same in group_runs(group, lambda run: (model_of(run), run.config["cell"]["seed"])).values():
             if len(same) > 1:
-                raise ValueError(
-                    f"{same[0].folder} and {same[1].folder} are of one way, model and seed, such as before and after"
-                    " its data were edited: remove one"
-                )
+                what = "are of one way, model and seed, such as before and after its data were edited"
+                raise ValueError(f"{same[0].folder} and {same[1].folder} {what}: remove one")
 
         # Means over seeds and dense models, and the interval of the metric.
         (low, high), over = interval_of(group, task, metric)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +121,7 @@ class Examples:
         if count is None:
             return self
         if not 0 < count <= len(self):
-            raise ValueError(
-                f"{count} examples of {self.name} were requested; it has {len(self)}: request 1 to {len(self)}"
-            )
+            raise ValueError(f"{count} examples of {self.name} were requested; request 1 to {len(self)}, all it has")
         return self.chosen(random.Random(seed).sample(range(len(self)), count))
 
     def chosen(self, indices: Sequence[int]) -> "Examples":
@@ -167,10 +165,8 @@ def read_examples(
         labels = [] if source.label is None else cells.pop() if words else [cells.pop()]
         text = cells[0] if words else cells
         if words and source.label is not None and len(text) != len(labels):
-            raise ValueError(
-                f"{place}: {len(text)} words in {source.text[0]} and {len(labels)} labels in {source.label}; each word"
-                " has one label"
-            )
+            both = f"{len(text)} words in {source.text[0]} and {len(labels)} labels in {source.label}"
+            raise ValueError(f"{place}: {both}; each word has one label")
 
         # A blank line of a plain text file is no text; in a table it is a mistake.
         empty = next((i for i, part in enumerate(text) if not part.strip()), None if text else 0)
@@ -318,9 +314,8 @@ def warn_of_rare_labels(name: str, found: Sequence[Sequence[str]]) -> None:
     rare = [f"{label} ({times})" for label, times in sorted(counts.items()) if is_rare(times, len(found))]
     if rare:
         shown = ", ".join([*rare[:20], *([f"and {len(rare) - 20} more"] if len(rare) > 20 else [])])
-        warnings.warn(
-            f"few of the {len(found)} examples of {name} have these labels; are they misspelt? {shown}", stacklevel=3
-        )
+        few = f"few of the {len(found)} examples of {name} have these labels"
+        warnings.warn(f"{few}; are they misspelt? {shown}", stacklevel=3)
 
 
 def label_values(
@@ -477,11 +472,8 @@ def rows_of(batch: BatchEncoding) -> tuple[Row, ...]:
 
 def label_tokens(encoding: Any, labels: Any) -> tuple[float, ...]:
     """Return a label for each token: the word's for its first token, -100 for later ones."""
-    before = [None, *encoding.word_ids[:-1]]
-    return tuple(
-        NO_LABEL if word is None or word == last else labels[word]
-        for last, word in zip(before, encoding.word_ids, strict=True)
-    )
+    words = pairwise([None, *encoding.word_ids])
+    return tuple(NO_LABEL if word is None or word == last else labels[word] for last, word in words)
 
 
 def batch_indices(

@@ -160,11 +160,8 @@ class Task:
                 )
         seen = {*train.texts}
         if shared := sum(texts in seen for texts in dev.texts):
-            warnings.warn(
-                f"{shared} of the {len(dev)} examples of {dev.name} are also in {train.name}, so they are not held"
-                " out",
-                stacklevel=3,
-            )
+            both = f"{shared} of the {len(dev)} examples of {dev.name} are also in {train.name}"
+            warnings.warn(f"{both}, so they are not held out", stacklevel=3)
 
 
 def labelled(outputs: Array, labels: Array) -> tuple[Array, Array]:

@@ -160,9 +160,7 @@ def task_of_checkpoint(checkpoint: Checkpoint, named: str | None) -> Task:
     named = named or next((name for name, task in known.items() if task.model_class is cls), None)
     if named is None:
         classes = ", ".join(dict.fromkeys(task.model_class.__name__ for task in known.values()))
-        raise ValueError(
-            f"{checkpoint} is a {cls.__name__}, which has no task here; have: {classes}; or name the --task"
-        )
+        raise ValueError(f"{checkpoint} is a {cls.__name__}, which has no task; have: {classes}; or name the --task")
     check_known("task", named, known)
     return known[named].of_checkpoint(checkpoint)
 

@@ -129,10 +129,8 @@ def finetune_(
 def check_finite(loss: Tensor, step: int, steps: int, every: int, lr: float) -> None:
     """Raise DivergedError for a loss that is nan or infinite; on a GPU only now and then, since this waits for it."""
     if (loss.is_cpu or step % every == 0 or step == steps) and not loss.isfinite():
-        raise DivergedError(
-            f"the loss is {loss.item()} at step {step} of {steps}: the training diverged; give a smaller learning rate"
-            f" than {lr:g}"
-        )
+        place = f"{step} of {steps}"
+        raise DivergedError(f"the loss is {loss.item()} at step {place}: give a smaller learning rate than {lr:g}")
 
 
 def training_step(
@@ -295,10 +293,8 @@ def resume(accelerator: Any, state: Path, training: str) -> int:
     if step:
         found = json.loads((state / str(step) / FACTS).read_text(encoding="utf-8"))
         if found["training"] != training:
-            raise ValueError(
-                f"{state} is the state of a training with other data, settings or weights: give these again to"
-                " continue it, or remove it to start again"
-            )
+            other = "the state of a training with other data, settings or weights"
+            raise ValueError(f"{state} is {other}: give these again to continue it, or remove it to start again")
         accelerator.load_state(str(state / str(step)))
     return step
 
@@ -318,10 +314,8 @@ def keep_metrics(metrics: Path, state: Path) -> None:
 
 def plan_batches(data: EncodedExamples, recipe: Recipe) -> list[list[int]]:
     """Return the batches of all epochs as indices, each epoch shuffled anew."""
-    whole = math.ceil(recipe.epochs)
-    batches = [
-        batch for epoch in range(whole) for batch in batch_indices(data, recipe.batch_size, recipe.seed * 1000 + epoch)
-    ]
+    seeds = (recipe.seed * 1000 + epoch for epoch in range(math.ceil(recipe.epochs)))
+    batches = [batch for seed in seeds for batch in batch_indices(data, recipe.batch_size, seed)]
     return batches[: round(recipe.epochs * len(batch_indices(data, recipe.batch_size)))]
 
 

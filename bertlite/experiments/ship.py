@@ -49,11 +49,9 @@ def finish_run(
     run.results |= {name: metrics_of(each, labels, task) for name, each in of_dense.items()}
     run.save_predictions(prediction_lines(labels, outputs=outputs, **of_dense))
     if source is not None:
-        figures = metric_figures(outputs, labels, task, data_name, run.results)
+        found = metric_figures(outputs, labels, task, data_name, run.results)
         report = {"run": {name: run.facts[name] for name in IN_REPORT}, "results": run.results}
-        write_model(
-            run.folder / MODEL, model, source, class_names=class_names, figures=figures, how=how, report=report
-        )
+        write_model(run.folder / MODEL, model, source, class_names=class_names, figures=found, how=how, report=report)
 
 
 def metric_figures(outputs: Array, labels: Array, task: Task, data: str, results: Mapping[str, Any]) -> list[Figure]:

@@ -207,7 +207,7 @@ def test_what_cannot_be_evaluated_is_refused(save, capsys):
     save("named", "BertForSequenceClassification", **names)
     save("other", "BertForSequenceClassification", id2label=dict(enumerate(NAMES)))
     for words, message in (
-        (["answers"], "answers is a BertForQuestionAnswering, which has no task here; have: BertForSequenceClass"),
+        (["answers"], "answers is a BertForQuestionAnswering, which has no task; have: BertForSequenceClass"),
         (["bare", "--task", "classification"], "bare has no classifier, which would be random: train it first"),
         (["bare"], "name two text columns, not one, or train a classifier on bare with `bertlite prune f"),
         (["bare", "--classes", "a,b"], "similarity compares two texts; name two text columns, not one, or train"),

@@ -250,7 +250,7 @@ def test_missing_data_is_refused(tmp_path):
         read_examples(DataSource(str(tmp_path / "x.ods")))
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json or vocab\.txt"):
         read_tokenizer(Checkpoint(tmp_path), 9)
-    with pytest.raises(ValueError, match="50 examples of x were requested; it has 2"):
+    with pytest.raises(ValueError, match="50 examples of x were requested; request 1 to 2"):
         Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
 
 

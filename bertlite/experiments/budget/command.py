@@ -365,9 +365,7 @@ class GivenModel:
         """
         kind, start = source.model_class, peak_memory()
         if issubclass(kind, MultipleChoiceBody):
-            raise ValueError(
-                f"{kind.__name__} reads groups of texts, --texts has one a row: use bertlite.pruning.prune_layerwise"
-            )
+            raise ValueError(f"{kind.__name__} reads groups of texts, not rows: use bertlite.pruning.prune_layerwise")
         model: Any = source.load(kind, device=settings.device)
         tokenizer = copy.copy(tokenizer)
         head = read_head(source) if isinstance(model, BertModel) else MEAN

@@ -81,9 +81,8 @@ class Distillation:
             raise TooShortError(f"--distil is {self.minutes:g}; give minutes above 0")
         kind = getattr(self.teacher, "label_kind", None)  # None for an encoder without a head
         if kind not in ("class", "number", None):
-            raise ValueError(
-                f"{type(self.teacher).__name__} predicts {kind}; --distil takes heads for classes or numbers, or none"
-            )
+            name = type(self.teacher).__name__
+            raise ValueError(f"{name} predicts {kind}; --distil takes heads for classes or numbers, or none")
         import_optional("accelerate", "--distil", "experiments")
 
     @property
@@ -136,8 +135,7 @@ class Distillation:
         if 60 * self.minutes < needed:
             raise TooShortError(
                 f"--distil {self.minutes:g} is too short: running the given model, timing and {CHECKS + 1} checks take"
-                f" {in_words(needed - step)}, and a step {step:.2g} s; give {needed / 60:.2g} minutes or"
-                " more"
+                f" {in_words(needed - step)}, and a step {step:.2g} s; give {needed / 60:.2g} minutes or more"
             )
 
     def plan(self, model: Any, recipe: Recipe) -> dict[str, Any]:
@@ -248,9 +246,8 @@ class RecordedTeacher(nn.Module):
         found, values = [others.get(i) or self.known[key] for i, key in enumerate(keys)], {}
         for name, first in found[0].items():
             each = [text[name] for text in found]
-            values[name] = (
-                pad_sequence(each, batch_first=True) if name in ENDS or first.dim() > 1 else torch.stack(each)
-            )
+            by_token = name in ENDS or first.dim() > 1
+            values[name] = pad_sequence(each, batch_first=True) if by_token else torch.stack(each)
         return values
 
 

@@ -93,10 +93,8 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
     if "cosine" not in report:
         name = f"divergence from the given model's predictions, in nats, {held}"
         figures.append(Figure(name, report["kl"], dense=0.0))
-    figures += [Figure(f"{name}, {held}", x, dense=1.0) for name, x in alike_of(report)]
-    figures += [
-        Figure(f"{name}, {held}, without the map", x, dense=1.0) for name, x in alike_of(report["without_map"])
-    ]
+    for found, more in ((report, ""), (report["without_map"], ", without the map")):
+        figures += [Figure(f"{name}, {held}{more}", x, dense=1.0) for name, x in alike_of(found)]
 
     if "score" in report:
         ends = report["score_low"], report["score_high"]

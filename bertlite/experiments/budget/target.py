@@ -44,10 +44,8 @@ class Target:
         """
         found = FORM.fullmatch(text.strip())
         if found is None:
-            raise ValueError(
-                f"the target {text!r} is not valid: write a speed (2x), a share of the MACs (40%), a time (15ms) or a"
-                " size (30MB), then the checkpoint"
-            )
+            known = "a speed (2x), a share of the MACs (40%), a time (15ms) or a size (30MB)"
+            raise ValueError(f"the target {text!r} is not valid: write {known}, then the checkpoint")
 
         # A plus asks for that speed or more; a share or a size is met by anything smaller.
         number, unit, more = float(found[1]), found[2].lower(), bool(found[3])

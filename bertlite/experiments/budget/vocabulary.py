@@ -73,9 +73,8 @@ def prune_vocabulary(
         every = examples_of(texts, text, None, columns, source.config)
         judged = None if dev is None else examples_of(dev, text, None, columns, source.config)
         model = source.load(source.model_class, device=device)
-        small, fewer, facts = with_fewer_tokens(
-            model, tokenizer or source.tokenizer, every, judged, tokens or 0, max_length
-        )
+        own = tokenizer or source.tokenizer
+        small, fewer, facts = with_fewer_tokens(model, own, every, judged, tokens or 0, max_length)
 
         report = {
             "what": "bertlite prune vocabulary",

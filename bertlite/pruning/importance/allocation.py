@@ -85,10 +85,8 @@ def rank(
     for step in range(total):
         layers = [layer for layer in left if free[layer] and left[layer] > at_least]
         if not layers:
-            raise ValueError(
-                f"{total} {unit}s cannot be removed: at_least {at_least} and the protected ones leave only {step}"
-                " to remove"
-            )
+            kept = f"at_least {at_least} and the protected ones"
+            raise ValueError(f"{total} {unit}s cannot be removed: {kept} leave only {step} to remove")
 
         # Layers keep equally many: only those that still have the most may lose one.
         if uniform:

@@ -73,9 +73,7 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
         if not isinstance(batch, Mapping):
             raise TypeError(f"batch {i} is a {type(batch).__name__}; expected a mapping of the model's inputs")
         if batch.get("input_ids") is None and batch.get("inputs_embeds") is None:
-            raise ValueError(
-                f"batch {i} has neither input_ids nor inputs_embeds; it has {', '.join(batch) or 'nothing'}"
-            )
+            raise ValueError(f"batch {i} has no input_ids or inputs_embeds; it has {', '.join(batch) or 'nothing'}")
 
         if batch.get("cu_seqlens") is not None:
             raise ValueError(
@@ -132,9 +130,8 @@ def real_tokens(batch: Batch) -> Tensor:
 
 def flatten(x: Tensor, real: Tensor) -> Tensor:
     """Return the states of real tokens, (T, …), from (rows, S, …) or from packed states, which have no padding."""
-    return (
-        x.flatten(0, 1).index_select(0, real.flatten().nonzero()[:, 0]) if x.dim() == 3 else x
-    )  # faster than x[real]
+    # index_select is faster than x[real].
+    return x.flatten(0, 1).index_select(0, real.flatten().nonzero()[:, 0]) if x.dim() == 3 else x
 
 
 def per_example(what: str, numbers: object, batch: Batch) -> Tensor:

@@ -33,9 +33,7 @@ def distillation_loss(
         ValueError: there is nothing to compare, or the temperature is not above 0.
     """
     if not temperature > 0 or hidden_weight < 0:
-        raise ValueError(
-            f"temperature is {temperature}, hidden_weight {hidden_weight}; they must be above 0, and 0 or more"
-        )
+        raise ValueError(f"temperature is {temperature}, hidden_weight {hidden_weight}; give above 0, and 0 or more")
 
     # Every kind of logits that both models give, at temperature T.
     terms: list[Tensor] = []

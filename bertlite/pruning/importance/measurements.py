@@ -152,15 +152,13 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
     model, structure = task.model, task.structure
     present = structure.present(model)
     for batch in task.labelled(batches):
-        objective = task.objective(batch)
-        gate = torch.ones(
-            len(present), count_examples(batch), present.shape[1], device=model.device, dtype=torch.float32
-        )
+        objective, examples = task.objective(batch), count_examples(batch)
+        gate = torch.ones(len(present), examples, present.shape[1], device=model.device, dtype=torch.float32)
 
         # The whole model once, with the states that each layer begins from.
         with recorded_layers(model) as known:
             whole = objective(structure.run_gated(model, batch, gate))
-        increase = torch.full((count_examples(batch), *present.shape), torch.nan, dtype=torch.float64, device="cpu")
+        increase = torch.full((examples, *present.shape), torch.nan, dtype=torch.float64, device="cpu")
 
         # A unit is off for one forward, which starts at its layer.
         for layer in range(len(present)):
@@ -217,11 +215,9 @@ def attentions(task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]
     """Yield (K, L, N) of every batch: means of the criterion's statistic over tokens that are not padding."""
     for batch in read_batches(task.model, batches):
         found = run(task.model, batch, output_attentions=True).attentions
-        weights = (
-            torch.stack(scatter_heads(found, task.model.config, fill=torch.nan)).double().cpu()
-        )  # (L, R, N, S, S)
+        weights = torch.stack(scatter_heads(found, task.model.config, fill=torch.nan)).double().cpu()
 
-        # Heads that were pruned are nan, and padding has no rows.
+        # Weights are (L, R, N, S, S).  Heads that were pruned are nan, and padding has no rows.
         real, statistic = real_tokens(batch).cpu(), criterion.statistic(weights).permute(1, 3, 0, 2)  # (R, S, L, N)
         if task.reduction == "token":
             yield statistic[real]

@@ -125,11 +125,8 @@ def predictions(model: BertLike, out: Any, batch: Batch) -> list[Prediction]:
     # Two predictions of a token each: the start and the end, which padding cannot be.
     if "start_logits" in found:
         padding = ~real_tokens(batch)
-        ends = (
-            found[name].masked_fill(padding, torch.finfo(found[name].dtype).min)
-            for name in ("start_logits", "end_logits")
-        )
-        return [Prediction(CLASS, logits[:, None]) for logits in ends]
+        ends = (found[name] for name in ("start_logits", "end_logits"))
+        return [Prediction(CLASS, x.masked_fill(padding, torch.finfo(x.dtype).min)[:, None]) for x in ends]
 
     # Pretraining predicts words, and whether the second sentence follows.
     if "prediction_logits" in found:

@@ -154,13 +154,9 @@ def check_task(task: ScoringTask, criterion: str) -> Criterion:
             f" {unit}s do not have; {', '.join(criteria)} do"
         )
 
-    for kind, value, known in (
-        ("criterion", criterion, criteria),
-        ("reduction", task.reduction, REDUCTIONS_OF[unit]),
-        ("target", task.target, TARGETS),
-    ):
-        if value not in known:
-            raise ValueError(f"{kind} {value!r} is unknown for {unit}s; have: {', '.join(known)}")
+    check_known(f"{unit} criterion", criterion, criteria)
+    check_known(f"{unit} reduction", task.reduction, REDUCTIONS_OF[unit])
+    check_known("target", task.target, TARGETS)
 
     # Names that are known one by one may still exclude each other.
     found = criteria[criterion]

@@ -558,8 +558,8 @@ def test_normalisers():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"criterion": "michael"}, "criterion 'michael' is unknown for heads; have: michel, fisher, leave"),
-        ({"reduction": "sentence"}, "reduction 'sentence' is unknown for heads; have: example, token, batch"),
+        ({"criterion": "michael"}, "head criterion 'michael' is unknown; have: michel, fisher, leave"),
+        ({"reduction": "sentence"}, "head reduction 'sentence' is unknown; have: example, token, batch"),
         ({"target": "logits"}, "target 'logits' is unknown"),
         ({"normaliser": "l2"}, "normaliser 'l2' is unknown; have: none, layer_l2"),
         ({"criterion": "leave_one_out", "reduction": "token"}, "no parts by token"),
@@ -580,7 +580,7 @@ def test_what_means_nothing_is_refused_before_any_work(options, message):
 def test_no_data_is_refused(criterion):
     with pytest.raises(ValueError, match="there are no batches"):
         head_importance(model_of(), [], criterion=criterion)
-    with pytest.raises(ValueError, match="batch 0 has neither input_ids nor inputs_embeds; it has labels"):
+    with pytest.raises(ValueError, match="batch 0 has no input_ids or inputs_embeds; it has labels"):
         head_importance(model_of(), [{"labels": torch.zeros(2)}], criterion=criterion)
     with pytest.raises(TypeError, match="batch 1 is a list"):
         head_importance(model_of(), [*data(size=5), []], criterion=criterion)
@@ -645,7 +645,7 @@ def test_an_example_of_padding_has_no_confidence():
 def test_other_models_are_refused():
     with pytest.raises(TypeError, match="Linear is not a model of bertlite"):
         head_importance(nn.Linear(3, 4), data())
-    with pytest.raises(ValueError, match="reduction 'token' is unknown for neurons; have: example, batch"):
+    with pytest.raises(ValueError, match="neuron reduction 'token' is unknown; have: example, batch"):
         neuron_importance(model_of(), data(), reduction="token")
     with pytest.raises(
         ValueError,
