@@ -119,9 +119,7 @@ def test_an_entry_says_what_a_criterion_scores_and_averages(name, labelled):
                 scores = function(model, batches, criterion=name, reduction=reduction)
                 assert (scores.shape, scores.dtype) == (shape, F64)
             else:
-                with pytest.raises(
-                    ValueError, match=r"is unknown|does not score neurons|has no parts by token"
-                ):
+                with pytest.raises(ValueError, match=r"is unknown|does not score neurons|has no parts by token"):
                     function(model, batches, criterion=name, reduction=reduction)
 
 
