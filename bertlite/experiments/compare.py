@@ -78,7 +78,6 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
                 what = "are of one way, model and seed, such as before and after its data were edited"
                 raise ValueError(f"{same[0].folder} and {same[1].folder} {what}: remove one")
 
-        # Means over seeds and dense models, and the interval of the metric.
         (low, high), over = interval_of(group, task, metric)
         averaged = [name for name in (*task.metrics, "kl", "macs") if name in group[0].results]
         row = {
@@ -87,6 +86,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
             "seeds": [run.config["cell"]["seed"] for run in group],
             "models": len(by_model(group)),
             "values": [run.results[metric] for run in group],
+            # Means over seeds and dense models, and the interval of the metric.
             **{name: float(np.mean([run.results[name] for run in group])) for name in averaged},
             "low": low,
             "high": high,
@@ -95,11 +95,11 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
         }
 
         # The same way with the other criterion is the partner of a paired test.
-        other = groups.get(way_of(group[0], criterion=against)) if against is not None else None
+        other = groups.get(way_of(group[0], criterion=against), group)
         if against == DENSE:
             dense = {model: [outputs(each[0], DENSE)] for model, each in group_runs(group, model_of).items()}
             row |= comparison(by_model(group), dense, labels(group[0]), task, metric)
-        elif other is not None and other is not group:
+        elif other is not group:
             row |= comparison(by_model(group), by_model(other), labels(group[0]), task, metric)
         rows.append(row)
     return rows

@@ -167,6 +167,7 @@ def training_step(
             loss,
             clip=recipe.clip,
             schedule=schedule,
+            # Mixed precision, which accelerate's configuration may ask for too.
             scaler=accelerator.scaler,
             autocast=torch.bfloat16 if half else casts.get(accelerator.mixed_precision),
             frozen=[] if teacher is None or known else [teacher],

@@ -229,6 +229,8 @@ class PruneJob:
             "trained on": None if settings.distil is None else rest.sha256,
             "mapped by": mapped.sha256,
         }
+
+        # And the report tells where the texts came from.
         note = None if judging else NOT_UNSEEN
         counts = {"fitted to": len(fit), "mapped": len(mapped), "held out": len(held_out)}
         facts = {**counts, "of": held_out.name, "note": note}
