@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from bertlite.support.process import door
 from bertlite.support.runs import METRICS, Record, Run, read_runs
 
 RECIPE = Recipe()
+Data: TypeAlias = DataSource | str | PathLike[str]
 
 
 def data_source(options: Mapping[str, Any], name: str) -> DataSource:
@@ -43,8 +44,8 @@ def data_source(options: Mapping[str, Any], name: str) -> DataSource:
 @door
 def finetune(
     checkpoint: str | PathLike[str],
-    train: DataSource | str | PathLike[str],
-    dev: DataSource | str | PathLike[str],
+    train: Data,
+    dev: Data,
     folder: str | PathLike[str],
     *,
     task: str = "classification",
@@ -114,11 +115,7 @@ def finetune(
 
 
 def read_training(
-    checkpoint: Checkpoint,
-    train: DataSource | str | PathLike[str],
-    dev: DataSource | str | PathLike[str],
-    task: Task,
-    seed: int,
+    checkpoint: Checkpoint, train: Data, dev: Data, task: Task, seed: int
 ) -> tuple[Any, Examples, Examples]:
     """Return a model with a head for the task, and the examples to learn from and to evaluate on.
 

@@ -226,25 +226,16 @@ def squared_error(outputs: Array, labels: Array) -> float:
     return float(np.mean((outputs[:, 0] - labels) ** 2))
 
 
+# The headline of a task comes first.
+OF_TEXTS = {"accuracy": accuracy, "f1": f1, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy}
+OF_WORDS = {"f1": word_f1, "accuracy": accuracy, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy}
+OF_NUMBERS = {"spearman": spearman, "loss": squared_error}
 TASKS = {
     task.name: task
     for task in (
-        Task(
-            "classification",
-            BertForSequenceClassification,
-            torch.long,
-            {"accuracy": accuracy, "f1": f1, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
-        ),
-        Task(
-            "tokens",
-            BertForTokenClassification,
-            torch.long,
-            {"f1": word_f1, "accuracy": accuracy, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
-            words=True,
-        ),
-        Task(
-            "regression", BertForSequenceClassification, torch.float32, {"spearman": spearman, "loss": squared_error}
-        ),
+        Task("classification", BertForSequenceClassification, torch.long, OF_TEXTS),
+        Task("tokens", BertForTokenClassification, torch.long, OF_WORDS, words=True),
+        Task("regression", BertForSequenceClassification, torch.float32, OF_NUMBERS),
         Task("similarity", BertModel, torch.float32, {"spearman": spearman}, apart=True),
     )
 }

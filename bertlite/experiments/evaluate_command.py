@@ -328,11 +328,5 @@ def mean_of(column: int, outputs: Array, labels: Array) -> float:
     return float(np.mean(found[:, column])) if len(found) else 0.0
 
 
-MASKED = Task(
-    "masked",
-    BertForMaskedLM,
-    torch.long,
-    {"loss": partial(mean_of, 0), "accuracy": partial(mean_of, 1)},
-    words=True,
-    scores=score_words,
-)
+OF_MASKED = {"loss": partial(mean_of, 0), "accuracy": partial(mean_of, 1)}
+MASKED = Task("masked", BertForMaskedLM, torch.long, OF_MASKED, words=True, scores=score_words)

@@ -210,10 +210,8 @@ class Experiment:
     def hashes(self) -> dict[str, dict[str, str]]:
         """Hashes of the model, of its weights and of everything that determines its outputs; and of the data."""
         key = model_key(self.dense, self.tokenizer, self.task.head if self.task.apart else None)
-        return {
-            "model": {"dense": model_sha256(self.dense), "key": key},
-            "data": {"train": self.train.sha256, "dev": self.dev.sha256},
-        }
+        data = {"train": self.train.sha256, "dev": self.dev.sha256}
+        return {"model": {"dense": model_sha256(self.dense), "key": key}, "data": data}
 
     @cached_property
     def dev_data(self) -> EncodedExamples:

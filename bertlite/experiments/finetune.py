@@ -134,13 +134,7 @@ def check_finite(loss: Tensor, step: int, steps: int, every: int, lr: float) -> 
 
 
 def training_step(
-    accelerator: Any,
-    model: nn.Module,
-    optimizer: Any,
-    schedule: Any,
-    recipe: Recipe,
-    teacher: nn.Module | None,
-    half: bool,
+    accelerator: Any, model: Any, optimizer: Any, schedule: Any, recipe: Recipe, teacher: nn.Module | None, half: bool
 ) -> Callable[[Mapping[str, Tensor]], Tensor]:
     """Return the function that trains on a batch and returns its loss; on a single GPU it runs CUDA graphs."""
     if teacher is not None:

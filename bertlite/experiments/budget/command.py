@@ -353,12 +353,7 @@ class GivenModel:
 
     @classmethod
     def load(
-        cls,
-        source: Checkpoint,
-        tokenizer: BertTokenizer,
-        texts: Examples,
-        dev: Examples | None,
-        settings: PruneSettings,
+        cls, source: Checkpoint, own: BertTokenizer, texts: Examples, dev: Examples | None, settings: PruneSettings
     ) -> "GivenModel":
         """Load the model of a checkpoint.
 
@@ -369,7 +364,7 @@ class GivenModel:
         if issubclass(kind, MultipleChoiceBody):
             raise ValueError(f"{kind.__name__} reads groups of texts, not rows: use bertlite.pruning.prune_layerwise")
         model: Any = source.load(kind, device=settings.device)
-        tokenizer = copy.copy(tokenizer)
+        tokenizer = copy.copy(own)
         head = read_head(source) if isinstance(model, BertModel) else MEAN
 
         # A target of size may be a share of the given file, which still has all tokens.

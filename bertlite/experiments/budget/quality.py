@@ -11,7 +11,7 @@ from torch import Tensor
 from bertlite.experiments.compare import comparison
 from bertlite.experiments.evaluate import measure_metrics, run_model, task_of_head
 from bertlite.experiments.statistics import Array
-from bertlite.pruning.importance.batches import real_tokens
+from bertlite.pruning.importance.batches import Batch, real_tokens
 from bertlite.pruning.importance.predictions import CLASS, NORMAL, Prediction, divergence, predictions
 from bertlite.shipping.original import NEIGHBOURS, spearman, unit_vectors, what_is_kept
 from bertlite.shipping.vectors import MEAN, VectorHead
@@ -20,11 +20,7 @@ ENOUGH = 10  # so many equal labels show that a model predicts one class
 
 
 def evaluate_pruned(
-    model: Any,
-    dense: Any,
-    batches: Iterable[Mapping[str, Tensor]],
-    head: VectorHead = MEAN,
-    mapped: VectorHead | None = None,
+    model: Any, dense: Any, batches: Iterable[Batch], head: VectorHead = MEAN, mapped: VectorHead | None = None
 ) -> dict[str, Any]:
     """Compare a model with the dense one.
 
@@ -77,7 +73,7 @@ class Quality:
         head: as for `evaluate_pruned`.
     """
 
-    def __init__(self, dense: Any, batches: Sequence[Mapping[str, Tensor]], head: VectorHead = MEAN) -> None:
+    def __init__(self, dense: Any, batches: Sequence[Batch], head: VectorHead = MEAN) -> None:
         self.dense, self.batches, self.head = dense, batches, head
 
     @cached_property
@@ -99,7 +95,7 @@ Forward = tuple[list[Prediction], Tensor | None]  # predictions for a batch; the
 
 
 @torch.inference_mode()
-def forward(model: Any, batch: Mapping[str, Tensor], head: VectorHead = MEAN) -> Forward:
+def forward(model: Any, batch: Batch, head: VectorHead = MEAN) -> Forward:
     out = run_model(model, batch)
     whole = out.get("logits")
     if model.base_model is model:
@@ -110,10 +106,7 @@ def forward(model: Any, batch: Mapping[str, Tensor], head: VectorHead = MEAN) ->
 
 @torch.inference_mode()
 def run_both(
-    model: Any,
-    dense: Callable[[Mapping[str, Tensor]], Forward],
-    batches: Iterable[Mapping[str, Tensor]],
-    head: VectorHead = MEAN,
+    model: Any, dense: Callable[[Batch], Forward], batches: Iterable[Batch], head: VectorHead = MEAN
 ) -> tuple[dict[str, Any], tuple[Any, Any, Any]]:
     """Run a model and the dense one; return the model's figures, then both outputs and the true labels, or None.
 

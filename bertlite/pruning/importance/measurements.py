@@ -89,8 +89,7 @@ class ScoringTask:
 
         drawn = [p.draw(generator) for p in dense]
         return lambda out: sum_terms(
-            p.nll(labels)
-            for (_, p), labels in zip(pair_up(dense, predictions(self.model, out, batch)), drawn, strict=True)
+            p.nll(y) for (_, p), y in zip(pair_up(dense, predictions(self.model, out, batch)), drawn, strict=True)
         )
 
 
