@@ -443,19 +443,14 @@ def pad_rows(rows: Sequence[NDArray[Any]], value: float) -> NDArray[Any]:
 
 
 def encode_examples(
-    examples: Examples,
-    tokenizer: BertTokenizer,
-    max_length: int | None = None,
-    *,
-    apart: bool = False,
-    words: bool = False,
+    examples: Examples, tokenizer: BertTokenizer, limit: int | None = None, *, apart: bool = False, words: bool = False
 ) -> EncodedExamples:
     """Tokenize examples; pairs become one row with two segments, or with `apart` two rows.
 
     Args:
-        max_length: the number of tokens to truncate to; by default the tokenizer's `model_max_length`.
+        limit: the number of tokens to truncate to; by default the tokenizer's `model_max_length`.
     """
-    most = max_length or tokenizer.model_max_length
+    most = limit or tokenizer.model_max_length
     if words:
         found = tokenizer.encode_texts([list(text) for text in examples.texts], most, is_split_into_words=True)
         return EncodedExamples(rows_of(found), tuple(map(label_tokens, found.encodings, examples.labels)))

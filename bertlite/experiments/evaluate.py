@@ -154,10 +154,8 @@ class Task:
         known = {*train.every_label(), NO_LABEL}
         for place, label in dev.located() if train.labels and self.labels is torch.long else ():
             if label not in known:
-                raise ValueError(
-                    f"{place}: no example of {train.name} has the label {self.name_of(label, dev)!r}: add some there,"
-                    " or leave the row out"
-                )
+                lacks = f"no example of {train.name} has the label {self.name_of(label, dev)!r}"
+                raise ValueError(f"{place}: {lacks}: add some there, or leave the row out")
         seen = {*train.texts}
         if shared := sum(texts in seen for texts in dev.texts):
             both = f"{shared} of the {len(dev)} examples of {dev.name} are also in {train.name}"

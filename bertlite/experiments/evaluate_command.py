@@ -237,11 +237,9 @@ def predict_packed(
 
     # The folder has no config.json; the checks of the examples need no more of one than this.
     several = packed.processing.activation == "sigmoid" and len(packed.labels) > 1
-    config = SimpleNamespace(
-        id2label=dict(enumerate(packed.labels)),
-        num_labels=len(packed.labels),
-        problem_type="multi_label_classification" if several else None,
-    )
+    names = dict(enumerate(packed.labels))
+    problem = "multi_label_classification" if several else None
+    config = SimpleNamespace(id2label=names, num_labels=len(names), problem_type=problem)
     dev = read_examples(source, classes=class_names(config) if task.labels is torch.long else ())
     task.check(dev, config)
 

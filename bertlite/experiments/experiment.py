@@ -333,10 +333,8 @@ class Experiment:
 
     def describe(self, cell: Cell) -> list[str]:
         """Return sentences on how a cell prunes its model."""
-        found = [
-            f"{100 * cell.fraction:g} % of the heads were removed by the criterion {cell.criterion}, on"
-            f" {self.setting.calibration} examples."
-        ]
+        heads = f"{100 * cell.fraction:g} % of the heads"
+        found = [f"{heads} were removed by the criterion {cell.criterion}, on {self.setting.calibration} examples."]
         if cell.repair != "none":
             found.append(f"The remaining weights were repaired ({cell.repair}).")
         if cell.epochs:

@@ -165,10 +165,8 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")
     if "vocabulary" in report:
         print(*describe(report["vocabulary"]), SAME_TOKENS, sep="\n")
-    print(
-        f"time at {timed_work(report)}: {short_time(pruned)}, was {short_time(dense)}:"
-        f" {with_spread(report['speedup'])} x as fast"
-    )
+    faster = with_spread(report["speedup"])
+    print(f"time at {timed_work(report)}: {short_time(pruned)}, was {short_time(dense)}: {faster} x as fast")
 
     if report["alone"]:
         print(describe_alone(report))
@@ -183,10 +181,8 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     if "score" in report:
         interval = show_interval(report["score_low"], report["score_high"])
         change = show_loss(report["difference"], report["difference_low"], report["difference_high"])
-        print(
-            f"{report['metric']} {100 * report['score']:.1f}{interval}, was {100 * report['dense_score']:.1f}:"
-            f" {change} points, p = {report['p']:.2g}"
-        )
+        score, before = (f"{100 * report[name]:.1f}" for name in ("score", "dense_score"))
+        print(f"{report['metric']} {score}{interval}, was {before}: {change} points, p = {report['p']:.2g}")
 
     # The verdict on the target, and how to go on.
     for line in filter(None, [*describe_map(report), report["texts"]["note"]]):
@@ -210,10 +206,8 @@ def describe_alone(report: dict[str, Any]) -> str:
     alone, dtype = report["alone"], report["settings"]["dtype"]
     gain = report["speedup"]["median"] / alone["speedup"]["median"]
     kept = ", ".join(f"{name} {x:.3f}" for name, x in alike_of(alone))
-    return (
-        f"{dtype} alone: {with_spread(alone['speedup'])} x on {report['environment']['cpu']}, {kept}; pruning:"
-        f" {gain:.2f} x more"
-    )
+    faster = f"{with_spread(alone['speedup'])} x on {report['environment']['cpu']}"
+    return f"{dtype} alone: {faster}, {kept}; pruning: {gain:.2f} x more"
 
 
 def describe_map(report: dict[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from bertlite.models.structure import layers_of
 from bertlite.stack.positions import DISTANCES
 
 Choice = dict[int, list[int]]
+Units = Mapping[int, Iterable[int]]  # {layer: units}
 BySize = tuple[Mapping[int, float], Mapping[int, float]]  # a layer's {heads kept: value} and {neurons kept: value}
 CELLS = 10_000  # a knapsack's budget has so many; costs are rounded up to whole cells, so it is never exceeded
 ROUNDING = 1e-9  # the tolerance, as a share of a unit, a cell or a budget: three times 1.1 is 3.3
@@ -29,7 +30,7 @@ def rank_heads(
     share: float | None = None,
     uniform: bool = False,
     at_least: int = 0,
-    protect: Mapping[int, Iterable[int]] | None = None,
+    protect: Units | None = None,
 ) -> Choice:
     """Choose the heads to remove: those with the lowest scores.
 
@@ -46,7 +47,7 @@ def rank_heads(
         TypeError: neither `count` nor `share` is given, or both.
         ValueError: the target cannot be met, the scores are not (layers, heads), or a layer or head is unknown.
     """
-    return rank(scores, count, share, uniform, at_least, protect, "head")
+    return rank(scores, count, share, uniform, at_least, protect or {}, "head")
 
 
 def rank_neurons(
@@ -56,25 +57,19 @@ def rank_neurons(
     share: float | None = None,
     uniform: bool = False,
     at_least: int = 0,
-    protect: Mapping[int, Iterable[int]] | None = None,
+    protect: Units | None = None,
 ) -> Choice:
     """Choose the intermediate neurons to remove; arguments as for `rank_heads`, with scores (layers, neurons)."""
-    return rank(scores, count, share, uniform, at_least, protect, "neuron")
+    return rank(scores, count, share, uniform, at_least, protect or {}, "neuron")
 
 
 def rank(
-    scores: Tensor,
-    count: int | None,
-    share: float | None,
-    uniform: bool,
-    at_least: int,
-    protect: Mapping[int, Iterable[int]] | None,
-    unit: str,
+    scores: Tensor, count: int | None, share: float | None, uniform: bool, at_least: int, protect: Units, unit: str
 ) -> Choice:
     check_scores(scores, unit)
     if at_least < 0:
         raise ValueError(f"at_least is {at_least}; it must be a number of {unit}s, 0 or more")
-    protected = normalise_units(protect or {}, len(scores), scores.shape[1], unit)
+    protected = normalise_units(protect, len(scores), scores.shape[1], unit)
 
     # The next unit of each layer to go, and how many the layer has left.
     free, table = ascending(scores, protected), scores.tolist()
@@ -126,7 +121,7 @@ def count_units(count: int | None, share: float | None, total: int, unit: str) -
     return found
 
 
-def ascending(scores: Tensor, protected: Mapping[int, Iterable[int]]) -> list[list[int]]:
+def ascending(scores: Tensor, protected: Units) -> list[list[int]]:
     """Return each layer's units that are neither pruned nor protected, the lowest score first."""
     free = []
     for layer, row in enumerate(scores):
