@@ -998,7 +998,7 @@ def test_two_commands_do_not_write_to_one_folder(experiment, world, tmp_path, ca
 
 @pytest.mark.parametrize("note", [None, "the model predicts the same class for all examples"])
 def test_only_a_model_that_learnt_is_to_be_pruned_next(note, world, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bertlite.experiments.command.note_on_predictions", lambda _: note)
+    monkeypatch.setattr("bertlite.experiments.compare.note_on_predictions", lambda _: note)
     words = [*data_arguments(world), "--epochs", "1", "--train-examples", "16", "--out", str(tmp_path / "run")]
     assert main(["prune", "finetune", *words]) == 0
     printed = capsys.readouterr().out
@@ -1174,7 +1174,7 @@ def test_runs_that_read_other_lengths_are_not_pooled(runs):
 
 
 def test_ways_that_differ_have_lines_of_their_own():
-    base = {**vars(Cell()), "calibration": 512}
+    base = {**vars(Recipe()), "train_examples": None, **vars(Cell()), "calibration": 512}
     changes = ({}, {"at_least": 2}, {"repair": "mean"}, {"epochs": 1}, {"calibration": 513})
     assert len({compare.describe_way({**base, **change}) for change in changes}) == len(changes)
 
