@@ -244,8 +244,7 @@ def training_loss(
     run: Any = convert_outputs_to_fp32(torch.autocast(kind, torch.bfloat16)(model.__call__)) if half else model
     out = run(**(inputs if recipe.distil == 1 else batch), **options)
     if teacher is None or not recipe.distil:
-        loss: Tensor = out.loss
-        return loss
+        return out.loss
     with torch.no_grad():
         if known:  # hidden states of all layers are one tensor, (B, S, layers, D)
             known["hidden_states"] = known["hidden_states"].float().unbind(2)

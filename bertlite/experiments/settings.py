@@ -84,8 +84,7 @@ class PruneSettings:
         """Return the settings that determine a result, or only gradients and curves; JSON-ready."""
         left_out = (NOTHING, REST) if curves else (NOTHING,)
         kept = [each.name for each in fields(self) if each.metadata.get(DETERMINES) not in left_out]
-        found: dict[str, Any] = json.loads(json.dumps({name: getattr(self, name) for name in kept}, default=str))
-        return found
+        return json.loads(json.dumps({name: getattr(self, name) for name in kept}, default=str))
 
 
 def steps_of(distil: float | str) -> int | None:

@@ -26,20 +26,10 @@ from bertlite.experiments.budget.report import LIKENESS, facts_of, figures_of, h
 from bertlite.experiments.budget.search import SETTINGS as SETTINGS_FILE
 from bertlite.experiments.budget.search import Search, State, parameter_bytes, speed_of
 from bertlite.experiments.budget.target import Target, check_work, read_work, spare_bytes
-from bertlite.experiments.budget.texts import (
-    TEXTS_TO_FIT,
-    TOKENS_OF_INPUT,
-    Texts,
-    batches_of,
-    encode,
-    examples_of,
-    split,
-    with_tokens,
-)
+from bertlite.experiments.budget.texts import Texts, batches_of, draw_texts, encode, read_both
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.budget.work import Work
 from bertlite.experiments.data import Examples, read_length
-from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.files import as_checkpoint, model_key
 from bertlite.experiments.settings import PruneSettings
 from bertlite.inference.checks import ComputeDtype
@@ -55,10 +45,8 @@ from bertlite.support.files import lock_folder
 from bertlite.support.memory import peak_memory
 from bertlite.support.process import door
 from bertlite.support.progress import Progress
-from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
-HELD_OUT = 256  # the most texts to judge by
 LONGER = 2  # texts to judge by that are longer than those to fit to by this factor are warned of
 TRAINING = ("distil", "trained on")  # do not determine a search
 NOT_UNSEEN = (
@@ -190,7 +178,7 @@ class PruneJob:
         longest = min(read_length(settings.max_length, given.tokenizer), config.max_position_embeddings)
 
         # Fitted layers do better on their own texts than on others, so the judgement gets others.
-        fit, rest, held_out = draw_texts(every, judging, given, longest, settings)
+        fit, rest, held_out = draw_texts(every, judging, given.model, given.tokenizer, longest, settings)
         mapped = texts_for_map(rest, given, settings)
         batches, judged = (batches_of(each, given.tokenizer, given.model, longest) for each in (fit, held_out))
         tokens, of_judged = (sum(int(x["attention_mask"].sum()) for x in each) for each in (batches, judged))
@@ -395,25 +383,6 @@ def read_clock(given: GivenModel, settings: PruneSettings) -> tuple[PruneSetting
     return replace(settings, max_length=length, backend=backend), options
 
 
-def draw_texts(
-    every: Examples, judging: Examples | None, given: GivenModel, longest: int, settings: PruneSettings
-) -> tuple[Examples, Examples, Examples]:
-    """Return texts to fit to, all texts but those to judge by, and those to judge by."""
-    fit, held_out = split(every, settings.calibration or TEXTS_TO_FIT, HELD_OUT, settings.seed, judging)
-    rest, _ = split(every, len(every), HELD_OUT, settings.seed, judging)
-    if judging is None and (copies := sum(map({*rest.texts}.__contains__, held_out.texts))):
-        warnings.warn(
-            f"{copies} of the {len(held_out)} texts held out of {every.name} are there again, so the model may be"
-            " fitted to them: remove repeated texts, or give --dev FILE",
-            stacklevel=2,
-        )
-    if settings.labels_for == "judging":
-        fit, rest = (replace(each, labels=()) for each in (fit, rest))
-    if settings.calibration is None:
-        fit = with_tokens(fit, TOKENS_OF_INPUT * given.model.config.intermediate_size, given.tokenizer, longest)
-    return fit, rest, held_out
-
-
 def texts_for_map(rest: Examples, given: GivenModel, settings: PruneSettings) -> Examples:
     """Return the texts to fit a map to; none for a classifier, or if they are too few."""
     wanted = isinstance(given.model, BertModel) and settings.mapping and len(rest) >= MAP_NEEDS
@@ -523,20 +492,3 @@ def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | 
     if found.get("settings") != settings:
         raise FileExistsError(f"{folder} is there already: name another folder")
     return found
-
-
-def read_both(
-    texts: Texts, dev: Texts | None, settings: PruneSettings, config: BertConfig
-) -> tuple[Examples, Examples | None]:
-    """Read the texts to fit to and the texts to judge by; plain texts have no labels, even if others have."""
-
-    def read(given: Texts, label: str | None) -> Examples:
-        return examples_of(given, settings.text, label, settings.columns, config)
-
-    if dev is None:
-        return read(texts, settings.label), None
-    plain = not isinstance(texts, str | PathLike) or format_of(fspath(texts)) == "text"
-    found = read(texts, None if plain or settings.labels_for == "judging" else settings.label)
-    judging = read(dev, settings.label)
-    task_of_head(config.num_labels).check_both(found, judging)
-    return found, judging

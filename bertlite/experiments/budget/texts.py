@@ -1,6 +1,7 @@
 """Texts for a search: read from a file, with labels if it has them, and made into batches."""
 
 import random
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike, fspath
@@ -19,10 +20,13 @@ from bertlite.experiments.data import (
     read_examples,
 )
 from bertlite.experiments.evaluate import task_of_head
+from bertlite.experiments.settings import PruneSettings
 from bertlite.opened.checkpoint import class_of
 from bertlite.runtime.texts import check_texts
+from bertlite.support.rows import format_of
 from bertlite.tokenizer import BertTokenizer
 
+HELD_OUT = 256  # the most texts to judge by
 TEXTS_TO_FIT, TOKENS_OF_INPUT = 1024, 16  # by default: texts, or fewer with these tokens for each matrix input
 POSITIONS = 512  # the most in a batch, unless one text has more: in a base layer gradients keep 37 kB for each
 
@@ -57,6 +61,23 @@ def examples_of(
     return found
 
 
+def read_both(
+    texts: Texts, dev: Texts | None, settings: PruneSettings, config: BertConfig
+) -> tuple[Examples, Examples | None]:
+    """Read the texts to fit to and the texts to judge by; plain texts have no labels, even if others have."""
+
+    def read(given: Texts, label: str | None) -> Examples:
+        return examples_of(given, settings.text, label, settings.columns, config)
+
+    if dev is None:
+        return read(texts, settings.label), None
+    plain = not isinstance(texts, str | PathLike) or format_of(fspath(texts)) == "text"
+    found = read(texts, None if plain or settings.labels_for == "judging" else settings.label)
+    judging = read(dev, settings.label)
+    task_of_head(config.num_labels).check_both(found, judging)
+    return found, judging
+
+
 def split(
     texts: Examples, fit: int, held_out: int, seed: int, dev: Examples | None = None
 ) -> tuple[Examples, Examples]:
@@ -70,6 +91,25 @@ def split(
     order = random.Random(seed).sample(range(len(texts)), len(texts))
     judged = min(held_out, len(texts) // 5) if dev is None else 0
     return texts.chosen(order[judged : judged + fit]), dev or texts.chosen(order[:judged])
+
+
+def draw_texts(
+    every: Examples, dev: Examples | None, model: Any, tokenizer: BertTokenizer, longest: int, settings: PruneSettings
+) -> tuple[Examples, Examples, Examples]:
+    """Return texts to fit to, all texts but those to judge by, and those to judge by."""
+    fit, held_out = split(every, settings.calibration or TEXTS_TO_FIT, HELD_OUT, settings.seed, dev)
+    rest, _ = split(every, len(every), HELD_OUT, settings.seed, dev)
+    if dev is None and (copies := sum(map({*rest.texts}.__contains__, held_out.texts))):
+        warnings.warn(
+            f"{copies} of the {len(held_out)} texts held out of {every.name} are there again, so the model may be"
+            " fitted to them: remove repeated texts, or give --dev FILE",
+            stacklevel=2,
+        )
+    if settings.labels_for == "judging":
+        fit, rest = (replace(each, labels=()) for each in (fit, rest))
+    if settings.calibration is None:
+        fit = with_tokens(fit, TOKENS_OF_INPUT * model.config.intermediate_size, tokenizer, longest)
+    return fit, rest, held_out
 
 
 def with_tokens(texts: Examples, tokens: int, tokenizer: BertTokenizer, max_length: int) -> Examples:

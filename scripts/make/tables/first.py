@@ -5,9 +5,8 @@ from io import StringIO
 from math import floor
 from pathlib import Path
 
-from bertlite.experiments.budget.command import HELD_OUT
 from bertlite.experiments.budget.report import print_report
-from bertlite.experiments.budget.texts import TEXTS_TO_FIT
+from bertlite.experiments.budget.texts import HELD_OUT, TEXTS_TO_FIT
 from bertlite.experiments.compare import show_loss
 from scripts.make.tables.proof import FINITE, claims_of, parity_records, verdict
 from scripts.make.tables.pruning import by_encoder, give, models_of

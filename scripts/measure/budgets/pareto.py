@@ -28,11 +28,10 @@ from torch import Tensor, nn
 from bertlite import BertModel, BertTokenizer, Embedder, optimize_for_inference, prune_to
 from bertlite.cli.parts import FOLDER, RECORD, count, names, paths
 from bertlite.commands import PruneSettings
-from bertlite.experiments.budget.command import HELD_OUT
 from bertlite.experiments.budget.distil import LR, STATES, RecordedTeacher
 from bertlite.experiments.budget.mapping import fit_map
 from bertlite.experiments.budget.target import quantiles
-from bertlite.experiments.budget.texts import TEXTS_TO_FIT, batches_of, encode, split
+from bertlite.experiments.budget.texts import HELD_OUT, TEXTS_TO_FIT, batches_of, encode, split
 from bertlite.experiments.budget.work import Work
 from bertlite.experiments.data import Examples, batch_indices
 from bertlite.experiments.evaluate import TASKS

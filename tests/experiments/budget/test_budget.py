@@ -40,7 +40,7 @@ from bertlite.experiments.budget.quality import Quality, evaluate_pruned, forwar
 from bertlite.experiments.budget.report import describe_gain
 from bertlite.experiments.budget.search import State
 from bertlite.experiments.budget.target import Target, read_work
-from bertlite.experiments.budget.texts import batches_of, examples_of, split
+from bertlite.experiments.budget.texts import HELD_OUT, batches_of, examples_of, split
 from bertlite.experiments.budget.work import full
 from bertlite.experiments.data import EncodedExamples, Examples
 from bertlite.experiments.settings import from_options
@@ -464,7 +464,7 @@ def test_an_encoder_without_a_head_is_pruned_to_its_own_vectors(world, tmp_path,
     assert report["kl"] > 0
     dense, own = (BertModel.from_pretrained(each) for each in (world / "encoder", tmp_path / "small"))
     texts = examples_of(world / "texts.txt", ("text",), None, (), dense.config)
-    _, held_out = split(texts, 1024, command.HELD_OUT, 0)
+    _, held_out = split(texts, 1024, HELD_OUT, 0)
     vectors = []
     for model in (own, dense):
         batches = batches_of(held_out, BertTokenizer.from_pretrained(world / "encoder"), model, 40)
