@@ -445,7 +445,7 @@ def pad_rows(rows: Sequence[NDArray[Any]], value: float) -> NDArray[Any]:
 def encode_examples(
     examples: Examples, tokenizer: BertTokenizer, limit: int | None = None, *, apart: bool = False, words: bool = False
 ) -> EncodedExamples:
-    """Tokenize examples; pairs become one row with two segments, or with `apart` two rows.
+    """Tokenize examples; pairs become one row with two segments, or with `apart` two rows.  No labels become 0.
 
     Args:
         limit: the number of tokens to truncate to; by default the tokenizer's `model_max_length`.
@@ -455,7 +455,8 @@ def encode_examples(
         found = tokenizer.encode_texts([list(text) for text in examples.texts], most, is_split_into_words=True)
         return EncodedExamples(rows_of(found), tuple(map(label_tokens, found.encodings, examples.labels)))
     texts: Any = list(chain(*examples.texts)) if apart else examples.inputs
-    return EncodedExamples(rows_of(tokenizer.encode_texts(texts, most)), examples.labels, apart)
+    labels = examples.labels or (0.0,) * len(examples)
+    return EncodedExamples(rows_of(tokenizer.encode_texts(texts, most)), labels, apart)
 
 
 def rows_of(batch: BatchEncoding) -> tuple[Row, ...]:

@@ -26,10 +26,10 @@ from bertlite.experiments.budget.report import LIKENESS, facts_of, figures_of, h
 from bertlite.experiments.budget.search import SETTINGS as SETTINGS_FILE
 from bertlite.experiments.budget.search import Search, State, parameter_bytes, speed_of
 from bertlite.experiments.budget.target import Target, check_work, read_work, spare_bytes
-from bertlite.experiments.budget.texts import Texts, batches_of, draw_texts, encode, read_both
+from bertlite.experiments.budget.texts import Texts, batches_of, draw_texts, read_both
 from bertlite.experiments.budget.vocabulary import with_fewer_tokens
 from bertlite.experiments.budget.work import Work
-from bertlite.experiments.data import Examples, read_length
+from bertlite.experiments.data import Examples, encode_examples, read_length
 from bertlite.experiments.files import as_checkpoint, model_key
 from bertlite.experiments.settings import PruneSettings
 from bertlite.inference.checks import ComputeDtype
@@ -204,7 +204,7 @@ class PruneJob:
         # A training may learn from every text that nothing is judged by.
         distillation = None
         if settings.distil is not None:
-            data, score = encode(rest, given.tokenizer, longest), Quality(given.model, judged, given.head)
+            data, score = encode_examples(rest, given.tokenizer, longest), Quality(given.model, judged, given.head)
             chosen = settings.distil, score, settings.seed, settings.device
             distillation = Distillation(given.model, data, bool(rest.labels), *chosen)
 

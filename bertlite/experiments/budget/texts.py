@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig
-from bertlite.experiments.data import (
-    DataSource,
-    EncodedExamples,
-    Examples,
-    batch_indices,
-    encode_examples,
-    read_examples,
-)
+from bertlite.experiments.data import DataSource, Examples, batch_indices, encode_examples, read_examples
 from bertlite.experiments.evaluate import task_of_head
 from bertlite.experiments.settings import PruneSettings
 from bertlite.opened.checkpoint import class_of
@@ -114,7 +107,7 @@ def draw_texts(
 
 def with_tokens(texts: Examples, tokens: int, tokenizer: BertTokenizer, max_length: int) -> Examples:
     """Return the first texts that together have this many tokens, or all."""
-    data, count = encode(texts, tokenizer, max_length), 0
+    data, count = encode_examples(texts, tokenizer, max_length), 0
     for i in range(len(texts)):
         count += data.length(i)
         if count >= tokens:
@@ -122,14 +115,9 @@ def with_tokens(texts: Examples, tokens: int, tokenizer: BertTokenizer, max_leng
     return texts
 
 
-def encode(texts: Examples, tokenizer: BertTokenizer, max_length: int) -> EncodedExamples:
-    """Tokenize texts; texts without labels get label 0."""
-    return encode_examples(replace(texts, labels=texts.labels or (0.0,) * len(texts)), tokenizer, max_length)
-
-
 def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length: int) -> list[dict[str, Tensor]]:
     """Return batches of texts of similar length, padded, in a fixed order, on the model's device."""
-    data = encode(texts, tokenizer, max_length)
+    data = encode_examples(texts, tokenizer, max_length)
     dtype = torch.float32 if model.config.num_labels == 1 else torch.long
     left_out = () if texts.labels else ("labels",)
     found = (data.batch(indices, dtype, model.device) for indices in batch_indices(data, 0, positions=POSITIONS))

@@ -31,9 +31,9 @@ from bertlite.commands import PruneSettings
 from bertlite.experiments.budget.distil import LR, STATES, RecordedTeacher
 from bertlite.experiments.budget.mapping import fit_map
 from bertlite.experiments.budget.target import quantiles
-from bertlite.experiments.budget.texts import HELD_OUT, TEXTS_TO_FIT, batches_of, encode, split
+from bertlite.experiments.budget.texts import HELD_OUT, TEXTS_TO_FIT, batches_of, split
 from bertlite.experiments.budget.work import Work
-from bertlite.experiments.data import Examples, batch_indices
+from bertlite.experiments.data import Examples, batch_indices, encode_examples
 from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Array
@@ -206,7 +206,7 @@ class Encoder:
 
     @cached_property
     def encoded(self) -> Any:
-        return encode(self.rest, self.tokenizer, LENGTH)
+        return encode_examples(self.rest, self.tokenizer, LENGTH)
 
     @cached_property
     def recorded(self) -> RecordedTeacher:
