@@ -20,9 +20,8 @@ TINY = 1e-20  # a layer of zeros must not be divided by 0
 
 def describe_criteria(unit: str) -> str:
     """Return the criteria that score heads or neurons, one a line, as a list for a docstring."""
-    lines = []
-    for each in criteria_for(unit).values():
-        lines.append(f'- "{each.name}": {each.description}{f" ({each.source})" if each.source else ""}.')
+    criteria = criteria_for(unit).values()
+    lines = (f'- "{x.name}": {x.description}{f" ({x.source})" if x.source else ""}.' for x in criteria)
     return "\n    ".join(lines)
 
 
