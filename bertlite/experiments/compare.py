@@ -253,8 +253,8 @@ def describe_training(row: dict[str, Any]) -> str:
     """Return the epochs of retraining, and changes of the default recipe: "3, distil 0.5, 1000 examples"."""
     if not row["epochs"]:
         return ""
-    other = [f"{name} {row[name]:g}" for name in TRAINING if row[name] != getattr(Recipe, name)]
-    other += [f"{row['train_examples']} examples"] if row["train_examples"] else []
+    other = [f"{name} {row[name]:g}" for name in TRAINING if name in row and row[name] != getattr(Recipe, name)]
+    other += [f"{row['train_examples']} examples"] if row.get("train_examples") else []
     return ", ".join([f"{row['epochs']:g}", *other])
 
 

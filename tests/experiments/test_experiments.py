@@ -1174,7 +1174,7 @@ def test_runs_that_read_other_lengths_are_not_pooled(runs):
 
 
 def test_ways_that_differ_have_lines_of_their_own():
-    base = {**vars(Recipe()), "train_examples": None, **vars(Cell()), "calibration": 512}
+    base = {**vars(Cell()), "calibration": 512}
     changes = ({}, {"at_least": 2}, {"repair": "mean"}, {"epochs": 1}, {"calibration": 513})
     assert len({compare.describe_way({**base, **change}) for change in changes}) == len(changes)
 
