@@ -6,9 +6,11 @@ Shapes:  B sequences · S positions · T tokens
 import inspect
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
+from itertools import chain
+from operator import is_
 from threading import get_ident
 from typing import Any
 
@@ -21,7 +23,7 @@ from bertlite.inference.gpu.graphs import BUCKETS, Bucket, count_tokens, current
 from bertlite.models.losses import IGNORED, labels_padding
 from bertlite.runtime.shapes import power_of_2, round_up, round_up_by_eighths
 from bertlite.stack.attention import BACKENDS, Backend, without_cudnn
-from bertlite.stack.body import BertBody
+from bertlite.stack.body import BertBody, hooks_of
 from bertlite.stack.inputs import Mask
 from bertlite.stack.layouts import Slots
 from bertlite.support import torch_private
@@ -101,17 +103,17 @@ class TrainingStep:
 
         self.pool: Any = None  # the memory of all graphs, since none keeps anything between two replays
         self.capture = capture
-        self.frozen = [part for each in frozen for part in each.modules()]
         if capture is None and self.device.type == "cuda":
             self.capture = self.record
-            make_recordable_(optimizer, self.device, scaled=scaler is not None)
-        optimizer.register_load_state_dict_post_hook(self.forget)
+            recordable_ = partial(make_recordable_, device=self.device, scaled=scaler is not None)
+            recordable_(optimizer)
+            optimizer.register_load_state_dict_post_hook(recordable_)
+        self.moved = moved_by(optimizer)
 
-    def forget(self, optimizer: torch.optim.Optimizer) -> None:
-        """Drop all graphs: the optimizer has loaded a state, which lies elsewhere."""
-        self.made.clear()
-        if self.device.type == "cuda":
-            make_recordable_(optimizer, self.device, scaled=self.scaler is not None)
+        # A step reads the dicts of all modules, which stay the same ones: to collect them takes longer.
+        self.parts = [*self.modules, *(part for each in frozen for part in each.modules())]
+        self.hooks = [hooks for part in self.parts for hooks in hooks_of(part)]
+        self.held = [each for part in self.parts for each in (part._parameters, part._buffers)]
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a batch; return its loss, a scalar on the model's device, for which nothing waits.
@@ -181,6 +183,7 @@ class TrainingStep:
             self.scaler.update()
         if self.accumulate > 1:
             self.optimizer.zero_grad(set_to_none=self.capture is None)  # graphs add to the same memory
+        self.moved = moved_by(self.optimizer)
 
     def clear_(self) -> None:
         """Clear the gradients of the last step where it has left them, and drop the graphs that write elsewhere now.
@@ -194,10 +197,10 @@ class TrainingStep:
                 x.grad = None
             if left and self.accumulate > 1:
                 self.made.clear()
-        trained = trained_by(self.optimizer)
-        if [*map(id, trained)] != [*map(id, self.trained)]:
+        moved = moved_by(self.optimizer)
+        if len(moved) != len(self.moved) or not all(map(is_, moved, self.moved)):
             self.made.clear()
-        self.trained = trained
+        self.trained, self.moved = trained_by(self.optimizer), moved
 
     def fit(self, batch: Batch) -> tuple[Bucket, Batch] | None:
         """Return the bucket of a batch, and the batch with a mask; None if no bucket is for such inputs."""
@@ -261,12 +264,13 @@ class TrainingStep:
 
     def settings(self) -> list[Any]:
         """Return what a graph keeps as it was when it was recorded, so that a change of it must be recorded anew."""
-        parts = (*self.modules, *self.frozen)
-        held = [x for part in parts for each in (part._parameters, part._buffers) for x in each.values()]
-        places = [None if x is None else x.data_ptr() for x in held]  # a weight whose `data` is set lies elsewhere
-        own = [self.clip, self.scaler, self.autocast, self.accumulate, self.loss, *numbers_in(self.loss)]
-        rates = [vars(part).get("p") for part in parts]  # dropout's
-        return [*own, *(part.training for part in self.frozen), *rates, *places]
+        # A weight whose `data` is set lies elsewhere; each hook has a number of its own.
+        places = [None if x is None else x.data_ptr() for each in self.held for x in each.values()]
+        own = [self.clip, self.scaler, self.autocast, self.accumulate, identity_key(self.loss), *numbers_in(self.loss)]
+        modes, fields = [part.training for part in self.parts], [*map(vars, self.parts)]
+        rates = [part["p"] for part in fields if "p" in part and isinstance(part["p"], Hashable)]  # dropout's
+        forwards = [(i, identity_key(part["forward"])) for i, part in enumerate(fields) if "forward" in part]
+        return [*own, *modes, *rates, *places, *forwards, *chain.from_iterable(filter(None, self.hooks))]
 
     def replay(self, bucket: Bucket, batch: Batch, last: bool) -> Tensor:
         """Run the step of a bucket: plainly for the first time, recorded for the second."""
@@ -274,11 +278,11 @@ class TrainingStep:
 
         # The key holds everything that a graph cannot notice afterwards: shapes, modes, and numbers of Python.
         shapes = {name: shape_in(bucket, name, x, batch) for name, x in batch.items() if isinstance(x, Tensor)}
-        flags = *(x.training for x in self.modules), *(x.requires_grad for x in (*self.parameters, *self.trained))
+        flags = tuple([x.requires_grad for x in (*self.parameters, *self.trained)])
 
         # a graph keeps dtypes, and numbers of Python, which a schedule of momentum changes
         kept = [x.dtype if isinstance(x, Tensor) else x for x in batch.values()]
-        options = [x for group in self.optimizer.param_groups for x in group.values() if not isinstance(x, list)]
+        options = [x for group in self.optimizer.param_groups for x in group.values() if isinstance(x, Hashable)]
         kept += [x.data_ptr() if isinstance(x, Tensor) else x for x in options]
         key = bucket, last, tuple(shapes.items()), flags, *kept, *self.settings()
 
@@ -317,6 +321,17 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [x for group in optimizer.param_groups for x in group["params"]]
 
 
+def moved_by(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the parameters and the state of an optimizer: a graph changes those there were when it was recorded."""
+    states = [each.values() for each in optimizer.state.values() if isinstance(each, dict)]
+    return [*trained_by(optimizer), *chain.from_iterable(states)]
+
+
+def identity_key(function: Any) -> Any:
+    """Return a key that is equal for the same function only, and keeps it; the function need not be hashable."""
+    return function if inspect.ismethod(function) else function.__call__
+
+
 def check_arguments(step: Any, frozen: Any) -> None:
     """Raise ValueError for arguments with which a `TrainingStep` would train nothing, or otherwise than it says."""
     clip, count, schedule, groups = step.clip, step.accumulate, step.schedule, step.optimizer.param_groups
@@ -353,14 +368,18 @@ class RecordedStep:
         self.batch = {**batch, **made}
 
     def copy(self, batch: Batch) -> None:
-        """Copy a batch to the inputs; positions behind it are padding, and have no labels."""
+        """Copy a batch to the inputs; positions behind it are padding, and have no labels.
+
+        CUDA reads pinned memory late, when its owner may have refilled it, so a pageable copy is sent: it has been
+        read when the call returns, which waits for earlier steps only if it is large.
+        """
         for name, x in batch.items():
             if isinstance(x, Tensor):
                 kept = self.batch[name]
                 if kept.shape != x.shape:
                     kept.fill_(IGNORED if name == "labels" else 0)
                     kept = kept[:, : x.shape[1]]
-                kept.copy_(x, non_blocking=True)
+                kept.copy_(x.clone() if x.is_pinned() else x, non_blocking=True)
 
 
 def shape_in(bucket: Bucket, name: str, x: Tensor, batch: Batch) -> tuple[int, ...]:
@@ -396,8 +415,9 @@ def numbers_in(loss: Any) -> list[Any]:
         held += [*loss.args, *loss.keywords.values()]
         loss = loss.func
 
-    # A loss may be a function, a method, or an object that can be called.
-    function = getattr(loss, "__func__", loss if inspect.isfunction(loss) else type(loss).__call__)
+    # A loss may be a function, a method, or an object that can be called, whose code is a module's `forward`.
+    called = type(loss).forward if isinstance(loss, nn.Module) else type(loss).__call__
+    function = getattr(loss, "__func__", loss if inspect.isfunction(loss) else called)
     if inspect.isfunction(function):
         read, code = inspect.getclosurevars(function), function.__code__
         held += [*read.nonlocals.values(), *read.globals.values()]

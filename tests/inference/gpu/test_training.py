@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -316,8 +317,9 @@ def test_graphs_of_a_step_share_memory_that_torch_still_takes(monkeypatch):
 
     learn()
     assert [*pools.graphs.values()] == [2]
-    step.optimizer.load_state_dict(step.optimizer.state_dict())
-    assert not pools.reserved()
+    step.optimizer.load_state_dict(copy.deepcopy(step.optimizer.state_dict()))
+    step(batches[0])
+    assert not pools.reserved(), "the state lies elsewhere"
     learn()
     assert [*pools.graphs.values()] == [0, 2]
 
@@ -412,6 +414,11 @@ def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graph
         lambda: setattr(model.dropout, "p", 0.25),
         lambda: model.register_buffer("kept", torch.zeros(2)),
         lambda: model.register_buffer("kept", torch.ones(2)),
+        lambda: step.optimizer.state.clear(),
+        lambda: step.optimizer.state[weight].update(exp_avg=torch.zeros_like(weight)),
+        lambda: model.dropout.register_forward_hook(lambda *of: None),
+        lambda: model.dropout.register_full_backward_hook(lambda *of: None),
+        lambda: setattr(model.dropout, "forward", partial(type(model.dropout).forward, model.dropout)),
         lambda: group.update(lr=group["lr"].clone()),
         lambda: step.optimizer.load_state_dict(step.optimizer.state_dict()),
         lambda: step.optimizer.param_groups[0].update(lr=1e-4),
@@ -457,6 +464,59 @@ def test_a_batch_with_a_gradient_runs_without_a_graph():
     assert recorder.recorded == 0
 
 
+def test_pinned_memory_may_be_refilled_when_a_step_returns(monkeypatch):
+    """A GPU reads it late: when the steps before have run."""
+    pinned, copy_, late = torch.arange(6).view(2, 3), Tensor.copy_, list[Callable[[], Any]]()
+
+    def copied(kept: Tensor, x: Tensor, non_blocking: bool) -> None:
+        run = partial(copy_, kept, x)
+        late.append(run) if x is pinned and non_blocking else run()
+
+    monkeypatch.setattr(Tensor, "is_pinned", lambda x: x is pinned)
+    monkeypatch.setattr(Tensor, "copy_", copied)
+    step = training.RecordedStep({"input_ids": pinned}, {"input_ids": (2, 3)}, pinned.device)
+    step.copy({"input_ids": pinned})
+    pinned.zero_()
+    for run in late:
+        run()
+    assert step.batch["input_ids"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@dataclass
+class Doubled:
+    """A loss that has equals, and so no hash."""
+
+    factor: float = 2.0
+
+    def __call__(self, model: Any, batch: Any) -> Tensor:
+        return self.factor * own_loss(model, batch)
+
+
+def test_a_loss_and_options_of_an_optimizer_need_no_hash():
+    model, loss, recorder, batch = (
+        make(BertForSequenceClassification, **SMALL),
+        Doubled(),
+        Recorder(),
+        batches_of(1)[0],
+    )
+    step = step_of(model, recorder, loss)
+    step.optimizer.param_groups[0]["tags"] = {"kind": "all"}
+    step(batch), step(batch), step(batch)
+    assert recorder.replayed == 2
+    step.loss = Doubled()
+    step(batch)
+    assert recorder.replayed == 2, "equals may hold other tensors"
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, model: Any, batch: Any) -> Tensor:
+        return self.scale * own_loss(model, batch)
+
+
 class Weighted:
     """A loss that reads numbers in each way that Python has."""
 
@@ -470,24 +530,25 @@ class Weighted:
 def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(monkeypatch):
     model = make(BertForSequenceClassification, **NO_DROPOUT).train()
     teacher = make(BertForSequenceClassification, **SMALL).eval()
-    recorder, batch, weighted = Recorder(), batches_of(1)[0], Weighted(teacher)
+    recorder, batch, weighted, bound = Recorder(), batches_of(1)[0], Weighted(teacher), Weighted(teacher)
     step = step_of(model, recorder, weighted, frozen=[teacher])
     settings, power = {"scale": 2.0}, torch.ones((), dtype=F64)
 
     def closed(model: Any, batch: Any) -> Tensor:
         return settings["scale"] * own_loss(model, batch) ** power
 
-    doubled = partial(weighted, factor=2.0)
-    losses: list[Any] = [weighted, weighted.__call__, doubled, closed]
+    doubled, scaled = partial(weighted, factor=2.0), Scaled()
+    losses: list[Any] = [weighted, bound.__call__, doubled, scaled, closed]
     for loss, change in zip(
         losses,
         (
             lambda: teacher.train(),
             lambda: (
-                setattr(weighted, "share", 0.25),
+                setattr(bound, "share", 0.25),
                 teacher.load_state_dict(copy.deepcopy(teacher.state_dict()), assign=True),
             ),
             lambda: doubled.keywords.update(factor=3.0),
+            lambda: setattr(scaled, "scale", 3.0),
             lambda: settings.update(scale=3.0),
         ),
         strict=True,
@@ -531,12 +592,12 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
             x.grad = torch.full_like(x, torch.nan)
         raise torch.OutOfMemoryError("none")
 
+    model.register_forward_pre_hook(lambda *of: held.append(held[0]()) if held else None)
     monkeypatch.setattr(training, "BUCKETS", 1)
     step = step_of(model, Recorder())
     losses = [step(batch).item() for batch in batches]
     assert len(step.made) == 1
     step.capture = fail
-    model.register_forward_pre_hook(lambda *of: held.append(held[0]()) if held else None)
     with pytest.warns(RuntimeWarning, match="no memory for the CUDA graph of a step"):
         losses.append(step(batches[1]).item())
     assert held[1:] == [None], "the memory of the recording is free when the step runs plainly"
