@@ -12,7 +12,7 @@ from bertlite.inference.checks import ComputeDtype, check_unaltered, refuse_opti
 from bertlite.inference.clients.bodies import optimize_bodies
 from bertlite.inference.clients.readers import reader_of, warn_of
 from bertlite.inference.clients.verification import verify_model
-from bertlite.inference.gpu.graphs import use_graphs_
+from bertlite.inference.gpu.graphs import current, use_graphs_
 from bertlite.inference.model import InferenceModel
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
@@ -140,7 +140,8 @@ def optimize_for_inference(
     required = backend == "native" or dtype == torch.int8 or reproducible
     if backend == GRAPHS:
         copied = plain_copy(model, dtype)
-        use_graphs_(copied)
+        with current(copied.device):  # or another GPU would be asked
+            use_graphs_(copied)
     elif kernels := require_kernels(model, dtype, reproducible) if required else kernels_if_faster(model, dtype):
         backend, copied = "native", native_copy(model, dtype, kernels, sample)
     else:

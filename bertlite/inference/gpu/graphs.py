@@ -143,8 +143,13 @@ def record_forward(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callabl
 
 
 @cache
-def side_stream(device: int) -> Any:
-    """Return the stream of a GPU for recordings: cuBLAS keeps 32 MiB for each stream that it was used on."""
+def side_stream(device: int, pool: Any = None) -> Any:
+    """Return the stream of a GPU for warm-ups, or the one for recordings into a pool, on which nothing else runs.
+
+    Graphs keep the address of cuBLAS's workspace, of which each stream has its own.  torch 2.13 frees it with any
+    graph of the stream (pytorch#193402).  If only a pool's recordings use a stream, it lies in that pool, which stays
+    until its last graph goes.
+    """
     return torch.cuda.Stream(device)
 
 
@@ -169,7 +174,7 @@ def record_run(run: Callable[[], Tensor], pool: Any = None) -> tuple[Callable[[]
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # `torch.cuda.graph` does it too, and would reduce the reserved bytes
         reserved, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
-        stream = side_stream(torch.cuda.current_device())
+        stream = side_stream(torch.cuda.current_device(), pool)
         # The outer block restores the stream also if the end of the capture raises: torch's own then does not.
         with (
             torch.cuda.stream(stream),

@@ -189,16 +189,19 @@ def missing_for_triton(device: str, dtype: torch.dtype) -> str | None:
         return f"Triton runs on CUDA, not on {device}"
     if dtype not in TRITON_DTYPES:
         return f"the kernels take {', '.join(map(str, TRITON_DTYPES))}, not {dtype}"
-    return launch_fault() if device == "cuda" and torch.cuda.is_available() else None
+    return launch_fault(torch.cuda.current_device()) if device == "cuda" and torch.cuda.is_available() else None
 
 
 @cache
-def launch_fault() -> str | None:
+def launch_fault(current: int) -> str | None:
     """Return the reason why a kernel cannot be launched here; None after one has run.  The host waits for it.
 
     Triton needs a C compiler for its launchers, which not every image has.
+
+    Args:
+        current: the current GPU, as Triton launches there: each is asked once.
     """
-    if torch.cuda.get_device_capability() < (8, 0):
+    if torch.cuda.get_device_capability(current) < (8, 0):
         return "Triton needs a GPU of compute capability 8.0 or more, as Ampere's"
     try:
         mask = torch.ones(1, 3, dtype=torch.long, device="cuda")

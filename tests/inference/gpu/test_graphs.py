@@ -236,10 +236,18 @@ def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch):
     for plain in (True, False):
         monkeypatch.setattr(GraphedBertModel, "is_plain", lambda *of, plain=plain: plain)
         assert_same(dict(quick(**batch)), dict(model(**batch)))
+    there = type("There", (), {"device": torch.device("cuda", 1)})
+    for name, stand_in in {
+        "plain_copy": lambda *of: there,
+        "use_graphs_": assert_current,
+        "InferenceModel": lambda *of: None,
+    }.items():
+        monkeypatch.setattr(f"bertlite.inference.optimize.{name}", stand_in)
+    optimize_for_inference(model.float(), backend="graphs", verify=False)
     assert not current
 
 
-def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch):
+def test_recordings_of_a_pool_have_a_stream_of_their_own_and_only_their_own_memory_counts(monkeypatch):
     """On a stand-in for torch.cuda, whose cache `torch.cuda.graph` empties when a recording begins."""
     held, streams, now = {"cached": 100, "graph": 0}, [], ["the caller's"]
 
@@ -253,7 +261,7 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch)
         held["cached"] = 0
         now.append(stream)
         yield
-        if len(streams) > 2:
+        if len(streams) > 3:
             raise RuntimeError("the end of the recording fails")  # before torch has the caller's stream back
         now.pop()
 
@@ -282,11 +290,12 @@ def test_recordings_share_a_stream_and_only_their_own_memory_counts(monkeypatch)
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     graphs.side_stream.cache_clear()
-    assert [graphs.record_run(run)[2] for _ in range(2)] == [30, 30]
+    assert [graphs.record_run(run, pool)[2] for pool in ("one", "one", "two")] == [30, 30, 30]
     assert streams[0] is streams[1]
-    assert streams == [[3], [3]], "a stream of the current device"
+    assert len({*map(id, (*streams, graphs.side_stream(3)))}) == 3, "cuBLAS's workspace lies in the pool of its graphs"
+    assert streams == [[3], [3], [3]], "a stream of the current device"
     with pytest.raises(RuntimeError, match="the end of the recording fails"):
-        graphs.record_run(run)
+        graphs.record_run(run, "two")
     assert now == ["the caller's"]
     graphs.side_stream.cache_clear()
 

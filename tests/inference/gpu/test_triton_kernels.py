@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -164,23 +165,28 @@ def test_rows_are_packed_and_unpacked(lengths, counted):
     ids=str,
 )
 def test_why_no_kernel_can_be_launched_is_said(fault, reason, monkeypatch):
-    """On tensors here that Triton's launcher gets as a GPU's."""
+    """On tensors here that Triton's launcher gets as a GPU's.  A second GPU, of Hopper's kind, has its own answer."""
+    gpus = [0]
 
     def launch(mask: Tensor, counts: Tensor, *sizes: int, **settings: int) -> None:
         if isinstance(fault, Exception):
             raise fault
-        counts.fill_(fault or 3)
+        counts.fill_(fault if isinstance(fault, int) else 3)
 
     ones, zeros = torch.ones, torch.zeros
     monkeypatch.setattr(torch, "ones", lambda *shape, dtype, device: ones(*shape, dtype=dtype))
     monkeypatch.setattr(torch, "zeros", lambda *shape, dtype, device: zeros(*shape, dtype=dtype))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (7, 5) if fault == "Turing" else (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: gpus[-1])
+    old = {0: (7, 5)} if fault == "Turing" else {}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *of: old.get(gpus[-1], (9, 0)))
     monkeypatch.setattr(triton_kernels, "triton", pytest)
     monkeypatch.setattr(triton_kernels, "count_kernel", {(1,): launch}, raising=False)
-    monkeypatch.setattr(triton_kernels, "launch_fault", triton_kernels.launch_fault.__wrapped__)
+    monkeypatch.setattr(triton_kernels, "launch_fault", cache(triton_kernels.launch_fault.__wrapped__))
     found = triton_kernels.missing_for_triton("cuda", torch.bfloat16)
     assert found is reason is None or reason in found
+    gpus.append(1)
+    assert fault != "Turing" or triton_kernels.missing_for_triton("cuda", torch.bfloat16) is None
 
 
 @pytest.mark.skipif(find_spec("triton") is None or triton_kernels.INTERPRETED, reason="Triton compiles nothing here")
