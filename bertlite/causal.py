@@ -184,7 +184,7 @@ class Patching:
 
     @property
     def effect(self) -> Tensor:
-        """The change of the mean metric as a share of the difference between the runs: 0 is none, 1 all.
+        """The change of the mean metric as a share of the difference between the runs; 0 is none, 1 all.
 
         Raises:
             ValueError: the two runs have the same mean metric.

@@ -78,7 +78,7 @@ class Embedder(VectorSettings):
     """Turn texts into vectors: a SentenceTransformer on the kernels, loaded when a process first uses it.
 
     It is a frozen value, which can be pickled, and small until then.  Called with a batch of columns, it adds a column
-    of vectors; called with texts, it returns their vectors.  So it can be passed directly to
+    of vectors; called with texts, it returns their vectors.  So it can be passed directly to::
 
         datasets:  dataset.map(embedder, batched=True)
         Ray Data:  dataset.map_batches(Embedder, fn_constructor_args=(model,), compute=ActorPoolStrategy(size=2))

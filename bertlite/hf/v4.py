@@ -1,5 +1,7 @@
 """BERT with the signatures and results of transformers 4.57, on any transformers: for code that uses its parts.
 
+Import them from here::
+
     from bertlite.hf.v4 import BertLayer, BertModel, BertPreTrainedModel
 
 `bertlite.hf` follows the installed transformers, whose layers return a tuple in 4 and a tensor in 5.  Code for

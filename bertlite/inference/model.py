@@ -90,7 +90,7 @@ class InferenceModel(RunsOnly):
 
     @property
     def rounding(self) -> str | None:
-        """How weights were rounded to 8 bits: "plain", or "fitted" to texts and in how many matrices; else None."""
+        """How weights were rounded to 8 bits, "plain", or "fitted" to texts and in how many matrices; else None."""
         return getattr(getattr(self.base_model.encoder, "weights", None), "rounding", None)
 
     def extra_repr(self) -> str:

@@ -9,6 +9,8 @@ from bertlite.stack.outputs import ModelOutput, register
 
 @register
 class PreTrainingOutput(ModelOutput):
+    """The output of BertForPreTraining: logits of the vocabulary, and of the next sentence."""
+
     loss: Tensor | None = None
     prediction_logits: Tensor | None = None  # (B, S, vocabulary)
     seq_relationship_logits: Tensor | None = None  # (B, 2): is the next sentence, is not
@@ -28,6 +30,8 @@ class LogitsOutput(ModelOutput):
 
 @register
 class CausalLMOutput(ModelOutput):
+    """The output of BertLMHeadModel, with the keys and values of a decoder's cache."""
+
     loss: Tensor | None = None
     logits: Tensor | None = None  # (B, S, vocabulary)
     past_key_values: Any = None
@@ -38,6 +42,8 @@ class CausalLMOutput(ModelOutput):
 
 @register
 class QuestionAnsweringOutput(ModelOutput):
+    """The output of BertForQuestionAnswering: logits of the first and of the last token of the answer."""
+
     loss: Tensor | None = None
     start_logits: Tensor | None = None  # (B, S)
     end_logits: Tensor | None = None  # (B, S)

@@ -74,6 +74,8 @@ def register(cls: type[Out]) -> type[Out]:
 
 @register
 class BertModelOutput(ModelOutput):
+    """The output of BertModel: token states, and the pooled first token if the model has a pooler."""
+
     last_hidden_state: Tensor  # (B, S, D)
     pooler_output: Tensor | None = None  # (B, D)
     past_key_values: Any = None  # a decoder's KeyValueCache

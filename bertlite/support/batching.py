@@ -52,7 +52,7 @@ def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: boo
 
     Sequences are sorted by length, the longest first, so that memory runs out in the first batch or never.
     Sequences of equal length keep their order, so that batches are deterministic.  `Batches.restore` puts results
-    back into the original order:
+    back into the original order::
 
         batches = token_budget_batches(lengths, 4096)
         vectors = batches.restore(embed([texts[i] for i in batch]) for batch in batches)

@@ -35,7 +35,9 @@ autodoc_inherit_docstrings = False  # of torch and transformers
 suppress_warnings = ["ref.python"]  # one name of two classes, bertlite's and bertlite.hf's
 
 CODE = re.compile(r"(`[^`]*`)")
-NUMBER = re.compile(r"[-+≈ ]*\d[^x]{,29}")  # 1.10 (1.07–1.15), 13,495 of 30,522; not 32 x 49 SST-2 (48%)
+# 1.10 (1.07–1.15), 13,495 of 30,522; not 32 x 49 SST-2 (48%), nor 50 %, distilled
+NUMBER = re.compile(r"[-+≈ ]*\d(?!.*%, )[^x]{,29}")
+LONG = 40  # letters of a word that a line of a telephone may not hold
 
 
 def escape(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
@@ -56,13 +58,22 @@ def escape(app: Any, what: str, name: str, found: Any, options: Any, lines: list
         lines[i] = "".join(parts)
 
 
-def mark_numbers(app: Any, doctree: Any, page: str) -> None:
-    """Give the cells of a table that hold numbers, or a short name, a class by which they are kept on one line."""
+def shorten(app: Any, what: str, name: str, found: Any, options: Any, call: str | None, returned: str | None) -> Any:
+    """Write a default that is a function as …, since its repr is no Python, and types would then stay long."""
+    return call and re.sub(r"<[^,]*>(?=[,)])", "...", call), returned
+
+
+def mark_lines(app: Any, doctree: Any, page: str) -> None:
+    """Give cells with a number or a short name a class that keeps them on one line, and long code one that breaks."""
     for cell in doctree.findall(nodes.entry):
         if NUMBER.fullmatch(text := cell.astext()) or len(text) <= 12:
             cell["classes"].append("number")
+    for code in doctree.findall(nodes.literal):
+        if any(len(word) > LONG for word in code.astext().split()):
+            code["classes"].append("long")
 
 
 def setup(app: Any) -> None:
-    app.connect("doctree-resolved", mark_numbers)
+    app.connect("doctree-resolved", mark_lines)
+    app.connect("autodoc-process-signature", shorten)
     app.connect("autodoc-process-docstring", escape, priority=100)  # before napoleon

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scripts.make.tables.read import RESULTS, record
-from scripts.measure.budgets.picture import draw
+from scripts.measure.budgets import pareto, picture
 from scripts.measure.curves import curves, save
 from scripts.measure.speed.__main__ import plot
 
@@ -19,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
     plot(record("speed"), RESULTS / "speed.png")
-    draw(record("pruning/budgets")["rows"], RESULTS / "pruning" / "budgets.png")
+    picture.draw(record("pruning/budgets")["rows"], RESULTS / "pruning" / "budgets.png")
+    pareto.draw(record("pruning/pareto")["rows"], RESULTS / "pruning" / "pareto.png")
     heads = record("pruning/sst2")
     with TemporaryDirectory(prefix="bertlite-pictures-") as name:
         drawn = curves(heads["rows"], heads["headline"], heads["dense"][heads["headline"]])

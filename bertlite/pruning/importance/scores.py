@@ -60,7 +60,7 @@ def head_importance(
         normaliser: see `normalise`.
 
     Returns:
-        (L, N), float64 on the CPU.  A pruned head is nan, not 0: "gone" and "unimportant" are different answers.
+        (L, N), float64 on the CPU.  A pruned head is nan, not 0, since "gone" and "unimportant" differ.
 
     Raises:
         ValueError: an unknown name, no batches, labels that are missing or do not fit the model, or a combination
@@ -90,7 +90,7 @@ def neuron_importance(
 
     Args:
         reduction: "example" or "batch".
-        other arguments: as for `head_importance`.
+        batches, criterion, target, loss, teacher, normaliser, seed: as for `head_importance`.
 
     Returns:
         (L, I), float64 on the CPU, nan where a neuron is pruned.

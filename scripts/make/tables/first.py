@@ -74,7 +74,7 @@ def encoders_loss() -> str:
 
     def losses(way: str) -> str:
         rows = [(name, row) for (name, *_), row, _ in by_encoder() if (row["way"], row["target"]) == (way, "50%")]
-        found = [(name.split("-")[1], row["scores"][MEAN]) for name, row in rows]
+        found = [(name, row["scores"][MEAN]) for name, row in rows]
         return ", ".join(f"{name} {show_loss(*(each[end] for end in ends))}" for name, each in found)
 
     others = record("pruning/pareto")["texts"] - HELD_OUT - TEXTS_TO_FIT
@@ -93,7 +93,7 @@ def int8_loss() -> str:
     kept = min(each["kept"][FITTED]["ten nearest neighbours"] for each in encoders)
     return (
         f"fine-tuned MiniLMs of {len(results)} tasks ({', '.join(results)}) lose {most:.2f} points at most, and keep"
-        f" {floor(1000 * alike) / 10} % of labels; packed encoders {floor(1000 * kept) / 10} % of neighbours"
+        f" {floor(1000 * alike) / 10} % of labels; packed encoders {100 * kept:.1f} % of neighbours"
     )
 
 

@@ -1,6 +1,7 @@
 """Tables of the library itself: the commands, and the criteria."""
 
 import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from inspect import formatannotation
@@ -14,7 +15,8 @@ from scripts.make.tables.read import table
 
 def commands() -> str:
     """Table of the commands: how each is called, and its purpose."""
-    lines = [f"| `{call(each)}` | {summary} |" for each, summary in commands_below(parser())]
+    below = ((each, re.sub(r"--[a-z-]+", r"`\g<0>`", summary)) for each, summary in commands_below(parser()))
+    lines = [f"| `{call(each)}` | {summary} |" for each, summary in below]
     return "\n".join(["| command | what it does |", "|---|---|", *lines])
 
 

@@ -33,7 +33,8 @@ def parity(names: str) -> str:
     return table(
         head,
         body,
-        "Tensors compared, and the largest error of one, or the largest ratio of the two rms errors."
+        "Tensors compared, and the largest error of one, a gradient's not divided by the largest gradient,"
+        " or the largest ratio of the two rms errors."
         f" {checkpoints_of(files)}. Measured on {measured_on(*files, name_torch=not several)}."
         f" Case by case: `scripts/results/{names}`." + "".join(f" {each['note']}" for each in files if "note" in each),
     )

@@ -103,7 +103,7 @@ def note(found: Record) -> str:
     if {row["stage"] for row in found["rows"]} == {"pruned"}:
         return what
     return (
-        f"{what} x is the median speed of some tasks at 8 x 128. Distilled: all in the same way, on"
+        f"{what} Speeds are medians over some tasks, at 8 x 128. Distilled: all in the same way, on"
         f" {found['distillation']['examples']:,} examples without labels. In equal time: {found['minutes']:g} CPU"
         " minutes for pruning and distillation, which reads labels."
     )
@@ -291,19 +291,23 @@ def vocabulary() -> str:
 
 
 def by_encoder() -> list[tuple[list[str], Record, Record]]:
-    """Return the first cells of a line, and its rows in float32 and int8, of each encoder that was judged."""
+    """Return the first cells of a line, and its rows in float32 and int8, of each encoder that was judged.
+
+    An encoder such as all-MiniLM-L6-v2 is called by the second word of its name.
+    """
     rows = {tuple(row[name] for name in Key._fields): row for row in record("pruning/pareto")["rows"]}
     found = []
     for model, way, target in dict.fromkeys(each[:3] for each in rows):
         exact, small = (rows[model, way, target, dtype] for dtype in DTYPES)
-        found.append(([model, target.replace("%", " %"), PARETO.get(way, "the given model")], exact, small))
+        cells = [model.split("-")[1], target.replace("%", " %"), PARETO.get(way, "the given model")]
+        found.append((cells, exact, small))
     return found
 
 
 def pareto() -> str:
     """Table of sentence encoders, pruned in several ways, in float32 and in int8: quality and measured speed."""
     found, lines = record("pruning/pareto"), by_encoder()
-    given = [*dict.fromkeys(names[0] for names, *_ in lines)]
+    given = [*dict.fromkeys(exact["model"] for _, exact, _ in lines)]
     body = []
     for names, *both in lines:
         speeds = [f"{row['texts a second']['median']:,.0f}" if "speed" in found else "" for row in both]
@@ -320,7 +324,8 @@ def pareto() -> str:
         f" {found['texts']:,} texts without labels, of the kinds that the tasks have, except {others}. Distilled:"
         f" {found['steps']} steps of 32 texts. Every pruned model has a map, except where it says no.{speed}"
     )
-    return table([*head, "above layers alike", *(f"int8, above {name}" for name in given[1:][-1:])], body, note)
+    head += ["above layers alike", *(f"int8, above {name.split('-')[1]}" for name in given[1:][-1:])]
+    return table(head, body, note)
 
 
 def than(found: dict[str, float] | None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertlite.support import timing
+from bertlite.support.progress import count_of
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "scripts" / "results"
@@ -79,11 +80,11 @@ def cpus(records: Sequence[Record]) -> str:
     return " and ".join(dict.fromkeys(each["environment"]["cpu"] for each in records))
 
 
-def measured_on(record: Record, *others: Record, name_torch: bool = True) -> str:
+def measured_on(record: Record, *others: Record, name_torch: bool = True, name_threads: bool = True) -> str:
     """Name the machine and the versions of a record, and the machines of others that have the same versions."""
     where = record["environment"]
-    threads = "1 thread" if where["threads"] == 1 else f"{where['threads']} threads"
+    threads = f"{count_of(where['threads'], 'thread')}, " if name_threads else ""
     gpu = f"{where['gpu']}, driver {where['driver']}, " if "gpu" in where else ""
     torch = f"torch {where['versions']['torch']}, " if name_torch else ""
     limits = "".join(f"{name}={value}, " for name, value in where.get("limits", {}).items())
-    return f"{gpu}{cpus([record, *others])}, {limits}{threads}, {torch}Python {where['python']}"
+    return f"{gpu}{cpus([record, *others])}, {limits}{threads}{torch}Python {where['python']}"

@@ -33,6 +33,7 @@ LIMITS = {
     "read": "bandwidth of reading",
     "copy": "bandwidth of a copy, read and written",
 }
+WIDE = 10  # columns that a page has no room for
 HALVES = ("half the heads", "half the neurons", "half of both")
 
 Sections = Mapping[str, dict[str, Any]]
@@ -45,7 +46,7 @@ def startup() -> str:
         times = {name: milliseconds(seconds) for name, seconds in section["seconds"].items()}
         body.append([section["what"], times.pop("bertlite"), times.pop("transformers")])
         body[-1].append(with_spread(section["ratios"]["transformers / bertlite"]))
-        others += [f"{name} {time}" for name, time in times.items()]
+        others += [f"{name.replace('its own file', 'a file that it saved')} {time}" for name, time in times.items()]
     version = found["environment"]["versions"]["transformers"]
     note = f"For comparison: {', '.join(others)}. {SPREAD} transformers {version}, {measured_on(found)}."
     return table(["", "bertlite", "transformers", "ratio"], body, note)
@@ -134,15 +135,17 @@ def on_gpu(name: str) -> str:
 
 
 def over_base(found: Record, forward: Sections, engines: Sequence[str]) -> str:
-    """Table of times faster than transformers' sdpa in float32, a line for each engine that was timed."""
+    """Table of times faster than transformers' sdpa in float32, engines by batches, or batches by engines if they are many."""
     body = [
         [engine, *(rounded(section["ratios"], f"{BASE} / {engine}") for section in forward.values())]
         for engine in engines
     ]
     shapes = " and ".join(dict.fromkeys(f"{section['model']}'s" for section in forward.values()))
     what = f"Times faster than {BASE}, {shapes} shape; 1 x 16: one text of 16 tokens."
-    lines = [line for line in body if any(line[1:])]
-    return table(["", *heads_of(forward)], lines, note(what, forward, found, spread=ROUNDED))
+    grid = [["", *heads_of(forward)], *(line for line in body if any(line[1:]))]
+    if len(forward) > WIDE:
+        grid = [list(line) for line in zip(*grid, strict=True)]
+    return table(grid[0], grid[1:], note(what, forward, found, spread=ROUNDED))
 
 
 def under(name: str, only: str = "") -> str:
@@ -156,9 +159,13 @@ def under(name: str, only: str = "") -> str:
     peers = ", ".join(f"{each} {versions[each]}" for each in UNDER)
     what = f"Times faster than torch in float32, tokenizing too: MiniLM, real lengths, batches of 32. {peers}."
     heads = (f"{name}, {use['library']}" for name, use in uses.items())
-    (threads,) = {use["threads"] for use in uses.values()}  # not those of torch when it started
-    where = measured_on({"environment": found["environment"] | {"threads": threads}})
-    return table(["", *heads], body, f"{what} {ROUNDED} {where}.")
+    return table(["", *heads], body, f"{what} {ROUNDED} {measured_on(with_threads(found, uses))}.")
+
+
+def with_threads(found: Record, sections: Sections) -> Record:
+    """Return a record with the threads that its sections had, which all had the same, not torch's when it started."""
+    (threads,) = {section["threads"] for section in sections.values()}
+    return found | {"environment": found["environment"] | {"threads": threads}}
 
 
 def peers(*names: str) -> str:
@@ -196,8 +203,12 @@ def recipes() -> str:
         ["reranker, MiniLM, 1 thread", *(cell(rerank, f"torch float32 / bertlite {dtype}") for dtype in DTYPES)],
         ["classifier, deberta-v3, 2 threads", *(cell(guard, f"{slow} / bertlite native {dtype}") for dtype in DTYPES)],
     ]
-    what = "Times faster than sentence-transformers and transformers in float32, batches of 32."
-    return table(["", *DTYPES], body, f"{what} {SPREAD} {measured_on(under, deberta)}.")
+    versions = under["environment"]["versions"]
+    what = (
+        "Times faster than sentence-transformers and transformers in float32, batches of 32. The reranker's:"
+        f" transformers {versions['transformers']}, sentence-transformers {versions['sentence-transformers']}."
+    )
+    return table(["", *DTYPES], body, f"{what} {SPREAD} {measured_on(under, deberta, name_threads=False)}.")
 
 
 def roof() -> str:
@@ -215,8 +226,8 @@ def roof() -> str:
     lines = [[*key, *cells] for key, cells in body.items() if any(cells)]
     heads = [dtype + end for end in ("", ", AVX2")[: len(names)] for dtype in DTYPES]
     note = (
-        "The row of a batch with the larger share is its limit. Limits are measured between the rounds of the"
-        f" same run; one thread, {'; with AVX2 alone on '.join(measured_on(record(name)) for name in names)}."
+        "The row of a batch with the larger share is its limit. Limits are measured between the rounds of the same"
+        f" run; one thread, {'; with AVX2 alone on '.join(measured_on(record(x), name_threads=False) for x in names)}."
     )
     return table(["model", "batch", "share of", *heads], lines, note)
 
@@ -266,6 +277,7 @@ def halves() -> str:
 def training() -> str:
     """Table of the time of a training step, and of how much faster it is in bertlite."""
     found, body, shown = record("training"), [], {}
+    found = with_threads(found, found["sections"])
     for model, trained in grouped(found, "training").items():
         for batch, section in trained.items():
             cells = [cell(section["ratios"], f"transformers sdpa / bertlite {name}") for name in ("sdpa", "packed")]
@@ -433,7 +445,8 @@ def native_accuracy() -> str:
     return table(
         head,
         body,
-        f"Points, with 95 % intervals over the same examples; below 0 is a gain; native float32 differs by {most:.2f}"
+        'Points, with 95 % intervals over the same examples, of the loss or, after "gains", of the gain;'
+        f" native float32 differs by {most:.2f}"
         " at most. Alike: examples, or words, with the same label; of numbers the rank correlation. MiniLM, fine-tuned"
         f" on each task but similarity; {measured_on(found)}.",
     )

@@ -312,7 +312,7 @@ STYLES = {"mapped": ("o", "-"), "distilled": ("D", "--"), "layers": ("s", ":")} 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the mean score against texts a second: a panel for each dtype, a colour for each given model."""
     plt = pyplot()
-    figure, panels = plt.subplots(2, 1, figsize=(6.5, 7.6), sharex=True, sharey=True, layout="constrained")
+    figure, panels = plt.subplots(2, 1, figsize=(5, 7.6), sharex=True, sharey=True, layout="constrained")
     for panel, dtype in zip(panels, DTYPES, strict=True):
         for colour, model in zip(COLOURS, dict.fromkeys(row["model"] for row in rows), strict=False):
             own = [row for row in rows if (row["model"], row["dtype"]) == (model, dtype)]
@@ -337,7 +337,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     panels[1].set_xlabel("short texts a second, one thread")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", fontsize=8)
     figure.savefig(path, dpi=140, bbox_inches="tight")
     plt.close(figure)
 

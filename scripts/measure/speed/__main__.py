@@ -232,6 +232,7 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
         ax.margins(x=0.2)  # room for the numbers
         ax.locator_params(axis="x", integer=True)
         ax.spines[["top", "right"]].set_visible(False)
+        fig.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # on a dark page the white ends at a line
         fig.savefig(path, dpi=180)
     plt.close(fig)
 
