@@ -135,7 +135,7 @@ def on_gpu(name: str) -> str:
 
 
 def over_base(found: Record, forward: Sections, engines: Sequence[str]) -> str:
-    """Table of times faster than transformers' sdpa in float32, engines by batches, or batches by engines if they are many."""
+    """Table of times faster than transformers' sdpa in float32, engines by batches; many batches are its lines."""
     body = [
         [engine, *(rounded(section["ratios"], f"{BASE} / {engine}") for section in forward.values())]
         for engine in engines
