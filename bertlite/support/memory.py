@@ -20,7 +20,10 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def map_large_blocks(size: int = 2**20) -> None:
-    """Let glibc map each block of this size or more on its own: a freed one goes back to the system at once."""
+def map_large_blocks(size: int = 2**24) -> None:
+    """Let glibc map each block of this size or more on its own: a freed one goes back to the system at once.
+
+    A mapped block costs time, since the system clears it: states of a batch should be smaller.
+    """
     with suppress(AttributeError, OSError, TypeError):  # other C libraries
         ctypes.CDLL(None).mallopt(-3, size)  # M_MMAP_THRESHOLD
