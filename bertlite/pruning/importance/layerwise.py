@@ -55,7 +55,7 @@ def prune_layerwise_(
     fitted layers below: first those that compute heads or neurons, then the output projection, as in `repair`.
 
     Args:
-        model: with the heads and neurons of `dense`; changed in place.
+        model: a copy of `dense`; changed in place.
         batches: inputs; labels are ignored.
         curves: from `loss_curves` of `dense`: the order in which units are removed.
         sizes: for each layer the heads and the neurons to keep, at most as many as the layer has.

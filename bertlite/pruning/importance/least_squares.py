@@ -111,7 +111,8 @@ def fit_layers_(
         for structure in STRUCTURES:
             # The matrices that compute the units come first, since the projection reads their outputs.
             fits = layer >= start and structure in structures
-            if fits and all_matrices and structure.dense(block).in_features:
+            first = layer == 0 and structure is HEADS  # it reads the same in both models, so its matrices stay
+            if fits and all_matrices and not first and structure.dense(block).in_features:
                 every, kept = (structure.kept(each.config, layer) for each in (dense, pruned))
                 rows = unit_rows([every.index(i) for i in kept], structure.width(block), pruned.device)
                 tokens = (each.fit_readers(structure, block, other) for each in runs)
@@ -128,7 +129,8 @@ def fit_layers_(
                 tokens = (each.fit(structure, block, keeps) for each in runs)
                 refit_([structure.dense(block)], tokens, ridge)
 
-            for each in runs:
+            last = structure is not HEADS and layer + 1 == pruned.config.num_hidden_layers  # nothing reads its output
+            for each in () if last else runs:
                 each.step(structure, block, other)
         if layer >= start:
             yield layer
