@@ -135,9 +135,8 @@ class Report:
         lines = [self.line(), f"       {'tensor':<{width}}  {'error':>9}  {'allowed':>9}"]
         lines += [f"       {row.tensor:<{width}}  {row.error:9.2e}  {row.allowed:9.2e}" for row in bad[:20]]
         lines += [f"       and {len(bad) - 20} tensors more"] if len(bad) > 20 else []
-        lines.append(
-            f"       first module to differ: {self.first_module or 'none: every module agrees going forward'}"
-        )
+        first = self.first_module or "none: every module agrees going forward"
+        lines.append(f"       first module to differ: {first}")
         return "\n".join(lines)
 
 

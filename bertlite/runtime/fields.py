@@ -100,8 +100,7 @@ def parse_json(path: Path, text: str | bytes, way_out: str) -> dict[str, Any]:
     if level:
         raise ValueError(f"{path} is nested {DEEPEST} deep: {way_out}")
     check_fields(path, values, AN_OBJECT, way_out)
-    found: dict[str, Any] = values
-    return found
+    return values
 
 
 def check_fields(path: Path, values: Any, rule: Any, way_out: str) -> None:

@@ -54,8 +54,7 @@ def normalize(x: Array) -> Array:
 
 
 def scaled_to_1(x: Array) -> Array:
-    found: Array = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    return found
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
 # {sentence-transformers' name: function}, (B, D), (C, D) -> (B, C)

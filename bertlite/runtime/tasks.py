@@ -449,8 +449,7 @@ def read_or_empty(path: Path) -> str:
 
 def apply_row(layer: PackedLinear, x: Floats) -> Floats:
     """Return a layer's output for one vector, computed alone, so that other vectors cannot change a bit of it."""
-    found: Floats = layer(x[None])[0]
-    return found
+    return layer(x[None])[0]
 
 
 def after_pooling(folder: Path, about: Processing, hidden: int, kernels: Kernels) -> list[Callable[[Floats], Floats]]:
@@ -500,8 +499,7 @@ def dense_tensors(file: OpenedFile, steps: Sequence[Mapping[str, Any]], width: i
 
 def softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
     powers = np.exp(x - x.max(-1, keepdims=True))
-    found: NDArray[np.float64] = powers / powers.sum(-1, keepdims=True)
-    return found
+    return powers / powers.sum(-1, keepdims=True)
 
 
 ACTIVATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {

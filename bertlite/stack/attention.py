@@ -385,8 +385,7 @@ def varlen(
     q_ends = torch.arange(len(ends), dtype=torch.int32, device=ends.device) if first else ends
     lengths = (q_ends, ends, 1 if first else longest, longest)
     if torch.is_grad_enabled() or dropout or isinstance(packing, Slots):
-        flash: Tensor = torch_private.flash_attention(q, k, v, *lengths, dropout, False, False)[0]
-        return flash
+        return torch_private.flash_attention(q, k, v, *lengths, dropout, False, False)[0]
     context = varlen_attn(q, k, v, *lengths)
     assert isinstance(context, Tensor)  # not a pair: no log-sum-exp was asked for
     return context
@@ -398,10 +397,6 @@ def missing_for_varlen(needs: Requirements) -> str | None:
         return f"varlen_attn runs on CUDA, not on {needs.device}"
 
     # Each line is a limit of the kernel; the first one that this forward meets is the reason.
-    try:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: F401
-    except ImportError:
-        return f"torch {torch.__version__} has no torch.nn.attention.varlen; 2.10 does"
     known = torch.cuda.is_available() and not torch.compiler.is_compiling()
     if known and torch.cuda.get_device_capability() < (8, 0):
         return "varlen_attn needs a GPU of compute capability 8.0 or more, as Ampere's"

@@ -22,8 +22,7 @@ def drop_by(module: nn.Module, x: Tensor) -> Tensor:
     """Apply a dropout: to packed tokens, (T, D), with `drop`; to rows with the draws of transformers."""
     if type(module) is nn.Dropout and module.training and x.dim() == 2:
         return drop(x, module.p)
-    dropped: Tensor = module(x)
-    return dropped
+    return module(x)
 
 
 class BertEmbeddings(nn.Module):
@@ -257,8 +256,7 @@ class BertEncoder(nn.Module):
         return (x if self.final_norm is None else self.final_norm(x)), states
 
     def run_layer(self, layer: nn.Module, x: Tensor, inputs: LayerContext) -> Tensor:
-        out: Tensor = layer(x, inputs=inputs)
-        return out
+        return layer(x, inputs=inputs)
 
 
 class BertPooler(nn.Module):

@@ -3,9 +3,9 @@
 Shapes:  B 5 sequences · S 11 positions · T tokens, of all sequences together
 """
 
+import importlib
 import inspect
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -572,7 +572,6 @@ HALF = Requirements(device="cuda", dtype=torch.float16)
 
 
 def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch):
-    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     assert missing_for_varlen(HALF) is None
     assert missing_for_varlen(replace(HALF, dtype=torch.bfloat16, head_dim=32)) is None
     assert missing_for_varlen(replace(HALF, head_dim=256)) is None
@@ -588,8 +587,6 @@ def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch):
         assert "compute capability 8.0 or more" in str(missing_for_varlen(HALF))
     monkeypatch.setattr(torch_private, "flash_attention", None)
     assert "which gives gradients and dropout" in str(missing_for_varlen(HALF))
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
-    assert "has no torch.nn.attention.varlen; 2.10 does" in str(missing_for_varlen(HALF))
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -600,7 +597,7 @@ def test_varlen_attention_is_told_where_sequences_end(first, dropout, learns, mo
 
     `varlen_attn` may take cuDNN and has no dropout, so gradients and dropout are the other operator's.
     """
-    module = pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    module = importlib.import_module("torch.nn.attention.varlen")
     schema = torch.ops.aten._flash_attention_forward.default._schema
     names = {False: [*inspect.signature(module.varlen_attn).parameters], True: [x.name for x in schema.arguments]}
     called = []
@@ -637,7 +634,6 @@ def test_varlen_attention_is_told_where_sequences_end(first, dropout, learns, mo
 
 
 def test_on_cuda_packed_is_varlen_attention_or_why_not_is_said():
-    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     with warnings.catch_warnings(action="error"):
         assert select("packed", Requirements()).name == "packed"
         assert select("packed", HALF).name == select("varlen", HALF).name == "varlen"
@@ -677,7 +673,6 @@ EVERY_HEAD = {"pruned_heads": {0: [1, 3], 1: range(N), 2: range(N)}}  # also of 
 @pytest.mark.parametrize("ends", [[0, 3, 3, 8], [0, 0, 0], [0]], ids=["some tokens", "no tokens", "no sequences"])
 def test_varlen_attention_is_given_heads_and_tokens(ends, changes, first, monkeypatch):
     """It divides by the number of heads: without this the process would end.  Computed here by torch's operators."""
-    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
 
     def attends(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *longest: int) -> list[Tensor]:
         assert all((*q.shape, *k.shape, *v.shape, *longest[:2]))
@@ -716,7 +711,6 @@ def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model, monkeypatch
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "varlen"), (torch.float32, "packed")])
 def test_a_packed_model_on_a_gpu_takes_varlen_attention_in_16_bits(dtype, name):
-    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     with FakeTensorMode():
         x = torch.empty(5, 64, dtype=dtype, device="cuda")
     with warnings.catch_warnings(action="ignore"):  # that float32 runs as groups

@@ -42,13 +42,7 @@ from bertlite.stack.modules import (
     BertSelfAttention,
     BertSelfOutput,
 )
-from bertlite.stack.positions import (
-    DISTANCES,
-    BucketedDistances,
-    DisentangledDistances,
-    Distances,
-    VectorDistances,
-)
+from bertlite.stack.positions import DISTANCES, BucketedDistances, DisentangledDistances, Distances, VectorDistances
 from bertlite.support import torch_private
 from bertlite.support.timing import time_calls
 

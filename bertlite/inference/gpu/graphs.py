@@ -84,8 +84,7 @@ class BucketGraph:
         # No kernel leaves padding out at this length, or something reads it: the plain forward computes it.
         if tokens is None or backend is None:
             out = BertModel.forward(model, self.ids, self.mask, self.segments, skip_padding=False, return_dict=True)
-            states: Tensor = out.last_hidden_state
-            return states
+            return out.last_hidden_state
 
         # A graph cannot depend on how many tokens are real, so they are packed into as many slots as the bucket has.
         positions = count_positions(self.ids, model.config) if model.config.positions_skip_padding else None

@@ -97,8 +97,7 @@ def fit_(weights: NativeWeights, model: BertModel, sample: Sample) -> None:
                 parts = found.integers.chunk(len(names)), found.scales.chunk(len(names))
                 for each, integers, scales in zip(names, *parts, strict=True):
                     weights.replace_integers(inputs.layer, each, integers, scales, found.factors)
-        out: Tensor = layer.output(neurons, attended)
-        return out
+        return layer.output(neurons, attended)
 
     # One forward of the float model goes through all layers, with texts packed one behind the other.
     ids, segments = (as_indices([token[i] for text in texts for token in text]) for i in range(2))

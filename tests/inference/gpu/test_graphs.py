@@ -393,7 +393,6 @@ def test_what_graphs_cannot_run_is_refused():
 )
 def test_where_padding_is_computed_it_is_said_once(changes, dtype, kernel, said, monkeypatch):
     """By what torch and Triton can run on a GPU; the model says that it is there."""
-    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     monkeypatch.setattr(graphs, "missing_for_short", lambda needs, n: None if kernel and n <= 128 else "no kernel")
     monkeypatch.setattr(graphs, "fuse_", lambda body: False)
     monkeypatch.setattr(BertModel, "device", torch.device("cuda"))
@@ -414,7 +413,6 @@ def test_where_padding_is_computed_it_is_said_once(changes, dtype, kernel, said,
 
 def test_positions_that_a_packing_graph_does_not_know_are_computed_with_padding(monkeypatch):
     """Such as rotations, which come from places that the rows of a bucket do not have."""
-    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
     monkeypatch.setitem(DISTANCES, "turned", type("Turned", (Distances,), {})())
     monkeypatch.setattr(graphs, "missing_for_short", lambda needs, longest: None)
