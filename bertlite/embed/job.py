@@ -295,7 +295,7 @@ def read_manifest(path: Path) -> Manifest:
         values = read_json_object(path)
         if values.get("what") == "bertlite embed":
             return values
-    raise ValueError(f"{path} is damaged, or not of bertlite embed: choose another --out folder, or remove this one")
+    raise ValueError(f"{path} is damaged, or not of bertlite embed: choose another --out folder")
 
 
 def identity(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from bertlite.support.contexts import own_context
 from bertlite.support.kinds import checked
 
 Output: TypeAlias = ModelOutput | tuple[object, ...]
+FORKS: list[None] = []  # one for each fork between the import of bertlite and this process
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=lambda: FORKS.append(None))
 
 
 def refuse_saving(*args: object, **options: object) -> NoReturn:
@@ -53,7 +56,7 @@ class InferenceModel(RunsOnly):
         super().__init__()
         model.base_model.encoder.skip_padding = skip_padding
         self.model, self.backend, self.compute_dtype = model, backend, dtype
-        self.process = os.getpid()
+        self.forks = len(FORKS)
         self.train(False)
 
     def forward(self, *args: object, **kwargs: object) -> Output:
@@ -62,12 +65,11 @@ class InferenceModel(RunsOnly):
             return self.run(*args, **kwargs)
 
     def run(self, *args: object, **kwargs: object) -> Output:
-        if torch.compiler.is_compiling():
-            run = torch.compiler.disable(self.model.__call__) if self.backend in ("native", "graphs") else self.model
-            return run(*args, **kwargs)
-        if self.process != os.getpid():
+        if self.forks != len(FORKS):  # torch.compile guards this number, and no call of `os`
             torch.set_num_threads(1)
-            self.process = os.getpid()
+            self.forks = len(FORKS)
+        if self.backend in ("native", "graphs") and torch.compiler.is_compiling():
+            return torch.compiler.disable(self.model.__call__)(*args, **kwargs)
         return self.model(*args, **kwargs)
 
     @property
@@ -98,7 +100,7 @@ class InferenceModel(RunsOnly):
         return f"backend={self.backend!r}, dtype={self.compute_dtype}{rounding}"
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({**state, "process": os.getpid()})  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "forks": len(FORKS)})  # type: ignore[no-untyped-call]
 
     @checked
     @own_context()

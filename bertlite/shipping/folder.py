@@ -76,9 +76,7 @@ def write_model(
     config, origin = with_class_names(model.config, class_names), dict(source.card)
     if base_model is not None:
         if not is_hub_id(base_model):
-            raise ValueError(
-                f"base_model is {base_model!r}; give the name of a repository on the hub, such as me/bert"
-            )
+            raise ValueError(f"base_model is {base_model!r}; give the name of a repository on the hub, as me/bert")
         origin["base_model"] = base_model
 
     folder = Path(folder).expanduser()

@@ -121,7 +121,8 @@ class BertTokenizer:
         """
         place = Source.of(source, revision, subfolder, None, cache_dir, token, local_files_only).place
         path = Path(source).expanduser()
-        beside = not path.is_file() or path.name in CONFIG_FILES or path.suffix in (".safetensors", ".bin")
+        weights = path.name.endswith((".safetensors", ".bin", ".index.json"))
+        beside = not path.is_file() or path.name in CONFIG_FILES or weights
         found = first_existing(place, ["tokenizer.json", "vocab.txt"] if beside else [path.name])
 
         # Wrong arguments are refused before a file is read.

@@ -282,7 +282,8 @@ def test_saved_files_are_read_by_both_libraries(ours, stock, tmp_path) -> None:
     assert (again.model_max_length, again.do_lower_case) == (23, ours.do_lower_case)
     assert BertTokenizer.from_pretrained(tmp_path / "saved")(texts)["input_ids"] == wanted
     (tmp_path / "saved" / "model.safetensors").write_bytes(b"\xff")  # a name of it is one of its folder's tokenizer
-    for name in ("vocab.txt", "tokenizer.json", "config.json", "model.safetensors"):
+    (tmp_path / "saved" / "model.safetensors.index.json").write_text("{}")
+    for name in ("vocab.txt", "tokenizer.json", "config.json", "model.safetensors", "model.safetensors.index.json"):
         assert BertTokenizer.from_pretrained(tmp_path / "saved" / name)(texts)["input_ids"] == wanted
     (tmp_path / "saved" / "tokenizer.json").unlink()
     assert BertTokenizer.from_pretrained(tmp_path / "saved")(texts)["input_ids"] == wanted

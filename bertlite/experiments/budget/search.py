@@ -282,7 +282,7 @@ class Search:
         self.check_reachable()
         is_clear = self.smallest[1].verdict is not None
         by, costs = ("latency", table.layers) if table and is_clear else ("macs", by_macs)
-        if not (is_clear or finished):
+        if not is_clear:
             by = "macs without the clock"
         return planned(by, self.sizes_by_clock(losses, costs, finished))
 
@@ -326,7 +326,8 @@ class Search:
             low, high = (low, (sizes, ratio.median)) if ratio.median > 1 else ((sizes, ratio.median), high)
             if low[1] >= 1 - SPARE:
                 break
-        return low[0] if low[1] >= 1 - TOLERANCE else between()
+        nearest = TOLERANCE if any(map(any, low[0])) else SPARE  # without any unit it is no choice, but an end
+        return low[0] if low[1] >= 1 - nearest else between()
 
     @cached_property
     def smallest(self) -> tuple[Timings, TimeRatio]:

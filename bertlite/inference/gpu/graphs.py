@@ -68,10 +68,8 @@ class BucketGraph:
     """One bucket's inputs, the outputs that a replay leaves there, and the replay."""
 
     def __init__(self, model: "GraphedBertModel", bucket: Bucket, pool: "Pool") -> None:
-        shape = bucket.rows, bucket.length
-        self.ids, self.segments, self.mask = (
-            torch.zeros(shape, dtype=torch.long, device=model.device) for _ in range(3)
-        )
+        size, device = (bucket.rows, bucket.length), model.device
+        self.ids, self.segments, self.mask = (torch.zeros(size, dtype=torch.long, device=device) for _ in range(3))
         self.mask[: bucket.tokens, 0] = 1  # while it is recorded; a bucket may have more rows than tokens
         self.model, self.bucket, self.pool = model, bucket, pool
         self.replay, self.out, self.bytes = record_forward(self.run, pool.handle)

@@ -583,6 +583,16 @@ def test_where_the_clock_becomes_noisy_what_it_told_before_decides(world, tmp_pa
     assert report_of(tmp_path / "fast")["sizes_by"] == "latency"
 
 
+def test_a_model_without_any_unit_is_not_chosen_where_there_is_room(world, tmp_path, steady_clock, monkeypatch):
+    """Its time is 0.93 of the target's, and the first choice is not timed clearly."""
+    readings, steady, wild = iter(range(99)), search.clock, noisy(search.clock, 0.8)
+    monkeypatch.setattr(search, "clock", lambda *given: (steady if next(readings) < 2 else wild)(*given))
+    target = 0.93 * expected_seconds(load(world / "model")) / 2e-3
+    assert prune(world, tmp_path / "fast", f"{target:.4f}x", "--at", "1x16") == 1
+    report = report_of(tmp_path / "fast")
+    assert any([*report["heads_kept"], *report["neurons_kept"]])
+
+
 def test_the_interval_of_a_time_ratio_tells_or_does_not():
     assert search.TimeRatio.of([1.2, 0.9, 1.0, 1.1, 0.95, 1.05, 1.15, 0.8, 1.3]) == search.TimeRatio(0.9, 1.05, 1.2)
     for low, median, high, verdict, clear in (

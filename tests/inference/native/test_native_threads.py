@@ -13,6 +13,7 @@ import torch
 from conftest import make_batch
 from natively import dtypes, kernels_or_skip, make_native, native, natively
 
+from bertlite import optimize_for_inference
 from bertlite.inference import InferenceModel
 from bertlite.runtime.structs import Kernels
 
@@ -65,6 +66,21 @@ def test_in_a_forked_process_the_kernels_run_without_setting_threads(set_threads
     wanted = encode()
     assert run_in_fork(encode) == wanted
     assert encode() == wanted
+
+
+@pytest.mark.parametrize("backend", ["plain", "native"])
+def test_a_compiled_model_runs_in_a_forked_process(set_threads, backend):
+    """Its own threads are gone there, which torch's operators would wait for."""
+    set_threads(2)
+    model = optimize_for_inference(make_native().float(), backend=backend)
+    compiled = torch.compile(model, backend="eager")
+
+    def run() -> bytes:
+        return compiled(**BATCH).last_hidden_state.numpy().tobytes() + bytes([torch.get_num_threads()])
+
+    wanted = run()
+    assert run() == wanted
+    assert run_in_fork(run, 30)[-1] == 1
 
 
 def test_other_threads_of_python_run_meanwhile():
