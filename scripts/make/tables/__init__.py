@@ -103,7 +103,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers": partial(speed.peers, "speed-small", "speed"),
     "everyengine": speed.every_engine,
     "halves": speed.halves,
-    "familiesspeed": partial(speed.peers, "speed-families", "speed-rotary", "speed-long", "speed-deberta"),
+    "familiesspeed": partial(
+        speed.peers, "speed-families", "speed-rotary", "speed-thread", "speed-long", "speed-deberta"
+    ),
     "peersavxtwo": partial(speed.peers, "speed-avx2"),
     "underbrief": partial(speed.under, "speed-under", only="bertlite"),
     "under": partial(speed.under, "speed-under"),
