@@ -383,3 +383,10 @@ def test_functions_that_cut_do_what_those_of_transformers_do() -> None:
         found = pytorch_utils.find_pruneable_heads_and_indices([0, 2, 3], 3, 2, {2})
         assert found[0] == gone
         assert found[1].equal(index)
+
+
+def test_a_star_import_takes_classes_and_functions_and_no_modules():
+    names: dict[str, Any] = {}
+    exec("from bertlite.hf import *", names)
+    assert names["BertModel"] is hf.BertModel
+    assert all(callable(each) for name, each in names.items() if name != "__builtins__")

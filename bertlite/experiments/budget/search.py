@@ -280,10 +280,9 @@ class Search:
 
         # Times are measured.  On a noisy clock they are worse than counted work, which then decides.
         self.check_reachable()
-        is_clear = self.smallest[1].verdict is not None
-        by, costs = ("latency", table.layers) if table and is_clear else ("macs", by_macs)
-        if not is_clear:
-            by = "macs without the clock"
+        by, costs = ("latency", table.layers) if table else ("macs", by_macs)
+        if self.smallest[1].verdict is None:
+            by, costs = "macs without the clock", by_macs
         return planned(by, self.sizes_by_clock(losses, costs, finished))
 
     def sizes_by_clock(
