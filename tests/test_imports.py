@@ -277,8 +277,11 @@ def test_a_name_that_moved_is_in_its_new_home_and_an_error_gives_it() -> None:
     moved = moved_names()
     assert len(moved) > 50
     for old, name, new in moved:
-        with pytest.raises(AttributeError, match=re.escape(f"module '{old}' has no attribute '{name}'; it is {new}")):
+        words = re.escape(f"module '{old}' has no attribute '{name}'; it is {new}")
+        with pytest.raises(AttributeError, match=words):
             getattr(importlib.import_module(old), name)
+        with pytest.raises(ImportError, match=words):
+            exec(f"from {old} import {name}")
         package, _, last = new.rpartition(".")
         try:
             assert hasattr(importlib.import_module(new), name)

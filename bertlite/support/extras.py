@@ -1,6 +1,7 @@
 """Imports on demand: public names, and optional packages with a hint on how to install them."""
 
 import ast
+import opcode
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -8,6 +9,7 @@ from importlib import import_module
 from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from bertlite.support.habits import habit_hint
@@ -28,6 +30,7 @@ def import_public(package: str, name: str) -> Any:
 
     Raises:
         AttributeError: there is no such name; the message says where it is, if it is elsewhere.
+        ImportError: the same, for `from package import name`, which drops the words of an AttributeError.
     """
     homes = public_homes(package)
     if name == "__all__" and homes:
@@ -39,9 +42,19 @@ def import_public(package: str, name: str) -> Any:
     else:
         found = next((each for each in PUBLIC if name in public_homes(each)), None)
         hint = f"; it is {found}.{name}" if found else habit_hint(name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+        raise (ImportError if hint and is_import_from() else AttributeError)(
+            f"module {package!r} has no attribute {name!r}{hint}"
+        )
     setattr(sys.modules[package], name, value)
     return value
+
+
+def is_import_from() -> bool:
+    """Whether a statement `from package import name` asks the package for a name."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name == "__getattr__":
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]
 
 
 @cache
