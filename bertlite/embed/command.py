@@ -51,12 +51,12 @@ def embed(
     Raises:
         FileNotFoundError: there is no such model or file.
         NotADirectoryError: the folder is a file.
-        ValueError: the folder belongs to another job or has a damaged file; a row cannot be read; a setting or the
-            rank cannot be.
+        ValueError: the folder is the model's, belongs to another job or has a damaged file; a row cannot be read; a
+            setting or the rank cannot be.
     """
     named = {each.name: getattr(settings, each.name) for each in fields(VectorSettings)}
     paths = [files] if isinstance(files, str | PathLike) else files
-    check_output(folder, OWN, *paths, own=True)
+    check_output(folder, OWN, model, *paths, own=True)
     job = Job(
         Embedder(model, **named),
         Rows(tuple(map(Path, paths)), format, column, id, tuple(columns)),

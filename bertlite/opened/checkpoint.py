@@ -143,13 +143,20 @@ class Checkpoint(Source):
 
     @property
     def pinned(self) -> dict[str, str | None]:
-        """The options with which another library loads the same commit of a name."""
+        """The options with which another library loads the same commit of a name; see `check_is_whole`."""
+        self.check_is_whole()
         return {} if isinstance(self.place, Folder) else {"revision": self.place.revision}
 
     @property
     def local(self) -> Path:
-        """The folder that holds its config and weights, for other libraries; or the weights file that was named."""
-        return path if (path := Path(self).expanduser()).is_file() else self.files.config.parent
+        """The folder that holds its config and weights, for other libraries; see `check_is_whole`."""
+        self.check_is_whole()
+        return self.files.config.parent
+
+    def check_is_whole(self) -> None:
+        """Raise ValueError if a weights file was named: other libraries load folders."""
+        if (path := Path(self).expanduser()).is_file():
+            raise ValueError(f"{path} is a single file, which other libraries do not load: name {path.parent}")
 
     @property
     def model_class(self) -> type[BertPreTrainedModel]:

@@ -85,7 +85,7 @@ class PackedModel:
         self, folder: str | os.PathLike[str], threads: int | None = None, batch_tokens: int = 4096, **habits: Any
     ) -> None:
         check_options("load", habits)
-        if not isinstance(folder, str | os.PathLike):
+        if not (isinstance(folder, str | os.PathLike) and os.fspath(folder)):
             raise TypeError(f"folder is {folder!r:.80}; give a path")
 
         # The arguments are kept as they were given: a copy in another process may have other processors.
