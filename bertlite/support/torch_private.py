@@ -4,6 +4,7 @@ Read them as `torch_private.name`.  If the names for tracing and torch.func are 
 values are read.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -64,6 +65,13 @@ def expect_plain_steps_(optimizer: Any) -> None:
 def skips_overflows(optimizer: Any) -> bool:
     """Return whether an optimizer skips steps that overflow by itself, so that a GradScaler need not read values."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def hooks_of_training(optimizer: Any, parameters: Iterable[Tensor]) -> list[int]:
+    """Return the numbers of the hooks of an optimizer's step and of gradients, each of which is given once."""
+    places = [(optimizer, "_optimizer_step_pre_hooks"), (optimizer, "_optimizer_step_post_hooks")]
+    places += [(x, name) for x in parameters for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+    return [number for owner, name in places for number in getattr(owner, name, None) or ()]
 
 
 def is_compiled(module: Any) -> bool:

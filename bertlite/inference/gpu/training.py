@@ -53,6 +53,7 @@ class TrainingStep:
     States at padding are then zeros.  A batch with another mask, another number of axes or lists runs without a graph.
 
     Numbers of Python that the loss reads may change, but each value is recorded anew; a tensor that is filled is not.
+    Hooks that are added or removed are recorded anew too; what they do in Python happens only when a step is recorded.
     After a change of the model's modules or config, or of its weights' dtype or device, make a new one.  Do not read
     or clear gradients between steps: the last batch's are not there.  Evaluation between steps changes nothing.
 
@@ -232,7 +233,7 @@ class TrainingStep:
             longest = 0  # read by no layer
 
         # A longer batch would change the loss of a head that reads padding, and not fit values that are not padded.
-        limit = max(getattr(self.model.config, "max_position_embeddings", length), length)
+        limit = max(getattr(getattr(self.model, "config", None), "max_position_embeddings", length), length)
         fixed = any(x.shape == ids.shape and not is_padded(name, x) for name, x in tensors.items())
         limit = length if self.reads_padding or fixed else limit
         mask = torch.ones_like(ids) if mask is None else mask
@@ -267,6 +268,7 @@ class TrainingStep:
         # A weight whose `data` is set lies elsewhere; each hook has a number of its own.
         places = [None if x is None else x.data_ptr() for each in self.held for x in each.values()]
         own = [self.clip, self.scaler, self.autocast, self.accumulate, identity_key(self.loss), *numbers_in(self.loss)]
+        own += torch_private.hooks_of_training(self.optimizer, self.trained)
         modes, fields = [part.training for part in self.parts], [*map(vars, self.parts)]
         rates = [part["p"] for part in fields if "p" in part and isinstance(part["p"], Hashable)]  # dropout's
         forwards = [(i, identity_key(part["forward"])) for i, part in enumerate(fields) if "forward" in part]

@@ -392,6 +392,23 @@ def test_lengths_of_one_bucket_share_a_graph_also_with_padding(monkeypatch):
     assert (recorder.recorded, recorder.replayed) == (1, 3)
 
 
+def test_a_module_without_a_config_gets_graphs_without_more_padding():
+    class Wrapped(nn.Module):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, **batch: Any) -> Any:
+            return self.inner(**batch)
+
+    model, batch, recorder = make(BertForSequenceClassification, **NO_DROPOUT).train(), batches_of(1)[0], Recorder()
+    plain = copy.deepcopy(model)
+    step = step_of(Wrapped(model), recorder)
+    losses = [step(batch).item() for _ in range(3)]
+    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [batch] * 3)), atol=1e-9)
+    assert (recorder.recorded, recorder.replayed) == (1, 2)
+
+
 def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graphs_of_their_own():
     """Flags of as many classes as there are positions, and parameters that are frozen between steps."""
     flags = {**NO_DROPOUT, "num_labels": 11, "problem_type": "multi_label_classification"}
@@ -418,6 +435,10 @@ def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graph
         lambda: step.optimizer.state[weight].update(exp_avg=torch.zeros_like(weight)),
         lambda: model.dropout.register_forward_hook(lambda *of: None),
         lambda: model.dropout.register_full_backward_hook(lambda *of: None),
+        lambda: weight.register_hook(lambda gradient: 0 * gradient),
+        lambda: weight.register_post_accumulate_grad_hook(lambda parameter: None),
+        lambda: step.optimizer.register_step_pre_hook(lambda *of: None),
+        lambda: step.optimizer.register_step_post_hook(lambda *of: None),
         lambda: setattr(model.dropout, "forward", partial(type(model.dropout).forward, model.dropout)),
         lambda: group.update(lr=group["lr"].clone()),
         lambda: step.optimizer.load_state_dict(step.optimizer.state_dict()),
