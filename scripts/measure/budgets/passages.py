@@ -4,8 +4,7 @@
 
 Each encoder is pruned by `bertlite prune to`, without labels, for each set of texts of `fitted`; if there are enough
 texts for a map, with and without it.  No text is of an article whose questions judge.  Intervals are paired over the
-questions.  Nothing is made again: after a kill give the
-same command again.
+questions.  Nothing is made again: after a kill give the same command again.
 """
 
 import argparse
@@ -28,6 +27,7 @@ from scripts.measure.budgets.encoders import PASSAGES, XQUAD, Judge, difference,
 
 SETTINGS = PruneSettings(max_length=256, at=(8, 128))
 SENTENCES, PARAGRAPHS, OTHERS = "sentences", "sentences and paragraphs", "sentences, and those of other tasks"
+ALL = "all of these"
 GIVEN = "given"
 
 
@@ -38,7 +38,8 @@ def fitted(data: Path) -> dict[str, list[str]]:
     """
     sentences = PASSAGES[XQUAD].to_fit(data, 10**6)
     paragraphs = [text for text, *_ in tasks.xquad(data, "paragraphs")]
-    every = {SENTENCES: sentences, PARAGRAPHS: [*sentences, *paragraphs], OTHERS: [*sentences, *texts_to_fit(data)]}
+    others = [*sentences, *texts_to_fit(data)]
+    every = {SENTENCES: sentences, PARAGRAPHS: [*sentences, *paragraphs], OTHERS: others, ALL: [*others, *paragraphs]}
     return {name: [*dict.fromkeys(texts)] for name, texts in every.items()}
 
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for place in args.checkpoints:
         whole = scores(judge, place)
         rows.append({"model": place.name, "fitted": GIVEN, "target": "100%", "score": float(whole[0])})
-        for name, mapping in (*product(texts, [False]), (OTHERS, True)):
+        for name, mapping in (*product([SENTENCES, PARAGRAPHS, OTHERS], [False]), *product([OTHERS, ALL], [True])):
             root = args.out[FOLDER] / place.name / name
             settings = replace(SETTINGS, mapping=mapping)
             for target in args.targets:
