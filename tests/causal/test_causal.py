@@ -1,24 +1,72 @@
-"""Patching: equal to hooks written here on other modules, on every head, model, backend and kind of padding."""
+"""Patching and ablation: equal to hooks written here on other modules, and to pruning, on every backend and padding.
+
+Shapes:  L 3 layers · S 11 positions · N 4 heads · H 12 head dim
+"""
 
 import copy
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from by_hooks import PRUNED, H, L, N, S, classifier, contexts, replaced, row, run_with  # type: ignore[import-not-found]
 from conftest import F64, HEADED, assert_same, distance, make, make_batch
 from left_as_found import left_as_found, worn
 from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite import (
+    BertForMaskedLM,
     BertForMultipleChoice,
     BertForQuestionAnswering,
+    BertForSequenceClassification,
     BertModel,
+    kept_heads,
     prune_heads,
 )
-from bertlite.causal import SITES, patch, read_values
+from bertlite.causal import SITES, ablate, ablated, mean_contexts, patch, read_values
+
+L, N, H, S = 3, 4, 12, 11
+PRUNED = {0: [1, 3], 1: [0, 1, 2, 3]}
+
+
+def classifier(**changes: Any) -> Any:
+    return make(BertForSequenceClassification, num_labels=6, **changes)
+
+
+def row(batch: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
+    return {name: x[i : i + 1] for name, x in batch.items()}
+
+
+@torch.no_grad()
+def run_with(model: Any, batch: Mapping[str, Tensor], changes: Mapping[int, Callable[[Tensor], Any]]) -> Any:
+    """Run a model whose attention gives other contexts, (B, S, kept·H), in some layers; None changes nothing."""
+    with ExitStack() as stack:
+        for layer, change in changes.items():
+            block = model.base_model.encoder.layer[layer].attention.self
+
+            def hook(module: Any, args: Any, out: Any, change: Any = change) -> Any:
+                new = change(out[0].clone())
+                return None if new is None else (new, *out[1:])
+
+            stack.enter_context(block.register_forward_hook(hook))
+        return model(**batch)
+
+
+def contexts(model: Any, batch: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the context of every layer, (B, S, kept·H)."""
+    found: list[Tensor] = []
+    run_with(model, batch, dict.fromkeys(range(L), found.append))
+    return found
+
+
+def replaced(x: Tensor, j: int, value: Tensor, column: Any = slice(None)) -> Tensor:
+    """Return a context in which head j, among those kept, has this value (S or 1, H) at some positions."""
+    new = x.clone()
+    new[:, column, j * H : (j + 1) * H] = value
+    return new
 
 
 def pair(rows: int = 2, lengths: tuple[int, ...] = (11, 7)) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -152,10 +200,10 @@ def test_cosine_is_of_mean_token_vectors() -> None:
 
 
 def test_kl_is_from_the_clean_prediction() -> None:
-    model, (clean, corrupted) = classifier(), pair()
-    found = patch(model, clean, corrupted, metric="kl")
+    model, batches = classifier(), pair()
+    found = patch(model, *batches, metric="kl")
     with torch.no_grad():
-        p, q = (model(**batch).logits.log_softmax(-1) for batch in (clean, corrupted))
+        p, q = (model(**batch).logits.log_softmax(-1) for batch in batches)
     assert_same(found.corrupted, (p.exp() * (p - q)).sum(-1))
     assert_same(found.clean, torch.zeros(2, dtype=F64))
 
@@ -163,35 +211,23 @@ def test_kl_is_from_the_clean_prediction() -> None:
 # Sites
 
 
-@pytest.mark.parametrize("site", ["attention", "feed_forward", "residual"])
+MODULES = {"attention": "attention.output.dense", "feed_forward": "output.dense", "residual": "output.LayerNorm"}
+
+
+@pytest.mark.parametrize("site", MODULES)
 @pytest.mark.parametrize("chunk", [0, 4])
-def test_sublayers_are_patched_as_by_changed_modules(site: str, chunk: int) -> None:
-    """The independent way: a module that returns what it is told to."""
+def test_sublayers_are_patched_as_by_hooks_on_modules(site: str, chunk: int) -> None:
     model = prune_heads(classifier(chunk_size_feed_forward=chunk), PRUNED)
     clean, corrupted = pair()
     found = patch(model, clean, corrupted, site, metric=logits_alone)
     with torch.no_grad():
         given = [x[:, :, 0] for x in read_values(model, clean, site)[1]]
     assert [x.shape for x in given] == [(2, S, N * H)] * (L + (site == "residual"))
-
-    class Told(torch.nn.Module):
-        def __init__(self, value: Tensor) -> None:
-            super().__init__()
-            self.value = value
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.value
-
-    for level in range(L):
+    for level, value in enumerate(given[-L:]):
         changed = copy.deepcopy(model)
         block = changed.bert.encoder.layer[level]
         block.chunk_size_feed_forward = 0
-        if site == "attention":
-            block.attention.output.dense = Told(given[level])
-        elif site == "feed_forward":
-            block.output.dense = Told(given[level])
-        else:
-            block.output.LayerNorm = Told(given[level + 1])
+        block.get_submodule(MODULES[site]).register_forward_hook(lambda *_, value=value: value)
         with torch.no_grad():
             wanted = logits_alone(changed(**corrupted), corrupted)
         assert_same(found.values[:, level + (site == "residual")], wanted)
@@ -225,18 +261,13 @@ def test_every_backend_gives_the_same(backend: str, site: str) -> None:
     assert_same(again.nan_to_num(), by_position.nan_to_num())
 
 
-def test_padding_and_the_other_examples_do_not_matter() -> None:
+def test_padding_batches_and_the_other_examples_do_not_matter() -> None:
     model, (clean, corrupted) = classifier(), pair()
-    whole = patch(model, clean, corrupted, metric="kl")
+    whole = patch(model, clean, corrupted, metric="kl").values
     cut = [{name: x[1:, :7] for name, x in batch.items()} for batch in (clean, corrupted)]
-    assert_same(patch(model, *cut, metric="kl").values, whole.values[1:])
-
-
-def test_several_batches_are_one() -> None:
-    model, (clean, corrupted) = classifier(), pair()
-    apart = [[{name: x[i : i + 1] for name, x in batch.items()} for i in range(2)] for batch in (clean, corrupted)]
-    whole, parts = patch(model, clean, corrupted, metric="kl"), patch(model, *apart, metric="kl")
-    assert_same(parts.values, whole.values)
+    assert_same(patch(model, *cut, metric="kl").values, whole[1:])
+    apart = [[row(batch, i) for i in range(2)] for batch in (clean, corrupted)]
+    assert_same(patch(model, *apart, metric="kl").values, whole)
 
 
 def test_the_model_is_left_as_found() -> None:
@@ -245,6 +276,8 @@ def test_the_model_is_left_as_found() -> None:
         patch(model, clean, corrupted, metric="kl")
         with pytest.raises(ZeroDivisionError):
             patch(model, clean, corrupted, metric=lambda out, batch: 1 / 0)
+        for method in METHODS:
+            ablate(model, data(3, size=3), method)
 
 
 # Refusals
@@ -271,18 +304,13 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
     refused("batch 0 has cu_seqlens, whose tokens have no rows; give rows", packed, packed)
     refused(r"the metric returned \(2, 6\); expected one number for each of 2", metric=lambda out, batch: out.logits)
     refused("is not a model of bertlite", model=torch.nn.Linear(2, 3), error=TypeError)
+    refused(r"the model is compiled.* pass the model from before torch", model=torch.compile(model))
     same = {**clean, "labels": torch.tensor([1, 4])}
     refused("example 1 has label 4 clean and corrupted", same, {**corrupted, "labels": torch.tensor([2, 4])})
     answering = make(BertForQuestionAnswering)
     refused("does not give each example the logits of classes", model=answering, metric="logit_difference")
     with pytest.raises(ValueError, match="the same mean metric"):
         _ = patch(model, clean, clean, metric="kl").effect
-
-
-def test_a_compiled_model_is_refused() -> None:
-    model, (clean, corrupted) = classifier(), pair()
-    with pytest.raises(ValueError, match=r"the model is compiled.* pass the model from before torch"):
-        patch(torch.compile(model), clean, corrupted)
 
 
 def test_a_module_that_does_not_run_is_an_error() -> None:
@@ -292,3 +320,192 @@ def test_a_module_that_does_not_run_is_an_error() -> None:
     output.forward = lambda x, residual: output.LayerNorm(F.linear(x, output.dense.weight) + residual)
     with pytest.raises(RuntimeError, match="the head of level 1 was not computed by its module"):
         patch(model, clean, corrupted, metric="kl")
+
+
+# Ablation
+
+METHODS = ("zero", "mean")
+
+
+def data(count: int = 5, size: int = 2) -> list[dict[str, Tensor]]:
+    """`count` labelled examples of lengths 11 down to 7, in batches of `size`."""
+    whole = make_batch(count, S, lengths=tuple(range(S, S - count, -1)))
+    whole["labels"] = torch.randint(6, (count,), generator=torch.Generator().manual_seed(5))
+    return [{name: x[i : i + size] for name, x in whole.items()} for i in range(0, count, size)]
+
+
+def others() -> list[dict[str, Tensor]]:
+    """A reference: unlabelled, in batches of two widths."""
+    return [make_batch(3, S, 8, (11, 9, 6)), make_batch(2, 10, 9, (10, 8))]
+
+
+def rows(batches: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Each example alone and without its padding."""
+    singles = [row(batch, i) for batch in batches for i in range(len(batch["input_ids"]))]
+    return [
+        {name: x[:, : int(single["attention_mask"].sum())] if x.dim() > 1 else x for name, x in single.items()}
+        for single in singles
+    ]
+
+
+def loss_with(model: Any, single: dict[str, Tensor], values: dict[int, dict[int, Tensor]]) -> Tensor:
+    """The loss of one example with {layer: {index of the head among those kept: its context, (S or 1, H)}}."""
+
+    def change(x: Tensor, heads: dict[int, Tensor]) -> Tensor:
+        for j, value in heads.items():
+            x = replaced(x, j, value)
+        return x
+
+    return run_with(model, single, {layer: partial(change, heads=heads) for layer, heads in values.items()}).loss
+
+
+def means(model: Any, reference: list[dict[str, Tensor]]) -> list[Tensor]:
+    return [
+        torch.cat(parts, 1)[0].mean(0)
+        for parts in zip(*(contexts(model, single) for single in rows(reference)), strict=True)
+    ]
+
+
+def table(model: Any, batches: Any, own: list[Tensor]) -> Tensor:
+    """The increase of every example's loss, (E, L, N), with each head's context replaced by its mean."""
+    found = torch.full((len(rows(batches)), L, N), torch.nan, dtype=F64)
+    for (e, single), layer in product(enumerate(rows(batches)), range(L)):
+        for j, head in enumerate(kept_heads(model.config, layer)):
+            value = own[layer][None, j * H : (j + 1) * H]
+            found[e, layer, head] = loss_with(model, single, {layer: {j: value}}) - run_with(model, single, {}).loss
+    return found
+
+
+def same(found: Tensor, wanted: Tensor, atol: float = 1e-12) -> None:
+    assert_same(found.nan_to_num(nan=-9), wanted.nan_to_num(nan=-9), atol=atol)
+
+
+# Zeros and means
+
+
+@pytest.mark.parametrize("gone", [{}, PRUNED], ids=["dense", "pruned"])
+def test_means_are_of_the_tokens_of_the_reference(gone: Any) -> None:
+    model, batches = prune_heads(classifier(), gone), data()
+    for reference, options in ((others(), {"reference": others()}), (batches, {})):
+        wanted = table(model, batches, means(model, reference))
+        same(ablate(model, batches, **options).increases, wanted)
+
+
+@pytest.mark.parametrize(("method", "target"), [("mean", "loss"), ("zero", "kl")])
+def test_backends_batches_and_padding_do_not_matter(method: str, target: str) -> None:
+    model, options = prune_heads(classifier(), PRUNED), {"target": target}
+    wanted = ablate(model, data(), method, **options)
+    for backend in ("eager", "sdpa", "packed"):
+        model.set_attn_implementation(backend)
+        for size in (1, 5):
+            found = ablate(model, data(size=size), method, **options)
+            same(found.increases, wanted.increases)
+
+
+def test_padding_on_the_left_stays_apart() -> None:
+    model, found, at = classifier(), [], torch.arange(S)
+    metric = lambda out, batch: out.hidden_states[-1].mul(batch["attention_mask"][..., None]).sum((1, 2))  # noqa: E731
+    for flip in (False, True):
+        batches = [{name: x.flip(1) if flip and x.dim() > 1 else x for name, x in batch.items()} for batch in data()]
+        positions = at.flip(0) if flip else at
+        given = [{**batch, "position_ids": positions.expand(len(batch["input_ids"]), S)} for batch in batches]
+        found.append(ablate(model, given, "mean", target="loss", loss=metric).increases)
+    same(found[0], found[1], 1e-11)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_examples_without_a_label_do_not_count(method: str) -> None:
+    model = make(BertForMaskedLM)
+    batch = make_batch(3, S, lengths=(11, 9, 8))
+    labels = torch.full((3, S), -100)
+    labels[0, 2], labels[2, 4] = 17, 5
+    batch["labels"] = labels
+    found = ablate(model, [batch], method)
+    assert found.losses.isnan().tolist() == [False, True, False]
+    assert found.increases[1].isnan().all()
+    assert_same(found.increase, found.increases[[0, 2]].mean(0))
+    assert_same(found.standard_error, found.increases[[0, 2]].std(0) / 2**0.5)
+
+
+def test_choices_are_rows_of_one_example() -> None:
+    model, lengths = make(BertForMultipleChoice), tuple(S - i % 5 for i in range(14))
+    batch = {name: x.unflatten(0, (2, 7)) for name, x in make_batch(14, S, 1, lengths).items()}
+    batch["labels"] = torch.tensor([6, 2])
+    found = ablate(model, [batch], "zero").increases
+    assert found.shape == (2, L, N)
+    change = partial(replaced, j=2, value=torch.zeros(1, H, dtype=F64))
+    before, after = (run_with(model, batch, changes).logits for changes in ({}, {1: change}))
+    nll = [-x.log_softmax(-1)[[0, 1], batch["labels"]] for x in (before, after)]
+    assert_same(found[:, 1, 2], nll[1] - nll[0])
+
+
+# For as long as a block lasts
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "auto", "packed"])
+def test_heads_are_ablated_within_a_block(backend: str) -> None:
+    model = prune_heads(classifier(), {0: [1]})
+    (batch, *_), heads, own = data(), {0: [0, 1], 2: [3]}, means(model, others())
+    model.set_attn_implementation(backend)
+    with torch.no_grad():
+        before = model(**batch).logits
+        with ablated(model, heads):
+            found = model(**batch).logits
+        assert_same(found, prune_heads(model, heads)(**batch).logits)
+        assert_same(model(**batch).logits, before, atol=0)
+        with ablated(model, heads, mean_contexts(model, others())):
+            found = torch.stack([model(**single).loss for single in rows([batch])])
+        model.set_attn_implementation("eager")
+        values = {0: {0: own[0][None, :H]}, 2: {3: own[2][None, 3 * H : 4 * H]}}
+        assert_same(found, torch.stack([loss_with(model, single, values) for single in rows([batch])]))
+
+
+def test_packed_sequences_are_ablated_by_one_value_for_all() -> None:
+    model, (batch, *_) = make(), data()
+    del batch["labels"]
+    real = batch["attention_mask"].bool()
+    packed = {
+        "input_ids": batch["input_ids"][real],
+        "token_type_ids": batch["token_type_ids"][real],
+        "cu_seqlens": torch.tensor([0, 11, 21], dtype=torch.int32),
+    }
+    contexts_of_all = mean_contexts(model, others())
+    with torch.no_grad(), ablated(model, {1: [2]}, contexts_of_all):
+        assert_same(model(**packed).last_hidden_state, model(**batch).last_hidden_state[real])
+
+
+def test_a_block_refuses_what_does_not_fit() -> None:
+    model = classifier()
+    pruned = mean_contexts(prune_heads(model, {1: [0]}), others())
+    for text, *given in (
+        ("layer 1 has no head 4", {1: [4]}),
+        (r"contexts are \(3, 4, 5\); expected \(3, 4, 12\)", {}, torch.zeros(L, N, 5)),
+        ("the contexts lack head 0 of layer 1", {1: [3, 0]}, pruned),
+    ):
+        with pytest.raises(ValueError, match=text), ablated(model, *given):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"method": "noise"}, "ablation 'noise' is unknown; have: zero, mean"),
+        ({"target": "hidden"}, "target 'hidden' is unknown"),
+        ({"batches": []}, "there are no batches"),
+        ({"reference": []}, "there are no batches"),
+        ({"reference": [{**data()[0], "attention_mask": torch.zeros(2, S)}]}, "the reference holds only padding"),
+        ({"batches": others()}, "there are no labels"),
+        ({"model": BertModel}, "has no loss of its own"),
+    ],
+)
+def test_what_cannot_be_ablated_is_refused(options: dict[str, Any], text: str) -> None:
+    model = make(BertModel) if options.pop("model", None) else classifier()
+    with pytest.raises(ValueError, match=text):
+        ablate(model, options.pop("batches", data()), **options)
+
+
+def test_means_are_the_same_inside_inference_mode() -> None:
+    model = classifier()
+    with torch.inference_mode():
+        found = mean_contexts(model, others()).clone()
+    assert_same(found, mean_contexts(model, others()), atol=0)
