@@ -94,20 +94,22 @@ def test_new_rows_take_dtype_and_requires_grad_and_train() -> None:
     assert words_of(model).grad[V].abs().max() > 0
 
 
+INTEGER = "; it must be an integer, 1 or more"
+
+
 @pytest.mark.parametrize(
-    ("size", "error", "message"),
+    ("what", "size", "message"),
     [
-        (0, ValueError, "new_num_tokens is 0; it must be an integer, 1 or more"),
-        (3.0, ValueError, r"new_num_tokens is 3\.0"),
-        (True, ValueError, "new_num_tokens is True"),
-        (9, ValueError, "pad_token_id 11 is outside the vocabulary, 0 to 8"),
+        *(("token", size, f"new_num_tokens is {size}{INTEGER}") for size in (0, 3.0, True)),
+        ("token", 9, "pad_token_id 11 is outside the vocabulary, 0 to 8"),
+        *(("position", size, f"new_num_position_embeddings is {size!r}{INTEGER}") for size in (0, -1, 2.5, "64")),
     ],
 )
-def test_a_wrong_number_of_tokens_is_refused(size: Any, error: Any, message: str) -> None:
+def test_a_wrong_number_of_rows_is_refused(what: str, size: Any, message: str) -> None:
     model = make(BertForMaskedLM, pad_token_id=11)
     before, words = model.config, words_of(model)
-    with pytest.raises(error, match=message):
-        model.resize_token_embeddings(size)
+    with pytest.raises(ValueError, match=message):
+        getattr(model, f"resize_{what}_embeddings")(size)
     assert model.config is before
     assert words_of(model) is words
 
@@ -158,9 +160,8 @@ def test_new_positions_repeat_the_old_ones_from_the_first_on() -> None:
     model = make()
     old = model.embeddings.position_embeddings.weight
     model.resize_position_embeddings(2 * P + 9)
-    table = model.embeddings.position_embeddings
-    assert table.num_embeddings == 2 * P + 9
-    assert_same(table.weight, torch.cat([old, old, old[:9]]), atol=0)
+    assert model.embeddings.position_embeddings.num_embeddings == 2 * P + 9
+    assert_same(model.embeddings.position_embeddings.weight, torch.cat([old, old, old[:9]]), atol=0)
 
 
 def test_a_larger_distance_begins_as_the_largest_one() -> None:
@@ -171,9 +172,3 @@ def test_a_larger_distance_begins_as_the_largest_one() -> None:
     table = attention.distance_embedding.weight
     assert attention.max_position_embeddings == P + 3
     assert_same(table, torch.cat([old[:1].expand(3, -1), old, old[-1:].expand(3, -1)]), atol=0)
-
-
-@pytest.mark.parametrize("size", [0, -1, 2.5, "64"])
-def test_a_wrong_number_of_positions_is_refused(size: Any) -> None:
-    with pytest.raises(ValueError, match=r"new_num_position_embeddings is .*; it must be an integer, 1 or more"):
-        make().resize_position_embeddings(size)
