@@ -238,7 +238,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
     # pruning
     "pruned without saying": (
         tensors(pruned_without_saying),
-        "layer 0 has 3 of 4 heads, but the config's pruned_heads does not name it",
+        "layer 0 has 3 of 4 heads, but the config's pruned_heads does not name it: it looks pruned; pass pruned_heads",
     ),
     "other heads pruned": (
         tensors(pruned_without_saying, pruned_heads={"0": [0, 1]}),

@@ -8,34 +8,38 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import safetensors.torch
 import torch
-from conftest import HEADED, SIZES, assert_same, full_outputs, inputs_of, make, make_batch
-from huggingface_hub import errors
+from conftest import HEADED, SIZES, SPECIAL, assert_same, full_outputs, inputs_of, make, make_batch
+from huggingface_hub import HfApi, errors, hf_hub_download, save_torch_state_dict
 from safetensors.torch import load_file, save_file
+from test_hostile_files import child  # type: ignore[import-not-found]
 from torch import Tensor, nn
 
-import bertlite
 from bertlite import (
     BertConfig,
     BertForMaskedLM,
     BertForMultipleChoice,
     BertForPreTraining,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLMHeadModel,
     BertModel,
     BertTokenizer,
     prune_heads,
 )
-from bertlite.checkpoint import folders, skeleton
+from bertlite.checkpoint import folders
 from bertlite.checkpoint.files import WEIGHT_FILES
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS, WORD_EMBEDDINGS
 from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, read_weights
@@ -47,17 +51,13 @@ from bertlite.models.remote import export_remote_code
 from bertlite.opened.inspection import inspect
 from bertlite.shipping.folder import write_model
 from bertlite.support.runs import Run, read_runs
+from scripts.make import hostile
 
-CLASSES = ("BertModel", *(cls.__name__ for cls in HEADED))
 JSON: dict[str, Any] = {**SIZES, "model_type": "bert"}
 PRUNED = {0: [1], 2: [0, 3]}
+WORDS = [*SPECIAL, "a", "b"]
+SHARDS = "model{suffix}.safetensors"
 State = dict[str, Tensor]
-
-each_class = pytest.mark.parametrize("name", CLASSES)
-
-
-def cls_of(name: str) -> Any:
-    return getattr(bertlite, name)
 
 
 def state_of(model: nn.Module) -> State:
@@ -68,39 +68,20 @@ def state_of(model: nn.Module) -> State:
 def write(folder: Path, state: State, config: dict[str, Any] | None = None, file: str = "model.safetensors") -> Path:
     folder.mkdir(exist_ok=True, parents=True)
     (folder / "config.json").write_text(json.dumps(config or JSON))
-    if file.endswith(".bin"):
+    if "{suffix}" in file:  # shards and their index
+        size, safe = sum(t.nbytes for t in state.values()) // 2, not file.endswith(".bin")
+        save_torch_state_dict(state, folder, filename_pattern=file, max_shard_size=size, safe_serialization=safe)
+    elif file.endswith(".bin"):
         torch.save(state, folder / file)
     else:
         save_file({name: t.contiguous() for name, t in state.items()}, folder / file, metadata={"format": "pt"})
     return folder
 
 
-def write_shards(folder: Path, shards: dict[str, State], **mapped: str) -> Path:
-    """A sharded checkpoint; `mapped` is what the index says in addition."""
-    kind = "pytorch_model.bin" if next(iter(shards)).endswith(".bin") else "model.safetensors"
-    table = {name: shard for shard, state in shards.items() for name in state}
-    for shard, state in shards.items():
-        write(folder, state, file=shard)
-    (folder / f"{kind}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {**table, **mapped}}))
-    return folder
-
-
 def split(folder: Path) -> None:
-    """Make two shards of the weights in a folder."""
-    config = (folder / "config.json").read_text()
-    write_shards(folder, halves(load_file(folder / "model.safetensors")))
-    (folder / "config.json").write_text(config)
-    (folder / "model.safetensors").unlink()
-
-
-def halves(state: State, kind: str = "safetensors") -> dict[str, State]:
-    """The tensors in two shards."""
-    names, stem = list(state), "model" if kind == "safetensors" else "pytorch_model"
-    middle = len(names) // 2
-    return {
-        f"{stem}-00001-of-00002.{kind}": {name: state[name] for name in names[:middle]},
-        f"{stem}-00002-of-00002.{kind}": {name: state[name] for name in names[middle:]},
-    }
+    """Make shards of the weights in a folder."""
+    config = json.loads((folder / "config.json").read_text())
+    write(folder, load_file(folder / "model.safetensors"), config, SHARDS)
 
 
 def shift(path: Path, more: int) -> None:
@@ -117,12 +98,13 @@ def assert_same_model(got: nn.Module, wanted: nn.Module | State) -> None:
 # Load and save ------------------------------------------------------------------------------------------------------
 
 
-@each_class
+@pytest.mark.parametrize("cls", [BertModel, *HEADED, BertLMHeadModel])
 @pytest.mark.parametrize("heads", [{}, {**PRUNED, 1: [0, 1, 2, 3]}], ids=["dense", "pruned"])
-def test_loading_undoes_saving(name, heads, tmp_path):
-    saved = prune_heads(make(cls_of(name), hidden_dropout_prob=0.25), heads)
+def test_loading_undoes_saving(cls, heads, tmp_path):
+    decoder = {"is_decoder": True, "add_cross_attention": True, "use_cache": False} if cls is BertLMHeadModel else {}
+    saved = prune_heads(make(cls, hidden_dropout_prob=0.25, **decoder), heads)
     saved.save_pretrained(tmp_path / "new" / "folder")
-    loaded = type(saved).from_pretrained(tmp_path / "new" / "folder")
+    loaded = cls.from_pretrained(tmp_path / "new" / "folder")
     assert_same_model(loaded, saved)
     assert {k: v for k, v in loaded.config.to_dict().items() if k not in ("dtype", "architectures")} == (
         saved.config.to_dict()
@@ -130,7 +112,8 @@ def test_loading_undoes_saving(name, heads, tmp_path):
     assert not any(module.training for module in loaded.modules())
     assert all(p.requires_grad and p.is_leaf and p.is_contiguous() for p in loaded.parameters())
     assert list(dict(loaded.named_parameters())) == list(dict(saved.named_parameters()))  # tied where it was
-    assert_same(full_outputs(loaded, inputs_of(name)), full_outputs(saved, inputs_of(name)), atol=0)
+    inputs = inputs_of(cls.__name__)
+    assert_same(full_outputs(loaded, inputs), full_outputs(saved, inputs), atol=0)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -146,11 +129,8 @@ def test_unknown_fields_of_the_config_survive(tmp_path):
     write(tmp_path / "a", state_of(make()), {**JSON, **fields, "architectures": ["Other"]})
     BertModel.from_pretrained(tmp_path / "a").save_pretrained(tmp_path / "b")
     config = json.loads((tmp_path / "b/config.json").read_text())
-    assert config["transformers_version"] == "4.1.0"
-    assert config["task_specific_params"] == {"a": [1, None]}
-    assert config["architectures"] == ["BertModel"]
-    assert config["dtype"] == "float64"
-    assert config["model_type"] == "bert"
+    kept = {name: fields[name] for name in ("transformers_version", "task_specific_params")}
+    assert config == {**config, **kept, "architectures": ["BertModel"], "dtype": "float64", "model_type": "bert"}
     assert "torch_dtype" not in config
     assert list(config) == sorted(config)
 
@@ -164,14 +144,6 @@ def test_dtype_is_the_files_unless_another_is_asked_for(dtype, tmp_path):
         loaded = BertForMaskedLM.from_pretrained(tmp_path, dtype=asked, device="cpu")
         assert_same_model(loaded, saved.to(getattr(torch, asked) if isinstance(asked, str) else asked))
         assert loaded.cls.predictions.decoder.weight is loaded.get_input_embeddings().weight
-
-
-@pytest.mark.parametrize("dtype", ["float", "int8", torch.int8])
-def test_other_dtypes_are_refused(dtype, tmp_path):
-    with pytest.raises(ValueError, match=r"dtype is .*; have: float64, float32, bfloat16, float16"):
-        BertModel.from_pretrained(tmp_path, dtype=dtype)
-    with pytest.raises(TypeError, match=r"dtype is 32; give a torch\.dtype or a string"):
-        BertModel.from_pretrained(tmp_path, dtype=32)
 
 
 def test_loading_draws_no_random_numbers_and_allocates_no_weights(tmp_path):
@@ -195,17 +167,22 @@ def test_a_skeleton_leaves_other_threads_alone():
 
 
 @pytest.mark.parametrize("moved", range(8))
-def test_a_safetensors_file_is_read_as_safetensors_reads_it(moved, tmp_path):
-    """Wherever in the file its tensors begin."""
-    draw = torch.Generator().manual_seed(moved)
+def test_a_file_is_written_and_read_as_safetensors_does(moved, tmp_path):
+    """Every dtype and shape, wherever in the file its tensors begin."""
+    draw, path = torch.Generator().manual_seed(moved), tmp_path / "x.safetensors"
     state = {
-        str(dtype): torch.randint(2, (2, 3), generator=draw).to(dtype) for dtype in SAFETENSORS_DTYPES.values()
-    } | {"a number": torch.tensor(2.5), "nothing": torch.zeros(0, 3), "a byte": torch.zeros(1, dtype=torch.uint8)}
-    path = tmp_path / "model.safetensors"
-    save_file(state, path, {"format": "pt"})
+        f"{shape} {dtype}": torch.randint(2, shape, generator=draw).to(dtype)
+        for dtype in SAFETENSORS_DTYPES.values()
+        for shape in ((), (1,), (0, 3), (5,), (4, 16), (7, 3))
+    }
+    state["transposed"] = torch.randn(6, 4, generator=draw).t()
+    write_safetensors(path, state)
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 64 == 64 - 8  # to be mapped
     shift(path, moved)
-    assert_same(dict(sorted(read_weights(path).items())), dict(sorted(load_file(path).items())), atol=0)
-    assert {name: x.dtype for name, x in read_weights(path).items()} == {n: x.dtype for n, x in state.items()}
+    for found in (load_file(path), read_weights(path)):
+        assert_same(dict(sorted(found.items())), dict(sorted(state.items())), atol=0)
 
 
 @torch.no_grad()
@@ -229,7 +206,7 @@ def test_weights_are_mapped_or_copied_but_not_both(file, tmp_path):
     if file == "pytorch_model.bin":
         (tmp_path / "model.safetensors").unlink()
         torch.save(large.state_dict(), path)
-    elif file == "other.safetensors":  # whose matrices are 8 bytes from where they could stay mapped
+    elif file == "other.safetensors":  # 8 bytes from multiples of 64: mapped, matrices would add in another order
         shutil.copy(tmp_path / "model.safetensors", path)
         shift(path, 8)
     model = BertModel.from_pretrained(path)
@@ -246,7 +223,7 @@ def test_weights_are_mapped_or_copied_but_not_both(file, tmp_path):
 
 def test_loading_folders_imports_neither_transformers_nor_the_hub_and_finding_files_not_even_torch(tmp_path):
     make().save_pretrained(tmp_path)
-    BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]).save_pretrained(tmp_path)
+    BertTokenizer(WORDS).save_pretrained(tmp_path)
     code = f"""
 import sys
 import bertlite.checkpoint.files, bertlite.checkpoint.folders
@@ -259,12 +236,8 @@ import bertlite
 bertlite.BertModel.from_pretrained({str(tmp_path)!r})
 print(*{{"transformers", "huggingface_hub"}} & sys.modules.keys())
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=child_env())
+    ran = child("-c", code)
     assert (ran.returncode, ran.stdout) == (0, "\n\n\n"), ran.stderr
-
-
-def child_env() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 # Legacy names -------------------------------------------------------------------------------------------------------
@@ -294,17 +267,15 @@ LEGACY: dict[str, Callable[[State], State]] = {
         {**state, "bert.embeddings.position_ids": torch.arange(40)[None]}
     ),
 }
-each_legacy = pytest.mark.parametrize("legacy", LEGACY.values(), ids=list(LEGACY))
 
 
-@each_legacy
-@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining", "BertForTokenClassification"])
-def test_legacy_names_load_from_a_file_and_strictly_from_a_state_dict(name, legacy, tmp_path):
-    model = make(cls_of(name))
-    state = legacy(state_of(model))
-    write(tmp_path, state)
-    assert_same_model(type(model).from_pretrained(tmp_path), model)
-    names, other = list(state), type(model)(model.config).double()
+@pytest.mark.parametrize("legacy", LEGACY)
+@pytest.mark.parametrize("cls", [BertModel, BertForPreTraining, BertForTokenClassification])
+def test_legacy_names_load_from_a_file_and_strictly_from_a_state_dict(cls, legacy, tmp_path):
+    model = make(cls)
+    state = LEGACY[legacy](state_of(model))
+    assert_same_model(cls.from_pretrained(write(tmp_path, state)), model)
+    names, other = list(state), cls(model.config).double()
     assert other.load_state_dict(state, strict=True) == ([], [])
     assert_same_model(other, model)
     assert list(state) == names  # the caller's own is left alone
@@ -318,13 +289,11 @@ def test_legacy_names_load_strictly_into_a_model_around_it():
     assert_same_model(outer["left"], inner)
 
 
-def test_a_tensor_under_two_names_is_refused(tmp_path):
+def test_a_tensor_under_two_names_of_a_state_dict_is_refused():
+    """As in a file, which is in the corpus of hostile ones."""
     state = state_of(make())
     state["bert.pooler.dense.bias"] = state["pooler.dense.bias"] + 1
-    write(tmp_path, state)
     with pytest.raises(ValueError, match=r"pooler\.dense\.bias is there twice, once as bert\.pooler\.dense\.bias"):
-        BertModel.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"pooler\.dense\.bias is there twice"):
         make().load_state_dict(state)
 
 
@@ -370,9 +339,7 @@ def test_a_decoder_of_its_own_under_a_tied_config_is_a_question_for_the_user(tmp
     state = state_of(make(BertForMaskedLM))
     state[DECODER] += 1
     write(tmp_path, state)
-    with pytest.raises(
-        ValueError, match=r"decoder\.weight differs .* tie_word_embeddings=False .* tie_word_embeddings=True the embed"
-    ):
+    with pytest.raises(ValueError, match=r"decoder\.weight differs .*embeddings=False .* tie_word_embeddings=True"):
         BertForMaskedLM.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"decoder\.weight differs"):
         make(BertForMaskedLM).load_state_dict(state)
@@ -404,23 +371,23 @@ def test_an_untied_decoder_that_shares_the_files_memory_is_not_tied_by_it(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("source", "name", "parts"),
+    ("source", "cls", "parts"),
     [
-        ("BertForMaskedLM", "BertModel", ["pooler"]),
-        ("BertForMaskedLM", "BertForPreTraining", ["cls.seq_relationship", "pooler"]),
-        ("BertModel", "BertForPreTraining", ["cls.predictions", "cls.seq_relationship"]),
-        ("BertModel", "BertForMaskedLM", ["cls.predictions"]),
-        ("BertForPreTraining", "BertForSequenceClassification", ["classifier"]),
-        ("BertForSequenceClassification", "BertForQuestionAnswering", ["qa_outputs"]),
+        (BertForMaskedLM, BertModel, ["pooler"]),
+        (BertForMaskedLM, BertForPreTraining, ["cls.seq_relationship", "pooler"]),
+        (BertModel, BertForPreTraining, ["cls.predictions", "cls.seq_relationship"]),
+        (BertModel, BertForMaskedLM, ["cls.predictions"]),
+        (BertForPreTraining, BertForSequenceClassification, ["classifier"]),
+        (BertForSequenceClassification, BertForQuestionAnswering, ["qa_outputs"]),
     ],
 )
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_missing_head_is_initialised_and_says_so_once(source, name, parts, tied, tmp_path, caplog):
-    saved = make(cls_of(source), tie_word_embeddings=tied).half()
+def test_a_missing_head_is_initialised_and_says_so_once(source, cls, parts, tied, tmp_path, caplog):
+    saved = make(source, tie_word_embeddings=tied).half()
     saved.save_pretrained(tmp_path)
     torch.manual_seed(0)  # the spread of few random numbers is judged below
     with caplog.at_level(logging.WARNING):
-        loaded = cls_of(name).from_pretrained(tmp_path)
+        loaded = cls.from_pretrained(tmp_path)
     [record] = caplog.records
     assert record.name == "bertlite"
     lost = " and no ".join(parts)
@@ -450,47 +417,44 @@ def test_a_tied_decoder_alone_is_no_head(tmp_path, caplog):
     assert "has no cls.predictions" in caplog.text
 
 
-def test_a_users_own_head_is_initialised_or_refused(tmp_path):
+def bert_with(make_part: Callable[[], nn.Module]) -> Any:
+    """A user's class, whose embeddings do not learn."""
+
     class Tagger(BertModel):
         def build(self, config: Any, add_pooling_layer: bool = True) -> None:
             super().build(config, add_pooling_layer)
-            self.conv = nn.Conv1d(config.hidden_size, 3, 5)
+            self.part = make_part()
             self.embeddings.requires_grad_(False)
 
-    class Mixer(Tagger):
-        def build(self, config: Any, add_pooling_layer: bool = True) -> None:
-            super().build(config, add_pooling_layer)
-            self.mix = nn.ParameterList([torch.zeros(3)])
+    return Tagger
 
+
+def test_a_users_own_head_is_initialised_or_refused(tmp_path):
     make().save_pretrained(tmp_path)
-    tagger = Tagger.from_pretrained(tmp_path)
-    assert 0 < tagger.conv.weight.std() < 1
+    tagger = bert_with(lambda: nn.Conv1d(48, 3, 5)).from_pretrained(tmp_path)
+    assert 0 < tagger.part.weight.std() < 1
     frozen = {name for name, p in tagger.named_parameters() if not p.requires_grad}
     assert frozen == {name for name in tagger.state_dict() if name.startswith("embeddings.")}
-    with pytest.raises(ValueError, match=r"nothing initialises these of Mixer; .*reset_parameters:\n  mix\.0$"):
-        Mixer.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"nothing initialises these of Tagger; .*reset_parameters:\n  part\.0$"):
+        bert_with(lambda: nn.ParameterList([torch.zeros(3)])).from_pretrained(tmp_path)
 
 
 def test_a_users_own_buffers_and_initialised_parameters_are_loaded_in_their_places(tmp_path):
     class Scaled(nn.Module):
-        def __init__(self, width: int) -> None:
+        def __init__(self) -> None:
             super().__init__()
-            self.factors = nn.Parameter(nn.init.ones_(torch.empty(width)))
-            self.register_buffer("steps", torch.zeros(width))
+            self.factors = nn.Parameter(nn.init.ones_(torch.empty(7)))
+            self.register_buffer("steps", torch.zeros(7))
 
-    class Scaler(BertModel):
-        def build(self, config: Any, add_pooling_layer: bool = True) -> None:
-            super().build(config, add_pooling_layer)
-            self.scaled = Scaled(7)
-
-    model = Scaler(BertConfig(**SIZES))
+    cls = bert_with(Scaled)
+    model = cls(BertConfig(**SIZES))
     with torch.no_grad():
-        model.scaled.factors += torch.arange(7)
-        model.scaled.steps += 3
+        model.part.factors += torch.arange(7)
+        model.part.steps += 3
     model.save_pretrained(tmp_path)
-    loaded = Scaler.from_pretrained(tmp_path)
+    loaded = cls.from_pretrained(tmp_path)
     assert_same_model(loaded, model)
-    assert [name for name, _ in loaded.named_buffers()] == ["scaled.steps"]
+    assert [name for name, _ in loaded.named_buffers()] == ["part.steps"]
     assert not hasattr(loaded, "steps")
 
 
@@ -524,73 +488,38 @@ def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[State], 
     return lambda state: {**state, name: change(state[name])}
 
 
-HALVED: dict[str, Callable[[Tensor], Tensor]] = {
-    **{
-        f"encoder.layer.1.attention.self.{p}.{k}": lambda t: t[:30]
-        for p in ("query", "key", "value")
-        for k in ("weight", "bias")
-    },
-    "encoder.layer.1.attention.output.dense.weight": lambda t: t[:, :30],
-}
-Q0 = "encoder.layer.0.attention.self.query.weight"
+def half_a_head_less(state: State) -> State:
+    read, own = ("encoder.layer.1.attention.output.dense.weight", "encoder.layer.1.attention.self.")
+    return {**state, **{k: t[:30] for k, t in state.items() if k.startswith(own)}, read: state[read][:, :30]}
+
+
+Q0, RELATIVE = "encoder.layer.0.attention.self.query.weight", {"position_embedding_type": "relative_key"}
 FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # config, tensors, what the error says
-    "unknown tensor": (
-        {},
-        lambda s: {**s, "encoder.layer.1.extra": torch.ones(3)},
-        "encoder.layer.1.extra is unknown",
-    ),
     "fewer layers": ({}, without(LAST), "it has 2 layers, not 3 as the config says: pass num_hidden_layers=2"),
     "more layers": (
         {"num_hidden_layers": 1},
-        lambda s: s,
-        "it has 3 layers, not 1 as the config says: pass num_hidden_layers=3",
+        dict,
+        "it has 3 layers, not 1 as the config says: pass num_hid",
     ),
     "a layer in the middle": ({}, without("encoder.layer.1."), "encoder.layer.1.output.LayerNorm.bias is missing"),
     "heads of relative positions": (
-        {"position_embedding_type": "relative_key"},
-        lambda s: {
-            **s,
-            **{
-                f"encoder.layer.{i}.attention.self.distance_embedding.weight": torch.ones(79, 16).double()
-                for i in range(3)
-            },
-        },
+        RELATIVE,
+        lambda s: state_of(make(**RELATIVE, num_attention_heads=3)),
         "layer.0.attention.self.distance_embedding.weight is (79, 16); by the config it is (79, 12)",
     ),
-    "another model": (
-        {},
-        lambda s: {f"roberta.{k}": t for k, t in s.items()},
-        "it is not a BERT: its tensors are roberta.embeddings.",
-    ),
-    "several dtypes": (
-        {},
-        changed(Q0, Tensor.half),
-        f"several dtypes, torch.float64 (embeddings.word_embeddings.weight), torch.float16 ({Q0}): pass dtype=",
-    ),
-    "looks pruned": (
-        {"pruned_heads": {"2": [1]}},
-        lambda s: s,
-        "layer 0 has 3 of 4 heads, but the config's pruned_heads does not name it: it looks pruned;"
-        " pass pruned_heads={0: [the 1 removed heads]}",
-    ),
-    "half a head": (
-        {},
-        lambda s: {**s, **{name: part(s[name]) for name, part in HALVED.items()}},
-        "encoder.layer.1.attention.output.dense.weight is (48, 30); by the config it is (48, 48)",
-    ),
+    "another model": ({}, renamed(("^", "roberta.")), "it is not a BERT: its tensors are roberta.embeddings."),
+    "several dtypes": ({}, changed(Q0, Tensor.half), f"weight), torch.float16 ({Q0}): pass dtype="),
+    "half a head": ({}, half_a_head_less, "output.dense.weight is (48, 30); by the config it is (48, 48)"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_does_not_fit_is_refused(fault, tmp_path):
     config, change, message = FAULTS[fault]
-    model = prune_heads(make(), {0: [1], 2: [1]}) if "pruned" in fault else make()
-    write(tmp_path, change(state_of(model)), {**JSON, **config})
+    write(tmp_path, change(state_of(make())), {**JSON, **config})
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         BertModel.from_pretrained(tmp_path)
-    assert str(caught.value).startswith(
-        f"{tmp_path}/model.safetensors does not fit BertModel as config.json describes it:\n  "
-    )
+    assert str(caught.value).startswith(f"{tmp_path}/model.safetensors does not fit BertModel as config.json desc")
     if fault in ("more layers", "fewer layers", "another model", "several dtypes"):
         assert str(caught.value).count("\n") == 1  # one fault is one line
     if fault == "several dtypes":
@@ -638,39 +567,57 @@ def test_a_head_of_another_size_says_how_to_load_it(tmp_path):
 
 
 def test_the_formats_are_tried_in_order(tmp_path):
-    for number, file in enumerate(WEIGHT_FILES):
+    for number, file in reversed([*enumerate(WEIGHT_FILES)]):  # a sharded save removes a file of its format
         state = {name: torch.full_like(t, number) for name, t in state_of(make()).items()}
-        if file.endswith(".json"):
-            write_shards(tmp_path, halves(state, file.split(".")[1]))
-        else:
-            write(tmp_path, state, file=file)
+        write(tmp_path, state, file=re.sub(r"(\.\w+)\.index\.json", r"{suffix}\1", file))
     for number, file in enumerate(WEIGHT_FILES):
         assert BertModel.from_pretrained(tmp_path).pooler.dense.bias[0] == number
         assert BertModel.from_pretrained(tmp_path / file).pooler.dense.bias[0] == number  # a file can be named
         (tmp_path / file).unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"has no model\.safetensors or .*index\.json; it holds config\.json, mo"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors or .*json; it holds config\.json, mo"):
         BertModel.from_pretrained(tmp_path)
 
 
 def test_variant_and_subfolder_choose_the_file_and_never_another(tmp_path):
     model = make()
     write(tmp_path / "a", state_of(model), file="model.fp16.safetensors")
-    shards = {name.replace(".safetensors", ".fp16.safetensors"): t for name, t in halves(state_of(model)).items()}
-    write_shards(tmp_path / "b", shards)
-    (tmp_path / "b/model.safetensors.index.json").rename(tmp_path / "b/model.safetensors.index.fp16.json")
+    write(tmp_path / "b", state_of(model), file="model.fp16{suffix}.safetensors")
+    (tmp_path / "b/model.fp16.safetensors.index.json").rename(tmp_path / "b/model.safetensors.index.fp16.json")
     for subfolder in "ab":
         assert_same_model(BertModel.from_pretrained(tmp_path, subfolder=subfolder, variant="fp16"), model)
         with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors or"):
             BertModel.from_pretrained(tmp_path / subfolder)
-    with pytest.raises(FileNotFoundError, match=r"has no model\.bf16\.safetensors or model\.safetensors\.index\.bf16"):
-        BertModel.from_pretrained(tmp_path / "a", variant="bf16")
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*/c$"):
-        BertModel.from_pretrained(tmp_path, subfolder="c")
-    for option in ("variant", "subfolder"):
-        with pytest.raises(ValueError, match="is a file: leave subfolder and variant out"):
-            BertModel.from_pretrained(tmp_path / "a/model.fp16.safetensors", **{option: "fp16"})
+
+
+DTYPE, A_FILE = r"dtype is .*; have: float64, float32, bfloat16, float16", "model/model.safetensors"
+PATHS = ("/none", Path("/none"), "./none", "../none", "~/none", Path("none/none"))
+SOURCES: list[tuple[Any, dict[str, Any], Any, str]] = [
+    *(("model", {"dtype": dtype}, ValueError, DTYPE) for dtype in ("float", "int8", torch.int8)),
+    ("model", {"dtype": 32}, TypeError, r"dtype is 32; give a torch\.dtype or a string"),
+    (
+        "model",
+        {"variant": "bf16"},
+        FileNotFoundError,
+        r"has no model\.bf16\.safetensors or .*\.index\.bf16",
+    ),
+    ("model", {"subfolder": "c"}, FileNotFoundError, r"there is no folder .*/c$"),
+    *((A_FILE, {name: "fp16"}, ValueError, "is a file: leave subfolder and var") for name in ("variant", "subfolder")),
+    ("model/config.json", {}, ValueError, r"config\.json is only the config: name its folder"),
+    ("a/b/c", {}, FileNotFoundError, "and a hub id cannot look like that"),
+    ("", {}, TypeError, "source is ''; give the path of a folder, or a hub id"),
+    *((path, {}, FileNotFoundError, r"there is no folder or file .*none$") for path in PATHS),
+]
+
+
+@pytest.mark.parametrize(("source", "options", "error", "message"), SOURCES, ids=str)
+def test_what_names_nothing_is_refused_and_a_path_is_never_asked_of_the_hub(
+    source, options, error, message, tmp_path, monkeypatch
+):
+    write(tmp_path / "model", state_of(make()))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *args, **options: pytest.fail("the hub was asked"))
+    with pytest.raises(error, match=message):
+        BertModel.from_pretrained(source, **options)
 
 
 @pytest.mark.parametrize(
@@ -687,15 +634,12 @@ def test_a_pickle_holds_tensors_by_name(held, message, tmp_path):
         BertModel.from_pretrained(tmp_path)
 
 
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 440449768\n"
-
-
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "of 2018"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda whole: b"", "is empty: fetch it again"),
-        (lambda whole: LFS, "is a git-lfs pointer, not the weights: run git lfs pull"),
+        (lambda whole: hostile.POINTER, "is a git-lfs pointer, not the weights: run git lfs pull"),
         (lambda whole: whole[:-100], "is damaged"),
         (lambda whole: whole[:5], "is damaged"),
         (lambda whole: bytes(range(256)) * 9, "is damaged"),
@@ -728,7 +672,7 @@ def test_an_adapter_beside_a_whole_model_is_refused_by_name(tmp_path):
     assert_same(alone(**make_batch()), model(**make_batch()), atol=0)
 
 
-OTHERS = {
+OTHERS = {  # names of files, and what is said of them
     "model.gguf": "GGUF.*: name the checkpoint that it was made from",
     "model.zip": "a zip archive: run `unzip",
     "model.tar.gz": "an archive: run `tar -xf",
@@ -736,12 +680,15 @@ OTHERS = {
     "tf_model.h5": r"of TensorFlow: load it in transformers 4 with from_tf=True",
     "flax_model.msgpack": r"of Flax: .* from_flax=True",
     "adapter_config.json": r"an adapter of PEFT: .*merge_and_unload\(\)",
+    "onnx/model.onnx": "ONNX.*: name the checkpoint",
+    "openvino/openvino_model.xml": ".*: name the checkpoint",
 }
 
 
 @pytest.mark.parametrize("config", [False, True])
 @pytest.mark.parametrize("name", OTHERS)
 def test_files_of_other_formats_are_named_with_the_way_out(name, config, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"GGUF")
     if config:
         (tmp_path / "config.json").write_text(json.dumps(SIZES))
@@ -750,20 +697,11 @@ def test_files_of_other_formats_are_named_with_the_way_out(name, config, tmp_pat
             with pytest.raises(error, match=rf"{re.escape(name)} is {OTHERS[name]}"):
                 load(path)
     write(tmp_path, state_of(make()))  # a whole checkpoint beside it
-    with pytest.raises(FileNotFoundError, match=rf"it holds .*{name[-4:]}[^:]*$"):
+    with pytest.raises(FileNotFoundError, match=rf"it holds .*{name.partition('/')[0][-4:]}[^:]*$"):
         BertTokenizer.from_pretrained(tmp_path)
     (tmp_path / "weights.npz").touch()
     with pytest.raises(ValueError, match=r"npz is not a weights file: their names end in \.safetensors, \.bin"):
         BertModel.from_pretrained(tmp_path / "weights.npz")
-
-
-@pytest.mark.parametrize("name", ["onnx/model.onnx", "openvino/openvino_model.xml"])
-def test_a_graph_in_a_subfolder_is_named(name, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(SIZES))
-    (tmp_path / name).parent.mkdir()
-    (tmp_path / name).touch()
-    with pytest.raises(FileNotFoundError, match=rf"{name} is .*: name the checkpoint"):
-        BertModel.from_pretrained(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_said_to_be_missing_before_the_hub_is_asked(tmp_path, monkeypatch, caplog):
@@ -774,16 +712,6 @@ def test_a_folder_that_is_not_there_is_said_to_be_missing_before_the_hub_is_aske
         with pytest.raises(FileNotFoundError, match=f"there is no folder {name}"):
             BertModel.from_pretrained(name, local_files_only=True)
         assert caplog.messages == told
-
-
-def test_what_names_no_checkpoint_is_refused(tmp_path):
-    write(tmp_path, state_of(make()))
-    with pytest.raises(ValueError, match=r"config\.json is only the config: name its folder"):
-        BertModel.from_pretrained(tmp_path / "config.json")
-    with pytest.raises(FileNotFoundError, match="and a hub id cannot look like that"):
-        BertModel.from_pretrained("a/b/c")
-    with pytest.raises(TypeError, match="source is ''; give the path of a folder, or a hub id"):
-        BertModel.from_pretrained("")
 
 
 def test_a_folder_whose_model_is_in_a_subfolder_names_it(tmp_path):
@@ -803,26 +731,6 @@ def test_a_path_that_is_not_utf8_is_not_called_damaged(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")  # LC_ALL=C, without Python's UTF-8 mode
     with pytest.raises(ValueError, match=r"is not ascii, as this Python reads it, .* set PYTHONUTF8=1 or rename it$"):
         BertModel.from_pretrained(folder)
-
-
-@pytest.mark.parametrize(
-    "missing", ["/none", Path("/none"), "./none", "../none", "~/none", Path("none/none")], ids=str
-)
-def test_what_looks_like_a_path_is_never_asked_of_the_hub(missing, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *args, **options: pytest.fail("the hub was asked"))
-    with pytest.raises(FileNotFoundError, match=r"there is no folder or file .*none$"):
-        BertModel.from_pretrained(missing)
-
-
-def test_a_folder_that_is_called_like_the_caches_is_none(tmp_path):
-    """Both of its names are needed for links to lead further up."""
-    for name in ("snapshots/a", "models--a/b/c"):
-        folder = write_shards(tmp_path / name, halves(state_of(make())))
-        shard = folder / "model-00001-of-00002.safetensors"
-        shard.rename(tmp_path / "outside.safetensors")
-        shard.symlink_to(tmp_path / "outside.safetensors")
-        with pytest.raises(ValueError, match="is a link out of its folder"):
-            BertModel.from_pretrained(folder)
 
 
 # Pruned checkpoints -------------------------------------------------------------------------------------------------
@@ -873,13 +781,18 @@ def test_the_cache_is_enough(repo, options, cache):
     assert_same_model(loaded, make(BertForMaskedLM))
 
 
-def test_a_snapshot_cannot_link_out_of_the_cache(cache):
-    shard = next((cache / "models--org--sharded/snapshots" / SHA).glob("model-00001*"))
-    shutil.copy(shard, cache.parent / "outside.safetensors")
+@pytest.mark.parametrize("name", [f"cache/models--org--sharded/snapshots/{SHA}", "snapshots/a", "models--a/b/c"])
+def test_a_snapshot_cannot_link_out_of_the_cache_and_a_folder_that_is_called_like_one_is_none(name, cache, tmp_path):
+    """Both of its names are needed for links to lead further up."""
+    is_cache, folder = name.startswith("cache"), tmp_path / name
+    if not is_cache:
+        write(folder, state_of(make()), file=SHARDS)
+    shard = next(folder.glob("model-00001*"))
+    shutil.copy(shard, tmp_path / "outside.safetensors")
     shard.unlink()
-    shard.symlink_to(cache.parent / "outside.safetensors")
+    shard.symlink_to(tmp_path / "outside.safetensors")
     with pytest.raises(ValueError, match="is a link out of its folder"):
-        BertForMaskedLM.from_pretrained("org/sharded", cache_dir=cache, local_files_only=True)
+        BertModel.from_pretrained("org/sharded" if is_cache else folder, cache_dir=cache, local_files_only=True)
 
 
 @pytest.mark.parametrize(
@@ -892,46 +805,38 @@ def test_a_snapshot_cannot_link_out_of_the_cache(cache):
 )
 def test_what_the_cache_lacks_is_named(options, missing, cache):
     for repo in ("org/name", "org/none"):
-        with pytest.raises(
-            FileNotFoundError, match=rf"there is no folder {repo}.*the hub was not reached\. Go online"
-        ):
+        with pytest.raises(FileNotFoundError, match=rf"no folder {repo}.*the hub was not reached\. Go online"):
             BertForMaskedLM.from_pretrained(repo, cache_dir=cache, local_files_only=True, **options)
     with pytest.raises(FileNotFoundError, match=missing):
         BertForMaskedLM.from_pretrained("org/name", cache_dir=cache, local_files_only=True, **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "raised", "message"),
-    [
-        (
-            errors.GatedRepoError,
-            PermissionError,
-            "org/name is gated: ask for access at https://huggingface.co/org/name",
-        ),
-        (errors.RepositoryNotFoundError, FileNotFoundError, "org/name is neither a folder here nor a repository"),
-        (errors.RevisionNotFoundError, FileNotFoundError, "org/name has no revision 'v2' on the hub"),
-        (errors.EntryNotFoundError, FileNotFoundError, "org/name has no config.json or bert_config.json on the hub"),
-        (errors.LocalEntryNotFoundError, FileNotFoundError, "the hub was not reached"),
-    ],
-)
-def test_what_the_hub_refuses_says_what_to_do(kind, raised, message, monkeypatch):
-    def refuse(*args: Any, **options: Any) -> str:
-        raise kind.__new__(kind, "said the hub")
+def of_hub(kind: Any) -> Exception:
+    error: Exception = kind.__new__(kind, "said the hub")
+    return error
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+
+BROKEN = r"config\.json was not completely received from the hub \({}: it hung up\): try again$"
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+HUB_ERRORS = [  # what a download raises, and what is said of it
+    (of_hub(errors.GatedRepoError), PermissionError, "org/name is gated: ask for access at https://huggingface.co"),
+    (of_hub(errors.RepositoryNotFoundError), FileNotFoundError, "org/name is neither a folder here nor a repository"),
+    (of_hub(errors.RevisionNotFoundError), FileNotFoundError, "org/name has no revision 'v2' on the hub"),
+    (of_hub(errors.EntryNotFoundError), FileNotFoundError, "org/name has no config.json or bert_config.json on the"),
+    (of_hub(errors.LocalEntryNotFoundError), FileNotFoundError, "the hub was not reached"),
+    (RuntimeError("it hung up\nand more"), ConnectionError, BROKEN.format("RuntimeError")),
+    (OSError("it hung up"), ConnectionError, BROKEN.format("OSError")),
+    (NO_SPACE, OSError, "No space left"),  # which is not the hub's fault
+]
+
+
+@pytest.mark.parametrize(("error", "raised", "message"), HUB_ERRORS, ids=[repr(error) for error, *_ in HUB_ERRORS])
+def test_a_download_that_fails_says_what_to_do(error, raised, message, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(error))
     monkeypatch.setattr("bertlite.checkpoint.files.hub_answers", lambda: True)
-    with pytest.raises(raised, match=message):
+    with pytest.raises(raised, match=message) as caught:
         BertModel.from_pretrained("org/name", revision="v2")
-
-
-@pytest.mark.parametrize("broken", [RuntimeError("it hung up\nand more"), OSError("it hung up")], ids=repr)
-def test_a_download_that_breaks_off_is_named(broken, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(broken))
-    said = (
-        rf"config\.json was not completely received from the hub \({type(broken).__name__}: it hung up\): try again$"
-    )
-    with pytest.raises(ConnectionError, match=said):
-        BertModel.from_pretrained("org/name")
+    assert caught.value.errno == (errno.ENOSPC if error is NO_SPACE else None)
 
 
 def test_without_a_network_a_name_that_is_nowhere_is_asked_for_once(tmp_path, monkeypatch):
@@ -951,13 +856,6 @@ def test_without_a_network_a_name_that_is_nowhere_is_asked_for_once(tmp_path, mo
     assert asked == ["https://huggingface.co"]
 
 
-def test_a_full_disk_is_not_the_hubs_fault(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(OSError, match="No space left") as caught:
-        BertModel.from_pretrained("org/name")
-    assert caught.value.errno == errno.ENOSPC
-
-
 def raising(error: Exception) -> Callable[..., Any]:
     def fail(*args: Any, **options: Any) -> Any:
         raise error
@@ -966,9 +864,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 def test_all_files_come_from_one_commit_of_the_hub_which_is_asked_unless_forbidden(cache, monkeypatch):
-    import huggingface_hub
-
-    asked, download = [], huggingface_hub.hf_hub_download
+    asked, download = [], hf_hub_download
 
     def record(repo: str, name: str, **options: Any) -> str:
         asked.append((name, options["revision"], options["token"], options["local_files_only"]))
@@ -981,6 +877,44 @@ def test_all_files_come_from_one_commit_of_the_hub_which_is_asked_unless_forbidd
         names = {"config.json": None, "model.safetensors": SHA, "adapter_config.json": SHA}
         assert asked == [(name, revision, False, forbidden) for name, revision in names.items()]
         asked.clear()
+
+
+def test_a_model_and_its_tokenizer_arrive_in_one_commit_each(monkeypatch, tmp_path):
+    api, arrived, commits, tokens = create_autospec(HfApi), tmp_path / "arrived", [], []
+
+    def upload(*, folder_path: Path, **given: Any) -> str:
+        arrived.mkdir(exist_ok=True)
+        for path in folder_path.iterdir():
+            (arrived / path.name).write_bytes(path.read_bytes())
+        commits.append((*given.values(), sorted(path.name for path in folder_path.iterdir())))
+        return "the commit"
+
+    api.create_repo.return_value = SimpleNamespace(repo_id="me/name")
+    api.upload_folder.side_effect = upload
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda token: tokens.append(token) or api)
+    model = make(vocab_size=len(WORDS))
+    model.prune_heads({1: [2]})
+    options = {"private": True, "token": "hf_secret", "commit_message": "a pruned BERT", "revision": "small"}
+    assert model.push_to_hub("name", **options) == "the commit"
+    api.create_repo.assert_called_once_with("name", private=True, exist_ok=True)
+    api.create_branch.assert_called_once_with("me/name", branch="small", exist_ok=True)
+    BertTokenizer(WORDS).push_to_hub("name", create_pr=True, revision="small")
+    api.create_branch.assert_called_once()
+    assert tokens == ["hf_secret", None]
+    assert commits == [
+        ("me/name", "a pruned BERT", "small", False, ["config.json", "model.safetensors"]),
+        ("me/name", "Upload tokenizer", "small", True, ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]),
+    ]
+    again = BertModel.from_pretrained(arrived)
+    assert again.config.pruned_heads == {1: (2,)}
+    assert_same(again.state_dict(), model.state_dict(), atol=0)
+    assert BertTokenizer.from_pretrained(arrived).get_vocab() == {word: i for i, word in enumerate(WORDS)}
+
+
+def test_nothing_is_made_on_the_hub_for_a_model_that_cannot_be_saved(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda **_: pytest.fail("the hub was asked"))
+    with pytest.raises(ValueError, match="is on the meta device"):
+        make().to("meta").push_to_hub("org/name")
 
 
 # Saving -------------------------------------------------------------------------------------------------------------
@@ -1012,21 +946,6 @@ def test_a_disk_that_is_full_in_the_middle_of_the_weights_changes_nothing(tmp_pa
     assert (tmp_path / "old" / "model.safetensors").read_bytes() == before
 
 
-def test_every_dtype_and_shape_is_written_as_safetensors_reads_it(tmp_path):
-    draw = torch.Generator().manual_seed(0)
-    state = {
-        f"{shape} {dtype}": torch.randint(2, shape, generator=draw).to(dtype)
-        for dtype in SAFETENSORS_DTYPES.values()
-        for shape in ((), (0, 3), (5,), (4, 16), (7, 3))
-    }
-    state["transposed"] = torch.randn(6, 4, generator=draw).t()
-    write_safetensors(tmp_path / "x.safetensors", state)
-    assert_same(dict(sorted(load_file(tmp_path / "x.safetensors").items())), dict(sorted(state.items())), atol=0)
-    with safetensors.safe_open(tmp_path / "x.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-    assert int.from_bytes((tmp_path / "x.safetensors").read_bytes()[:8], "little") % 64 == 64 - 8  # to be mapped
-
-
 class WithoutAddress(torch.Tensor):
     """A matrix as quantisation and tensor parallelism make them."""
 
@@ -1038,26 +957,6 @@ def test_a_tensor_without_an_address_is_not_misaligned():
     shifted = torch.zeros(64, dtype=torch.uint8)[8:24].view(2, 8)
     assert is_misaligned(shifted)
     assert not is_misaligned(shifted.as_subclass(WithoutAddress))
-
-
-def test_matrices_of_our_files_stay_mapped_and_those_of_others_are_copied(tmp_path, monkeypatch):
-    """A matrix that a file maps anywhere but at a multiple of 64 bytes would be multiplied in another order."""
-    copied = []
-    monkeypatch.setattr(skeleton, "is_misaligned", lambda x: copied.append(is_misaligned(x)) or copied[-1])
-    model, batch = make(), make_batch()
-    model.save_pretrained(tmp_path)
-    ours = BertModel.from_pretrained(tmp_path)
-    assert copied
-    assert not any(copied)
-    save_file(model.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
-    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
-    shift(tmp_path / "model.safetensors", -(8 + header) % 64 + 8)  # 8 bytes beyond a multiple of 64
-    copied.clear()
-    theirs = BertModel.from_pretrained(tmp_path)
-    assert any(copied)
-    assert not any(is_misaligned(parameter) for parameter in theirs.parameters())
-    for loaded in (ours, theirs):
-        assert_same(full_outputs(loaded, batch), full_outputs(model, batch), atol=0)
 
 
 def test_saving_replaces_weights_and_keeps_other_files(tmp_path):
@@ -1085,14 +984,6 @@ def test_saving_replaces_weights_and_keeps_other_files(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_files_can_be_read_by_whom_the_umask_allows(tmp_path):
-    make().save_pretrained(tmp_path / "a")
-    (tmp_path / "own").write_text("")
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a").iterdir()} == {
-        (tmp_path / "own").stat().st_mode & 0o777
-    }
-
-
 def test_a_model_can_be_saved_over_the_files_it_is_mapped_from(tmp_path):
     model = make()
     model.save_pretrained(tmp_path)
@@ -1107,11 +998,14 @@ def test_a_model_can_be_saved_over_the_files_it_is_mapped_from(tmp_path):
 
 
 def test_an_empty_folder_and_a_link_to_a_folder_will_do(tmp_path):
+    """And files can be read by whom the umask allows."""
     (tmp_path / "empty").mkdir()
     make().save_pretrained(tmp_path / "empty")
+    (tmp_path / "own").touch()
+    modes = {path.stat().st_mode & 0o777 for path in [tmp_path / "own", *(tmp_path / "empty").iterdir()]}
+    assert len(modes) == 1
     (tmp_path / "link").symlink_to("empty")
-    model = make(hidden_act="relu")
-    model.save_pretrained(str(tmp_path / "link"))
+    make(hidden_act="relu").save_pretrained(str(tmp_path / "link"))
     assert (tmp_path / "link").is_symlink()
     assert BertModel.from_pretrained(tmp_path / "empty").config.hidden_act == "relu"
 
@@ -1145,8 +1039,7 @@ def test_a_tilde_is_the_home_wherever_a_path_enters(tmp_path, monkeypatch):
     model.save_pretrained("~/model")
     assert_same_model(BertModel.from_pretrained("~/model"), model)
     assert BertConfig.from_json_file("~/model/config.json").hidden_size == model.config.hidden_size
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
-    assert all(Path(path).is_file() for path in BertTokenizer(words).save_pretrained("~/model"))
+    assert all(Path(path).is_file() for path in BertTokenizer(WORDS).save_pretrained("~/model"))
     assert BertTokenizer("~/model/vocab.txt").get_vocab() == BertTokenizer.from_pretrained("~/model").get_vocab()
     export_remote_code("~/model")
     assert write_model("~/whole", model, "~/model") == tmp_path / "whole"
@@ -1174,32 +1067,26 @@ def twin(model: Any) -> None:
     model.pooler.dense.weight = nn.Parameter(model.pooler.dense.weight.detach().as_subclass(Twin))
 
 
+UNTIED = nn.Parameter(torch.ones(97, 48).double())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda m: m.to("meta"), "embeddings.word_embeddings.weight is on the meta device: it has no values"),
-        (
-            lambda m: setattr(m.embeddings, "word_embeddings", nn.Embedding(98, 48)),
-            r"word_embeddings.weight is \(98, 48\)",
-        ),
-        (lambda m: setattr(m.pooler, "dense", nn.Sequential(m.pooler.dense)), r"dense.0.weight is unknown"),
-        (prune_by_hand, r"encoder.layer.1.attention.self.query.weight is \(24, 48\)"),
-        (twin, "pooler.dense.weight is a Twin, not a plain tensor"),
+        (lambda m: setattr(m.bert.embeddings, "word_embeddings", nn.Embedding(98, 48)), r"weight is \(98, 48\)"),
+        (lambda m: setattr(m.bert.pooler, "dense", nn.Sequential(m.bert.pooler.dense)), r"dense.0.weight is unknown"),
+        (lambda m: prune_by_hand(m.bert), r"encoder.layer.1.attention.self.query.weight is \(24, 48\)"),
+        (lambda m: twin(m.bert), "pooler.dense.weight is a Twin, not a plain tensor"),
+        (lambda m: setattr(m.cls.predictions.decoder, "weight", UNTIED), "differs from the word embeddings, but"),
     ],
 )
 def test_what_could_not_be_loaded_is_not_saved(change, message, tmp_path):
-    model = make()
+    model = make(BertForPreTraining)
     change(model)
-    with pytest.raises(ValueError, match=f"^this BertModel cannot be saved:(.|\n)*{message}"):
+    with pytest.raises(ValueError, match=f"^this BertForPreTraining cannot be saved:(.|\n)*{message}"):
         model.save_pretrained(tmp_path / "new")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_decoder_that_is_no_longer_tied_is_not_saved_as_if_it_were(tmp_path):
-    model = make(BertForMaskedLM)
-    model.cls.predictions.decoder.weight = nn.Parameter(torch.ones(97, 48).double())
-    with pytest.raises(ValueError, match=r"decoder\.weight differs from the word embeddings, but the config ties"):
-        model.save_pretrained(tmp_path)
 
 
 def test_what_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
@@ -1217,10 +1104,6 @@ def test_what_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "inner", "locked"]
 
 
-def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **options: SimpleNamespace())
-
-
 def a_folder(folder: Path) -> Path:
     make().save_pretrained(folder)
     split(folder)
@@ -1231,36 +1114,28 @@ def a_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSYS])
-def test_an_exchange_that_fails_changes_nothing_or_is_done_without(number, tmp_path, monkeypatch):
-    def fail(*args: Any) -> int:
+@pytest.mark.parametrize("renames", [True, False])
+def test_an_exchange_that_fails_changes_nothing_or_is_done_by_two_renames_or_undone(
+    number, renames, tmp_path, monkeypatch
+):
+    rename = os.rename
+
+    def exchange(*args: Any) -> int:
         ctypes.set_errno(number)
         return -1
 
-    folder, new = a_folder(tmp_path / "model"), prune_heads(make(), PRUNED)
-    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **options: SimpleNamespace(renameat2=fail))
-    if number == errno.EIO:
-        with pytest.raises(OSError, match="model"):
-            new.save_pretrained(folder)
-    else:
-        new.save_pretrained(folder)
-    assert_same_model(BertModel.from_pretrained(folder), make() if number == errno.EIO else new)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_two_renames_are_undone_if_the_second_fails(tmp_path, monkeypatch):
-    rename = os.rename
-
-    def fail(a: Path, b: Path) -> None:
+    def second(a: Path, b: Path) -> None:
         if str(a).endswith(".new") and b.name == "model" and (not b.exists()):
             raise OSError(errno.EIO, "the disk says no")
         rename(a, b)
 
-    folder = a_folder(tmp_path / "model")
-    without_exchange(monkeypatch)
-    monkeypatch.setattr(os, "rename", fail)
-    with pytest.raises(OSError, match="the disk says no"):
-        prune_heads(make(), PRUNED).save_pretrained(folder)
-    assert_same_model(BertModel.from_pretrained(folder), make())
+    folder, new = a_folder(tmp_path / "model"), prune_heads(make(), PRUNED)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **options: SimpleNamespace(renameat2=exchange))
+    monkeypatch.setattr(os, "rename", rename if renames else second)
+    is_saved = renames and number == errno.ENOSYS
+    with nullcontext() if is_saved else pytest.raises(OSError, match="model" if renames else "model|the disk says no"):
+        new.save_pretrained(folder)
+    assert_same_model(BertModel.from_pretrained(folder), new if is_saved else make())
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

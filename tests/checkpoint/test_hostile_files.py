@@ -39,17 +39,14 @@ def test_every_case_of_the_corpus_is_refused_by_name(name, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         BertModel.from_pretrained(folder)
     assert time.perf_counter() - begun < SECONDS
-    assert hostile.CASES[name][1] in str(caught.value)
-    assert str(folder) in str(caught.value)
+    said = str(caught.value)
+    assert hostile.CASES[name][1] in said
+    assert str(folder) in said
     assert not (tmp_path / "canary").exists()
-
-
-@pytest.mark.parametrize("name", ["pickle with code", "pickle of 2018 with code"])
-def test_what_a_pickle_would_have_run_is_named_without_torchs_advice_to_trust_it(name, tmp_path):
-    with pytest.raises(ValueError, match=r"nothing in it was run: .*mkdir") as caught:
-        BertModel.from_pretrained(hostile.write(tmp_path, name))
-    assert "weights_only" not in str(caught.value)
-    assert "\n" not in str(caught.value)
+    if name in ("pickle with code", "pickle of 2018 with code"):  # what it would have run is named in one line
+        assert "mkdir" in said.partition("nothing in it was run: ")[2]
+        assert "\n" not in said
+        assert "weights_only" not in said, "torch's advice to trust it"
 
 
 def test_what_the_corpus_is_made_from_loads(tmp_path):
@@ -112,22 +109,6 @@ def test_only_the_tensors_of_the_model_are_looked_at(tmp_path):
 
 
 # Sizes --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("field", "limit"),
-    [
-        ("vocab_size", 2**28),
-        ("type_vocab_size", 2**28),
-        ("max_position_embeddings", 2**28),
-        ("num_hidden_layers", 2**12),
-        ("num_labels", 2**20),
-    ],
-)
-def test_a_config_has_sizes_that_can_be_made(field, limit):
-    assert getattr(BertConfig(**{**SIZES, field: limit}), field) == limit
-    with pytest.raises(ValueError, match=f"{field} is {limit + 1}; it must be [01] to {limit}"):
-        BertConfig(**{**SIZES, field: limit + 1})
 
 
 def test_a_large_model_is_no_absurd_one(tmp_path):
