@@ -146,23 +146,32 @@ def kills(work: Callable[[int], Work], sizes: tuple[int, ...], every: int) -> It
 
 
 def assert_is(folder: Path, *models: BertModel) -> int:
-    """Which of these models a folder holds, whole."""
+    """Return which of these models a folder holds, whole."""
     loaded = BertModel.from_pretrained(folder)
     [which] = [i for i, model in enumerate(models) if model.config.pruned_heads == loaded.config.pruned_heads]
     assert_same(loaded.state_dict(), models[which].state_dict(), atol=0)
     return which
 
 
-@at_steps
-def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(every, tmp_path):
+@pytest.fixture
+def saves(tmp_path: Path) -> Any:
+    """Return two models, the folder of a try, and what makes its work: the second model is saved over the first."""
     old, new = make(), prune_heads(make(), {0: [1], 2: [0, 3]})
-    place = lambda number: tmp_path / str(number) / "model"  # noqa: E731
+
+    def place(number: int) -> Path:
+        return tmp_path / str(number) / "model"
 
     def work(number: int) -> Work:
         old.save_pretrained(place(number))
         (place(number) / "vocab.txt").write_text("words")
         return lambda: new.save_pretrained(place(number))
 
+    return old, new, place, work
+
+
+@at_steps
+def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(every, saves):
+    old, new, place, work = saves
     outcomes = []
     for number in kills(work, (1, 300, 5000, 20_000), every):
         outcomes.append(assert_is(place(number), old, new))
@@ -176,15 +185,9 @@ def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(every, tmp_path):
     assert outcomes[-4:] == [0] * 4
 
 
-def test_without_an_exchange_two_renames_lose_nothing_either(tmp_path, monkeypatch):
+def test_without_an_exchange_two_renames_lose_nothing_either(saves, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda *args, **options: SimpleNamespace())
-    old, new = make(), prune_heads(make(), {0: [1], 2: [0, 3]})
-    place = lambda number: tmp_path / str(number) / "model"  # noqa: E731
-
-    def work(number: int) -> Work:
-        old.save_pretrained(place(number))
-        return lambda: new.save_pretrained(place(number))
-
+    old, new, place, work = saves
     gone = 0
     for number in kills(work, (), 1):
         if place(number).exists():
@@ -199,13 +202,12 @@ def test_without_an_exchange_two_renames_lose_nothing_either(tmp_path, monkeypat
 
 
 @at_steps
-def test_a_save_into_the_working_directory_that_is_killed_leaves_no_mixture(every, tmp_path):
+def test_a_save_into_the_working_directory_that_is_killed_leaves_no_mixture(every, saves):
     """The old checkpoint, the new one, or none that loads; what is missing then is beside it."""
-    old, new = make(), prune_heads(make(), {0: [1], 2: [0, 3]})
-    place = lambda number: tmp_path / str(number) / "model"  # noqa: E731
+    old, new, place, of_absolute = saves
 
     def work(number: int) -> Work:
-        old.save_pretrained(place(number))
+        of_absolute(number)
         for shard in range(1, 6):  # which the save removes
             (place(number) / f"model-0000{shard}-of-00005.safetensors").touch()
 
@@ -232,17 +234,12 @@ def test_a_save_into_the_working_directory_that_is_killed_leaves_no_mixture(ever
 
 
 @at_steps
-def test_a_disk_that_is_full_at_any_step_keeps_the_old_checkpoint(every, tmp_path):
-    old, new = make(), prune_heads(make(), {0: [1]})
-
-    def work(number: int) -> Work:
-        old.save_pretrained(tmp_path / str(number) / "model")
-        return lambda: new.save_pretrained(tmp_path / str(number) / "model")
-
+def test_a_disk_that_is_full_at_any_step_keeps_the_old_checkpoint(every, saves):
+    old, new, place, work = saves
     outcomes = []
     for number in fills(work, every):
-        outcomes.append(assert_is(tmp_path / str(number) / "model", old, new))
-        assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["model"]
+        outcomes.append(assert_is(place(number), old, new))
+        assert [path.name for path in place(number).parent.iterdir()] == ["model"]
     assert outcomes == [0] * (len(outcomes) - 1) + [1]
 
 
@@ -250,15 +247,7 @@ def test_of_two_writers_the_last_wins_whole(tmp_path):
     models = [prune_heads(make(), {layer: [1, 2]}) for layer in range(2)]
     folder = tmp_path / "model"
     models[0].save_pretrained(folder)
-
-    def work(model: BertModel) -> Work:
-        def save() -> None:
-            for _ in range(15):
-                model.save_pretrained(folder)
-
-        return save
-
-    at_once(*map(work, models))
+    at_once(*(lambda model=model: [model.save_pretrained(folder) for _ in range(15)] for model in models))
     assert_is(folder, *models)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
