@@ -1,8 +1,8 @@
 """A checkpointed model computes twice and learns the same."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -93,23 +93,19 @@ def test_a_gate_learns_through_a_checkpoint(model):
     assert (slopes[0] != 0).all()
 
 
-@pytest.mark.parametrize("frozen", ["embeddings", "embeddings and layer 0", "all but the pooler"])
-def test_frozen_embeddings_leave_the_rest_to_learn(frozen):
+@pytest.mark.parametrize(
+    ("frozen", "wanted"), [("", [2, 2, 2]), ("encoder.layer.0", [1, 2, 2]), ("encoder", [1, 1, 1])]
+)
+def test_frozen_embeddings_leave_the_rest_to_learn(frozen, wanted):
     """Where re-entrant checkpointing loses every gradient: the input of the first layer needs none."""
     model = make(**OFF).train()
     model.gradient_checkpointing_enable()
-    model.embeddings.requires_grad_(False)
-    if frozen == "embeddings and layer 0":
-        model.encoder.layer[0].requires_grad_(False)
-    if frozen == "all but the pooler":
-        model.encoder.requires_grad_(False)
+    for name in ("embeddings", *[frozen] * bool(frozen)):
+        model.get_submodule(name).requires_grad_(False)
     plain, checkpointed, runs = both(model)
     assert_same(checkpointed, plain, atol=0)
-    wanted = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert set(checkpointed["grads"]) == wanted
-    assert (
-        runs == {"embeddings": [2, 2, 2], "embeddings and layer 0": [1, 2, 2], "all but the pooler": [1, 1, 1]}[frozen]
-    )
+    assert set(checkpointed["grads"]) == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert runs == wanted
 
 
 def test_it_acts_in_eval_mode_and_not_without_gradients(model):
@@ -177,22 +173,15 @@ def test_offload_moves_the_inputs_of_the_layers_to_host_memory(offload, model, m
     assert not [shape for shape in moved if shape[-1:] == (SIZES["intermediate_size"],)]
 
 
-def test_options_of_torch_are_passed_on(model, monkeypatch):
-    given: list[dict[str, Any]] = []
-    original = torch.utils.checkpoint.checkpoint
-
-    def recording(run: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        given.append(options)
-        return original(run, *args, **options)
-
-    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", recording)
-    model.gradient_checkpointing_enable({"preserve_rng_state": False, "determinism_check": "none"})
-    model(**make_batch())
-    wanted = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
-    assert given == [wanted] * L
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # as trainers say it
-    model(**make_batch())
-    assert given[L:] == [{"use_reentrant": False, "preserve_rng_state": True, "determinism_check": "default"}] * L
+def test_options_of_torch_are_passed_on(model):
+    default = {"use_reentrant": False, "preserve_rng_state": True, "determinism_check": "default"}
+    other = {"preserve_rng_state": False, "determinism_check": "none"}
+    run = torch.utils.checkpoint.checkpoint
+    for given, wanted in ((other, {**default, **other}), ({"use_reentrant": False}, default)):  # as trainers say it
+        model.gradient_checkpointing_enable(given)
+        with mock.patch.object(torch.utils.checkpoint, "checkpoint", wraps=run) as called:
+            model(**make_batch())
+        assert [each.kwargs for each in called.call_args_list] == [wanted] * L
 
 
 def test_what_cannot_be_is_refused(model):

@@ -9,7 +9,7 @@ from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients,
 from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
-from bertlite.stack.modules import Activation, activation, linear
+from bertlite.stack.modules import activation, linear
 from bertlite.support.activations import ACTIVATIONS
 
 L = 3
@@ -47,12 +47,9 @@ def test_feed_forward_in_chunks_is_feed_forward(chunk: int, batch: dict[str, Ten
     model = make(chunk_size_feed_forward=chunk)
     lengths: list[int] = []
     model.encoder.layer[0].intermediate.register_forward_hook(lambda m, args, out: lengths.append(out.shape[1]))
-    whole = make()
-    out, wanted = model(**batch, output_hidden_states=True), whole(**batch, output_hidden_states=True)
+    out, wanted = (each(**batch, output_hidden_states=True) for each in (model, make()))
     assert lengths == [chunk] * (11 // chunk) + [11 % chunk] * (11 % chunk > 0)
     assert_same(out, wanted)
-    loss, wanted_loss = (each.last_hidden_state.square().mean() for each in (out, wanted))
-    assert_same(gradients(model, loss), gradients(whole, wanted_loss))
 
 
 # Activations
@@ -92,39 +89,34 @@ def test_an_activation_with_parameters_has_transformers_keys() -> None:
     assert {k: (v.shape, v.dtype, v.float().tolist()) for k, v in ours.state_dict().items()} == wanted
 
 
-@pytest.mark.parametrize("name", ["gelu_new", "relu", "prelu"])
-def test_the_model_uses_the_activation_it_names(name: str, batch: dict[str, Tensor]) -> None:
-    model = make(hidden_act=name)
+def test_the_model_uses_an_activation_with_parameters(batch: dict[str, Tensor]) -> None:
+    """Others are cases of parity."""
+    model = make(hidden_act="prelu")
     seen: list[tuple[Tensor, Tensor]] = []
     act = model.encoder.layer[1].intermediate.intermediate_act_fn
     act.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
-    out = model(**batch)
+    assert model(**batch).last_hidden_state.isfinite().all()
     ((x, y),) = seen
-    assert_same(y, activation(name).double().eval()(x) if isinstance(act, Activation) else act(x))
-    assert out.last_hidden_state.isfinite().all()
-    extra = set(model.state_dict()) - set(make().state_dict())
-    assert bool(extra) == (name == "prelu")
+    assert_same(y, nn.functional.prelu(x, act.weight))
+    assert len(set(model.state_dict()) - set(make().state_dict())) == L
 
 
 # Parts
 
 
-def test_the_padding_token_keeps_the_vector_it_was_loaded_with_and_no_gradient() -> None:
-    model = make()
-    batch = make_batch()
+@pytest.mark.parametrize("padding", [0, None])
+def test_the_padding_token_keeps_the_vector_it_was_loaded_with_and_no_gradient(padding: int | None) -> None:
+    """Without a padding token every row learns."""
+    model, batch, outs = make(pad_token_id=padding), make_batch(), []
     batch["input_ids"][0, 3] = 0
-    padding = model.embeddings.word_embeddings.weight[0]
-    assert padding.abs().max() > 0.1
-    out = model(**batch)
-    moved = make()
-    moved.embeddings.word_embeddings.weight.data[0] *= -1
-    assert distance(moved(**batch).last_hidden_state, out.last_hidden_state) > 1e-2
-    name = "embeddings.word_embeddings.weight"
-    grad = gradients(model, out.last_hidden_state.square().mean())[name]
-    assert (grad[0] == 0).all()
-    assert (grad[batch["input_ids"][0, 0]] != 0).any()
-    model = make(pad_token_id=None)  # without a padding token every row learns
-    assert (gradients(model, model(**batch).last_hidden_state.square().mean())[name][0] != 0).any()
+    words = model.embeddings.word_embeddings.weight
+    for _ in range(2):
+        outs.append(model(**batch).last_hidden_state)
+        (grad,) = torch.autograd.grad(outs[-1].square().mean(), words)
+        assert (grad[0] != 0).any() == (padding is None)
+        assert (grad[batch["input_ids"][0, 0]] != 0).any()
+        words.data[0] *= -1
+    assert distance(*outs) > 1e-2
 
 
 def test_a_new_model_is_initialised_as_BERT_is() -> None:
@@ -149,22 +141,6 @@ def test_building_a_model_makes_no_buffer_and_no_warning(recwarn: pytest.Warning
     with pytest.warns(UserWarning, match="zero-element"):  # what nn.Linear says of itself
         nn.Linear(0, 3)
     assert linear(0, 3).weight.shape == (3, 0)
-
-
-def test_dropout_is_where_BERT_has_it(batch: dict[str, Tensor]) -> None:
-    """After the embeddings, and after each projection before its residual; none in the pooler."""
-    parts = ("attention.self", "attention.output", "output")
-    assert {name for name, part in make().named_modules() if isinstance(part, nn.Dropout)} == {
-        "embeddings.dropout",
-        *(f"encoder.layer.{i}.{part}.dropout" for i in range(L) for part in parts),
-    }
-    model = make(hidden_dropout_prob=1.0, attention_probs_dropout_prob=0.0).train()
-    out = model(**batch, output_hidden_states=True)
-    assert (out.hidden_states[0] == 0).all()
-    x = torch.zeros(2, 11, 48, dtype=F64)
-    for layer in model.encoder.layer:
-        x = layer.output.LayerNorm(layer.attention.output.LayerNorm(x))
-    assert_same(out.last_hidden_state, x)
 
 
 @torch.no_grad()

@@ -75,23 +75,6 @@ def test_first_tokens_and_packed_sequences_see_their_windows() -> None:
     assert_same([model(**flat, first_token_only=True).last_hidden_state], [whole[:, 0]])
 
 
-def test_a_token_sees_its_window_alone() -> None:
-    model = make_local(local_layers=[0, 1, 2])
-    ids = batch_of("none")["input_ids"][:1]
-    other = ids.clone()
-    other[0, 40] = ids[0, 40] % 90 + 1
-    changed = (model(ids).last_hidden_state != model(other).last_hidden_state).any(-1)[0].nonzero().flatten().tolist()
-    assert changed == [*range(40 - 9, 40 + 10)]  # three layers, three positions each
-
-
-def test_weights_are_those_of_the_window() -> None:
-    weights = make_local()(**batch_of("right"), output_attentions=True).attentions
-    at = torch.arange(LENGTH)
-    near = (at[:, None] - at).abs() <= 3
-    assert not weights[1][:, :, ~near].any()
-    assert weights[0][2][:, ~near].all()
-
-
 class Largest(TorchDispatchMode):
     """Notes the number of elements of the largest tensor that is made."""
 
