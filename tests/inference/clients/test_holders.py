@@ -6,25 +6,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from conftest import F64, SIZES, assert_same, randomise_
-from test_bodies import SIZE  # type: ignore[import-not-found]
+from conftest import SIZES, assert_same, randomise_
+from test_readers import BATCH, stock  # type: ignore[import-not-found]
 from torch import Tensor, nn
 
 import bertlite
 from bertlite import optimize_for_inference
 from bertlite.inference.clients.bodies import OptimizedBody
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 
 def bert() -> Any:
-    return randomise_(transformers.BertForSequenceClassification(transformers.BertConfig(**SIZE))).eval().to(F64)
-
-
-def batch_of() -> dict[str, Tensor]:
-    mask = (torch.arange(11) < torch.tensor([[11], [7], [4]])).long()
-    return {"input_ids": torch.randint(5, 97, (3, 11)) * mask, "attention_mask": mask}
+    return stock("BertForSequenceClassification")
 
 
 def test_what_holds_a_model_is_copied_and_holds_another() -> None:
@@ -45,10 +39,10 @@ def test_what_holds_a_model_is_copied_and_holds_another() -> None:
 def test_a_module_that_says_how_it_is_saved_is_copied_as_it_is() -> None:
     model = bert()
     outer = Saved(model)
-    quick, batch = optimize_for_inference(nn.Sequential(outer, outer), backend="plain"), batch_of()
+    quick = optimize_for_inference(nn.Sequential(outer, outer), backend="plain")
     assert quick[0] is quick[1] is not outer
     assert type(quick[0].model.bert) is OptimizedBody
-    assert_same(quick[0].model(**batch).logits, model(**batch).logits)
+    assert_same(quick[0].model(**BATCH).logits, model(**BATCH).logits)
 
 
 class Slotted:
@@ -75,12 +69,12 @@ Named = collections.namedtuple("Named", ["model", "text"])
     ids=["list", "dict", "namedtuple", "slots", "object", "pydantic", "list of a module"],
 )
 def test_a_model_is_found_and_replaced_wherever_it_is_held(make: Any, get: Any) -> None:
-    model, batch = bert(), batch_of()
+    model = bert()
     outer = make(model)
     quick = optimize_for_inference(outer, backend="plain")
     assert type(quick) is type(outer)
     assert (type(get(quick).bert), get(outer)) == (OptimizedBody, model)
-    assert_same(get(quick)(**batch).logits, model(**batch).logits)
+    assert_same(get(quick)(**BATCH).logits, model(**BATCH).logits)
     assert getattr(quick, "config", get(quick).config) is get(quick).config
     with pytest.raises(TypeError, match="optimised already: optimise the original again"):
         optimize_for_inference(quick)
@@ -130,7 +124,7 @@ def test_what_holds_a_model_of_bertlite_is_optimised(cls: Any, dtype: str) -> No
     model = Own(randomise_(cls(bertlite.BertConfig(**SIZES)))).float().eval()
     model.inner.gradient_checkpointing_enable()
     model.inner.base_model.encoder.layer = model.inner.base_model.encoder.layer[:2]
-    quick, batch = optimize_for_inference(model, dtype=dtype), [*batch_of().values()]
+    quick, batch = optimize_for_inference(model, dtype=dtype), [*BATCH.values()]
     theirs = model(*batch)
     assert (quick(*batch) - theirs).abs().max() <= (1e-5 if dtype == "float32" else 0.05) * theirs.abs().max()
     for again in (quick, quick.inner, optimize_for_inference(model.inner, dtype=dtype)):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from conftest import HEADED, make, make_batch
-from natively import kernels_or_skip
+from natively import DTYPES, dtypes, kernels_or_skip, make_native
 from torch import Tensor, nn
 
 import bertlite
@@ -17,14 +17,11 @@ from bertlite.parity.command import demo_checkpoint
 from bertlite.stack import modules
 from bertlite.stack.attention import attend
 
-NATIVE = {"hidden_size": 80, "num_attention_heads": 5}  # the native kernels run it
-DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@dtypes
 def test_a_fault_that_no_look_at_the_modules_finds_is_an_error(dtype, monkeypatch):
     kernels_or_skip()
-    model = make(**NATIVE).float()
+    model = make_native().float()
     monkeypatch.setattr(modules, "drop_by", lambda part, x: x / 2)
     with pytest.raises(RuntimeError, match=r"does not compute this model: .* differs by up to .*rounding explains"):
         optimize_for_inference(model, dtype=dtype, backend="native")
@@ -33,7 +30,7 @@ def test_a_fault_that_no_look_at_the_modules_finds_is_an_error(dtype, monkeypatc
 
 def test_a_window_of_attention_is_seen(monkeypatch):
     """With one of 64 tokens on each side, shorter sequences are alike."""
-    model = make(**NATIVE, max_position_embeddings=100).float()
+    model = make_native(max_position_embeddings=100).float()
 
     def window(q: Tensor, k: Tensor) -> Tensor:
         queries, keys = torch.arange(q.shape[-2]), torch.arange(k.shape[-2])
@@ -54,7 +51,7 @@ class Tagger(nn.Module):
 
 
 def test_what_is_around_an_encoder_is_run_too():
-    model = Tagger(make(**NATIVE).float()).eval()
+    model = Tagger(make_native().float()).eval()
     quick = optimize_for_inference(model, backend="plain")
     quick.scale = 1.001
     original = copy.deepcopy(model)
@@ -62,7 +59,7 @@ def test_what_is_around_an_encoder_is_run_too():
         verify(original, quick, [(original.bert, quick.bert)], [quick.bert.model])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@dtypes
 def test_a_trained_model_with_a_layer_less_is_another(dtype):
     model = BertModel.from_pretrained(demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed"))
     kernels_or_skip()
@@ -76,7 +73,7 @@ def test_a_trained_model_with_a_layer_less_is_another(dtype):
 @pytest.mark.parametrize("cls", [*HEADED, bertlite.BertLMHeadModel], ids=lambda cls: cls.__name__)
 def test_every_class_is_verified_by_its_head_too(cls):
     decoder = {"is_decoder": True, "add_cross_attention": True} if cls is bertlite.BertLMHeadModel else {}
-    model = make(cls, **NATIVE, **decoder).float().train()
+    model = make_native(cls, **decoder).float().train()
     quick = optimize_for_inference(model)
     assert model.training
     wrong = copy.deepcopy(model).eval()
@@ -89,14 +86,14 @@ def test_every_class_is_verified_by_its_head_too(cls):
 
 
 def test_weights_of_another_precision_are_another_model():
-    model = make(**NATIVE).float()
+    model = make_native().float()
     with pytest.raises(RuntimeError, match="does not compute this model"):
         verify_model(model, InferenceModel(copy.deepcopy(model).bfloat16().float(), "plain", torch.float32))
 
 
 def test_each_run_has_noise_of_its_own():
-    model, noisy = make(**NATIVE).float(), make(**NATIVE).float()
-    noisy.load_state_dict(model.state_dict())
+    model = make_native().float()
+    noisy = copy.deepcopy(model)
     add_noise_(noisy, [noisy], torch.bfloat16)
     inputs = random_inputs([model.config], model.device)
     first, second, wanted = (each(**inputs).last_hidden_state for each in (noisy, noisy, model))
@@ -108,7 +105,7 @@ def test_each_run_has_noise_of_its_own():
 def test_the_noise_of_two_numbers_may_be_small_by_chance():
     kernels_or_skip()
     torch.manual_seed(7)  # of 60 seeds the one by which it is
-    model = make(bertlite.BertForSequenceClassification, **NATIVE, num_labels=1).float()
+    model = make_native(bertlite.BertForSequenceClassification, num_labels=1).float()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.1)
@@ -120,23 +117,19 @@ def test_the_noise_of_two_numbers_may_be_small_by_chance():
 
 @pytest.mark.parametrize("scale", [0, 30])
 def test_weights_of_any_size_pass(scale):
-    """With large ones rounding errors reach the size of the outputs."""
-    model = make(num_hidden_layers=6, **NATIVE).float()
+    """With large ones rounding errors reach the size of the outputs; and so do models of sizes of one."""
+    model = make_native(num_hidden_layers=6).float()
     with torch.no_grad():
         for parameter in model.encoder.parameters():
             parameter.mul_(scale)
-    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+    for dtype in DTYPES:
         optimize_for_inference(model, dtype=dtype)
-
-
-def test_sizes_of_one_pass():
-    optimize_for_inference(
-        make(max_position_embeddings=1, vocab_size=1, type_vocab_size=1, num_hidden_layers=0).float()
-    )
+    ones = dict.fromkeys(("max_position_embeddings", "vocab_size", "type_vocab_size"), 1)
+    optimize_for_inference(make(**ones, num_hidden_layers=0).float())
 
 
 def test_numbers_that_are_not_finite_are_refused():
-    model = make(**NATIVE).float()
+    model = make_native().float()
     with torch.no_grad():
         model.encoder.layer[1].output.dense.weight[3, 3] = torch.nan
     with pytest.raises(ValueError, match=r"the model's own last_hidden_state is not finite .*or pass verify=False"):
@@ -144,7 +137,7 @@ def test_numbers_that_are_not_finite_are_refused():
     quick = optimize_for_inference(model, verify=False)
     assert quick(**make_batch()).last_hidden_state.isnan().any()
     with pytest.raises(RuntimeError, match=r"does not compute this model: .* differs by up to nan"):
-        verify_model(make(**NATIVE).float(), quick)
+        verify_model(make_native().float(), quick)
 
 
 def test_a_model_that_takes_other_inputs_says_how_to_go_on():
@@ -153,7 +146,7 @@ def test_a_model_that_takes_other_inputs_says_how_to_go_on():
             return pixels
 
     with pytest.raises(TypeError, match=r"Own does not run on tokens, .*: pass verify=False"):
-        optimize_for_inference(Own(make(**NATIVE).config))
+        optimize_for_inference(Own(make_native().config))
 
 
 CHANGES = {
@@ -170,7 +163,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_or_reads_layers_refuses_an_optimised_model(change):
-    quick = optimize_for_inference(make(**NATIVE).float(), dtype=torch.float32, verify=False)
+    quick = optimize_for_inference(make_native().float(), dtype=torch.float32, verify=False)
     with pytest.raises(TypeError, match=r"made by optimize_for_inference, .*change the original model"):
         CHANGES[change](quick.model)
     if change != "resize":
