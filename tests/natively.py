@@ -7,6 +7,7 @@ import contextlib
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -19,7 +20,7 @@ from bertlite.inference import InferenceModel
 from bertlite.inference.checks import MIXED, ComputeDtype
 from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.encoder import NativeEncoder
-from bertlite.inference.native.rounding import Sample
+from bertlite.inference.native.rounding import Sample, rotated
 from bertlite.inference.native.weights import NativeWeights, aligned_tensor
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import as_well, largest
@@ -71,6 +72,11 @@ def why_no_kernels() -> str | None:
 
 
 native = pytest.mark.skipif(why_no_kernels() is not None, reason=str(why_no_kernels()))
+
+
+def no_home() -> Path:
+    """Stand in for `Path.home` of a user who has none."""
+    raise RuntimeError("Could not determine home directory.")
 
 
 def kernels_or_skip(name: str | None = None, reproducible: bool = False) -> Kernels:
@@ -168,15 +174,6 @@ class RoundedLinear(nn.Module):
     def padded(self, x: Tensor) -> Tensor:
         parts = x.unflatten(-1, (x.shape[-1] // self.part, self.part))
         return nn.functional.pad(parts, (0, -self.part % 16 if self.part > 1 else 0)).flatten(-2)
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Multiply each whole 64 numbers of rows by Hadamard's matrix over 8; twice gives the rows again."""
-    whole, signs = x.shape[-1] // 64 * 64, torch.ones(1, 1, dtype=x.dtype)
-    for _ in range(6):
-        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
-    mixed = (x[..., :whole].unflatten(-1, (-1, 64)) @ signs / 8).flatten(-2) if whole else x[..., :0]
-    return torch.cat([mixed, x[..., whole:]], -1)
 
 
 def in_8_bits(x: Tensor) -> Tensor:

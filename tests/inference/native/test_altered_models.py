@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import distance, make, make_batch
-from natively import SIZES as NATIVE_SIZES
-from natively import kernels_or_skip
-from torch import Tensor, nn
+from conftest import distance, make_batch
+from natively import SIZES, kernels_or_skip, make_native
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils.parametrize import register_parametrization
+from torch.nn.utils.prune import random_unstructured
 
 from bertlite import BertModel, optimize_for_inference
 from bertlite.causal import ablated
 from bertlite.inference.native import choice
 from bertlite.stack.modules import Activation, BertEncoder, BertLayer
 
-WIDTH = NATIVE_SIZES["hidden_size"]
+WIDTH = SIZES["hidden_size"]
 NONE: tuple[str, ...] = ()
 PLAIN = ("auto",)  # which copies what "native" does not run
 ALL = (*PLAIN, "native")
@@ -76,18 +76,6 @@ def hooked(part: nn.Module) -> None:
     part.register_forward_hook(lambda module, args, out: None)
 
 
-def negated(encoder: nn.Module) -> None:
-    encoder.register_forward_hook(lambda module, args, out: (-out[0], *out[1:]))
-
-
-def masked(part: nn.Module) -> None:
-    prune.random_unstructured(part, "weight", 0.5)
-
-
-def parametrized(part: nn.Module) -> None:
-    parametrize.register_parametrization(part, "weight", nn.Tanh())
-
-
 def doubled(part: nn.Module) -> None:
     part.forward = MethodType(lambda self, x, *rest: 2 * type(self).forward(self, x, *rest), part)  # type: ignore[method-assign]
 
@@ -108,14 +96,6 @@ def narrow(model: BertModel) -> None:
     own.output.dense = nn.Linear(64, WIDTH)
 
 
-def share(model: BertModel) -> None:
-    model.encoder.layer[1] = model.encoder.layer[2] = model.encoder.layer[0]
-
-
-def checkpointed(model: BertModel) -> None:
-    apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, BertLayer))
-
-
 class Alteration(NamedTuple):
     alter: Callable[[BertModel], Any]
     runs: tuple[str, ...]  # the backends that run it; the others refuse
@@ -128,9 +108,14 @@ NORM = f"{L}.output.LayerNorm"
 ACT = f"{L}.intermediate.intermediate_act_fn"
 ALTERED = {
     "a compiled layer": Alteration(put(L, lambda x: torch.compile(x, backend="eager")), NONE, L),
-    "layers in a wrapper of checkpointing": Alteration(checkpointed, NONE, "encoder.layer.0"),
+    "layers in a wrapper of checkpointing": Alteration(
+        lambda model: apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, BertLayer)),
+        NONE,
+        "encoder.layer.0",
+    ),
     "a layer of another class": Alteration(on(L, turn_into(DoubledLayer)), NONE, L),
     "another output": Alteration(put(OUTPUT, lambda x: nn.Sequential(x, nn.Tanh())), NONE, OUTPUT),
+    "an adapter": Alteration(on(OUTPUT, turn_into(type("Adapter", (nn.Linear,), {}))), NONE, OUTPUT),
     "another dropout": Alteration(put(DROPOUT, lambda x: nn.Tanh()), NONE, DROPOUT),
     "no dropout": Alteration(put(DROPOUT, lambda x: nn.Identity()), ALL),
     "hooks on a layer": Alteration(on(L, hooked), NONE, L),
@@ -149,13 +134,19 @@ ALTERED = {
     "embeddings of bounded norm": Alteration(
         on("embeddings.word_embeddings", lambda x: setattr(x, "max_norm", 0.5)), ALL
     ),
-    "a mask of torch's pruning": Alteration(on(QUERY, masked), NONE, QUERY),
-    "a parametrization": Alteration(on(QUERY, parametrized), NONE, QUERY),
+    "a mask of torch's pruning": Alteration(on(QUERY, lambda x: random_unstructured(x, "weight", 0.5)), NONE, QUERY),
+    "a parametrization": Alteration(
+        on(QUERY, lambda x: register_parametrization(x, "weight", nn.Tanh())), NONE, QUERY
+    ),
     "ablated heads": Alteration(
         lambda model: ablated(model, {1: [0]}), NONE, "encoder.layer.0.attention.output.dense"
     ),
     "an encoder of another class": Alteration(on("encoder", turn_into(BackwardEncoder)), PLAIN, "encoder"),
-    "hooks on the encoder": Alteration(on("encoder", negated), PLAIN, "encoder"),
+    "hooks on the encoder": Alteration(
+        on("encoder", lambda x: x.register_forward_hook(lambda module, args, out: (-out[0], *out[1:]))),
+        PLAIN,
+        "encoder",
+    ),
     "another activation": Alteration(put(ACT, lambda x: Activation("relu")), PLAIN, ACT),
     "another eps": Alteration(on(NORM, lambda x: setattr(x, "eps", 0.5)), PLAIN, NORM),
     "RMSNorm": Alteration(put(NORM, lambda x: nn.RMSNorm(WIDTH)), PLAIN, NORM),
@@ -163,15 +154,13 @@ ALTERED = {
     "a norm without weight": Alteration(put(NORM, lambda x: nn.LayerNorm(WIDTH, 1e-12, False)), PLAIN, NORM),
     "keys without bias": Alteration(put(f"{L}.attention.self.key", without_bias), ALL),
     "no biases": Alteration(lambda model: [without_bias(x) for x in linears(model.encoder)], ALL),
-    "one layer three times": Alteration(share, ALL),
+    "one layer three times": Alteration(
+        lambda model: setattr(model.encoder, "layer", nn.ModuleList([model.encoder.layer[0]] * 3)), ALL
+    ),
     "a layer less": Alteration(lambda model: model.encoder.layer.__delitem__(1), ALL),
     "more neurons": Alteration(widen, ALL),
     "fewer heads": Alteration(narrow, PLAIN, QUERY),
 }
-
-
-def model_of_all_backends() -> BertModel:
-    return make(**NATIVE_SIZES).float()
 
 
 @pytest.mark.parametrize("backend", ["native", "auto"])
@@ -179,7 +168,7 @@ def model_of_all_backends() -> BertModel:
 def test_an_altered_model_runs_as_it_is_or_is_refused_by_name(what, backend, monkeypatch):
     monkeypatch.setattr(choice, "kernels_are_faster", lambda *_: True)  # on any processor
     kernels_or_skip()
-    alteration, model, batch = ALTERED[what], model_of_all_backends(), make_batch()
+    alteration, model, batch = ALTERED[what], make_native().float(), make_batch()
     context = alteration.alter(model)
     if backend not in alteration.runs:
         named = pytest.raises((TypeError, ValueError), match=rf"\b{re.escape(alteration.name)} (is|has) ")
@@ -189,10 +178,6 @@ def test_an_altered_model_runs_as_it_is_or_is_refused_by_name(what, backend, mon
     quick = optimize_for_inference(model, dtype=torch.float32, backend=backend, verify=False)
     assert quick.backend == ("native" if "native" in alteration.runs else "plain")
     real = batch["attention_mask"].bool()
-    ours, plain = (full_of(each, batch)[real] for each in (quick.model, model))
+    with torch.no_grad():  # torch does not compile `forward`
+        ours, plain = (each.forward(**batch).last_hidden_state[real] for each in (quick.model, model))
     assert distance(ours, plain) <= 2e-5 * float(plain.abs().max())  # some hundred steps of float32
-
-
-def full_of(model: BertModel, batch: dict[str, Tensor]) -> Tensor:
-    with torch.no_grad():
-        return model.forward(**batch).last_hidden_state  # which torch does not compile

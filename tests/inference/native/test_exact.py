@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertlite.inference.native.exact import array_of, exact_linear, exact_norm, halves
+from bertlite.inference.native.exact import array_of, exact_linear, exact_norm
 
 
 @pytest.mark.parametrize("inputs", [1, 2, 37, 1025])
@@ -24,15 +24,6 @@ def test_no_order_of_sums_changes_a_bit_and_all_are_right(inputs: int) -> None:
         exact = sum((Fraction(a) * Fraction(b) for a, b in zip(x[row], weight[column], strict=True)), Fraction())
         size = np.abs(x[row]).max() * np.abs(weight[column]).max() * inputs
         assert abs(found[row, column] - float(exact + Fraction(bias[column]))) < 2e-12 * size + 1e-15
-
-
-def test_halves_have_few_bits_and_lack_next_to_nothing() -> None:
-    x = array_of(torch.randn(3, 1000, dtype=torch.float64))
-    high, low = halves(x)
-    steps = high / 2.0 ** (np.floor(np.log2(np.abs(x).max(1, keepdims=True))) + 1 - 21)
-    assert np.array_equal(steps, steps.round())
-    assert np.abs(steps).max() <= 2**21
-    assert np.abs(x - high - low).max() < 2.0**-40
 
 
 def test_a_norm_is_torchs_and_a_callers_setting_of_numpy_does_not_count() -> None:

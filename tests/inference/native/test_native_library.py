@@ -1,5 +1,6 @@
 """bertlite/runtime/library.py: the kernels are compiled once and whole, or it is said why not."""
 
+import itertools
 import os
 import platform
 import shutil
@@ -9,22 +10,18 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from natively import make_native, why_no_kernels
+import torch
+from natively import DTYPES, make_native, no_home, why_no_kernels
 
 from bertlite import optimize_for_inference
 from bertlite.inference.native import choice
 from bertlite.runtime import library, self_test
-from bertlite.runtime.library import (
-    INSTRUCTION_SETS,
-    NativeKernelsError,
-    find_compiler,
-    kernels_for,
-    load_kernels,
-    usable_sets,
-)
-from bertlite.runtime.structs import NUMBERS, Kernels
+from bertlite.runtime.library import INSTRUCTION_SETS, NativeKernelsError, kernels_for, load_kernels, usable_sets
+from bertlite.runtime.shapes import BLOCKS
 
 pytestmark = pytest.mark.skipif(library.missing_platform() is not None, reason=str(library.missing_platform()))
 
@@ -109,16 +106,6 @@ def test_a_compiler_that_fails_for_every_set_is_told_once_and_short(cache, monke
     assert caplog.messages == [f"compiling the CPU kernels with {tmp_path}/broken, once; this takes some seconds"]
 
 
-def test_a_compiler_that_was_mended_is_taken(cache, monkeypatch, tmp_path, copying):
-    monkeypatch.setenv("CXX", script(tmp_path / "broken", "exit 3\n"))
-    model = make_native().float()
-    with pytest.warns(RuntimeWarning, match="copy of the plain model"):
-        optimize_for_inference(model)
-    monkeypatch.setenv("CXX", copying)
-    monkeypatch.setattr(choice, "kernels_are_faster", lambda *_: True)  # on any processor
-    assert optimize_for_inference(model).backend == "native"
-
-
 @pytest.mark.parametrize("part", [slice(0), slice(-1), slice(None, None, 2)])
 def test_a_damaged_library_is_compiled_again(part, cache, whole, copying, monkeypatch, tmp_path):
     """To map half a file is to die of SIGBUS."""
@@ -131,11 +118,12 @@ def test_a_damaged_library_is_compiled_again(part, cache, whole, copying, monkey
         kernels_for.cache_clear()
         assert load_kernels().path == str(path)
     assert (tmp_path / "runs").read_text() == "run\n"
+    assert cache.stat().st_mode & 0o777 == 0o700
 
 
 def without_symbols(folder: Path, monkeypatch) -> None:
     try:
-        real = find_compiler()[0]
+        real = library.find_compiler()[0]
     except NativeKernelsError as reason:
         pytest.skip(str(reason))
     monkeypatch.setenv("CXX", script(folder / "empty", f"echo 'int x;' | {real} -shared -fPIC -x c++ - -o $out\n"))
@@ -153,37 +141,31 @@ def no_program(folder: Path, monkeypatch) -> None:
     monkeypatch.setenv("CXX", str(folder / "nothing"))
 
 
+def compiler(words: str, text: str = "") -> Any:
+    """Return what names a compiler, or a script that is written."""
+    return lambda folder, patch: patch.setenv("CXX", script(folder / words, text) if text else words)
+
+
 FAULTS = {  # what is wrong, the message, and how it comes about
     "no compiler": (
         r"no C\+\+ compiler was found .*: install one, such as with `apt-get install g\+\+`",
         lambda folder, patch: (patch.delenv("CXX", raising=False), patch.setenv("PATH", str(folder))),
     ),
-    "no such compiler": ("no-such-compiler", lambda _, patch: patch.setenv("CXX", "no-such-compiler -O2")),
+    "no such compiler": ("no-such-compiler", compiler("no-such-compiler -O2")),
     "no program": ("nothing cannot be run: .*; set CXX to GCC 11 or newer", no_program),
     "an error of the compiler": (
         r"broken cannot compile the CPU kernels for \w+: native.cpp:7: no such letter; set CXX to GCC 11 or newer",
-        lambda folder, patch: patch.setenv(
-            "CXX", script(folder / "broken", "echo half > $out\necho 'native.cpp:7: no such letter' >&2\nexit 3\n")
-        ),
+        compiler("broken", "echo half > $out\necho 'native.cpp:7: no such letter' >&2\nexit 3\n"),
     ),
     "no folder": (
         r"cannot be written or read: .*precious/native.*; set BERTLITE_CACHE to another folder",
         lambda folder, patch: patch.setenv("BERTLITE_CACHE", str(folder / "precious")),
     ),
     "no symbols": (r"\.so cannot be loaded: .*bertlite_run.*; delete it", without_symbols),
-    "no library": (
-        r"\.so cannot be loaded: .*; delete it",
-        lambda folder, patch: patch.setenv("CXX", script(folder / "text", "echo text > $out\n")),
-    ),
-    "no quotation": (
-        r"CXX is \"g\+\+ 'x\": No closing quotation; set it to GCC",
-        lambda _, patch: patch.setenv("CXX", "g++ 'x"),
-    ),
-    "no output": ("true cannot compile .*: no output", lambda _, patch: patch.setenv("CXX", "true")),
-    "no UTF-8": (
-        "cannot compile .*; set CXX to GCC 11",
-        lambda folder, patch: patch.setenv("CXX", script(folder / "latin", "printf '\\351' >&2\nexit 1\n")),
-    ),
+    "no library": (r"\.so cannot be loaded: .*; delete it", compiler("text", "echo text > $out\n")),
+    "no quotation": (r"CXX is \"g\+\+ 'x\": No closing quotation; set it to GCC", compiler("g++ 'x")),
+    "no output": ("true cannot compile .*: no output", compiler("true")),
+    "no UTF-8": ("cannot compile .*; set CXX to GCC 11", compiler("latin", "printf '\\351' >&2\nexit 1\n")),
     "a link": ("Too many levels of symbolic links", link_for_lock),
     "another's": (
         r"native belongs to user \d+ and has mode 700: others may have put code there\. .*set BERTLITE_CACHE",
@@ -200,10 +182,6 @@ FAULTS = {  # what is wrong, the message, and how it comes about
 }
 
 
-def no_home() -> Path:
-    raise RuntimeError("Could not determine home directory.")
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_keeps_the_kernels_away_is_named_and_auto_is_plain(fault, cache, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -213,30 +191,14 @@ def test_what_keeps_the_kernels_away_is_named_and_auto_is_plain(fault, cache, mo
     message, break_ = FAULTS[fault]
     break_(tmp_path / "inner", monkeypatch)
     model = make_native().float()
-    with pytest.raises(NativeKernelsError, match=message):
-        optimize_for_inference(model, backend="native")
+    for options in ({"backend": "native"}, {"dtype": torch.int8}):
+        with pytest.raises(NativeKernelsError, match=message):
+            optimize_for_inference(model, **options)
     with pytest.warns(RuntimeWarning, match="copy of the plain model") as warned:
-        assert {optimize_for_inference(model).backend for _ in range(2)} == {"plain"}
+        assert {optimize_for_inference(model, dtype=dtype).backend for dtype in DTYPES[:2]} == {"plain"}
     assert len(warned) == 1
     assert bool([*tmp_path.rglob("*.so")]) == (fault in ("no symbols", "no library")), "what a compiler began is left"
     assert (tmp_path / "inner" / "precious").read_text() == "precious"
-
-
-def no_compiler(folder: Path, best: str, monkeypatch) -> str:
-    monkeypatch.delenv("CXX")
-    monkeypatch.setenv("PATH", str(folder))
-    return "no C++ compiler was found"
-
-
-def no_compilation(folder: Path, best: str, monkeypatch) -> str:
-    text = Path(os.environ["CXX"]).read_text()
-    monkeypatch.setenv("CXX", script(folder / "old", f"case $out in */{best}-*) exit 3;; esac\n{text}"))
-    return "old cannot compile the CPU kernels"
-
-
-def no_right_numbers(folder: Path, best: str, monkeypatch) -> str:
-    monkeypatch.setattr(self_test, "runner", spoilt(self_test.runner, best))
-    return "failed its self-test: scaled int8 of rotary positions is off by"
 
 
 def spoilt(runner, name: str):
@@ -250,17 +212,28 @@ def spoilt(runner, name: str):
     return spoil
 
 
-@pytest.mark.parametrize("fault", [no_compiler, no_compilation, no_right_numbers])
+LACKS = {  # why the best set has no kernels, and how it comes about
+    "no C++ compiler was found": lambda folder, best, patch: (patch.delenv("CXX"), patch.setenv("PATH", str(folder))),
+    "old cannot compile the CPU kernels": lambda folder, best, patch: patch.setenv(
+        "CXX", script(folder / "old", f'case $out in */{best}-*) exit 3;; esac\nexec {os.environ["CXX"]} "$@"\n')
+    ),
+    "failed its self-test: scaled int8 of rotary positions is off by": lambda folder, best, patch: patch.setattr(
+        self_test, "runner", spoilt(self_test.runner, best)
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", LACKS)
 def test_where_the_best_set_has_no_kernels_the_next_is_taken_aloud(
-    fault, cache, whole, copying, monkeypatch, tmp_path, caplog
+    reason, cache, whole, copying, monkeypatch, tmp_path, caplog
 ):
     monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
     monkeypatch.setenv("CXX", copying)
     best, following, *_ = [*usable_sets(), None]
     if following is None:
         pytest.skip("this processor has one set of instructions")
-    reason = fault(tmp_path, best.name, monkeypatch)
-    if fault is no_compiler:  # and the wheel has no kernels for the best set
+    LACKS[reason](tmp_path, best.name, monkeypatch)
+    if "CXX" not in os.environ:  # and the wheel has no kernels for the best set
         library.PREBUILT.mkdir()
         shutil.copy(whole, library.PREBUILT / library.file_name(following))
     assert Path(load_kernels().path).name == library.file_name(following)
@@ -271,46 +244,31 @@ def test_where_the_best_set_has_no_kernels_the_next_is_taken_aloud(
     assert reason in told
 
 
-class Clock:
-    """A clock of a thread that only kernels move on, and one of a machine that is busy with something else."""
-
-    now = busy = 0.0
-
-    def thread_time(self) -> float:
-        return self.now
-
-    def perf_counter(self) -> float:
-        self.busy += 0.01
-        return self.busy
-
-
-class Paced:
-    """Kernels of a set that take so many seconds for a layer."""
-
-    def __init__(self, name: str, compiled: str, clock: Clock, seconds: dict[str, float]) -> None:
-        self.kernels, self.clock, self.seconds = Kernels(compiled), clock, seconds
-        self.path, self.runs = f"/cache/{name}-0.so", 0
-        self.blocks, self.pack = self.kernels.blocks, self.kernels.pack
-
-    def run(self, model, *args):
-        self.runs += 1
-        numbers = {n: name for name, n in NUMBERS.items()}
-        self.clock.now += self.seconds[numbers[model.layers[0].dtype]]
-        return self.kernels.run(model, *args)
-
-
 @pytest.mark.parametrize("best", ["avx512_bf16", "neon_bf16"])
 @pytest.mark.parametrize(("bfloat16", "is_taken"), [(0.04, True), (0.11, False)])
 def test_a_set_whose_bfloat16_is_slow_on_this_processor_is_not_taken(
-    bfloat16, is_taken, best, whole, cache, monkeypatch, caplog, capfd
+    bfloat16, is_taken, best, cache, monkeypatch, caplog, capfd
 ):
-    if whole is None:
-        pytest.skip("there are no compiled kernels here")
+    """By the clock of a thread, which only kernels move on: a machine may be busy with something else."""
     caplog.set_level("INFO", "bertlite")
     monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
     monkeypatch.setattr(library, "processor_flags", lambda: INSTRUCTION_SETS[best].needs)
-    monkeypatch.setattr(self_test, "time", clock := Clock())
-    made = {name: Paced(name, whole, clock, {"bfloat16": bfloat16, "float32": 0.08}) for name in INSTRUCTION_SETS}
+    busy, seconds = itertools.count(step=0.01), {"bfloat16": bfloat16, "float32": 0.08}
+    clock: Any = SimpleNamespace(now=0.0, thread_time=lambda: clock.now, perf_counter=lambda: next(busy))
+    monkeypatch.setattr(self_test, "time", clock)
+
+    def runner(kernels, layer, numbers, x):
+        def run():
+            kernels.runs += 1
+            clock.now += seconds[numbers]
+
+        return run
+
+    monkeypatch.setattr(self_test, "runner", runner)
+    made = {
+        name: SimpleNamespace(path=f"/cache/{name}-0.so", blocks={"float32": BLOCKS[0]}, runs=0)
+        for name in INSTRUCTION_SETS
+    }
     monkeypatch.setattr(library, "kernels_for", lambda name, *_: made[name])
     names = [each.name for each in usable_sets()]
     wanted = made[names[0 if is_taken else 1]]
@@ -328,7 +286,7 @@ def test_a_set_whose_bfloat16_is_slow_on_this_processor_is_not_taken(
     monkeypatch.delenv("BERTLITE_NATIVE")
     library.best_kernels.cache_clear()
     monkeypatch.setattr(library, "processor_name", lambda: "another processor")
-    made[best].seconds["bfloat16"] = 0.01
+    seconds["bfloat16"] = 0.01
     assert load_kernels() is made[best]
     assert sum(each.runs for each in made.values()) > runs
 
@@ -345,12 +303,6 @@ def test_without_the_systems_permission_for_amx_the_next_set_is_taken_aloud(monk
     assert "avx512_bf16-" in load_kernels().path
     assert "Linux does not let this process use the tiles" in caplog.text
     library.best_kernels.cache_clear()
-
-
-def test_the_cache_is_the_users_own(cache, copying, monkeypatch):
-    monkeypatch.setenv("CXX", copying)
-    assert Path(load_kernels().path).parent == cache
-    assert cache.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_set_of_instructions_that_is_unknown_or_missing_is_named(monkeypatch):
