@@ -8,26 +8,25 @@ from inspect import ismethod
 from itertools import count, pairwise
 from typing import Any
 
+import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertlite.inference.gpu import graphs
 from bertlite.inference.gpu.graphs import GraphedBertModel
-from bertlite.stack.attention import Backend, Requirements
+from bertlite.stack.attention import Backend, Requirements, eager
 
 
 def by_ends(q: Tensor, k: Tensor, v: Tensor, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
     """Compute attention as a GPU does: tokens of no sequence are not written, nor are their gradients."""
-    assert bias is None
-    ends = layout.nonempty_ends.tolist()
     out = torch.full_like(q, torch.nan)
-    for row, (start, end) in enumerate(pairwise(ends)):
+    for row, (start, end) in enumerate(pairwise(layout.nonempty_ends.tolist())):
         assert end - start <= layout.keys
         asks, part = slice(row, row + 1) if first else slice(start, end), slice(start, end)
-        scores = torch.einsum("snh,knh->nsk", q[asks], k[part]) * q.shape[-1] ** -0.5
-        weights = nn.functional.dropout(scores.softmax(-1), dropout)
+        own, keys, values = (x.transpose(0, 1)[None] for x in (q[asks], k[part], v[part]))
+        found = eager(own, keys, values, None, None if bias is None else bias(own, keys), dropout)[0]
         rows = torch.arange(asks.start, asks.stop, device=q.device)  # whatever the default device is
-        out = out.index_copy(0, rows, torch.einsum("nsk,knh->snh", weights, v[part]))
+        out = out.index_copy(0, rows, found[0].transpose(0, 1))
     return out
 
 
@@ -41,6 +40,19 @@ def record(run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Te
     return replay, out, out.nbytes
 
 
+class Noted:
+    """A context that notes when it is entered and when it is left."""
+
+    def __init__(self, order: list[str], name: Any) -> None:
+        self.order, self.name = order, str(name)
+
+    def __enter__(self) -> None:
+        self.order.append(self.name)
+
+    def __exit__(self, *of: Any) -> None:
+        self.order.append(f"end of {self.name}")
+
+
 class Pools:
     """The memory of graphs by the rules of torch's allocator.
 
@@ -48,7 +60,10 @@ class Pools:
     goes.  Then, and after a recording that failed, its handle is refused.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(graphs, "pool_handle", self.handle)
+        monkeypatch.setattr(graphs, "record_forward", self.record)
+        monkeypatch.setattr(graphs, "record_run", self.record)
         self.handles = count(1)
         self.graphs, self.shared, self.bytes = Counter[int](), Counter[int](), Counter[int]()
         self.refused = set[int]()

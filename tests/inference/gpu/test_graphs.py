@@ -8,27 +8,21 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from conftest import DISENTANGLED, assert_same, make, make_batch
-from simulated import Pools, graphed, record, use_
+from simulated import Noted, Pools, by_ends, graphed, record, use_
 from torch import Tensor
 
-from bertlite import (
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-    optimize_for_inference,
-    prune_heads,
-)
+import bertlite
+from bertlite import BertForSequenceClassification, BertForTokenClassification, BertModel, optimize_for_inference
 from bertlite.config import POSITIONS, Positions
 from bertlite.inference.gpu import graphs
 from bertlite.inference.gpu.graphs import Bucket, BucketGraph, GraphedBertModel, bucket_of, use_graphs_
 from bertlite.parity.command import demo_checkpoint
-from bertlite.stack.attention import Backend, eager
+from bertlite.stack.attention import Backend
 from bertlite.stack.positions import DISTANCES, Distances
 
 
@@ -64,31 +58,22 @@ def test_a_bucket_holds_its_inputs_and_wastes_little(rows, length):
 @pytest.mark.parametrize("packs", [True, False])
 @torch.no_grad()
 def test_a_graph_gives_what_the_model_gives(cls, packs, recorded):
-    model = prune_heads(make(cls), {0: range(4), 1: [2]})
-    quick = graphed(model, packs)
-    for batch in (make_batch(3, 11, lengths=(11, 7, 1)), make_batch(1, 5), make_batch(2, 11, 3, (4, 11))):
-        wanted, found = model(**batch), quick(**batch)
+    """Sizes of one bucket share it; outputs share no memory."""
+    model = bertlite.prune_heads(make(cls), {0: range(4), 1: [2]})
+    quick, leaves_out = graphed(model, packs), packs and cls is not BertForTokenClassification
+    left, similar = make_batch(6, 11), (make_batch(3, 11, seed, (11, 7 - seed, 1)) for seed in range(3))
+    left["attention_mask"] = left["attention_mask"].flip(1)
+    rows_of_one = {"input_ids": torch.randint(97, (33, 1))}
+    batches = [*similar, make_batch(1, 5), make_batch(2, 11, 3, (4, 11)), rows_of_one, left]
+    outputs = [quick(**batch) for batch in batches]
+    for batch, found in zip(batches, outputs, strict=True):
         real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-        for name, x in wanted.items():
+        for name, x in model(**batch).items():
             of_tokens = x.shape[:2] == real.shape
             assert_same(found[name][real] if of_tokens else found[name], x[real] if of_tokens else x)
-    assert len(recorded) == 3
-    assert (recorded[0].tokens is not None) == (packs and cls is not BertForTokenClassification)
-
-
-@torch.no_grad()
-def test_outputs_share_no_memory_and_sizes_of_one_bucket_share_a_graph(recorded):
-    model = make()
-    quick = graphed(model)
-    batches = [make_batch(2, 11, seed, (11, length)) for seed, length in enumerate((7, 6, 11))]
-    found = [quick(**batch).last_hidden_state for batch in batches]
-    for batch, states in zip(batches, found, strict=True):
-        real = batch["attention_mask"].bool()
-        assert_same(states[real], model(**batch).last_hidden_state[real])
-        assert not states[~real].any()
-    assert len(recorded) == 1
-    without_mask = {name: x for name, x in batches[0].items() if name != "attention_mask"}
-    assert_same(quick(**without_mask).last_hidden_state, model(**without_mask).last_hidden_state)
+            assert batch is left or not (leaves_out and of_tokens and found[name][~real].any())
+    assert [bucket.tokens is not None for bucket in recorded] == [leaves_out] * 4 + [False], "it computes left padding"
+    assert not leaves_out or recorded[3][::2] == (64, 48), "a bucket may have more rows than tokens"
 
 
 @pytest.mark.parametrize(
@@ -109,13 +94,6 @@ def test_rare_inputs_run_without_a_graph(change, recorded):
     assert not recorded
 
 
-@pytest.mark.parametrize("name", ["input_ids", "token_type_ids"])
-def test_indices_are_not_rounded(name, recorded):
-    batch = make_batch()
-    with pytest.raises(ValueError, match=f"{name} is torch.float32; indices are torch.long or torch.int"):
-        graphed(make())(**{**batch, name: batch[name].float()})
-
-
 @torch.no_grad()
 def test_hooks_are_seen_whenever_they_come_and_looked_for_in_no_time(recorded, monkeypatch):
     model, seen, batch = make(), [], make_batch()
@@ -131,22 +109,6 @@ def test_hooks_are_seen_whenever_they_come_and_looked_for_in_no_time(recorded, m
         handle.remove()
         each(**batch)
     assert seen == [each.encoder.layer[1].output.dense for each in (quick, copied)]
-
-
-@torch.no_grad()
-def test_left_padding_is_computed(recorded):
-    model, batch = make(), make_batch(2, 11, lengths=(11, 6))
-    batch["attention_mask"] = batch["attention_mask"].flip(1)
-    assert_same(dict(graphed(model)(**batch)), dict(model(**batch)))
-    assert [each.tokens for each in recorded] == [None]
-
-
-@torch.no_grad()
-def test_a_bucket_may_have_more_rows_than_tokens(recorded):
-    """Rows of one token: 33 of them are in a bucket of 64 rows and 48 tokens, and recording writes no more than 48."""
-    model, batch = make(), {"input_ids": torch.randint(97, (33, 1))}
-    assert_same(dict(graphed(model)(**batch)), dict(model(**batch)))
-    assert recorded[0][::2] == (64, 48)
 
 
 @torch.no_grad()
@@ -166,9 +128,8 @@ def pools_of(quick: Any) -> dict[Bucket, Any]:
 @torch.no_grad()
 def test_beyond_the_bytes_only_the_pools_unused_for_longest_go(limit, monkeypatch):
     """By the rules of torch's allocator, for inputs whose outputs have 1 to 12 units."""
-    model, pools, draw = make(max_position_embeddings=384, num_hidden_layers=1), Pools(), random.Random(0)
-    monkeypatch.setattr(graphs, "pool_handle", pools.handle)
-    monkeypatch.setattr(graphs, "record_forward", pools.record)
+    model, pools = make(max_position_embeddings=384, num_hidden_layers=1), Pools(monkeypatch)
+    draw = random.Random(0)
     monkeypatch.setattr(graphs, "BYTES", limit * 32 * 48 * 8)
     monkeypatch.setattr(graphs, "GROWTH", limit * 32 * 12 * 8)
     quick, used, survivors = graphed(model), dict[Any, int](), []
@@ -194,21 +155,17 @@ def test_beyond_the_bytes_only_the_pools_unused_for_longest_go(limit, monkeypatc
 
 @torch.no_grad()
 def test_a_recording_that_fails_spoils_its_pool_and_no_other_graph(monkeypatch):
-    model, pools = make(), Pools()
+    model, pools = make(), Pools(monkeypatch)
     quick = graphed(model)
-    monkeypatch.setattr(graphs, "pool_handle", pools.handle)
-    monkeypatch.setattr(graphs, "record_forward", pools.record)
     quick(**make_batch(1, 5))
 
     def fail(*of: Any) -> None:
         raise RuntimeError("not permitted when the stream is capturing")
 
-    monkeypatch.setattr(BucketGraph, "run", fail)
-    with pytest.raises(RuntimeError, match="not permitted"):
-        quick(torch.randint(97, (3, 11)))
-    monkeypatch.undo()
-    monkeypatch.setattr(graphs, "pool_handle", pools.handle)
-    monkeypatch.setattr(graphs, "record_forward", pools.record)
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketGraph, "run", fail)
+        with pytest.raises(RuntimeError, match="not permitted"):
+            quick(torch.randint(97, (3, 11)))
     for batch in ({"input_ids": torch.randint(97, (3, 11))}, make_batch(1, 5)):
         assert_same(quick(**batch).last_hidden_state, model(**batch).last_hidden_state)
     assert [*pools.graphs.values()] == [1, 1]
@@ -217,20 +174,14 @@ def test_a_recording_that_fails_spoils_its_pool_and_no_other_graph(monkeypatch):
 @torch.no_grad()
 def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch):
     """Its kernels are launched on the current one, which may be another."""
-    model, batch, current = make(), make_batch(), []
-
-    @contextmanager
-    def on(device: torch.device) -> Iterator[None]:
-        current.append(device)
-        yield
-        current.pop()
+    model, batch, order = make(), make_batch(), list[str]()
 
     def assert_current(*of: Any) -> None:
-        assert current == [torch.device("cuda", 1)]
+        assert order[-1] == "cuda:1"
 
     quick = graphed(model, packs=False)
     quick.embeddings.register_forward_hook(assert_current)
-    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "device", partial(Noted, order))
     monkeypatch.setattr(GraphedBertModel, "device", torch.device("cuda", 1))
     monkeypatch.setattr(GraphedBertModel, "run_at_once", assert_current)
     for plain in (True, False):
@@ -244,7 +195,7 @@ def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch):
     }.items():
         monkeypatch.setattr(f"bertlite.inference.optimize.{name}", stand_in)
     optimize_for_inference(model.float(), backend="graphs", verify=False)
-    assert not current
+    assert order == ["cuda:1", "end of cuda:1"] * 3
 
 
 def test_recordings_of_a_pool_have_a_stream_of_their_own_and_only_their_own_memory_counts(monkeypatch):
@@ -305,23 +256,13 @@ def test_nobody_waits_to_record_while_holding_a_models_lock(recorded, monkeypatc
     """A step that records takes them in the other order when it runs a teacher: both would wait for ever."""
     quick, record, order = graphed(make()), graphs.record_forward, list[str]()
 
-    class Named:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def __enter__(self) -> None:
-            order.append(self.name)
-
-        def __exit__(self, *of: Any) -> None:
-            order.append(f"end of {self.name}")
-
     def waits(run: Any, pool: Any) -> Any:  # as `record_run` does
         with graphs.RECORDING:
             return record(run, pool)
 
-    monkeypatch.setattr(graphs, "RECORDING", Named("recording"))
+    monkeypatch.setattr(graphs, "RECORDING", Noted(order, "recording"))
     monkeypatch.setattr(graphs, "record_forward", waits)
-    monkeypatch.setattr(quick.graphs, "lock", Named("lock"))
+    monkeypatch.setattr(quick.graphs, "lock", Noted(order, "lock"))
     quick(**make_batch())
     assert order[:2] == ["recording", "lock"]
     order.clear()
@@ -375,9 +316,13 @@ def test_what_graphs_cannot_run_is_refused():
     there.base_model.__class__ = type("OnGpu", (BertModel,), {"device": torch.device("cuda")})
     with pytest.raises(ValueError, match="run encoders, not OnGpu: use backend='plain'"):
         use_graphs_(there)
+    quick, batch = graphed(make(), packs=False), make_batch()
     for name in ("attention_mask", "token_type_ids"):
         with pytest.raises(TypeError, match=f"{name} is a list; make it a tensor"):
-            graphed(make(), packs=False)(**{**make_batch(), name: [1] * 4})
+            quick(**{**batch, name: [1] * 4})
+    for name in ("input_ids", "token_type_ids"):
+        with pytest.raises(ValueError, match=f"{name} is torch.float32; indices are torch.long or torch.int"):
+            quick(**{**batch, name: batch[name].float()})
 
 
 @pytest.mark.parametrize(
@@ -389,10 +334,16 @@ def test_what_graphs_cannot_run_is_refused():
         ({}, torch.float32, False, "padding here: varlen_attn takes float16"),
         ({"position_embedding_type": "bucketed"}, torch.bfloat16, True, "than 128 tokens: .* relative positions"),
         ({"position_embedding_type": "relative_key"}, torch.bfloat16, True, "padding here: .* relative positions"),
+        ({"position_embedding_type": "turned"}, torch.bfloat16, True, "a graph .* cannot compute turned positions"),
     ],
 )
 def test_where_padding_is_computed_it_is_said_once(changes, dtype, kernel, said, monkeypatch):
-    """By what torch and Triton can run on a GPU; the model says that it is there."""
+    """By what torch and Triton can run on a GPU; the model says that it is there.
+
+    Turned positions are unknown, and come from places that the rows of a bucket do not have.
+    """
+    monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
+    monkeypatch.setitem(DISTANCES, "turned", type("Turned", (Distances,), {})())
     monkeypatch.setattr(graphs, "missing_for_short", lambda needs, n: None if kernel and n <= 128 else "no kernel")
     monkeypatch.setattr(graphs, "fuse_", lambda body: False)
     monkeypatch.setattr(BertModel, "device", torch.device("cuda"))
@@ -404,42 +355,19 @@ def test_where_padding_is_computed_it_is_said_once(changes, dtype, kernel, said,
     assert len(found) == (said is not None)
     assert said is None or re.search(said, found[0])
     body = model.base_model
-    absolute = changes.get("position_embedding_type") != "relative_key"
+    absolute = changes.get("position_embedding_type") not in ("relative_key", "turned")
     short, long = (each and each.name for each in (body.backend_for(16), body.backend_for(256)))
     long_runs = dtype == torch.bfloat16 and not changes
     assert short == ("short" if kernel and absolute else "varlen" if long_runs else None)
     assert long == ("varlen" if long_runs else None)
 
 
-def test_positions_that_a_packing_graph_does_not_know_are_computed_with_padding(monkeypatch):
-    """Such as rotations, which come from places that the rows of a bucket do not have."""
-    monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
-    monkeypatch.setitem(DISTANCES, "turned", type("Turned", (Distances,), {})())
-    monkeypatch.setattr(graphs, "missing_for_short", lambda needs, longest: None)
-    monkeypatch.setattr(graphs, "fuse_", lambda body: False)
-    monkeypatch.setattr(BertModel, "device", torch.device("cuda"))
-    model = make(hidden_size=64, position_embedding_type="turned").bfloat16()
-    with pytest.warns(UserWarning, match="compute padding here: a graph .* cannot compute turned positions"):
-        use_graphs_(model)
-    assert model.backend_for(16) is None
-
-
 @pytest.mark.parametrize("positions", ["absolute", "bucketed", "relative_key", "disentangled", "rotary_local"])
 @torch.no_grad()
 def test_every_kind_of_positions_runs(positions, recorded, monkeypatch):
     """With the kernel for short attention, computed by torch's operators, where its bias depends on places alone."""
-
-    def by_groups(q: Any, k: Any, v: Any, layout: Any, bias: Any, dropout: float, first: bool) -> Tensor:
-        parts = [slice(start, end) for start, end in pairwise(layout.nonempty_ends.tolist())]
-        out = torch.full_like(q, torch.nan)
-        for part in parts:
-            own, keys, values = (x[part].transpose(0, 1)[None] for x in (q, k, v))
-            shift = None if bias is None else bias(own, keys)
-            out[part] = eager(own, keys, values, None, shift, 0.0)[0][0].transpose(0, 1)
-        return out
-
     monkeypatch.setattr(graphs, "missing_for_short", lambda needs, longest: None)
-    monkeypatch.setattr(graphs, "SHORT", Backend("short", by_groups, packs=True))
+    monkeypatch.setattr(graphs, "SHORT", Backend("short", by_ends, packs=True))
     own = {"disentangled": DISENTANGLED, "rotary_local": {"local_layers": [1], "local_attention": 2, "gated": True}}
     model = make(position_embedding_type=positions, **own.get(positions, {}))
     batch = make_batch(3, 11, lengths=(11, 7, 1))

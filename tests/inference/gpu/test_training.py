@@ -6,8 +6,7 @@ A recorded step runs here as it would run in a replay: again, with what its inpu
 import copy
 import random
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -16,16 +15,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import F64, SIZES, assert_same, make, make_batch
-from simulated import Pools, by_ends, graphed, record
+from simulated import Noted, Pools, by_ends, graphed, record
 from torch import Tensor, nn
 
-from bertlite import (
-    BertForMaskedLM,
-    BertForMultipleChoice,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-)
+import bertlite
+from bertlite import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
 from bertlite.experiments.finetune import training_loss
 from bertlite.experiments.settings import Recipe
 from bertlite.inference import TrainingStep
@@ -83,47 +77,57 @@ def batches_of(count: int, rows: int = 3, kind: str = "text") -> list[dict[str, 
     return found
 
 
-def eager(
-    model: Any,
+def assert_trains_alike(
+    step: TrainingStep,
     batches: list[dict[str, Tensor]],
-    accumulate: int = 1,
-    loss: Any = own_loss,
-    change: Callable[[int, Any, Any], None] = lambda *of: None,
-) -> list[float]:
-    """Train as people write it; `change` may change the model and the optimizer before each batch."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    change: Callable[[int, Any, Any], object] = lambda *of: None,
+    atol: float = 1e-8,
+    **others: Any,
+) -> None:
+    """Assert that a step gives the losses and weights of a loop as people write it.
+
+    Before each batch `change` may change the model and the optimizer; the loop may have another model or loss.
+    """
+    plain, loss = others.get("model", copy.deepcopy(step.model)), others.get("loss", step.loss)
+    torch.manual_seed(0)
     losses = []
     for i, batch in enumerate(batches):
-        change(i, model, optimizer)
-        value = loss(model, batch)
-        (value / accumulate).backward()
-        losses.append(value.item())
-        if (i + 1) % accumulate == 0:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        change(i, step.model, step.optimizer)
+        losses.append(step(batch))
+
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    torch.manual_seed(0)
+    wanted = []
+    for i, batch in enumerate(batches):
+        change(i, plain, optimizer)
+        wanted.append(loss(plain, batch))
+        (wanted[-1] / step.accumulate).backward()
+        if (i + 1) % step.accumulate == 0:
+            nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-    return losses
+    assert_same(losses, [x.detach() for x in wanted], atol=min(atol, 1e-9))
+    assert_same(dict(step.model.named_parameters()), dict(plain.named_parameters()), atol=atol)
 
 
-@pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMaskedLM])
+@pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, bertlite.BertForMaskedLM])
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_losses_and_weights_over_many_steps_are_those_of_an_eager_loop(cls, accumulate):
     """200 steps of a classifier, in buckets that come and go, with evaluation between steps."""
     kind = "text" if cls is BertForSequenceClassification else "tokens"
     count = 200 if kind == "text" and accumulate == 1 else 24
-    model = make(cls, **NO_DROPOUT).train()
-    plain, batches, recorder = copy.deepcopy(model), batches_of(count, 2, kind), Recorder()
-    step, losses = step_of(model, recorder, accumulate=accumulate), []
-    for i, batch in enumerate(batches):
-        losses.append(step(batch).item())
-        if i % 9 == 0:
+    batches, recorder = batches_of(count, 2, kind), Recorder()
+    step = step_of(make(cls, **NO_DROPOUT).train(), recorder, accumulate=accumulate)
+
+    def evaluate(i: int, model: Any, optimizer: Any) -> None:
+        if i % 9 == 1:
             with torch.no_grad():
-                model.eval()(**batch)
+                model.eval()(**batches[i - 1])
             model.train()
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, batches, accumulate)), atol=1e-9)
-    assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=1e-8)
+
+    assert_trains_alike(step, batches, evaluate)
     assert 1 < recorder.recorded < recorder.replayed < count
     assert any(bucket.tokens for bucket, *_ in step.made)
 
@@ -131,56 +135,35 @@ def test_losses_and_weights_over_many_steps_are_those_of_an_eager_loop(cls, accu
 def test_without_a_capture_a_step_is_the_eager_loop_bit_for_bit():
     """With dropout, on the CPU."""
     model = make(BertForSequenceClassification, **SMALL).train()
-    plain, batches = copy.deepcopy(model), batches_of(6)
-    step = step_of(model, None)
-    torch.manual_seed(0)
-    losses = [step(batch).item() for batch in batches]
-    torch.manual_seed(0)
-    assert losses == eager(plain, batches)
-    assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=0)
+    assert_trains_alike(step_of(model, None), batches_of(6), atol=0)
 
 
-def freeze(model: Any, optimizer: Any) -> None:
-    model.bert.embeddings.requires_grad_(False)
-
-
-def unfreeze(model: Any, optimizer: Any) -> None:
-    model.bert.embeddings.requires_grad_(True)
-
-
-def leave_out(model: Any, optimizer: Any) -> None:
-    kept = optimizer.param_groups[0]["params"]
-    kept[:] = [x for x in kept if x is not model.classifier.weight]
-
-
-def put_back(model: Any, optimizer: Any) -> None:
-    optimizer.param_groups[0]["params"].append(model.classifier.weight)
+CHANGES: dict[str, Any] = {  # a change of the model and the optimizer, and the way back
+    "frozen": (
+        lambda model, _: model.bert.embeddings.requires_grad_(False),
+        lambda model, _: model.bert.embeddings.requires_grad_(True),
+    ),
+    "left out": (
+        lambda model, optimizer: optimizer.param_groups[0]["params"].pop(-2),
+        lambda model, optimizer: optimizer.param_groups[0]["params"].insert(-1, model.classifier.weight),
+    ),
+}
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("at", [9, 10], ids=["between steps", "within a step"])
-@pytest.mark.parametrize(("change", "undo"), [(freeze, unfreeze), (leave_out, put_back)])
-def test_parameters_may_leave_and_come_back_at_any_batch(change, undo, at, accumulate, recorded):
+@pytest.mark.parametrize("change", CHANGES)
+def test_parameters_may_leave_and_come_back_at_any_batch(change, at, accumulate, recorded):
     """They move as in a loop: not at all by momentum or decay while they are away, though graphs keep gradients."""
-    model, many = make(BertForSequenceClassification, **NO_DROPOUT).train(), batches_of(3) * 14
-    plain, recorder = copy.deepcopy(model), Recorder() if recorded else None
-    step = step_of(model, recorder, accumulate=accumulate)
-    changes = {at: change, 2 * at: undo, 3 * at: change}
-
-    def changed(i: int, model: Any, optimizer: Any) -> None:
-        changes.get(i, lambda *of: None)(model, optimizer)
-
-    losses = []
-    for i, batch in enumerate(many):
-        changed(i, model, step.optimizer)
-        losses.append(step(batch).item())
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, many, accumulate, change=changed)), atol=1e-9)
-    assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=1e-8)
+    recorder, (do, undo) = Recorder() if recorded else None, CHANGES[change]
+    step = step_of(make(BertForSequenceClassification, **NO_DROPOUT).train(), recorder, accumulate=accumulate)
+    changes = {at: do, 2 * at: undo, 3 * at: do}
+    assert_trains_alike(step, batches_of(3) * 14, lambda i, *of: changes.get(i, lambda *of: None)(*of))
     assert recorder is None or recorder.recorded > 3
 
 
-def test_an_argument_that_would_train_nothing_is_refused_by_its_value():
+def test_arguments_that_would_train_nothing_and_autocast_around_a_step_are_refused():
     model, other = (make(BertForSequenceClassification, **SMALL) for _ in range(2))
     optimizer, others = (torch.optim.AdamW(each.parameters()) for each in (model, other))
     rates = torch.optim.lr_scheduler
@@ -200,11 +183,7 @@ def test_an_argument_that_would_train_nothing_is_refused_by_its_value():
             TrainingStep(model, **{"optimizer": optimizer, **options})
     with pytest.raises(ValueError, match="returns no loss for input_ids: give labels"):
         TrainingStep(model, optimizer)({"input_ids": make_batch()["input_ids"]})
-
-
-def test_autocast_around_a_step_is_refused_as_the_step_has_its_own():
-    model = make(BertForSequenceClassification, **SMALL).train()
-    step = step_of(model, None)
+    step = TrainingStep(model, optimizer)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"autocast=torch\.bfloat16"):
         step(batches_of(1)[0])
     assert not step.steps
@@ -231,27 +210,19 @@ def test_a_model_of_hf_is_packed_too(monkeypatch):
     kernel = Backend("by ends", lambda *args: called.append(1) or by_ends(*args), packs=True)
     monkeypatch.setattr(TrainingStep, "backend", kernel)
     recorder, batches = Recorder(), batches_of(8)
-    step = step_of(model, recorder)
-    losses = [step(batch).item() for batch in batches]
+    assert_trains_alike(step_of(model, recorder), batches, model=wanted)
     assert len(called) == len(batches)
     assert recorder.replayed
-    assert_same(torch.tensor(losses), torch.tensor(eager(wanted, batches)), atol=1e-9)
 
 
 def test_a_teacher_is_packed_too_and_its_distance_is_the_eager_one():
     model = make(BertForSequenceClassification, **NO_DROPOUT).train()
     teacher = make(BertForSequenceClassification, **SMALL).eval()
-    recipe, plain, batches = Recipe(distil=0.5, hidden=1.0), copy.deepcopy(model), batches_of(8)
-
-    def loss(model: Any, batch: Any) -> Tensor:
-        return training_loss(model, batch, recipe, teacher)
-
+    loss: Any = partial(training_loss, recipe=Recipe(distil=0.5, hidden=1.0), teacher=teacher)
     layouts: list[int] = []
     teacher.bert.encoder.layer[0].register_forward_pre_hook(lambda _, inputs: layouts.append(inputs[0].dim()))
-    step = step_of(model, Recorder(), loss, frozen=[teacher])
-    losses = [step(batch).item() for batch in batches]
-    assert {*layouts} == {2}
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, batches, loss=loss)), atol=1e-9)
+    assert_trains_alike(step_of(model, Recorder(), loss, frozen=[teacher]), batches_of(8))
+    assert layouts == [2] * 8 + [3] * 8, "the loop computes padding"
 
 
 @pytest.mark.parametrize("under_graphs", [False, True])
@@ -262,7 +233,7 @@ def test_a_teacher_that_another_thread_runs_while_a_step_records(under_graphs, m
         make(BertForSequenceClassification, **NO_DROPOUT).train(),
         make(BertForSequenceClassification, **SMALL),
     )
-    plain, quick = copy.deepcopy(model), graphed(teacher) if under_graphs else copy.deepcopy(teacher).eval()
+    quick = graphed(teacher) if under_graphs else copy.deepcopy(teacher)
     batches, other, found = batches_of(8), make_batch(5, 23, lengths=(23, 20, 7, 1, 23)), list[Tensor]()
 
     def loss(model: Any, batch: Any, run: Any = teacher) -> Tensor:
@@ -276,27 +247,15 @@ def test_a_teacher_that_another_thread_runs_while_a_step_records(under_graphs, m
         thread.join()
         return loss(model, batch, quick)
 
-    step = step_of(model, Recorder(), shared, frozen=[quick])
-    losses = [step(batch).item() for batch in batches]
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, batches, loss=loss)), atol=1e-9)
-    wanted = teacher(**other).logits
-    assert len(found) == len(batches)
-    for logits in found:
-        assert_same(logits, wanted)
+    assert_trains_alike(step_of(model, Recorder(), shared, frozen=[quick]), batches, loss=loss)
+    assert_same(found, [teacher(**other).logits] * len(batches))
 
 
 def test_a_step_waits_to_record_before_it_switches_cudnn_off(monkeypatch):
     """A step without a bucket that has the switch, and records a teacher, would wait for one that records forever."""
     model, order = make(BertForSequenceClassification, **NO_DROPOUT).train(), list[str]()
-
-    @contextmanager
-    def named(name: str) -> Iterator[None]:
-        order.append(name)
-        yield
-        order.append(f"end of {name}")
-
-    monkeypatch.setattr(graphs, "RECORDING", named("recording"))
-    monkeypatch.setattr(training, "without_cudnn", lambda: named("switch"))
+    monkeypatch.setattr(graphs, "RECORDING", Noted(order, "recording"))
+    monkeypatch.setattr(training, "without_cudnn", lambda: Noted(order, "switch"))
     step = step_of(model, Recorder(), lambda model, batch: order.append("loss") or own_loss(model, batch))
     step.device = torch.device("cuda")
     step.run(batches_of(1)[0], True, None)
@@ -305,9 +264,7 @@ def test_a_step_waits_to_record_before_it_switches_cudnn_off(monkeypatch):
 
 def test_graphs_of_a_step_share_memory_that_torch_still_takes(monkeypatch):
     """By the rules of torch's allocator, after all graphs were dropped and after a recording that failed."""
-    pools, model = Pools(), make(BertForSequenceClassification, **NO_DROPOUT).train()
-    monkeypatch.setattr(graphs, "pool_handle", pools.handle)
-    monkeypatch.setattr(graphs, "record_run", pools.record)
+    pools, model = Pools(monkeypatch), make(BertForSequenceClassification, **NO_DROPOUT).train()
     step, batches = step_of(model, Recorder()), [{**make_batch(1, n), "labels": torch.tensor([1])} for n in (5, 40)]
     step.capture = step.record
 
@@ -339,56 +296,49 @@ def test_graphs_of_a_step_share_memory_that_torch_still_takes(monkeypatch):
     assert sum(pools.graphs.values()) == 4
 
 
-def padded_left(batch: dict[str, Tensor]) -> None:
-    batch["attention_mask"] = batch["attention_mask"].flip(1)
-
-
-def labelled_padding(batch: dict[str, Tensor]) -> None:
-    batch["labels"] = batch["input_ids"] % 3
-
-
-def masked_by_queries(batch: dict[str, Tensor]) -> None:
-    batch["attention_mask"] = batch["attention_mask"][:, None].expand(-1, 11, -1)
-
-
 @pytest.mark.parametrize(
     ("cls", "change", "bucketed"),
     [
-        (BertForTokenClassification, padded_left, True),
-        (BertForTokenClassification, labelled_padding, True),
-        (BertForTokenClassification, masked_by_queries, False),
-        (BertForQuestionAnswering, lambda batch: None, True),
-        (BertForMultipleChoice, lambda batch: None, False),
+        (BertForTokenClassification, lambda batch: {"attention_mask": batch["attention_mask"].flip(1)}, True),
+        (BertForTokenClassification, lambda batch: {"labels": batch["input_ids"] % 3}, True),
+        (
+            BertForTokenClassification,
+            lambda batch: {"attention_mask": batch["attention_mask"][:, None].expand(-1, 11, -1)},
+            False,
+        ),
+        (
+            BertForQuestionAnswering,
+            lambda _: {"start_positions": torch.tensor([1, 2, 0, 1]), "end_positions": torch.tensor([5, 3, 4, 1])},
+            True,
+        ),
+        (
+            bertlite.BertForMultipleChoice,
+            lambda batch: {name: x.unflatten(0, (2, 2)) for name, x in batch.items()} | {"labels": torch.arange(2)},
+            False,
+        ),
     ],
+    ids=["padding on the left", "labels of padding", "a mask of queries", "answers", "choices"],
 )
 def test_what_cannot_be_packed_is_padded_and_what_fits_no_bucket_runs_plainly(cls, change, bucketed):
     model = make(cls, **{**NO_DROPOUT, "num_labels": 2 if cls is BertForQuestionAnswering else 3}).train()
     batch: dict[str, Tensor] = {**make_batch(4, 11, lengths=(11, 4, 7, 2))}
     batch["labels"] = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
-    change(batch)
+    batch |= change(batch)
     if cls is BertForQuestionAnswering:
         del batch["labels"]
-        batch |= {"start_positions": torch.tensor([1, 2, 0, 1]), "end_positions": torch.tensor([5, 3, 4, 1])}
-    if cls is BertForMultipleChoice:
-        batch = {name: x.unflatten(0, (2, 2)) for name, x in batch.items()} | {"labels": torch.tensor([0, 1])}
-    recorder, plain = Recorder(), copy.deepcopy(model)
-    step = step_of(model, recorder)
-    losses = [step(batch).item() for _ in range(3)]
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [batch] * 3)), atol=1e-9)
+    recorder = Recorder()
+    assert_trains_alike(step_of(model, recorder), [batch] * 3)
     assert bool(recorder.recorded) == bucketed
 
 
 def test_lengths_of_one_bucket_share_a_graph_also_with_padding(monkeypatch):
     monkeypatch.setattr(TrainingStep, "backend", None)
-    model = make(BertForTokenClassification, **NO_DROPOUT).train()
-    plain, recorder, batches = copy.deepcopy(model), Recorder(), []
+    model, recorder, batches = make(BertForTokenClassification, **NO_DROPOUT).train(), Recorder(), []
     for i, width in enumerate((11, 9, 5, 11)):
         batch = make_batch(3, width, i, (width, 3, 2))
         labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
         batches.append({**batch, "labels": labels})
-    step = step_of(model, recorder)
-    losses = [step(batch).item() for batch in batches]
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, batches)), atol=1e-9)
+    assert_trains_alike(step_of(model, recorder), batches)
     assert (recorder.recorded, recorder.replayed) == (1, 3)
 
 
@@ -401,29 +351,23 @@ def test_a_module_without_a_config_gets_graphs_without_more_padding():
         def forward(self, **batch: Any) -> Any:
             return self.inner(**batch)
 
-    model, batch, recorder = make(BertForSequenceClassification, **NO_DROPOUT).train(), batches_of(1)[0], Recorder()
-    plain = copy.deepcopy(model)
-    step = step_of(Wrapped(model), recorder)
-    losses = [step(batch).item() for _ in range(3)]
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [batch] * 3)), atol=1e-9)
+    recorder = Recorder()
+    step = step_of(Wrapped(make(BertForSequenceClassification, **NO_DROPOUT).train()), recorder)
+    assert_trains_alike(step, batches_of(1) * 3)
     assert (recorder.recorded, recorder.replayed) == (1, 2)
 
 
-def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graphs_of_their_own():
-    """Flags of as many classes as there are positions, and parameters that are frozen between steps."""
+def test_other_inputs_keep_their_shapes_and_changes_get_graphs_of_their_own():
+    """Flags of as many classes as there are positions."""
     flags = {**NO_DROPOUT, "num_labels": 11, "problem_type": "multi_label_classification"}
-    model = make(BertForSequenceClassification, **flags).train()
+    model, recorder = make(BertForSequenceClassification, **flags).train(), Recorder()
     batch = {**make_batch(3, 11, lengths=(11, 4, 7)), "labels": torch.rand(3, 11, dtype=F64).round()}
-    recorder, plain = Recorder(), copy.deepcopy(model)
     step = step_of(model, recorder)
-    losses = [step(batch).item() for _ in range(3)]
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [batch] * 3)), atol=1e-9)
-    kept = model.bert.embeddings.word_embeddings.weight.requires_grad_(False).clone()
-    for _ in range(3):
-        step(batch)
-    assert recorder.recorded == 2
+    assert_trains_alike(step, [batch] * 3)
+    assert recorder.recorded == 1
     group, weight = step.optimizer.param_groups[0], model.classifier.weight
     for change in (  # that a graph would not see: OneCycleLR changes betas, and a loaded state lies elsewhere
+        lambda: model.bert.embeddings.word_embeddings.weight.requires_grad_(False),
         lambda: group.update(betas=(0.5, 0.9)),
         lambda: setattr(step, "clip", 0.1),
         lambda: setattr(weight, "data", weight.detach().clone()),
@@ -449,8 +393,8 @@ def test_other_inputs_keep_their_shapes_and_frozen_weights_and_numbers_get_graph
         change()
         step(batch)
         assert recorder.replayed == before > 0
+    assert recorder.recorded == 16, "each has a graph of its own"
     assert step.fit({**batch, "names": ["a", "b", "c"]}) is None, "a graph would keep the list"
-    assert torch.equal(model.bert.embeddings.word_embeddings.weight, kept)
 
 
 @pytest.mark.parametrize("length", [1, 11])
@@ -465,23 +409,18 @@ def test_values_of_tokens_that_are_not_padded_leave_the_loss_as_it_is(length, na
     model = make(BertForTokenClassification, **NO_DROPOUT).train()
     batch = {**make_batch(3, length), name: torch.arange(3 * length).view(3, length).to(dtype)}
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])  # this loss reads each position
-    recorder, plain = Recorder(), copy.deepcopy(model)
-    losses = [step_of(model, recorder, loss)(batch).item()]
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [batch], loss=loss)), atol=1e-9)
+    assert_trains_alike(step_of(model, Recorder(), loss), [batch])
 
 
 def test_a_batch_with_a_gradient_runs_without_a_graph():
     """Its history would be that of the inputs that all replays share."""
-    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
-    own = nn.Parameter(torch.ones(3, dtype=F64))
+    model, recorder = make(BertForSequenceClassification, **NO_DROPOUT).train(), Recorder()
+    soft = torch.ones(3, dtype=F64, requires_grad=True)
 
     def loss(model: Any, batch: Any) -> Tensor:
         return own_loss(model, {key: x for key, x in batch.items() if key != "soft"}) + batch["soft"].square().sum()
 
-    batches, recorder, plain = batches_of(1) * 4, Recorder(), copy.deepcopy(model)
-    step = step_of(model, recorder, loss)
-    losses = [step({**batch, "soft": 2 * own}).item() for batch in batches]
-    assert_same(torch.tensor(losses), torch.tensor([x + 12 for x in eager(plain, batches)]), atol=1e-9)
+    assert_trains_alike(step_of(model, recorder, loss), [{**batches_of(1)[0], "soft": soft}] * 4)
     assert recorder.recorded == 0
 
 
@@ -505,28 +444,12 @@ def test_pinned_memory_may_be_refilled_when_a_step_returns(monkeypatch):
 
 @dataclass
 class Doubled:
-    """A loss that has equals, and so no hash."""
+    """A loss that has equals, which may hold other tensors, and so no hash."""
 
     factor: float = 2.0
 
     def __call__(self, model: Any, batch: Any) -> Tensor:
         return self.factor * own_loss(model, batch)
-
-
-def test_a_loss_and_options_of_an_optimizer_need_no_hash():
-    model, loss, recorder, batch = (
-        make(BertForSequenceClassification, **SMALL),
-        Doubled(),
-        Recorder(),
-        batches_of(1)[0],
-    )
-    step = step_of(model, recorder, loss)
-    step.optimizer.param_groups[0]["tags"] = {"kind": "all"}
-    step(batch), step(batch), step(batch)
-    assert recorder.replayed == 2
-    step.loss = Doubled()
-    step(batch)
-    assert recorder.replayed == 2, "equals may hold other tensors"
 
 
 class Scaled(nn.Module):
@@ -559,34 +482,32 @@ def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(mo
         return settings["scale"] * own_loss(model, batch) ** power
 
     doubled, scaled = partial(weighted, factor=2.0), Scaled()
-    losses: list[Any] = [weighted, bound.__call__, doubled, scaled, closed]
-    for loss, change in zip(
-        losses,
-        (
-            lambda: teacher.train(),
-            lambda: (
-                setattr(bound, "share", 0.25),
-                teacher.load_state_dict(copy.deepcopy(teacher.state_dict()), assign=True),
-            ),
-            lambda: doubled.keywords.update(factor=3.0),
-            lambda: setattr(scaled, "scale", 3.0),
-            lambda: settings.update(scale=3.0),
-        ),
-        strict=True,
-    ):
-        step.loss = loss
+
+    def let_power_lie_elsewhere() -> None:
+        nonlocal power
+        power = power.clone()
+
+    step.optimizer.param_groups[0]["tags"] = {"kind": "all"}  # without a hash
+    changes: list[tuple[Any, Callable[[], Any]]] = [
+        (weighted, lambda: teacher.train()),
+        (bound.__call__, lambda: setattr(bound, "share", 0.25)),
+        (bound.__call__, lambda: teacher.load_state_dict(copy.deepcopy(teacher.state_dict()), assign=True)),
+        (doubled, lambda: doubled.keywords.update(factor=3.0)),
+        (scaled, lambda: setattr(scaled, "scale", 3.0)),
+        (closed, lambda: settings.update(scale=3.0)),
+        (closed, let_power_lie_elsewhere),
+        (Doubled(), lambda: setattr(step, "loss", Doubled())),
+    ]
+    for step.loss, change in changes:
         before = recorder.replayed
         for _ in range(3):
             weighted.unread += 1
             step(batch)
-        assert recorder.replayed == before + 2
+        assert recorder.replayed >= before + 2
+        before = recorder.replayed
         change()
         step(batch)
-        assert recorder.replayed == before + 2, "it is not recorded yet"
-    power = power.clone()
-    before = recorder.replayed
-    step(batch), step(batch)
-    assert recorder.replayed == before + 1
+        assert recorder.replayed == before, "it is not recorded yet"
 
 
 def test_a_parameter_that_the_optimizer_does_not_have_is_refused():
@@ -602,8 +523,7 @@ def test_a_parameter_that_the_optimizer_does_not_have_is_refused():
 
 def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainly(monkeypatch):
     model = make(BertForSequenceClassification, **NO_DROPOUT).train()
-    plain, batches = copy.deepcopy(model), [{**make_batch(1, n), "labels": torch.tensor([1])} for n in (5, 40)]
-
+    plain, batches = copy.deepcopy(model), [{**make_batch(1, n), "labels": torch.tensor([1])} for n in (5, 40, 40)]
     held: list[Any] = []
 
     def fail(run: Run) -> Any:
@@ -615,47 +535,36 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
 
     model.register_forward_pre_hook(lambda *of: held.append(held[0]()) if held else None)
     monkeypatch.setattr(training, "BUCKETS", 1)
-    step = step_of(model, Recorder())
-    losses = [step(batch).item() for batch in batches]
-    assert len(step.made) == 1
+    step, counts = step_of(model, Recorder()), []
     step.capture = fail
     with pytest.warns(RuntimeWarning, match="no memory for the CUDA graph of a step"):
-        losses.append(step(batches[1]).item())
+        assert_trains_alike(step, batches, lambda *of: counts.append(len(step.made)), model=plain)
+    assert counts[:3] == [0, 1, 1]
     assert held[1:] == [None], "the memory of the recording is free when the step runs plainly"
-    assert_same(torch.tensor(losses), torch.tensor(eager(plain, [*batches, batches[1]])), atol=1e-9)
-    assert_same(dict(model.named_parameters()), dict(plain.named_parameters()), atol=1e-8)
 
 
 def test_a_step_runs_on_its_own_gpu(monkeypatch):
     """Another GPU's stream would record nothing, and its replays would train nothing."""
-    seen: list[torch.device] = []
-
-    @contextmanager
-    def on(device: torch.device) -> Iterator[None]:
-        seen.append(device)
-        yield
-        seen.clear()
+    order: list[str] = []
 
     def replay(*of: Any) -> Tensor:
-        assert seen == [torch.device("cuda", 1)]
+        order.append("replay")
         return torch.zeros(())
 
-    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "device", partial(Noted, order))
     step = step_of(make(BertForSequenceClassification, **SMALL), Recorder())
     step.schedule, step.device, step.replay = None, torch.device("cuda", 1), replay  # type: ignore[method-assign]
     step(batches_of(1)[0])
-    assert not seen
+    assert order == ["cuda:1", "replay", "end of cuda:1"]
 
 
 def test_checkpointed_layers_run_without_a_graph():
     model = make(BertForSequenceClassification, **SMALL).train()
     model.gradient_checkpointing_enable()
-    recorder = Recorder()
-    step = step_of(model, recorder)
+    step = step_of(model, Recorder())
     with pytest.warns(RuntimeWarning, match="checkpointed layers run without CUDA graphs"):
         step(batches_of(1)[0])
     assert not step.made
-    assert not recorder.recorded
 
 
 def test_an_optimizer_that_a_graph_cannot_hold_is_refused():
