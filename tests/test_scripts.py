@@ -72,8 +72,7 @@ def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
                 assert not ended.value.code
         assert all((ROOT / word).exists() for word in words if word.endswith(".py"))
     marked = {Path(words[-1]).stem for words in steps["tests"]}
-    kernels = {"test_triton_kernels", "test_short_attention", "test_fused"}
-    assert marked == {"test_parity", "test_gpu", "test_gpu_fuzz", *kernels}
+    assert marked == {"test_parity", "test_gpu", "test_gpu_fuzz", "test_triton_kernels", "test_fused"}
 
 
 def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):

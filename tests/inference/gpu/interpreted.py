@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,9 +44,9 @@ def with_triton(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.gpu(test) if HERE.type == "cuda" else test
 
 
-def run_interpreted(file: str) -> None:
+def run_interpreted(file: Path) -> None:
     """Run the tests of a file in a process in which Triton interprets: it asks when a kernel is decorated."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", file]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(file)]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 from functools import partial
 from typing import Any
@@ -9,21 +10,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_same, make, make_batch
-from interpreted import FLOATS, HERE, here_or_interpreted, run_interpreted, with_triton
+from interpreted import FLOATS, HERE, with_triton
+from simulated import record
 from torch import Tensor, nn
 
 from bertlite import BertModel, prune_heads, prune_neurons
 from bertlite.config import POSITIONS, Positions
 from bertlite.inference.gpu import fused, graphs, triton_kernels
-from bertlite.inference.gpu.fused import (
-    FUSED,
-    FusedEmbeddings,
-    FusedIntermediate,
-    FusedOutput,
-    FusedSelfAttention,
-    fastest,
-    fuse_,
-)
+from bertlite.inference.gpu.fused import FUSED, FusedEmbeddings, FusedIntermediate, FusedOutput, FusedSelfAttention
 from bertlite.inference.gpu.graphs import GraphedBertModel
 from bertlite.inference.gpu.triton_kernels import INTERPRETED
 from bertlite.stack.attention import Requirements
@@ -57,15 +51,10 @@ LEFT: dict[str, set[Any]] = {  # parts of torch's that stay
 }
 
 
-@here_or_interpreted
-def test_fused_models_in_a_process_that_interprets_kernels():
-    run_interpreted(__file__)
-
-
 def fused_copy(model: BertModel, dtype: torch.dtype) -> BertModel:
     quick = copy.deepcopy(model).to(HERE, dtype).requires_grad_(False)
     with warnings.catch_warnings(action="ignore"):
-        assert fuse_(quick)
+        assert fused.fuse_(quick)
     return quick
 
 
@@ -109,11 +98,6 @@ def test_a_fused_model_is_as_near_to_float64_as_its_modules(name, dtype):
 @torch.no_grad()
 def test_a_graph_of_kernels_gives_what_the_model_gives(name, monkeypatch):
     """With a run where a GPU replays: pack, all layers with the kernel for short attention, and unpack."""
-
-    def record(run: Any, pool: Any) -> Any:
-        out = run()
-        return (lambda: out.copy_(run())), out, out.nbytes
-
     monkeypatch.setattr(graphs, "record_forward", record)
     model = prune_heads(make(attn_implementation="auto", num_hidden_layers=2, **CHANGES[name]), {0: [2], 1: range(4)})
     quick, plain = fused_copy(model, torch.float32), copy.deepcopy(model).float()
@@ -156,25 +140,12 @@ def test_a_fused_model_is_copied_and_pickled():
     assert own.key.weight.untyped_storage().data_ptr() == own.weight.untyped_storage().data_ptr(), "no second copy"
 
 
-@with_triton
-def test_parts_without_a_kernel_are_named_once():
-    model = make(hidden_act="mish", embedding_size=24, projected_before_norm=True).float().to(HERE)
-    model.encoder.layer[1].output.LayerNorm = nn.LayerNorm(48, elementwise_affine=False).to(HERE)
-    with pytest.warns(UserWarning, match="run some parts") as caught:
-        assert fuse_(model)
-    text = str(caught[0].message)
-    assert len(caught) == 1
-    assert "embeddings projects embeddings before" in text
-    assert "encoder.layer.2.intermediate has an activation, Activation(mish), for which" in text
-    assert "encoder.layer.1.output has no weight" in text
-
-
 @pytest.mark.parametrize("name", LEFT)
 def test_just_the_parts_without_a_kernel_stay(name, monkeypatch):
     monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
     model = make(**CHANGES[name])
     with pytest.warns(UserWarning, match="run some parts"):
-        assert fuse_(model)
+        assert fused.fuse_(model)
     changed = {type(part) for part in model.modules() if type(part) in FUSED.values()}
     assert changed == {*FUSED.values()} - LEFT[name]
 
@@ -185,6 +156,8 @@ def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(mo
     monkeypatch.setitem(POSITIONS, "turned", Positions(in_scores=False))
     monkeypatch.setitem(DISTANCES, "turned", type("Turned", (Distances,), {})())
     plain, turned = make(), make(position_embedding_type="turned")
+    other = make(hidden_act="mish", embedding_size=24, projected_before_norm=True)
+    other.encoder.layer[1].output.LayerNorm = nn.LayerNorm(48, elementwise_affine=False)
     first, second, third = plain.encoder.layer
     first.intermediate.factor = nn.Linear(48, 37)
     second.attention.LayerNorm = nn.LayerNorm(48)
@@ -195,6 +168,14 @@ def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(mo
     plain.embeddings.register_buffer("inv_freq", torch.ones(3))
     for model, texts in (
         (turned, ["encoder.layer.2.attention.self has turned positions, for which there is no kernel"]),
+        (
+            other,
+            [
+                "embeddings projects embeddings before",
+                "encoder.layer.2.intermediate has an activation, Activation(mish), for which",
+                "encoder.layer.1.output has no weight",
+            ],
+        ),
         (
             plain,
             [
@@ -208,11 +189,11 @@ def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(mo
         ),
     ):
         with pytest.warns(UserWarning, match="run some parts") as caught:
-            assert fuse_(model)
+            assert fused.fuse_(model)
         assert len(caught) == 1
         for text in texts:
             assert text in str(caught[0].message)
-            name = text.partition(" has ")[0]
+            name = re.split(" has | projects ", text)[0]
             assert type(model.get_submodule(name)) not in FUSED.values()
     assert type(third.intermediate) is FusedIntermediate, "a part that is None changes nothing"
 
@@ -228,7 +209,7 @@ def test_a_model_that_kernels_cannot_run_stays_as_it_is(change, reason, monkeypa
     monkeypatch.setattr(triton_kernels, "INTERPRETED", change == "dtype")
     model = make()
     with pytest.warns(UserWarning, match=reason) as caught:
-        assert not fuse_(model)
+        assert not fused.fuse_(model)
     assert len(caught) == 1
     assert not {type(part) for part in model.modules()} & {*FUSED.values()}
 
@@ -249,10 +230,10 @@ def test_the_fastest_way_that_is_right_is_taken(monkeypatch):
     times = {modules: 4.0, slow: 6.0, fast: 1.0}
     monkeypatch.setattr(fused, "seconds_of_run", lambda run, device: times.get(run.func, 0.5))
     ways = {"modules": modules, "slow": slow}
-    assert fastest(ways, torch.empty(3, 5)) == "modules"
+    assert fused.fastest(ways, torch.empty(3, 5)) == "modules"
     ways |= {"fast": fast, "wrong": torch.zeros_like, "nan": lambda x: x * torch.nan, "failing": fail}
     with pytest.warns(RuntimeWarning) as caught:
-        assert fastest(ways, torch.full((3, 5), torch.nan)) == "fast"
+        assert fused.fastest(ways, torch.full((3, 5), torch.nan)) == "fast"
     texts = [str(each.message) for each in caught]
     assert [text.partition(" is not used here: ")[0] for text in texts] == [
         *("the matmul wrong", "the matmul nan", "the matmul failing"),

@@ -1,4 +1,4 @@
-"""bertlite/inference/gpu/triton_kernels.py: each kernel against torch's operators in float64, with odd sizes."""
+"""Modules triton_kernels and short_attention: each kernel against torch's operators in float64, with odd sizes."""
 
 import re
 import subprocess
@@ -11,20 +11,14 @@ import interpreted
 import pytest
 import torch
 from interpreted import FLOATS, HERE, here_or_interpreted, run_interpreted, with_triton
+from simulated import by_ends
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertlite.inference.gpu import short_attention, triton_kernels
-from bertlite.inference.gpu.triton_kernels import (
-    FORMULAS,
-    TILES,
-    Tiles,
-    add_norm,
-    embed_and_norm,
-    pack_rows,
-    product,
-    unpack_rows,
-)
+from bertlite.inference.gpu.short_attention import attend_short, missing_for_short
+from bertlite.inference.gpu.triton_kernels import FORMULAS, TILES, Tiles, add_norm, embed_and_norm, product
+from bertlite.stack.attention import Requirements
 from bertlite.stack.layouts import Slots
 from bertlite.support.activations import ACTIVATIONS
 
@@ -50,8 +44,9 @@ def assert_as_near(found: Tensor, plain: Tensor, true: Tensor) -> None:
 
 
 @here_or_interpreted
-def test_the_kernels_in_a_process_that_interprets_them():
-    run_interpreted(__file__)
+@pytest.mark.parametrize("file", ["test_triton_kernels.py", "test_fused.py"])
+def test_the_kernels_in_a_process_that_interprets_them(file):
+    run_interpreted(Path(__file__).with_name(file))
 
 
 def test_on_a_gpu_every_kernel_is_tested(monkeypatch):
@@ -144,14 +139,66 @@ def test_rows_are_packed_and_unpacked(lengths, counted):
     positions = 2 * ids if counted else None
     room, longest = int(mask.sum()) + 3, 7
     wanted = Slots.of_rows(mask.ne(0), room, longest, rest=False)
-    layout, packed = pack_rows(ids, types, mask, positions, room, longest)
+    layout, packed = triton_kernels.pack_rows(ids, types, mask, positions, room, longest)
     for mine, other in zip(packed, wanted.pack_inputs(ids, types, positions, None), strict=False):
         assert other is not None
         assert mine.equal(other)
     assert layout.nonempty_ends.equal(wanted.nonempty_ends)
     assert layout.lengths == wanted.lengths
     x = draw(room, 48)
-    assert unpack_rows(layout, x).equal(wanted.unpack(x))
+    assert triton_kernels.unpack_rows(layout, x).equal(wanted.unpack(x))
+
+
+def slots(lengths: tuple[int, ...], room: int, longest: int) -> Slots:
+    rows = torch.arange(max(lengths), device=HERE) < torch.tensor(lengths, device=HERE)[:, None]
+    return Slots.of_rows(rows, room, longest, rest=False)
+
+
+@with_triton
+@pytest.mark.parametrize(
+    ("lengths", "longest", "heads", "width"),
+    [((7, 0, 16, 1, 0), 16, 3, 24), ((33, 5), 64, 2, 64), ((100, 128), 128, 1, 32), ((3,), 8, 5, 12)],
+)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_kernel_is_as_near_to_float64_as_eager_attention(lengths, longest, heads, width, biased, dtype):
+    """With steep scores, projections that lie in one product, empty sequences, and slots of no sequence."""
+    torch.manual_seed(0)
+    used, layout = sum(lengths), slots(lengths, sum(lengths) + 5, longest)
+    q, k, v = (3 * torch.randn(used + 5, 3, heads, width)).to(HERE, dtype).unbind(1)
+    bias = torch.randn(1, heads, longest, longest).to(HERE, dtype)
+    score_bias = (lambda q, k: bias[..., : q.shape[-2], : k.shape[-2]].to(q.dtype)) if biased else None
+    rest = layout, score_bias, 0.0, False
+    with torch.no_grad():
+        found, plain = (attend(q, k, v, *rest)[:used] for attend in (attend_short, by_ends))
+    true = by_ends(q.double(), k.double(), v.double(), *rest)[:used]
+    assert (found - true).abs().max() <= 2 * (plain - true).abs().max() + torch.finfo(dtype).eps
+
+
+@with_triton
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": torch.float64}, "not torch.float64"),
+        ({"head_dim": 192}, "up to 128 tokens and head dims, not 16 and 192"),
+        ({"dropout": True}, "no dropout"),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_said(change, reason):
+    assert missing_for_short(Requirements(device="cuda", head_dim=64), 128) is None
+    assert "not 256 and 64" in str(missing_for_short(Requirements(device="cuda"), 256))
+    assert reason in str(missing_for_short(Requirements(**{"device": "cuda", **change}), 16))
+    q = torch.randn(8, 2, 16, device=HERE, requires_grad=True)
+    with pytest.raises(ValueError, match="cannot run here: it has no gradients"):
+        attend_short(q, q, q, slots((3, 5), 8, 8), None, 0.0, False)
+
+
+def test_without_triton_it_is_refused(monkeypatch):
+    monkeypatch.setattr(triton_kernels, "triton", None)
+    assert "Triton is not installed" in str(missing_for_short(Requirements(device="cuda"), 16))
+    q = torch.randn(8, 2, 16)
+    with pytest.raises(ValueError, match="short attention cannot run here: Triton is not installed"):
+        attend_short(q, q, q, slots((3, 5), 8, 8), None, 0.0, False)
 
 
 @pytest.mark.parametrize(
