@@ -79,11 +79,8 @@ def test_a_sanitizer_finds_nothing(sanitizer, tmp_path):
     assert 0 < found["float32"] < 1e-5
 
 
-def test_random_models_are_near():
+def test_random_models_are_near_and_a_fault_ends_the_run(monkeypatch, capsys):
     assert stress.run_python(1, seed=1)["cases"] > 0
-
-
-def test_a_fault_ends_the_run(monkeypatch, capsys):
     monkeypatch.setitem(stress.ALLOWED, torch.float32, 0.0)
     assert stress.main(["--sanitizer", "python", "--minutes", "0"]) == 1
     assert "case 1 of seed 0 in torch.float32: error" in capsys.readouterr().err

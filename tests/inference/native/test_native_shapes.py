@@ -1,8 +1,8 @@
-"""bertlite/inference/native: models and batches of every shape give what the model gives in float64."""
+"""bertlite/inference/native: models, batches, masks and gates of every shape give what the model gives in float64."""
 
 import pytest
 import torch
-from conftest import HEADED, make_batch
+from conftest import HEADED, inputs_of, make_batch
 from natively import DTYPES, ROTARY, check, dtypes, make_native, native, natively, pruned
 from torch import Tensor
 
@@ -11,9 +11,10 @@ from bertlite.runtime.library import INSTRUCTION_SETS, usable_sets
 from bertlite.runtime.structs import ACTIVATIONS
 
 pytestmark = native
-HEADS = [cls.__name__ for cls in HEADED if cls is not bertlite.BertForMultipleChoice]
+HEADS = [cls.__name__ for cls in HEADED]
 # whole tiles of rows, keys and outputs, and one more or less; few tokens, and many for each thread
 HEAD_DIMS = [(1, 16), (3, 26), (3, 32), (2, 7), (2, 64), (1, 80), (3, 128)]
+LOWEST = torch.finfo(torch.float64).min  # forbids a key, as -inf does
 LENGTHS = [(1,), (2, 1), (15, 16, 17), (63, 64, 65), (130, 127, 1, 128), (3,) * 40]
 
 
@@ -40,16 +41,6 @@ def test_sizes_around_tiles_on_every_set(name, dtype):
     for heads, neurons in ((1, 1), (5, 63), (4, 64)):
         model = make_native(hidden_size=16 * heads, num_attention_heads=heads, intermediate_size=neurons)
         check(model, dtype, name, **batch_of(5, 6, 7, 1, 2), output_hidden_states=True)
-
-
-@dtypes
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_weights_and_rows_that_are_multiplied_in_parts_on_every_set(name, dtype, set_threads):
-    set_threads(4)  # so many that 150 tokens are rows of one product
-    model, batch = make_native(intermediate_size=1700, max_position_embeddings=90), batch_of(90, 59, 1)
-    together = check(model, dtype, name, **batch).last_hidden_state
-    alone = natively(model, dtype, name)(**{key: x[:1] for key, x in batch.items()}).last_hidden_state
-    assert torch.equal(alone[0], together[0])
 
 
 @dtypes
@@ -150,9 +141,10 @@ def test_sequences_that_come_packed(dtype):
     ids = make_batch(1, 40)["input_ids"][0]
     for ends in ([0, 9, 9, 40], [0, 40], [0, 0, 1, 40, 40]):
         inputs = {"input_ids": ids, "cu_seqlens": torch.tensor(ends, dtype=torch.int32)}
-        for model in (make_native(), pruned(make_native())):
-            check(model, dtype, **inputs, output_hidden_states=True)
-            check(model, dtype, **inputs, first_token_only=True)
+        gates = [{"head_mask": x} for x in (gates_of(5), gates_of(3, 3, 5))] if len(ends) == 4 else []
+        for model, gate in ((pruned(make_native()), {}), *((make_native(), each) for each in ({}, *gates))):
+            check(model, dtype, **inputs, **gate, output_hidden_states=True)
+            check(model, dtype, **inputs, **gate, first_token_only=True)
 
 
 @dtypes
@@ -174,6 +166,7 @@ def test_nothing_at_all(dtype):
 @pytest.mark.parametrize("cls", HEADS)  # the layers below them are those of the other tests
 def test_every_head_gives_what_it_gave(cls, dtype):
     model, batch = make_native(getattr(bertlite, cls)), make_batch(9)  # of few numbers, others may be right by chance
+    batch = inputs_of(cls) if cls == "BertForMultipleChoice" else batch
     model.set_attn_implementation("packed")
     check(model, dtype, **batch, output_hidden_states=True)
     check(model, dtype, **batch)
@@ -182,26 +175,15 @@ def test_every_head_gives_what_it_gave(cls, dtype):
 
 
 @dtypes
-def test_multiple_choice(dtype):
-    choices = {name: x.reshape(1, 2, 11) for name, x in make_batch().items()}
-    check(make_native(bertlite.BertForMultipleChoice), dtype, **choices)
-
-
-@dtypes
 @pytest.mark.parametrize("act", ACTIVATIONS)
 def test_every_activation(act, dtype):
-    check(make_native(hidden_act=act), dtype, **make_batch())
-
-
-@pytest.mark.parametrize("act", sorted(set(ACTIVATIONS.values())))
-def test_an_activation_far_from_zero(act):
-    """Where exponentials would overflow or vanish."""
-    name = next(name for name, number in ACTIVATIONS.items() if number == act)
-    model = make_native(hidden_act=name)
-    with torch.no_grad():
+    """In float32 also far from zero, where exponentials would overflow or vanish."""
+    model = make_native(hidden_act=act)
+    check(model, dtype, **make_batch())
+    if dtype == torch.float32:
         for layer in model.encoder.layer:
-            layer.intermediate.dense.bias.copy_(torch.linspace(-1000, 1000, 37))
-    check(model, torch.float32, **make_batch())
+            layer.intermediate.dense.bias.data = torch.linspace(-1000, 1000, 37, dtype=torch.float64)
+        check(model, dtype, **make_batch())
 
 
 @dtypes
@@ -210,3 +192,107 @@ def test_embeddings_in_place_of_ids(dtype):
     check(make_native(), dtype, inputs_embeds=x)
     strided = x.repeat_interleave(2, 0)[::2]
     check(make_native(), dtype, inputs_embeds=strided)
+
+
+# Masks and gates ----------------------------------------------------------------------------------------------------
+
+
+def random_of(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def rows(*texts: str) -> Tensor:
+    return torch.tensor([[int(letter) for letter in text] for text in texts])
+
+
+MASKS = {
+    "left": rows("11111111111", "00000000111"),
+    "holes": rows("11011100101", "10000000001"),
+    "one": rows("10000000000", "00000100000"),
+    "nothing": rows("00000000000", "00000000000"),
+    "nothing in a row": rows("11111110000", "00000000000"),
+    "everything": rows("1" * 11, "1" * 11),
+    "3-D": random_of(2, 11, 11) > 0.4,
+    "3-D, one row": random_of(2, 1, 11) > 0.4,
+    "4-D": random_of(2, 5, 11, 11) > 0.4,
+    "4-D, the same for all heads": random_of(2, 1, 11, 11) > 0.4,
+    "4-D, the same for all sequences": random_of(1, 5, 1, 11) > 0.4,
+    "4-D, the same for all keys": random_of(2, 5, 11, 1) > 0.4,
+    "additive": 3 * random_of(2, 5, 11, 11),
+    "additive and forbidding": (3 * random_of(2, 1, 11, 11)).masked_fill(random_of(2, 1, 11, 11) > 0.7, -torch.inf),
+    "additive, one key": 3 * random_of(1, 1, 11, 1),
+    "lowest": torch.zeros(2, 1, 1, 11, dtype=torch.float64).masked_fill(random_of(2, 1, 1, 11) > 0.7, LOWEST),
+    "nothing for some queries": (random_of(2, 5, 11, 11) > 0.4) & (random_of(2, 5, 11, 1) > 0.3),
+    "nothing for some queries of all heads": (random_of(1, 1, 11, 11) > 0.4) & (random_of(1, 1, 11, 1) > 0.3),
+}
+
+
+def in_every_dtype(names):
+    """Return cases: each in float32, every third in bfloat16 too, whose attention int8 has; the rest is slow."""
+    cases = [(i, name, dtype) for i, name in enumerate(names) for dtype in DTYPES]
+    thin = [dtype == torch.float32 or (dtype == torch.bfloat16 and i % 3 == 0) for i, _, dtype in cases]
+    return [
+        pytest.param(name, dtype, marks=[] if taken else [pytest.mark.slow], id=f"{name}-{dtype}")
+        for (_, name, dtype), taken in zip(cases, thin, strict=True)
+    ]
+
+
+def check_outputs(model, dtype, *attentions, **inputs):
+    """Check the states that the kernels give under kinds of attention, and their weights under "eager"."""
+    for attention in attentions:
+        model.set_attn_implementation(attention)
+        check(model, dtype, **inputs, output_hidden_states=True)
+        check(model, dtype, **inputs, first_token_only=True)
+    model.set_attn_implementation("eager")
+    check(model, dtype, **inputs, output_attentions=True)
+
+
+@pytest.mark.parametrize(("mask", "dtype"), in_every_dtype(MASKS))
+def test_every_mask(mask, dtype):
+    whole, dim = make_native(), MASKS[mask].dim()
+    by_head = dim == 4 and MASKS[mask].shape[1] > 1  # which a pruned model refuses
+    models = [whole, *[pruned(whole)] * (not by_head), *[make_native(**ROTARY)] * (mask != "holes")]
+    for model in models:  # padding between tokens would move a window
+        attentions = ("auto", "sdpa") if dim == 2 else ("sdpa",)
+        check_outputs(model, dtype, *attentions, **{**make_batch(), "attention_mask": MASKS[mask]})
+
+
+def test_scores_below_the_range_of_float32_are_never_nan():
+    model = make_native().float()
+    inputs = {**make_batch(), "attention_mask": torch.full((1, 1, 1, 11), -1e300, dtype=torch.float64)}
+    ours, wanted = natively(model, torch.float32)(**inputs), model(**inputs)
+    torch.testing.assert_close(ours.last_hidden_state, wanted.last_hidden_state, rtol=0, atol=1e-4)
+
+
+def gates_of(*shape: int) -> Tensor:
+    return random_of(*shape) - 0.2
+
+
+GATES = {
+    "heads": gates_of(5),
+    "layers": gates_of(3, 5),
+    "one sequence": gates_of(3, 1, 5),
+    "sequences": gates_of(3, 2, 5),
+    "5-D": gates_of(3, 2, 5, 1, 1),
+    "5-D, the same for all sequences": gates_of(3, 1, 5, 1, 1),
+    "queries": gates_of(3, 2, 5, 11, 1),
+    "queries, the same for all sequences": gates_of(3, 1, 5, 11, 1),
+    "zeros": (gates_of(3, 5) > 0.3).double(),
+    "nothing": torch.zeros(5, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize(("gate", "dtype"), in_every_dtype(GATES))
+def test_every_gate(gate, dtype):
+    for model in (make_native(), pruned(make_native())):
+        check_outputs(model, dtype, "packed", "sdpa", **make_batch(), head_mask=GATES[gate])
+
+
+@dtypes
+def test_gates_with_a_mask_for_every_query(dtype):
+    model = make_native()
+    model.set_attn_implementation("eager")
+    for gate in ("sequences", "queries"):
+        for mask in ("4-D", "additive and forbidding", "nothing for some queries"):
+            inputs = {**make_batch(), "attention_mask": MASKS[mask], "head_mask": GATES[gate]}
+            check(model, dtype, **inputs, output_attentions=True, output_hidden_states=True)
