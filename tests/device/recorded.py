@@ -14,12 +14,8 @@ from conftest import DISENTANGLED, make
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from bertlite import (
-    BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-)
+import bertlite
+from bertlite import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
 from bertlite.inference import TrainingStep
 from bertlite.inference.gpu import fused, graphs, triton_kernels
 from bertlite.inference.gpu.graphs import Bucket, use_graphs_
@@ -39,7 +35,7 @@ def on_fake_gpu_(model: nn.Module) -> None:
     [
         (BertForSequenceClassification, torch.bfloat16, True),
         (BertForTokenClassification, torch.bfloat16, True),
-        (BertForMaskedLM, torch.float32, False),
+        (bertlite.BertForMaskedLM, torch.float32, False),
         (BertForQuestionAnswering, torch.bfloat16, False),
     ],
 )

@@ -15,26 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+import ways
 from conftest import HEADS, SIZES, assert_same, distance, tensors
 from natively import assert_near
 from simulated import record
 from torch import nn
-from ways import (
-    BOTH,
-    KINDS,
-    WAYS,
-    Row,
-    batch_of,
-    config_of,
-    made_again,
-    made_of,
-    make_way,
-    means_of_texts,
-    model_of,
-    rows_of_batch,
-    text_of,
-    write_checkpoint,
-)
+from ways import KINDS, WAYS, Row, batch_of, made_again, made_of, make_way, model_of, rows_of_batch, text_of
 
 from bertlite import BertModel, prune_heads
 from bertlite.checkpoint.families import FAMILIES
@@ -80,7 +66,7 @@ def calls_of(way: str, kind: str) -> list[Call]:
         )
         gates = torch.rand(3, 2, len(ALL), generator=draw, dtype=torch.float32)
         batch = {**batch_of(EQUAL, config), "attention_mask": allowed, "head_mask": gates}
-        calls.append(torch.no_grad()(lambda made: [tensors(made(**batch, **BOTH))]))
+        calls.append(torch.no_grad()(lambda made: [tensors(made(**batch, **ways.BOTH))]))
     return calls
 
 
@@ -164,7 +150,7 @@ def loaded(way: str, kind: str, folder: Path) -> None:
 def gated(way: str, kind: str, folder: Path) -> None:
     """A model without heads gives what the whole one gives with gates of 0 at these heads, as eager attention does."""
     it, model = WAYS[way], model_of(kind)
-    rows_of = rows_of_batch if it.rows is rows_of_batch else means_of_texts
+    rows_of = rows_of_batch if it.rows is rows_of_batch else ways.means_of_texts
     many = way in ("eager", "sdpa") and kind in ("bert", "relative_key", "mpnet", "deberta-v2")
     for heads in [*HEADS.values()][: len(HEADS) if many else 2]:
         gates = torch.ones(len(model.encoder.layer), len(ALL), dtype=torch.float64)
@@ -304,7 +290,7 @@ def holds_a_session(way: str, folder: Path) -> None:
 
 
 def refuses_the_projection(way: str, folder: Path) -> None:
-    source = write_checkpoint(model_of("deberta-v2 apart"), folder / "model")
+    source = ways.write_checkpoint(model_of("deberta-v2 apart"), folder / "model")
     with pytest.raises(ValueError, match="embeddings that are projected before they are normalised"):
         pack(source, folder / "packed", texts=["w7"])
 
@@ -378,7 +364,7 @@ def test_every_other_family_is_one_of_these_kinds() -> None:
     plain |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
 
     def same(**fields: Any) -> Any:
-        return replace(config_of(**fields), **plain, extra={})
+        return replace(ways.config_of(**fields), **plain, extra={})
 
     kinds = [same(**fields) for fields in KINDS.values()]
     for family in FAMILIES:

@@ -9,13 +9,8 @@ from conftest import DISENTANGLED, assert_same, make_batch, tensors
 from natively import ROTARY, kernels_or_skip, make_native, native, natively
 from torch import Tensor
 
-from bertlite import (
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    optimize_for_inference,
-    prune_heads,
-    prune_neurons,
-)
+import bertlite
+from bertlite import BertForSequenceClassification, BertForTokenClassification, optimize_for_inference
 from bertlite.inference import InferenceModel
 from bertlite.inference.native import rounding
 from bertlite.inference.native.conversion import native_copy
@@ -60,8 +55,8 @@ def error(quick: InferenceModel, model: Any, inputs: Mapping[str, Any]) -> float
 def test_a_fitted_model_is_nearer(kind: str, cut: bool) -> None:
     model = trained(make_native(**MODELS[kind], attn_implementation="eager"))
     if cut:  # a layer without heads, and one without neurons
-        model = prune_neurons(
-            prune_heads(model, {0: range(3), 1: [1]}), {0: [0, 36], 1: range(model.config.intermediate_size)}
+        model = bertlite.prune_neurons(
+            bertlite.prune_heads(model, {0: range(3), 1: [1]}), {0: [0, 36], 1: range(model.config.intermediate_size)}
         )
     batch = make_batch(80, 40, 3, lengths=(*range(1, 41),) * 2)  # of five texts chance decides
     plain, fitted = (natively(model, torch.int8, sample=sample) for sample in (None, SAMPLE))

@@ -14,15 +14,8 @@ import torch
 from conftest import DISENTANGLED
 from natively import DTYPES, ROTARY, WITH_MIXED, kernels_or_skip, natively
 
-from bertlite import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    BertModel,
-    optimize_for_inference,
-    prune_heads,
-    prune_neurons,
-)
+import bertlite
+from bertlite import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, optimize_for_inference
 from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.inference import InferenceModel
@@ -43,7 +36,7 @@ IDS = torch.randint(1, 61, (3, 17), generator=torch.Generator().manual_seed(0))
 def pruned(cls, options=None, **changes):
     torch.manual_seed(0)
     model = cls(BertConfig(**{**SIZES, **changes}), **(options or {})).eval()
-    return prune_neurons(prune_heads(model, {0: [0, 2], 1: [0, 1, 2]}), {2: range(37)})
+    return bertlite.prune_neurons(bertlite.prune_heads(model, {0: [0, 2], 1: [0, 1, 2]}), {2: range(37)})
 
 
 MODELS = {
@@ -121,7 +114,7 @@ def test_saving_replaces_what_was_there_and_nothing_else(tmp_path):
 def saved(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "quick"
     model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_hidden_layers": 2})).eval()
-    model = prune_neurons(prune_heads(model, {0: [0, 2]}), {1: [36]})
+    model = bertlite.prune_neurons(bertlite.prune_heads(model, {0: [0, 2]}), {1: [36]})
     optimize_for_inference(model, dtype=torch.float32, backend="native").save(folder)
     return folder
 
