@@ -36,8 +36,7 @@ LIBRARIES = {  # what a block needs that may be missing
 }
 
 
-PRUNED: dict[str, Any] = {"fast": BertForSequenceClassification}  # folders that pages speak of
-DENSE: dict[str, Any] = {
+DENSE: dict[str, Any] = {  # folders that pages speak of
     "encoder": (BertModel, {}),
     "classifier": (BertForSequenceClassification, {}),
     "reranker": (BertForSequenceClassification, {"num_labels": 1}),
@@ -58,19 +57,14 @@ def run(page: Path, folder: Path) -> dict[str, Any]:
         for name, (cls, changes) in DENSE.items():
             if f'"{name}"' in text:
                 write_model(name, cls.from_pretrained("checkpoint", **changes), "checkpoint")
-        if '"guard"' in text:
-            write_guard("guard")
-        if '"gliner"' in text:
-            write_gliner("gliner")
-        if '"colbert"' in text:
-            write_colbert("colbert")
-
-        for name, cls in PRUNED.items():
+        for name, write in {"guard": write_guard, "gliner": write_gliner, "colbert": write_colbert}.items():
             if f'"{name}"' in text:
-                model = prune_heads(cls.from_pretrained("checkpoint"), {0: [1, 5], 3: range(12)})
-                write_model(name, model, "checkpoint")
-                if find_spec("transformers"):  # where it puts code that is trusted
-                    patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder / "modules"))
+                write(name)
+        if '"fast"' in text:
+            whole = BertForSequenceClassification.from_pretrained("checkpoint")
+            write_model("fast", prune_heads(whole, {0: [1, 5], 3: range(12)}), "checkpoint")
+            if find_spec("transformers"):  # where it puts code that is trusted
+                patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder / "modules"))
 
         # One namespace, as a reader who goes on typing has it.
         for i, code in enumerate(blocks(page)):

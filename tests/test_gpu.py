@@ -10,9 +10,9 @@ import sys
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, gradients, make, make_batch
+from conftest import assert_same, gradients, make, make_batch
 
-from bertlite import BertForSequenceClassification, BertModel, optimize_for_inference
+from bertlite import BertForSequenceClassification, optimize_for_inference
 from bertlite.inference import TrainingStep
 from bertlite.stack.attention import varlen
 from bertlite.stack.layouts import Packed
@@ -150,13 +150,6 @@ def test_checkpointing_to_the_host_gives_the_memory_of_the_gpu_back():
     assert_same(found[2], found[0], atol=1e-6)
 
 
-def test_an_optimised_model_says_where_it_is(model):
-    quick = optimize_for_inference(model.float().cuda(), dtype=torch.bfloat16)
-    assert (quick.backend, quick.device.type, quick.dtype) == ("plain", "cuda", torch.bfloat16)
-    with pytest.raises(ValueError, match="they are for the CPU, and the model is on cuda"):
-        optimize_for_inference(model.float().cuda(), backend="native")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_graphs_give_what_the_model_gives_and_wait_once(dtype, there):
@@ -204,10 +197,3 @@ def test_recorded_steps_train_as_an_eager_loop_and_wait_once(autocast, accumulat
     optimizer = torch.optim.AdamW(dropped.parameters(), lr=0.0, fused=True)
     step = TrainingStep(dropped, optimizer, autocast=autocast)
     assert len({step(batches[0]).item() for _ in range(6)}) == 6
-
-
-def test_weights_are_loaded_onto_the_gpu(tmp_path):
-    make().save_pretrained(tmp_path)
-    model = BertModel.from_pretrained(tmp_path, device="cuda")
-    assert {p.device.type for p in model.parameters()} == {"cuda"}
-    assert model.config.vocab_size == SIZES["vocab_size"]

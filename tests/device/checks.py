@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import DISENTANGLED, HEADED, SIZES, assert_same, make_batch, randomise_, tensors
+from conftest import DISENTANGLED, HEADED, SIZES, assert_same, inputs_of, labels_of, make_batch, randomise_, tensors
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -81,6 +81,7 @@ PADDED: dict[str, Callable[[], Given]] = {  # and what only rows with padding ca
     "attentions": lambda: {"attention_mask": lengths_mask(), "output_attentions": True},
 }
 VARIANTS: dict[str, dict[str, Any]] = {  # of the config
+    "pruned": {"pruned": True},
     "chunked": {"chunk_size_feed_forward": 4},
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
@@ -88,14 +89,6 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the config
 }
 CLASSES = torch.arange(B) % 2
 WORDS = make_batch(B, S)["input_ids"].where(make_batch(B, S)["input_ids"] % 3 == 0, -100)
-LABELS: dict[str, Given] = {
-    "BertForPreTraining": {"labels": WORDS, "next_sentence_label": CLASSES},
-    "BertForMaskedLM": {"labels": WORDS},
-    "BertForTokenClassification": {"labels": WORDS.clamp(max=1)},
-    "BertForQuestionAnswering": {"start_positions": CLASSES, "end_positions": CLASSES + 2},
-    "BertLMHeadModel": {"labels": WORDS},
-    "BertModel": {},
-}
 
 
 def make(
@@ -179,17 +172,14 @@ def test_a_step_is_that_of_the_cpu_and_waits_at_most_once_for_its_mask(room, bac
 
 
 @EVERY_BACKEND
-@pytest.mark.parametrize("gate", ["no mask", "head_mask (L, N)", "head_mask (L, B, N)"])
-def test_so_is_that_of_a_pruned_model(room, backend, gate):
-    given = rows(attention_mask=lengths_mask(), **{k: v for k, v in ROWS[gate]().items() if k == "head_mask"})
-    compare(make(room, backend=backend, pruned=True), given, 1)
-
-
-@EVERY_BACKEND
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_so_is_that_of_another_config(room, backend, variant):
+@pytest.mark.parametrize(
+    ("variant", "gate"),
+    [*((each, "no mask") for each in VARIANTS), ("pruned", "head_mask (L, N)"), ("pruned", "head_mask (L, B, N)")],
+)
+def test_so_is_that_of_another_config_and_of_a_pruned_model(room, backend, variant, gate):
     waits = 2 if backend == "packed" and "relative" in variant else 1  # whether the tokens lie in one piece
-    compare(make(room, backend=backend, **VARIANTS[variant]), rows(attention_mask=lengths_mask()), waits)
+    given = rows(**{**ROWS[gate](), "attention_mask": lengths_mask()})
+    compare(make(room, backend=backend, **VARIANTS[variant]), given, waits)
 
 
 @EVERY_ROOM
@@ -197,12 +187,9 @@ def test_so_is_that_of_another_config(room, backend, variant):
 @pytest.mark.parametrize("stay", [(), ("cu_seqlens",)], ids=["on the device", "on the host"])
 @pytest.mark.parametrize("what", ["head_mask (L, B, N)", "first_token_only"])
 def test_packed_tokens_are_waited_for_only_to_read_where_sequences_end(room, backend, stay, what):
-    real, given = (
-        lengths_mask().bool(),
-        {**rows(), **ROWS[what](), "cu_seqlens": torch.tensor([0, 11, 18, 22], dtype=torch.int32)},
-    )
-    given.pop("attention_mask", None)
-    packed = {name: x[real] if name in ("input_ids", "token_type_ids") else x for name, x in given.items()}
+    ends = torch.tensor([0, 11, 18, 22], dtype=torch.int32)
+    given = rows(**{**ROWS[what](), "attention_mask": None}, cu_seqlens=ends)
+    packed = {name: x[lengths_mask() == 1] if name in make_batch() else x for name, x in given.items()}
     compare(make(room, backend=backend), packed, waits=0 if stay else 1, stay=stay)
 
 
@@ -210,10 +197,8 @@ def test_packed_tokens_are_waited_for_only_to_read_where_sequences_end(room, bac
 @pytest.mark.parametrize("backend", ["sdpa", "packed"])
 @pytest.mark.parametrize("name", HEADS)
 def test_losses_of_heads_are_those_of_the_cpu(room, backend, name):
-    given = rows(attention_mask=lengths_mask(), **LABELS.get(name, {"labels": CLASSES}))
-    if name == "BertForMultipleChoice":
-        given = {k: x if k == "labels" else x[:, None].expand(-1, 2, -1) for k, x in given.items()}
-    compare(make(room, name, backend), given, 1)
+    classes = {"num_labels": 6} if "Classification" in name else {}  # as labels_of has them
+    compare(make(room, name, backend, **classes), {**inputs_of(name), **labels_of(name)}, 1)
 
 
 @EVERY_ROOM
@@ -268,30 +253,26 @@ def test_decoding_with_a_cache_is_that_of_the_cpu(room, backend):
     compare(crossed, rows(**encoded(False)), step=decode)
 
 
-@EVERY_ROOM
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
-def test_dropout_is_that_of_the_cpu(room, backend):
-    compare(make(room, backend=backend).train(), rows(attention_mask=lengths_mask()), 1)
-
-
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
 @pytest.mark.parametrize(
     ("options", "waits"),
-    [({}, 1), ({"every_n_layers": 2}, 1), ({"offload": True}, 1 + 2 * L)],  # a layer's input goes to the host and back
-    ids=["every layer", "every second layer", "offloaded"],
+    [(None, 1), ({}, 1), ({"every_n_layers": 2}, 1), ({"offload": True}, 1 + 2 * L)],  # whose inputs come back
+    ids=["no layer", "every layer", "every second layer", "offloaded"],
 )
-def test_checkpointed_gradients_are_those_of_the_cpu(backend, options, waits):
+def test_dropout_and_checkpointed_gradients_are_those_of_the_cpu(backend, options, waits):
     model = make("bertlite", "BertForMaskedLM", backend, pruned=True).train()
     given = rows(attention_mask=lengths_mask(), head_mask=torch.rand(L, N), labels=WORDS)
-    model.gradient_checkpointing_enable(**options)
+    if options is not None:
+        model.gradient_checkpointing_enable(**options)
     compare(model, given, waits)
 
 
-@pytest.mark.parametrize("backend", ["eager", "packed"])
-def test_checkpointed_gradients_of_hf_are_those_of_the_cpu(backend):
-    model = make("hf", "BertForMaskedLM", backend).train()
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
+def test_those_of_hf_are_too(backend):
+    model, given = make("hf", "BertForMaskedLM", backend).train(), rows(attention_mask=lengths_mask(), labels=WORDS)
+    compare(model, given, 1)
     getattr(model, f"{CHECKPOINTING}_checkpointing_enable")()
-    compare(model, rows(attention_mask=lengths_mask(), labels=WORDS), 1)
+    compare(model, given, 1)
 
 
 @EVERY_BACKEND
@@ -330,11 +311,10 @@ def test_a_tied_model_is_moved_saved_and_loaded(room, tmp_path):
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
     assert {p.device for p in loaded.parameters()} == {SECOND}
     given = moved(rows(attention_mask=lengths_mask()), SECOND)
-    with torch.no_grad():
-        assert_same(loaded.eval()(**given).logits.cpu(), there(**given).logits.cpu(), atol=0)
-        with torch.device(SECOND):  # as torch.set_default_device has it
-            here = getattr(models, name).from_pretrained(tmp_path / "cpu", dtype=torch.float64, **options)
-            assert_same(here.to(SECOND)(**given).logits.cpu(), there(**given).logits.cpu(), atol=0)
+    with torch.device(SECOND):  # as torch.set_default_device has it
+        here = getattr(models, name).from_pretrained(tmp_path / "cpu", dtype=torch.float64, **options).to(SECOND)
+        for each in (loaded, here):
+            assert_same(*(forward(model.eval(), given)["outputs"].logits.cpu() for model in (each, there)), atol=0)
     assert_same(loaded.cpu().state_dict(), model.state_dict(), atol=0)
 
 
