@@ -23,54 +23,51 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def count(choice: Choice) -> int:
-    return sum(map(len, choice.values()))
-
-
 # rank_heads
 
 
-def test_the_lowest_scores_go_wherever_they_are() -> None:
-    assert rank_heads(SCORES, 4) == rank_heads(SCORES, count=4) == {0: [1, 3], 1: [0], 2: [0]}
-    assert rank_heads(SCORES, count=0) == {}
-    assert rank_heads(SCORES, count=11) == {0: [0, 1, 2, 3], 1: [0, 2, 3], 2: [0, 1, 2, 3]}
+FOUR = {0: [1, 3], 1: [0], 2: [0]}
+EQUAL = torch.zeros(3, 4)
 
 
-def test_a_share_is_of_the_heads_still_there() -> None:
-    assert rank_heads(SCORES, share=0.5) == rank_heads(SCORES, count=6)  # 5.5 of 11, to the even number
-    assert rank_heads(SCORES, share=0.36) == rank_heads(SCORES, count=4)
-    assert rank_heads(SCORES, share=1.0) == rank_heads(SCORES, count=11)
-    assert rank_heads(SCORES, count=1) == {0: [1]}
+@pytest.mark.parametrize(
+    ("scores", "options", "wanted"),
+    [
+        (SCORES, {"count": 0}, {}),
+        (SCORES, {"count": 1}, {0: [1]}),
+        (SCORES, {"count": 4}, FOUR),
+        (SCORES, {"count": np.int64(4)}, FOUR),
+        (SCORES, {"share": 0.36}, FOUR),  # of the heads still there
+        (SCORES, {"count": 6}, {0: [1, 3], 1: [0, 3], 2: [0, 1]}),
+        (SCORES, {"share": 0.5}, {0: [1, 3], 1: [0, 3], 2: [0, 1]}),  # 5.5 of 11, to the even number
+        (SCORES, {"count": 11}, {0: [0, 1, 2, 3], 1: [0, 2, 3], 2: [0, 1, 2, 3]}),
+        (SCORES, {"share": 1.0}, {0: [0, 1, 2, 3], 1: [0, 2, 3], 2: [0, 1, 2, 3]}),
+        (SCORES, {"count": 2, "uniform": True}, {0: [1], 2: [0]}),
+        (SCORES, {"count": 3, "uniform": True}, {0: [1, 3], 2: [0]}),  # the lowest of equal ones
+        (SCORES, {"count": 5, "uniform": True}, {0: [1, 3], 1: [0], 2: [0, 1]}),
+        (SCORES, {"count": 1, "at_least": 3}, {0: [1]}),
+        (SCORES, {"count": 2, "at_least": 3}, {0: [1], 2: [0]}),  # layer 1 has three already
+        (SCORES, {"count": 8, "at_least": 1}, {0: [1, 2, 3], 1: [0, 3], 2: [0, 1, 2]}),
+        (SCORES, {"count": 4, "protect": {0: [1], 2: [0]}}, {0: [3], 1: [0, 3], 2: [1]}),
+        (SCORES, {"count": 9, "protect": {0: [1], 1: [1, 2]}}, {0: [0, 2, 3], 1: [0, 3], 2: [0, 1, 2, 3]}),
+        (EQUAL, {"count": 5}, {0: [0, 1, 2, 3], 1: [0]}),  # of equals the later goes last
+        (EQUAL, {"count": 5, "uniform": True}, {0: [0, 1], 1: [0, 1], 2: [0]}),
+    ],
+)
+def test_the_lowest_scores_go_wherever_they_are(scores: Tensor, options: dict[str, Any], wanted: Choice) -> None:
+    assert rank_heads(scores, **options) == wanted
+    if [*options] == ["count"]:
+        assert rank_heads(scores, options["count"]) == wanted
 
 
 def test_uniform_takes_from_the_fullest_layers() -> None:
-    assert rank_heads(SCORES, count=2, uniform=True) == {0: [1], 2: [0]}
-    assert rank_heads(SCORES, count=3, uniform=True) == {0: [1, 3], 2: [0]}  # the lowest of equal ones
-    assert rank_heads(SCORES, count=5, uniform=True) == {0: [1, 3], 1: [0], 2: [0, 1]}
     for amount in range(12):
         chosen = rank_heads(SCORES, count=amount, uniform=True)
         left = [int((~row.isnan()).sum()) - len(chosen.get(layer, ())) for layer, row in enumerate(SCORES)]
-        assert count(chosen) == amount
+        assert sum(map(len, chosen.values())) == amount
         assert max(left) - min(left) <= 1
         for layer, units in chosen.items():
             assert units == sorted(SCORES[layer].nan_to_num(nan=9).argsort()[: len(units)].tolist())
-
-
-def test_every_layer_keeps_at_least_so_many() -> None:
-    assert rank_heads(SCORES, count=2, at_least=3) == {0: [1], 2: [0]}  # layer 1 has three already
-    assert rank_heads(SCORES, count=8, at_least=1) == {0: [1, 2, 3], 1: [0, 3], 2: [0, 1, 2]}
-    assert rank_heads(SCORES, count=1, at_least=3) == {0: [1]}
-
-
-def test_protected_heads_stay() -> None:
-    assert rank_heads(SCORES, count=4, protect={0: [1], 2: [0]}) == {0: [3], 1: [0, 3], 2: [1]}
-    assert rank_heads(SCORES, count=9, protect={0: [1], 1: [1, 2]}) == {0: [0, 2, 3], 1: [0, 3], 2: [0, 1, 2, 3]}
-
-
-def test_of_equals_the_later_goes_last() -> None:
-    equal = torch.zeros(3, 4)
-    assert rank_heads(equal, count=5) == {0: [0, 1, 2, 3], 1: [0]}
-    assert rank_heads(equal, count=5, uniform=True) == {0: [0, 1], 1: [0, 1], 2: [0]}
 
 
 def test_neurons_are_ranked_alike() -> None:
@@ -84,48 +81,31 @@ def test_neurons_are_ranked_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("scores", "options", "message"),
     [
-        ({"count": 12}, "count is 12; it must be a number of heads, from 0 to the 11 that are there"),
-        ({"count": -1}, "count is -1"),
-        ({"count": True}, "count is True"),
-        ({"count": 0.5}, "count is 0.5.* share= takes a share"),
-        ({"count": torch.tensor(2.5)}, "count is tensor"),
-        ({"count": torch.tensor(True)}, "count is tensor"),
-        ({"share": 1.5}, "share is 1.5; it must be from 0 to 1 of the 11 heads that are there"),
-        ({"share": NAN}, "share is nan"),
-        ({"count": 9, "at_least": 1}, "at_least 1 and the protected ones leave only 8 to remove"),
-        ({"count": 11, "protect": {0: [0]}}, "leave only 10 to remove"),
-        ({"count": 1, "at_least": -1}, "at_least is -1"),
-        ({"count": 1, "protect": {3: [0]}}, "there is no layer 3"),
-        ({"count": 1, "protect": {0: [4]}}, "layer 0 has no head 4"),
+        (SCORES, {"count": 12}, "count is 12; it must be a number of heads, from 0 to the 11 that are there"),
+        (SCORES, {"count": -1}, "count is -1"),
+        (SCORES, {"count": True}, "count is True"),
+        (SCORES, {"count": 0.5}, "count is 0.5.* share= takes a share"),
+        (SCORES, {"count": torch.tensor(2.5)}, "count is tensor"),
+        (SCORES, {"count": torch.tensor(True)}, "count is tensor"),
+        (SCORES, {"share": 1.5}, "share is 1.5; it must be from 0 to 1 of the 11 heads that are there"),
+        (SCORES, {"share": NAN}, "share is nan"),
+        (SCORES, {"count": 9, "at_least": 1}, "at_least 1 and the protected ones leave only 8 to remove"),
+        (SCORES, {"count": 11, "protect": {0: [0]}}, "leave only 10 to remove"),
+        (SCORES, {"count": 1, "at_least": -1}, "at_least is -1"),
+        (SCORES, {"count": 1, "protect": {3: [0]}}, "there is no layer 3"),
+        (SCORES, {"count": 1, "protect": {0: [4]}}, "layer 0 has no head 4"),
+        (SCORES, {}, "give count=, a number of heads, or share="),
+        (SCORES, {"count": 1, "share": 0.5}, "give count=, a number of heads, or share="),
+        (SCORES.tolist(), {"count": 1}, r"scores is of type list; give a tensor, \(layers, heads\)"),
+        (torch.zeros(3), {"count": 1}, r"shape \(3,\); expected \(layers, heads\)"),
+        (torch.tensor([[1.0, math.inf]]), {"count": 1}, "hold infinity"),
     ],
 )
-def test_targets_that_cannot_be_met_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rank_heads(SCORES, **options)
-
-
-def test_scores_that_are_no_tensor_are_named() -> None:
-    with pytest.raises(TypeError, match=r"scores is of type list; give a tensor, \(layers, heads\)"):
-        rank_heads(SCORES.tolist(), count=1)
-
-
-def test_a_count_may_be_a_number_of_numpy() -> None:
-    assert rank_heads(SCORES, count=np.int64(3)) == rank_heads(SCORES, count=3)  # type: ignore[arg-type]
-
-
-def test_a_count_or_a_share_is_given() -> None:
-    for options in ({}, {"count": 1, "share": 0.5}):
-        with pytest.raises(TypeError, match="give count=, a number of heads, or share="):
-            rank_heads(SCORES, **options)
-
-
-def test_scores_that_are_none_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(3,\); expected \(layers, heads\)"):
-        rank_heads(torch.zeros(3), count=1)
-    with pytest.raises(ValueError, match="hold infinity"):
-        rank_heads(torch.tensor([[1.0, math.inf]]), count=1)
+def test_what_cannot_be_ranked_is_refused(scores: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        rank_heads(scores, **options)
 
 
 # macs
