@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import bertlite
 from bertlite import BertConfig, BertModel
+from bertlite.cli import main
 from bertlite.models import heads
 from bertlite.stack.attention import BACKENDS, Requirements
 from bertlite.support import timing
@@ -85,6 +87,23 @@ def make_batch(batch: int = 2, length: int = 11, seed: int = 1, lengths: tuple[i
         "token_type_ids": torch.randint(0, SIZES["type_vocab_size"], (batch, length), generator=generator),
         "attention_mask": (torch.arange(length) < torch.tensor(lengths)[:, None]).long(),
     }
+
+
+def make_batches(count: int, seed: int = 1) -> list[dict[str, Tensor]]:
+    """Make sequences of lengths 13 down to 7, in batches of at most 10."""
+    whole = make_batch(count, 13, seed, tuple(13 - i % 7 for i in range(count)))
+    return [{name: x[start : start + 10] for name, x in whole.items()} for start in range(0, count, 10)]
+
+
+@torch.no_grad()
+def seen_by(module: nn.Module, model: Any, batches: list[dict[str, Tensor]]) -> list[Tensor]:
+    """Return what a module reads, then what it returns, at the real tokens of batches that a model runs."""
+    seen: list[tuple[Tensor, ...]] = []
+    with module.register_forward_hook(lambda _, args, out: seen.append((*args, out))):
+        for batch in batches:
+            model(**batch, output_hidden_states=True)  # of every token in the last layer too
+    real = [batch["attention_mask"].bool() for batch in batches]
+    return [torch.cat([x[mask] for x, mask in zip(each, real, strict=True)]) for each in zip(*seen, strict=True)]
 
 
 def inputs_of(name: str = "BertModel") -> dict[str, Tensor]:
@@ -284,3 +303,38 @@ def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name, backend in list(BACKENDS.items()):
         monkeypatch.setitem(BACKENDS, name, replace(backend, kernel=recording(name)))
     return run
+
+
+def interrupt(*_: Any, **__: Any) -> Any:
+    """Do as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def assert_refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Return a function that asserts that a command ends with status 2 and says a message."""
+
+    def check(message: str, *words: Any) -> None:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2, words
+        assert message in capsys.readouterr().err
+
+    return check
+
+
+@pytest.fixture
+def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that saves a model of random weights with a tokenizer, in the working directory."""
+    from blocks import given
+
+    monkeypatch.chdir(tmp_path)
+    tokenizer = given(tmp_path)["tokenizer"]
+
+    def save(name: str, cls: str, change: Any = lambda model: model, **fields: Any) -> Any:
+        config = BertConfig(**{**SIZES, "max_position_embeddings": 64, "type_vocab_size": 2, **fields})
+        model = change(randomise_(getattr(bertlite, cls)(config)).float().eval())
+        model.save_pretrained(name)
+        tokenizer.save_pretrained(name)
+        return model
+
+    return save
