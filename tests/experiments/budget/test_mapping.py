@@ -2,16 +2,17 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import make, make_batch
-from torch import Tensor, nn
+from conftest import SPECIAL, make, make_batch
+from torch import nn
 
-from bertlite import BertModel, BertTokenizer
+from bertlite import BertModel, BertTokenizer, Embedder
 from bertlite.cli import main
 from bertlite.experiments.budget import command, search
 from bertlite.experiments.budget.mapping import fit_map, layer_of_map
@@ -19,25 +20,12 @@ from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning.importance.batches import real_tokens
 from bertlite.runtime.processing import Processing
 from bertlite.shipping.folder import write_model
-from bertlite.shipping.vectors import MEAN, Dense, Normalize, VectorHead, make_norm, read_head, with_map
+from bertlite.shipping.vectors import MEAN, Normalize, VectorHead, read_head, with_map
 
+library = pytest.importorskip("sentence_transformers")
+modules = pytest.importorskip("sentence_transformers.models")
 D = 48
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(40))]
-
-
-def module(kind: Any, seed: int, **values: Any) -> Any:
-    """Make a module with weights that matter."""
-    found = kind(values)
-    generator = torch.Generator().manual_seed(seed)
-    for x in found.parameters():
-        x.data.copy_(0.3 * torch.randn(x.shape, generator=generator))
-    return found.eval().requires_grad_(False)
-
-
-def dense(outputs: int, act: str, seed: int = 0, **values: Any) -> Any:
-    return module(
-        Dense, seed, in_features=D, out_features=outputs, activation_function=f"torch.nn.modules.{act}", **values
-    )
+WORDS = [*SPECIAL, *(f"w{i}" for i in range(40))]
 
 
 def linear() -> nn.Linear:
@@ -45,20 +33,29 @@ def linear() -> nn.Linear:
     return nn.Linear(D, D).requires_grad_(False)
 
 
-HEADS = {
-    "bare": (MEAN, 1),
-    "unit": (VectorHead(modules=(Normalize(),)), 2),
-    "linear": (VectorHead(modules=(dense(7, "linear.Identity"), Normalize())), 2),
-    "tanh": (VectorHead(modules=(dense(7, "activation.Tanh", bias=False),)), 1),
-    "residual": (VectorHead(modules=(dense(D, "activation.GELU", use_residual=True), Normalize())), 3),
-    "square": (VectorHead(modules=(dense(D, "activation.Tanh"),)), 1),
-    "norm": (VectorHead(modules=(module(make_norm, 1, dimension=D), Normalize())), 3),
+def dense(outputs: int, act: nn.Module, **options: Any) -> Any:
+    torch.manual_seed(4)
+    return modules.Dense(D, outputs, activation_function=act, **options)
+
+
+def norm() -> Any:
+    torch.manual_seed(4)
+    part = modules.LayerNorm(D)
+    for x in part.parameters():
+        torch.nn.init.normal_(x)
+    return part
+
+
+UNIT = modules.Normalize()
+HEADS: dict[str, tuple[list[Any], int]] = {  # modules after the pooling, and how many there are with a map
+    "bare": ([], 1),
+    "unit": ([UNIT], 2),
+    "linear": ([dense(7, nn.Identity()), UNIT], 2),
+    "tanh": ([dense(7, nn.Tanh(), bias=False)], 1),
+    "residual": ([dense(D, nn.GELU(), use_residual=True), UNIT], 3),
+    "square": ([dense(D, nn.Tanh())], 1),
+    "norm": ([norm(), UNIT], 3),
 }
-
-
-def states(seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(3, 11, D, generator=generator), (torch.arange(11) < torch.tensor([[11], [7], [2]])).long()
 
 
 def test_unfinished_work_is_found_again_by_the_same_words() -> None:
@@ -66,7 +63,7 @@ def test_unfinished_work_is_found_again_by_the_same_words() -> None:
     steps = Processing(modes=("mean", "cls"), similarity="dot", after=({"type": "truncate", "size": 5},))
     words = "VectorHead(pooling=('mean', 'cls'), skip=2, modules=(), size=5, similarity='dot', name='mean+cls, Dense')"
     assert repr(VectorHead(steps, 2, (Normalize(),), "mean+cls, Dense")) == words
-    tokenizer = BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    tokenizer = BertTokenizer(SPECIAL)
     assert tokenizer.text_settings == {
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "model_max_length": tokenizer.model_max_length,
@@ -78,20 +75,6 @@ def test_unfinished_work_is_found_again_by_the_same_words() -> None:
         "max_seq_length": None,
         "do_lower_case": False,
     }
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_a_map_comes_right_after_the_pooling_and_merges_into_a_dense(name: str) -> None:
-    head, modules = HEADS[name]
-    mapped, (x, mask) = with_map(head, linear()), states()
-    wanted = linear()(MEAN(x, mask))
-    for each in head.modules:
-        wanted = each(wanted)
-    torch.testing.assert_close(mapped(x, mask), wanted)
-    assert len(mapped.modules) == modules
-    added = layer_of_map(head, make().config)
-    assert (added is None) == (modules == len(head.modules))
-    assert added is None or sum(p.numel() for p in added.parameters()) == D * D + D
 
 
 def test_the_map_is_the_least_squares_fit_to_pooled_vectors() -> None:
@@ -111,82 +94,66 @@ def test_the_map_is_the_least_squares_fit_to_pooled_vectors() -> None:
     torch.testing.assert_close(found(mine, real), head(theirs, real), atol=1e-3, rtol=0)
 
 
-def write(folder: Path, head: VectorHead | None = None) -> Any:
-    """Write a pruned encoder, with sentence-transformers' modules where a head has some."""
-    library = pytest.importorskip("sentence_transformers").sentence_transformer.modules
-    from sentence_transformers import SentenceTransformer
-
+def write(folder: Path, parts: Sequence[Any] = ()) -> Any:
+    """Write an encoder, with sentence-transformers' modules if there are some; return the encoder."""
     model = make(BertModel, vocab_size=len(WORDS)).float()
     model.save_pretrained(folder)
     BertTokenizer(WORDS).save_pretrained(folder)
-    if head is None or not head.modules:
-        return model
-    parts = [library.Transformer(str(folder)), library.Pooling(D, "mean")]
-    for each in head.modules:
-        if isinstance(each, Dense):
-            part = library.Dense(
-                D,
-                each.linear.out_features,
-                each.linear.bias is not None,
-                each.act,
-                use_residual=hasattr(each, "residual"),
-            )
-            part.linear.load_state_dict(each.linear.state_dict())
-        elif isinstance(each, nn.Sequential):
-            part = library.LayerNorm(D)
-            part.norm.load_state_dict(each.norm.state_dict())
-        else:
-            part = library.Normalize()
-        parts.append(part)
-    SentenceTransformer(modules=parts, device="cpu").save(str(folder))
+    if parts:
+        body = [modules.Transformer(str(folder)), modules.Pooling(D, "mean")]
+        library.SentenceTransformer(modules=[*body, *parts], device="cpu").save(str(folder))
     return model
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_a_folder_with_a_map_gives_its_vectors_everywhere(name: str, tmp_path: Path) -> None:
-    """In sentence-transformers, in `embed`, where no other text moves a bit, and read again."""
-    library = pytest.importorskip("sentence_transformers")
-    from bertlite import Embedder
+def leave_a_gap(folder: Path, each: Any) -> None:
+    """Let the numbers of folders have a gap, and the last module lie in the root."""
+    (folder / each[2]["path"]).rename(folder / "4_Dense")
+    each[2]["path"], each[3]["path"] = "4_Dense", ""
 
-    model = write(tmp_path / "given", HEADS[name][0])
-    mapped = with_map(read_head(Checkpoint(tmp_path / "given")), linear())
-    write_model(tmp_path / "out", model, tmp_path / "given", mapped=mapped)
-    assert len(read_head(Checkpoint(tmp_path / "out")).modules) == len(mapped.modules) == HEADS[name][1]
+
+def share_a_folder(folder: Path, each: Any) -> None:
+    """Let the Dense run twice."""
+    each.append({**each[2], "idx": 3, "name": "again"})
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [*((name, None) for name in HEADS), ("norm", leave_a_gap), ("square", share_a_folder)]
+)
+def test_a_map_comes_right_after_the_pooling_and_gives_its_vectors_everywhere(
+    name: str, change: Any, tmp_path: Path
+) -> None:
+    """Merged with a Dense: in sentence-transformers, in `embed`, where no other text moves a bit, and read again."""
+    parts, count = HEADS[name]
+    given, out = tmp_path / "given", tmp_path / "out"
+    model = write(given, parts)
+    if change is not None:
+        listed = json.loads((given / "modules.json").read_text())
+        change(given, listed)
+        (given / "modules.json").write_text(json.dumps(listed))
+    head = read_head(Checkpoint(given))
+    mapped, added = with_map(head, linear()), layer_of_map(head, model.config)
+    assert (added is None) == (len(mapped.modules) == len(head.modules))
+    assert added is None or sum(p.numel() for p in added.parameters()) == D * D + D
+    write_model(out, model, given, mapped=mapped)
     texts = [" ".join(WORDS[5 + (i * j) % 40] for j in range(1, 3 + i % 9)) for i in range(40)]
     tokens = BertTokenizer(WORDS)(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
-        wanted = mapped(model(**tokens).last_hidden_state, tokens["attention_mask"]).numpy()
-    np.testing.assert_allclose(
-        library.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts), wanted, atol=2e-5
-    )
-    embedder = Embedder(tmp_path / "out", backend="native")
-    found = embedder.encode(texts)
+        states = model(**tokens).last_hidden_state
+        wanted = linear()(MEAN(states, tokens["attention_mask"]))
+        for each in head.modules:
+            wanted = each(wanted)
+        torch.testing.assert_close(mapped(states, tokens["attention_mask"]), wanted)
+    found = library.SentenceTransformer(str(out), device="cpu").encode(texts)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
-    assert (np.stack([embedder.encode(text) for text in texts[:9]]) == found[:9]).all()
-
-
-@pytest.mark.parametrize("first", ["LayerNorm", "Dense"])
-def test_a_map_takes_no_other_modules_folder(first: str, tmp_path: Path) -> None:
-    """Where numbers of folders have a gap, or two modules share a folder."""
-    library = pytest.importorskip("sentence_transformers")
-    model = write(tmp_path / "given", HEADS["norm"][0] if first == "LayerNorm" else HEADS["square"][0])
-    modules = json.loads((tmp_path / "given" / "modules.json").read_text())
-    if first == "LayerNorm":
-        (tmp_path / "given" / modules[2]["path"]).rename(tmp_path / "given" / "4_Dense")
-        modules[2]["path"] = "4_Dense"
-        modules[3]["path"] = ""
-    else:
-        modules.append({**modules[2], "idx": 3, "name": "again"})
-    (tmp_path / "given" / "modules.json").write_text(json.dumps(modules))
-    mapped = with_map(read_head(Checkpoint(tmp_path / "given")), linear())
-    write_model(tmp_path / "out", model, tmp_path / "given", mapped=mapped)
-    written = json.loads((tmp_path / "out" / "modules.json").read_text())
+    assert len(read_head(Checkpoint(out)).modules) == len(mapped.modules)
+    if change is None:
+        assert len(mapped.modules) == count
+        embedder = Embedder(out, backend="native")
+        found = embedder.encode(texts)
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
+        assert (np.stack([embedder.encode(text) for text in texts[:9]]) == found[:9]).all()
+    written = json.loads((out / "modules.json").read_text())
     assert len({each["path"] for each in written}) == len({each["name"] for each in written}) == len(written)
-    tokens = BertTokenizer(WORDS)(["w1 w2 w3", "w7"], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        wanted = mapped(model(**tokens).last_hidden_state, tokens["attention_mask"]).numpy()
-    found = library.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(["w1 w2 w3", "w7"])
-    np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
 @pytest.mark.parametrize("enough", [50, 800])
