@@ -97,17 +97,12 @@ def test_records_get_their_verdicts_and_what_was_not_run_is_named(tmp_path, caps
     for name in (PARITY, SPEED):
         (tmp_path / f"{name}.json").write_text(json.dumps(whole[name]))
     gpu_goals.write_verdicts(tmp_path, {"tests": "failed", "parity": "passed", "limits": "not run"}, device="cpu")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "checks-cuda.json",
-        "parity-cuda.json",
-        "speed-cuda.json",
-    ]
-    found = json.loads((tmp_path / "checks-cuda.json").read_text())
-    speed = json.loads((tmp_path / "speed-cuda.json").read_text())
+    written = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert {*written} == {"checks-cuda.json", "parity-cuda.json", "speed-cuda.json"}
+    found, speed = written["checks-cuda.json"], written["speed-cuda.json"]
     assert speed == {**whole[SPEED], "goals": speed["goals"]}
-    assert [{"record": SPEED, **row} for row in speed["goals"]] == [
-        row for row in found["goals"] if row["record"] == SPEED
-    ]
+    goals = [{"record": SPEED, **row} for row in speed["goals"]]
+    assert goals == [row for row in found["goals"] if row["record"] == SPEED]
     assert found["steps"]["tests"] == "failed"
     assert {"step limits", "transformers eager float32: no memory"} <= {*found["not_run"]}
     for missing in (GOALS["full"].figure + ": 64 x 128, bert-large", GOALS[MASK].figure + ": a mask"):

@@ -35,14 +35,11 @@ def test_lengths_are_quantiles_of_the_data():
     assert len(lengths) == 32
     assert list(lengths) != sorted(lengths)
     assert lengths_like("SST-2", 32, 20) == tuple(min(20, n) for n in lengths)
-    assert sum(lengths_like("SST-2", 1000, 512)) / 1000 == pytest.approx(mean_of("SST-2"), rel=0.01)
+    counts = {int(n): count for n, count in json.loads(LENGTHS.read_text())["SST-2"]["counts"].items()}
+    mean = sum(n * count for n, count in counts.items()) / sum(counts.values())
+    assert sum(lengths_like("SST-2", 1000, 512)) / 1000 == pytest.approx(mean, rel=0.01)
     with pytest.raises(ValueError, match="no lengths of 'IMDB'; have: SST-2, WikiText-2"):
         lengths_like("IMDB", 1, 1)
-
-
-def mean_of(dataset):
-    counts = json.loads(LENGTHS.read_text())[dataset]["counts"]
-    return sum(int(n) * count for n, count in counts.items()) / sum(counts.values())
 
 
 def test_a_batch_has_the_tokens_it_says():
@@ -56,10 +53,8 @@ def test_a_batch_has_the_tokens_it_says():
 
 def test_texts_are_padded_to_the_longest_of_their_batch_unless_their_length_is_fixed():
     longest, fixed = ragged("SST-2", 32, 128), ragged("SST-2", 32, 128, fixed=True)
-    assert (longest.name, padding(longest), fixed.name, padding(fixed)) == (
-        *("32 x 49 SST-2", "longest"),
-        *("32 x 128 SST-2", "fixed"),
-    )
+    assert (longest.name, padding(longest)) == ("32 x 49 SST-2", "longest")
+    assert (fixed.name, padding(fixed)) == ("32 x 128 SST-2", "fixed")
     assert longest.lengths == fixed.lengths
     assert filled(longest) == pytest.approx(filled(fixed) * 128 / 49)
     kinds = [padding(work) for work in works()]
@@ -99,12 +94,17 @@ def test_an_engine_is_wrong_by_its_error_by_one_token_or_by_its_mask():
     assert not Accuracy(0.0, float("nan")).is_right("int8")
 
 
-def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, capsys):
+def with_engine(monkeypatch, build):
+    """Let there be an engine named quick beside the first."""
+    monkeypatch.setattr(bench, "ENGINES", (ENGINES[0], engines.Engine("quick", build, ("float32",))))
+
+
+def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch):
     def deaf(folder, dtype, device):  # to the mask
         run = engines.transformers_engine("sdpa")(folder, dtype, device)
         return lambda batch: run({"input_ids": batch["input_ids"]})
 
-    monkeypatch.setattr(bench, "ENGINES", (ENGINES[0], engines.Engine("quick", deaf, ("float32",))))
+    with_engine(monkeypatch, deaf)
     found = bench.forward(ragged("SST-2", 4, 23), Bench(3, kept))
     assert BASELINE in found["seconds"]
     assert "quick float32" not in found["seconds"]
@@ -113,17 +113,20 @@ def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, cap
     assert "WRONG  quick float32: error" in "\n".join(section_lines("ragged", found))
 
 
-def test_an_engine_that_fails_on_a_batch_is_named_and_the_others_are_timed(kept, few_rounds, monkeypatch):
-    def failing(folder, dtype, device):
-        def run(batch):
-            raise RuntimeError("out of resources")
+def fail(*_):
+    raise RuntimeError("out of resources")
 
-        return run
 
-    monkeypatch.setattr(bench, "ENGINES", (ENGINES[0], engines.Engine("quick", failing, ("float32",))))
+@pytest.mark.parametrize(
+    ("build", "name", "what"),
+    [(lambda *_: fail, "quick float32, 1 x 3", "run"), (fail, "quick float32", "be built")],
+    ids=["fails on a batch", "cannot be built"],
+)
+def test_an_engine_that_fails_is_named_and_the_others_are_timed(build, name, what, kept, few_rounds, monkeypatch):
+    with_engine(monkeypatch, build)
     found = Bench(3, kept, only=("float32",))
     assert list(bench.forward(full(1, 3), found)["seconds"]) == [BASELINE]
-    assert found.missing == {"quick float32, 1 x 3": "cannot run: RuntimeError: out of resources"}
+    assert found.missing == {name: f"cannot {what}: RuntimeError: out of resources"}
 
 
 @pytest.mark.parametrize("fault", [SystemExit("killed"), ValueError("a kernel failed")], ids=["process", "error"])
@@ -150,16 +153,6 @@ def test_a_section_that_fails_is_named_and_the_next_run_goes_on_behind_it(
     assert list(found["sections"]) == ["forward 1 x 16"]
     reason = "its process ended" if isinstance(fault, SystemExit) else "ValueError: a kernel failed"
     assert found["missing"] == {"forward 1 x 128": reason}
-
-
-def test_an_engine_that_cannot_be_built_is_named(kept, few_rounds, monkeypatch):
-    def broken(folder, dtype, device):
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(bench, "ENGINES", (ENGINES[0], engines.Engine("quick", broken, ("float32",))))
-    found = Bench(3, kept)
-    assert list(found.runs) == [BASELINE, "transformers sdpa bfloat16"]
-    assert found.missing == {"quick float32": "cannot be built: RuntimeError: no compiler"}
 
 
 def test_llama_gets_whole_texts_up_to_its_limit():
