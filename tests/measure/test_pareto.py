@@ -1,4 +1,4 @@
-"""scripts/measure/budgets/{encoders,pareto}.py: scores of vectors, paired intervals, maps from recorded states."""
+"""scripts/measure/budgets/{encoders,pareto,modernbert}.py: scores of vectors, paired intervals, maps, sizes."""
 
 import json
 from dataclasses import replace
@@ -10,10 +10,13 @@ import pytest
 import torch
 from conftest import make
 
-from bertlite import BertModel
+from bertlite import BertConfig, BertModel
 from bertlite.experiments.budget.distil import RecordedTeacher
 from bertlite.experiments.data import EncodedExamples
+from bertlite.pruning import macs
+from bertlite.support.files import write_json
 from scripts.measure.budgets.encoders import MEAN, PASSAGES, Judge, Judged, difference, gain
+from scripts.measure.budgets.modernbert import KINDS, SIZES, TARGETS, summary
 from scripts.measure.budgets.pareto import DTYPES, LastStates, draw
 
 CLASSES = 5
@@ -128,3 +131,30 @@ def test_passages_are_searched_for_by_questions_to_other_articles_than_models_ar
     places = [sorted({*names}).index(name) for name in names]
     assert judge(np.eye(12)[places])["XQuAD"][0] == 1, "each question finds its paragraph"
     assert judge(np.eye(12)[[(place + 1) % 12 for place in places[:6]] + places[6:]])["XQuAD"][0] < 1
+
+
+# Two kinds of models of one size
+
+
+def test_both_kinds_have_one_size(tmp_path):
+    """The window of 32 leaves no key of 16 tokens out."""
+    found = {}
+    for kind, own in KINDS.items():
+        write_json(tmp_path / kind / "config.json", {"model_type": kind, "vocab_size": 97, **SIZES, **own})
+        model = BertModel(BertConfig.from_pretrained(tmp_path / kind))
+        found[kind] = macs(model.config, 16), model.encoder.layer[0].attention.self.query.weight.shape
+        assert model.config.gated == (kind == "modernbert")
+    assert len({*found.values()}) == 1
+
+
+def test_points_are_compared_in_pairs():
+    lost = {"bert": (1.0, 3.0), "modernbert": (1.5, 3.5)}
+    rows = [
+        {"kind": kind, "task": "sst2", "seed": seed, "target": target, "difference": -points / 100}
+        for target in TARGETS
+        for kind, own in lost.items()
+        for seed, points in enumerate(own)
+    ]
+    for row in summary(rows):
+        assert (row["models"], row["bert"], row["modernbert"]) == (2, pytest.approx(2.0), pytest.approx(2.5))
+        assert (row["more"], row["more_within"]) == (pytest.approx(0.5), pytest.approx(0, abs=1e-9))
