@@ -8,7 +8,7 @@ import torch
 from conftest import F64
 from torch import Tensor
 
-from bertlite.pruning.importance.selection import Elimination, eliminate
+from bertlite.pruning.importance.selection import eliminate
 
 T, D = 61, 5
 
@@ -102,14 +102,6 @@ def test_a_copy_of_another_input_costs_nothing() -> None:
     found = eliminate(gram, torch.linalg.solve(gram, c.T @ y))
     assert found.order[0] in (2, 5)
     assert float(found.losses[1]) < 1e-6 < 1e-3 * float(found.losses[2])
-
-
-def test_without_correlation_units_go_by_their_own_power() -> None:
-    """On orthogonal inputs what a unit costs is the square of its weight, whatever else is gone."""
-    weights = torch.tensor([[3.0], [1.0], [2.0], [0.5]], dtype=F64)
-    found = eliminate(torch.eye(4, dtype=F64), weights)
-    assert found == Elimination((3, 1, 2, 0), found.losses)
-    assert found.losses.tolist() == pytest.approx([0, 0.25, 1.25, 5.25, 14.25])
 
 
 def test_a_gram_matrix_that_has_no_inverse_is_refused() -> None:
