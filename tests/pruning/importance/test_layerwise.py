@@ -1,12 +1,13 @@
 """Pruning layer by layer with joint selection: sizes, optimality, and what the curves and metrics measure."""
 
 import copy
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import F64, assert_same, distance, make, make_batch
+from conftest import F64, assert_same, distance, make, make_batch, make_batches, seen_by
 from left_as_found import left_as_found, worn
 from torch import Tensor
 
@@ -24,17 +25,8 @@ from bertlite.pruning import (
 )
 from bertlite.pruning.importance import layerwise, least_squares, moments
 from bertlite.pruning.importance.layerwise import GRID, RIDGE, input_sums, losses_by_size
-from bertlite.pruning.importance.least_squares import refit_
-from bertlite.pruning.importance.moments import (
-    FOLDS,
-    RIDGES,
-    Moments,
-    choose_ridge,
-    fit_matrix,
-    gather,
-    total,
-    without_each,
-)
+from bertlite.pruning.importance.least_squares import mean_divergence, refit_
+from bertlite.pruning.importance.moments import FOLDS, RIDGES, choose_ridge, fit_matrix, gather, total, without_each
 from bertlite.pruning.importance.structures import HEADS, NEURONS
 from bertlite.stack.modules import BertIntermediate
 from scripts.measure.speed.memory import peak_bytes
@@ -44,8 +36,7 @@ SIZES = [(2, 20), (0, 37), (3, 0)]
 
 
 def data(count: int = 60, seed: int = 1) -> list[dict[str, Tensor]]:
-    whole = make_batch(count, 13, seed, tuple(13 - i % 7 for i in range(count)))
-    return [{name: x[start : start + 10] for name, x in whole.items()} for start in range(0, count, 10)]
+    return make_batches(count, seed)
 
 
 def pruned(model: Any, sizes: Any, batches: Any, **options: Any) -> Any:
@@ -73,92 +64,43 @@ def test_queries_keys_values_and_activations_are_fitted_to_the_dense_model():
     """Each is the least-squares fit of what the dense model computes to what the pruned and fitted model reads."""
     model, batches = make(), data()
     found = pruned(model, [(2, 20), (2, 20), (4, 37)], batches, ridge=0.0)
-    real = torch.cat([batch["attention_mask"].bool() for batch in batches])
     for layer in range(1, L):
         for structure, width in ((HEADS, D // N), (NEURONS, 1)):
             kept = torch.tensor(structure.kept(found.config, layer))
             rows = (kept[:, None] * width + torch.arange(width)).flatten()
             blocks = [each.encoder.layer[layer] for each in (found, model)]
             for part, other in zip(*map(structure.readers, blocks), strict=True):
-                read, given = (x[real] for x in states(found, part, batches))
-                wanted = states(model, other, batches)[1][real][:, rows]
+                read, given = seen_by(part, found, batches)
+                wanted = seen_by(other, model, batches)[1][:, rows]
                 read = torch.cat([read, torch.ones(len(read), 1)], 1)
                 best = torch.from_numpy(read.numpy() @ np.linalg.lstsq(read.numpy(), wanted.numpy())[0])
                 assert_same(given, best, atol=1e-7)
                 assert distance(given, wanted) > 1e-3
 
 
-def states(model: Any, module: torch.nn.Module, batches: Any) -> tuple[Tensor, Tensor]:
-    """Return what a module reads and what it returns for all batches."""
-    seen: list[tuple[Tensor, Tensor]] = []
-    hook = module.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
-    with torch.no_grad():
-        for batch in batches:
-            model(**batch, output_hidden_states=True)
-    hook.remove()
-    return torch.cat([read for read, _ in seen]), torch.cat([out for _, out in seen])
-
-
-def divergence(found: Any, model: Any, batches: Any) -> float:
-    with torch.no_grad():
-        p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in batches]) for each in (model, found))
-    return float((p.exp() * (p - q)).sum(-1).mean())
-
-
 def test_the_heads_and_the_neurons_that_are_missed_least_go():
     """Of one head, or one neuron, less the choice is that of exhaustive search on the error that is left."""
     few = 9  # neurons
     model, batches = make(num_hidden_layers=1, intermediate_size=few), data()
-    for part, sizes, every in (("head", (N - 1, few), N), ("neuron", (N, few - 1), few)):
+    for structure, prune, sizes in ((HEADS, prune_heads, (N - 1, few)), (NEURONS, prune_neurons, (N, few - 1))):
         found, curves = copy.deepcopy(model), loss_curves(model, batches)
         prune_layerwise_(found, model, batches, curves, [sizes], ridge=RIDGE)
-        structure = HEADS if part == "head" else NEURONS
         (gone,) = (~structure.present(found)[0]).nonzero()[:, 0].tolist()
 
-        def error(unit: int, part: str = part) -> float:
-            cut = (prune_heads if part == "head" else prune_neurons)(model, {0: [unit]})
-            fixed = repair(cut, model, batches, ridge=1e-9)
-            return dense_error(fixed, model, batches, part)
+        def before_the_norm(model: Any, structure: Any = structure) -> Tensor:
+            block = model.encoder.layer[0]
+            return seen_by((block.attention if structure is HEADS else block).output.LayerNorm, model, batches)[0]
 
-        errors = [error(unit) for unit in range(every)]
+        pruned = [prune(model, {0: [unit]}) for unit in range(structure.present(model).shape[1])]
+        fixed = [before_the_norm(repair(each, model, batches, ridge=1e-9)) for each in pruned]
+        errors = [float((x - before_the_norm(model)).square().sum()) for x in fixed]
         assert errors[gone] < 1.02 * min(errors)  # the choice is held to old weights by RIDGE, the error is not
-        assert errors[gone] < sorted(errors)[every // 2]
-
-
-def dense_error(model: Any, dense: Any, batches: Any, part: str) -> float:
-    """Return the squared error before the LayerNorm behind layer 0's attention or feed-forward network."""
-    seen: list[Tensor] = []
-    for each in (model, dense):
-        block = each.base_model.encoder.layer[0]
-        norm = (block.attention.output if part == "head" else block.output).LayerNorm
-        hook = norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-        with torch.no_grad():
-            for batch in batches:
-                each(**batch)
-        hook.remove()
-    half = len(seen) // 2
-    real = [batch["attention_mask"].bool() for batch in batches]
-    pairs = zip(seen[:half], seen[half:], real, strict=True)
-    return sum(float((a - b)[mask].square().sum()) for a, b, mask in pairs)
+        assert errors[gone] < sorted(errors)[len(errors) // 2]
 
 
 def test_a_model_that_keeps_everything_stays_as_it_is():
     model, batches = make(), data()
     assert_same(pruned(model, [(N, W)] * L, batches).state_dict(), model.state_dict(), atol=1e-9)
-
-
-def test_it_can_begin_at_any_layer_of_a_model_that_is_done_below():
-    model, batches = make(), data()
-    whole = pruned(model, SIZES, batches)
-    found, curves = copy.deepcopy(model), loss_curves(model, batches)
-
-    def stop(layer: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prune_layerwise_(found, model, batches, curves, SIZES, done=stop)
-    prune_layerwise_(found, model, batches, curves, SIZES, start=1)
-    assert_same(found.state_dict(), whole.state_dict(), atol=0)
 
 
 def test_the_dense_model_and_training_modes_stay_as_they_were():
@@ -171,21 +113,20 @@ def test_the_dense_model_and_training_modes_stay_as_they_were():
 def test_sizes_that_cannot_be_met_are_refused_before_any_work():
     model = make()
     curves = loss_curves(model, data())
-    model.register_forward_pre_hook(lambda *args: pytest.fail("the model ran"))
-    cases = [
-        ([(4, 37)] * 2, "sizes for 2 layers; the model has 3"),
-        ([(4, 37), (5, 37), (4, 37)], "layer 1 cannot keep 5 heads: it has 4"),
-        ([(4, 37), (4, 37), (4, -1)], "layer 2 cannot keep -1 neurons: it has 37"),
-    ]
-    for sizes, message in cases:
-        with pytest.raises(ValueError, match=message):
-            prune_layerwise_(copy.deepcopy(model), model, data(), curves, sizes)
     smaller = prune_heads(model, {1: [2]})
-    for dense, message in ((model, "layer 1 has other heads than the dense model"), (smaller, "3 heads, its curve 4")):
+    for each in (model, smaller):
+        each.register_forward_pre_hook(lambda *args: pytest.fail("the model ran"))
+    cases: list[tuple[Any, Any, Any, Any, str]] = [
+        (model, model, curves, [(4, 37)] * 2, "sizes for 2 layers; the model has 3"),
+        (model, model, curves, [(4, 37), (5, 37), (4, 37)], "layer 1 cannot keep 5 heads: it has 4"),
+        (model, model, curves, [(4, 37), (4, 37), (4, -1)], "layer 2 cannot keep -1 neurons: it has 37"),
+        (model, model, curves[:2], SIZES, "curves for 2 layers; the model has 3"),
+        (smaller, model, curves, SIZES, "layer 1 has other heads than the dense model"),
+        (smaller, smaller, curves, SIZES, "3 heads, its curve 4"),
+    ]
+    for pruned, dense, given, sizes, message in cases:
         with pytest.raises(ValueError, match=message):
-            prune_layerwise_(copy.deepcopy(smaller), dense, data(), curves, SIZES)
-    with pytest.raises(ValueError, match="curves for 2 layers; the model has 3"):
-        prune_layerwise_(copy.deepcopy(model), model, data(), curves[:2], SIZES)
+            prune_layerwise_(copy.deepcopy(pruned), dense, data(), given, sizes)
 
 
 def test_another_size_needs_no_new_choice(monkeypatch):
@@ -227,11 +168,9 @@ def test_curves_and_metrics_do_not_depend_on_how_layers_run():
     model, batches = make(BertForSequenceClassification, num_labels=3), data()
     metrics = output_metrics(model, batches)
     curves = loss_curves(model, batches, metrics)
-    others = [
-        make(BertForSequenceClassification, num_labels=3, **each) for each in ({}, {"chunk_size_feed_forward": 4})
-    ]
-    others[0].gradient_checkpointing_enable()
-    for other in (model, *others):
+    checkpointed, chunked = (make(type(model), num_labels=3, chunk_size_feed_forward=size) for size in (0, 4))
+    checkpointed.gradient_checkpointing_enable()
+    for other in (model, checkpointed, chunked):
         inputs = input_sums(other)
         found = output_metrics(other, batches, inputs=inputs)
         for metric, same in zip(found, metrics, strict=True):
@@ -256,27 +195,20 @@ def test_metrics_are_mean_squares_of_the_gradient_at_the_outputs():
     """Of sequences of one token, a bias has the gradient of its output."""
     model = make(BertForSequenceClassification, num_labels=3)
     batch = {**make_batch(8, 1, lengths=(1,) * 8), "labels": torch.arange(8) % 3}
-    found = output_metrics(model, [batch], target="loss")
-    parts = [(b.attention.output.dense.bias, b.output.dense.bias) for b in model.bert.encoder.layer]
-    for layer, pair in enumerate(parts):
-        for place, bias in enumerate(pair):
-            wanted = torch.zeros(D, D, dtype=F64)
-            for i in range(8):
-                loss = model(**{name: x[i : i + 1] for name, x in batch.items()}).loss
-                (grad,) = torch.autograd.grad(loss, bias)
-                wanted += torch.outer(grad, grad) / 8
+    losses = [model(**{name: x[i : i + 1] for name, x in batch.items()}).loss for i in range(8)]
+    for metrics, block in zip(output_metrics(model, [batch], target="loss"), model.bert.encoder.layer, strict=True):
+        for metric, part in zip(metrics, (block.attention.output, block.output), strict=True):
+            grads = [torch.autograd.grad(loss, part.dense.bias, retain_graph=True)[0] for loss in losses]
+            wanted = sum(torch.outer(grad, grad) / 8 for grad in grads)
             assert distance(wanted, torch.zeros_like(wanted)) > 1e-6
-            assert_same(found[layer][place], wanted)
+            assert_same(metric, wanted)
 
 
 def test_metrics_do_not_depend_on_padding_or_batches():
     model = make(BertForSequenceClassification, num_labels=3)
     whole = {**make_batch(6, 11, lengths=(11, 7, 9, 3, 5, 8)), "labels": torch.arange(6) % 3}
     parts = [{name: x[i : i + 2] for name, x in whole.items()} for i in (0, 2, 4)]
-    for one, other in zip(
-        output_metrics(model, [whole], target="loss"), output_metrics(model, parts, target="loss"), strict=True
-    ):
-        assert_same(one, other)
+    assert_same(*(dict(enumerate(output_metrics(model, each, target="loss"))) for each in ([whole], parts)))
 
 
 def test_the_expected_loss_of_a_small_change_is_the_divergence_that_it_makes():
@@ -288,9 +220,7 @@ def test_the_expected_loss_of_a_small_change_is_the_divergence_that_it_makes():
     shift = 1e-2 * torch.randn(D, generator=draw, dtype=F64)
     other = copy.deepcopy(model)
     other.bert.encoder.layer[1].output.dense.bias.data += shift
-    with torch.no_grad():
-        p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in batches]) for each in (model, other))
-    divergence = float((p.exp() * (p - q)).sum(-1).mean())
+    divergence = mean_divergence(other, model, batches)
     assert float(shift @ metric @ shift) / 2 == pytest.approx(divergence, rel=0.15)  # labels are drawn, 4000 of them
 
 
@@ -337,7 +267,7 @@ def test_it_stays_nearer_than_the_lowest_scores_and_a_refit():
     choice = rank_heads(heads, share=0.5), rank_neurons(neurons, share=0.5)
     plain = repair(prune_neurons(prune_heads(model, choice[0]), choice[1]), model, batches)
     found = prune_layerwise(model, batches, 0.5, 16)
-    assert divergence(found, model, others) < 0.8 * divergence(plain, model, others)
+    assert mean_divergence(found, model, others) < 0.8 * mean_divergence(plain, model, others)
 
 
 def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all():
@@ -362,28 +292,17 @@ def test_batches_of_padding_add_nothing_and_alone_are_refused():
 # The ridge
 
 
-def problem(sentences: int, noise: float) -> tuple[list[Moments], Tensor, Tensor]:
-    """Return moments of sentences of 10 tokens, the weight that made the outputs, and the one before."""
-    draw = torch.Generator().manual_seed(0)
-    weight = torch.randn(D, W, generator=draw, dtype=F64)
-    old = weight + 0.3 * torch.randn(D, W, generator=draw, dtype=F64)
-    c = torch.randn(sentences * 10, W, generator=draw, dtype=F64)
-    y = c @ weight.T + noise * torch.randn(sentences * 10, D, generator=draw, dtype=F64)
-    return gather([(c, y, torch.arange(sentences).repeat_interleave(10))]), weight, old
-
-
 def test_the_chosen_ridge_is_the_best_of_all_on_held_out_sentences():
-    folds, _, old = problem(40, noise=3.0)
-
-    def held_out(ridge: float) -> float:
-        error = 0.0
-        for fold, rest in zip(folds, without_each(folds), strict=True):
-            weight = fit_matrix(rest, old, ridge)
-            error += float(fold.errors(weight, rest.bias(weight)))
-        return error
-
+    """Of 40 sentences of 10 tokens, whose outputs are noisy."""
+    shapes, draw = ((D, W), (D, W), (400, W), (400, D)), torch.Generator().manual_seed(0)
+    weight, change, c, noise = (torch.randn(*shape, generator=draw, dtype=F64) for shape in shapes)
+    old, sentence = weight + 0.3 * change, torch.arange(40).repeat_interleave(10)
+    folds, errors = gather([(c, c @ weight.T + 3 * noise, sentence)]), dict.fromkeys(RIDGES, 0.0)
     assert len(folds) == FOLDS
-    assert choose_ridge(folds, old) == min(RIDGES, key=held_out)
+    for (fold, rest), ridge in product(zip(folds, without_each(folds), strict=True), RIDGES):
+        fitted = fit_matrix(rest, old, ridge)
+        errors[ridge] += float(fold.errors(fitted, rest.bias(fitted)))
+    assert choose_ridge(folds, old) == min(RIDGES, key=errors.__getitem__)
 
 
 def test_the_error_from_moments_is_that_of_the_tokens():
@@ -435,9 +354,8 @@ def test_few_sentences_do_not_make_a_model_worse():
     few, others = data(count=3), data(count=60, seed=9)
 
     def gap(found: Any) -> float:
-        with torch.no_grad():
-            pairs = [(found(**b).last_hidden_state, model(**b).last_hidden_state, b) for b in others]
-        return sum(float((x - y)[b["attention_mask"].bool()].square().sum()) for x, y, b in pairs)
+        states = [seen_by(each.encoder.layer[-1].output, each, others)[-1] for each in (found, model)]
+        return float((states[0] - states[1]).square().sum())
 
     assert gap(repair(cut, model, few, ridge=1e-6)) > gap(cut)  # the fault that the ridge is for
     assert gap(repair(cut, model, few)) < gap(cut)
