@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SIZES, SPECIAL, assert_same, make
+from conftest import SIZES, SPECIAL, assert_same, interrupt, make
 
 pytest.importorskip("accelerate")
 
@@ -28,7 +28,8 @@ import bertlite.commands
 import bertlite.inference
 import bertlite.pruning
 from bertlite.cli import main
-from bertlite.experiments import compare, files, finetune, statistics
+from bertlite.experiments import compare, files, statistics
+from bertlite.experiments import finetune as training
 from bertlite.experiments.budget.distil import RecordedTeacher
 from bertlite.experiments.budget.quality import forward
 from bertlite.experiments.data import (
@@ -39,10 +40,11 @@ from bertlite.experiments.data import (
     read_examples,
     read_tokenizer,
 )
-from bertlite.experiments.evaluate import TASKS, metrics_of, predict
+from bertlite.experiments.evaluate import TASKS, interval_over_examples, metrics_of, predict
 from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, prune_run, rescored
 from bertlite.experiments.files import class_names, model_sha256
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
+from bertlite.experiments.ship import metric_figures
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.pruning import distillation_loss
 from bertlite.support.environment import commit_of
@@ -58,8 +60,8 @@ def world(tmp_path_factory):
     """A folder with a tiny classifier, its tokenizer, and sentences of which the words tell the label."""
     folder = tmp_path_factory.mktemp("world")
     model = make(bertlite.BertForSequenceClassification).float()
-    for name in ("model", "encoder"):
-        (model if name == "model" else model.bert).save_pretrained(folder / name)
+    for name, each in (("model", model), ("encoder", model.bert)):
+        each.save_pretrained(folder / name)
         bertlite.BertTokenizer(WORDS).save_pretrained(folder / name)
     draw = np.random.default_rng(0)
     for name, count in (("train", 40), ("dev", 23)):
@@ -85,6 +87,22 @@ def experiment(setting):
 
 def data_arguments(world):
     return [str(world / "model"), "--train", str(world / "train.tsv"), "--dev", str(world / "dev.tsv")]
+
+
+def finetune(world, out, *words):
+    """Run `bertlite prune finetune`; a later option takes the place of one here."""
+    return main(["prune", "finetune", *data_arguments(world), "--out", str(out), *words])
+
+
+def pairs_of(world):
+    columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
+    return [DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev")]
+
+
+def heads_gone(folder):
+    """Return the heads that a cell removed, as (layer, head)."""
+    gone = json.loads((folder / "masks.json").read_text())["pruned_heads"]
+    return {(int(layer), head) for layer, heads in gone.items() for head in heads}
 
 
 # Data ---------------------------------------------------------------------------------------------------------------
@@ -133,11 +151,7 @@ def write_labels(path, labels):
         (["a", "b"], {"classes": ("a", " a")}, "two classes share a name: a,  a"),
         (["pos\u200b", " \ufeffneg", "pos"], {"collect": True}, (1, 0, 1)),
         (["1", "0,5"], {}, "the label '0,5' is not a number; write it with a point, such as 0.5"),
-        (
-            ["good", "0,5"],
-            {"collect": True},
-            "the label '0,5' looks like a number: write it with a point, such as 0.5; or name the classes",
-        ),
+        (["good", "0,5"], {"collect": True}, "the label '0,5' looks like a number: write it with a point"),
         (["good", "1.000,5"], {"collect": True}, "the label '1.000,5' looks like a number"),
         (["good", "50 %"], {"collect": True}, "the label '50 %' looks like a number"),
         (["good", "3"], {"collect": True}, "the label '3' is a number, and most are words; or name the classes with"),
@@ -152,12 +166,9 @@ def write_labels(path, labels):
 def test_one_rule_for_labels(tmp_path, suffix, labels, options, wanted):
     source = DataSource(write_labels(tmp_path / f"x{suffix}", labels))
     if isinstance(wanted, tuple):
-        found = read_examples(source, **options)
+        found, texts = read_examples(source, **options), tuple((f"text {i}",) for i in range(len(wanted)))
         assert found.labels == wanted
-        assert (
-            found.sha256
-            == Examples("y", tuple((f"text {i}",) for i in range(len(wanted))), tuple(map(float, wanted))).sha256
-        )
+        assert found.sha256 == Examples("y", texts, tuple(map(float, wanted))).sha256
         assert all(type(label) is float for label in found.labels)
     else:
         place = "" if wanted.startswith("two") else rf"x\{suffix}, row 2.*, column 'label': "
@@ -182,12 +193,7 @@ def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
         ("empty.tsv", "text\tlabel\n", {}, "empty.tsv has no examples: it is empty, or has only a header"),
         ("x.csv", "text,label\na,pos\nb,neg\ntext,label\nc,pos\n", {}, r"row 3 \(line 4\): the row repeats the names"),
         ("x.csv", "text,label\na,pos\n\ufefflabel,Text\nneg,b\n", {}, "row 2 .* as if files were joined: remove it"),
-        (
-            "x.tsv",
-            "text\tlabel\na\tpos\nb\tneg\nsentence\tlabel\n",
-            {},
-            "row 3.* the label 'label' is the name of the",
-        ),
+        ("x.tsv", "text\tlabel\na\tpos\nsentence\tlabel\n", {}, "row 2.* the label 'label' is the name of the"),
         ("x.csv", "text\na\ntext\nb\n", {"label": None}, "row 2 .*: the row repeats the names of the columns, text,"),
         ("x.csv", "text\na\n \n", {"label": None}, "row 2 .*: column 'text' is empty; leave the row out"),
         ("x.csv", "text,label\na,b\n", {"text": ("text", "text")}, "column 'text' is named twice, as text and text"),
@@ -201,6 +207,7 @@ def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
         ("x.jsonl", '{"text": "a", "label": null}', {}, r"row 1 \(line 1\): column 'label' holds no value"),
         ("x.jsonl", '{"text": "a", "label": true}', {}, r"row 1 \(line 1\): .* holds True, of type bool"),
         ("x.jsonl", '{"text": "a", "label": ["a"]}', {}, "it must be a number or a text"),
+        ("x.ods", "PK", {}, r"x\.ods is none of \.txt, \.text, \.csv, \.tsv, \.jsonl"),
     ],
 )
 def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
@@ -211,11 +218,11 @@ def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
 
 def test_names_of_labels_are_collected_once_and_then_known(tmp_path):
     source = DataSource(write_labels(tmp_path / "x.csv", ["poor", "good", "fair"]))
-    train = read_examples(source, collect=True)
+    train, order = read_examples(source, collect=True), ("good", "fair", "poor")
     assert (train.classes, train.labels) == (("fair", "good", "poor"), (2, 1, 0))
-    assert read_examples(source, classes=("good", "fair", "poor")).labels == (2, 0, 1), "in the order of the model"
-    assert read_examples(source, classes=("good", "fair", "poor"), collect=True).labels == (2, 0, 1)
-    assert read_examples(source, classes=("good", "fair"), collect=True) == train
+    for collect in (False, True):
+        assert read_examples(source, classes=order, collect=collect).labels == (2, 0, 1), "in the order of the model"
+    assert read_examples(source, classes=order[:2], collect=True) == train
     numbers = DataSource(write_labels(tmp_path / "x.tsv", [1, 0]))
     assert read_examples(numbers, classes=("neg", "pos"), collect=True).classes == ()
 
@@ -232,9 +239,7 @@ def test_words_have_labels_each(world, tmp_path):
     assert data.batch([0, 1], torch.long)["labels"].tolist() == [[-100, 1, 0, 0, -100], [-100, 0, 1, -100, -100]]
     assert data.targets().tolist() == [[1, 0, 0], [0, 1, -100]]
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a b c", "label": "O O"}) + "\n")
-    with pytest.raises(
-        ValueError, match=r"row 1 \(line 1\): 3 words in text and 2 labels in label; each word has one label"
-    ):
+    with pytest.raises(ValueError, match=r"row 1 \(line 1\): 3 words in text and 2 labels in label; each word has"):
         read_examples(source, words=True)
     with pytest.raises(ValueError, match="words have one column; 2 were named"):
         read_examples(DataSource("x.jsonl", text=("a", "b")), words=True)
@@ -245,9 +250,6 @@ def test_missing_data_is_refused(tmp_path):
         read_examples(DataSource(str(tmp_path / "x.tsv")))
     with pytest.raises(ValueError, match="for a hub data set name a split"):
         read_examples(DataSource("someone/something"))
-    (tmp_path / "x.ods").write_text("PK")
-    with pytest.raises(ValueError, match=r"x\.ods is none of \.txt, \.text, \.csv, \.tsv, \.jsonl"):
-        read_examples(DataSource(str(tmp_path / "x.ods")))
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json or vocab\.txt"):
         read_tokenizer(Checkpoint(tmp_path), 9)
     with pytest.raises(ValueError, match="50 examples of x were requested; request 1 to 2"):
@@ -337,22 +339,20 @@ def test_wilson_is_the_published_interval_and_the_bootstrap_agrees():
 
 
 def test_paired_tests_see_what_unpaired_intervals_hide():
-    draw = np.random.default_rng(0)
+    draw, task = np.random.default_rng(0), TASKS["classification"]
     labels = draw.integers(2, size=400)
     a = np.eye(2)[np.where(draw.random(400) < 0.15, 1 - labels, labels)]
     b = a.copy()
     b[:12] = 1 - np.eye(2)[labels[:12]]  # wrong on twelve more
-    for name in ("accuracy", "mcc"):
-        task, metric = TASKS["classification"], TASKS["classification"].metrics[name]
+    for name in ("mcc", "accuracy"):
         found = compare.comparison({"": [a]}, {"": [b]}, labels, task, name)
-        assert found["difference"] == pytest.approx(metric(a, labels) - metric(b, labels))
+        assert found["difference"] == pytest.approx(task.metrics[name](a, labels) - task.metrics[name](b, labels))
         assert 0 < found["difference_low"] < found["difference"] < found["difference_high"]
         assert found["p"] < 0.01
         same = compare.comparison({"": [a]}, {"": [a]}, labels, task, name)
         assert same == {"difference": 0, "p": 1, "difference_low": None, "difference_high": None}
     right_a, right_b = a.argmax(1) == labels, b.argmax(1) == labels
-    exact = compare.comparison({"": [a]}, {"": [b]}, labels, TASKS["classification"], "accuracy")["p"]
-    assert exact == statistics.mcnemar(right_a, right_b), "of two runs alone"
+    assert found["p"] == statistics.mcnemar(right_a, right_b), "of two runs alone"
     assert statistics.mcnemar(right_a, right_b) == pytest.approx(2 * 0.5 ** int((right_a & ~right_b).sum()))
     assert statistics.mcnemar(right_a, right_a) == 1
 
@@ -378,36 +378,16 @@ def test_equivalence_is_the_score_test_of_paired_proportions(gained, lost, total
     found = statistics.equivalence(gained, lost, total, margin)
     assert found == pytest.approx(norm.sf(worst), rel=1e-4)
     assert found == statistics.equivalence(lost, gained, total, margin)
-    assert statistics.equivalence(0, 0, total, margin) == pytest.approx(
-        norm.sf((total * margin / (1 - margin)) ** 0.5)
-    )
-
-
-def test_what_costs_the_margin_is_seldom_called_equivalent_and_what_costs_nothing_often():
-    draw, total, margin = np.random.default_rng(0), 872, 0.05
-
-    def passing(difference):
-        shares = 0.03 + max(0, difference), 0.03 + max(0, -difference)
-        counts = draw.multinomial(total, [*shares, 1 - sum(shares)], size=2000)
-        return np.mean([statistics.equivalence(int(a), int(b), total, margin) <= 0.05 for a, b, _ in counts])
-
-    # of 2,000 draws 5 % pass, give or take 1 %
-    assert 0.03 < passing(-margin) < 0.065
-    assert 0.03 < passing(margin) < 0.065
-    assert passing(0.0) > 0.95
+    unchanged = norm.sf((total * margin / (1 - margin)) ** 0.5)
+    assert statistics.equivalence(0, 0, total, margin) == pytest.approx(unchanged)
     with pytest.raises(ValueError, match="margin is 1; give a difference of accuracies between 0 and 1"):
-        statistics.equivalence(1, 2, total, 1)
-
-
-def simulated(draw, models, examples, spread):
-    """Accuracies that vary by model and by example; return (models, examples) bool and the true mean."""
-    skill, ease = draw.normal(1.2, spread, (models, 1)), draw.normal(0, 1, (1, examples))
-    return draw.normal(size=(models, examples)) < skill + ease
+        statistics.equivalence(gained, lost, total, 1)
 
 
 def test_a_crossed_estimate_adds_the_variances_of_models_and_of_examples():
     draw = np.random.default_rng(1)
-    right = simulated(draw, 4, 500, 0.5)
+    skill, ease = draw.normal(1.2, 0.5, (4, 1)), draw.normal(0, 1, (1, 500))  # accuracies vary by model and example
+    right = draw.normal(size=(4, 500)) < skill + ease
     of_models, of_examples = right.mean(1), right.mean(0)
     found = statistics.crossed_estimate(lambda chosen: [right[:, chosen].mean(1)], 500)
     variances = of_models.var(ddof=1) / 4, of_examples.var(ddof=1) / 500
@@ -415,9 +395,8 @@ def test_a_crossed_estimate_adds_the_variances_of_models_and_of_examples():
     assert sum(part for part, _ in found.parts) == pytest.approx(sum(variances), rel=0.06)  # the bootstrap's own noise
     assert [freedom for _, freedom in found.parts] == [3, 499]
     reach = found.value - found.interval()[0]
-    assert reach == pytest.approx(
-        sum((x * y**0.5) ** 2 for x, y in zip((3.182, 1.965), variances, strict=True)) ** 0.5, rel=0.03
-    )
+    squares = (student**2 * variance for student, variance in zip((3.182, 1.965), variances, strict=True))
+    assert reach == pytest.approx(sum(squares) ** 0.5, rel=0.03)
     shifted = statistics.Estimate(reach, found.parts)  # whose interval ends at 0
     assert shifted.p == pytest.approx(0.05)
     fewer = statistics.crossed_estimate(lambda chosen: [right[:2, chosen].mean(1), right[2:, chosen].mean(1)], 500)
@@ -450,45 +429,30 @@ def test_metrics_are_what_they_say():
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_metrics_are_scikit_learns(classes):
-    pytest.importorskip("sklearn")
-    from sklearn.metrics import f1_score, matthews_corrcoef
-
-    draw = np.random.default_rng(0)
+    theirs = pytest.importorskip("sklearn.metrics")
+    draw, task = np.random.default_rng(0), TASKS["classification"]
     labels = draw.choice(classes, 60, p=[0.6, *[0.4 / (classes - 1)] * (classes - 1)])
     outputs = draw.normal(size=(60, classes)) + np.eye(classes)[labels]
-    predicted, metrics = outputs.argmax(1), TASKS["classification"].metrics
-    assert metrics["mcc"](outputs, labels) == pytest.approx(matthews_corrcoef(labels, predicted), abs=1e-12)
-    assert metrics["macro-f1"](outputs, labels) == pytest.approx(
-        f1_score(labels, predicted, average="macro"), abs=1e-12
-    )
-    found = metrics_of(outputs, labels, TASKS["classification"])
-    if classes == 2:
-        assert found["f1"] == pytest.approx(f1_score(labels, predicted), abs=1e-12)
-    else:  # what scikit-learn calls macro is never called f1
+    found, predicted = metrics_of(outputs, labels, task), outputs.argmax(1)
+    wanted = {
+        "mcc": theirs.matthews_corrcoef(labels, predicted),
+        "macro-f1": theirs.f1_score(labels, predicted, average="macro"),
+        **({"f1": theirs.f1_score(labels, predicted)} if classes == 2 else {}),
+    }
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, abs=1e-12)
+    if classes == 5:  # what scikit-learn calls macro is never called f1
         assert "f1" not in found
         with pytest.raises(ValueError, match="f1 counts class 1 of two; for 5 classes use macro-f1"):
-            TASKS["classification"].metric("f1", 5)
+            task.metric("f1", 5)
     constant = np.zeros_like(outputs)
-    assert (metrics["mcc"](constant, labels), metrics["f1"](constant[:, :2], labels % 2)) == (0, 0)
+    assert (task.metrics["mcc"](constant, labels), task.metrics["f1"](constant[:, :2], labels % 2)) == (0, 0)
     words, truth = outputs.reshape(6, 10, classes), labels.reshape(6, 10).copy()
     truth[:, 7:], words[:, 7:] = -100, np.nan
-    counted = truth != -100
-    named = list(range(1, classes))
-    wanted = f1_score(truth[counted], words[counted].argmax(1), labels=named, average="micro")
-    assert TASKS["tokens"].metrics["f1"](words, truth) == pytest.approx(wanted, abs=1e-12)
-    assert TASKS["tokens"].metrics["accuracy"](words, truth) == pytest.approx(
-        np.mean(truth[counted] == words[counted].argmax(1))
-    )
-
-
-def test_outputs_come_in_the_order_of_the_examples(experiment):
-    outputs = predict(experiment.dense, experiment.dev_data, experiment.task, batch_size=4)
-    for i in (0, 7, 22):
-        batch = experiment.dev_data.batch([i], torch.long)
-        del batch["labels"]
-        with torch.no_grad():
-            alone = experiment.dense(**batch).logits[0].numpy()
-        np.testing.assert_allclose(outputs[i], alone, atol=1e-5)
+    counted, of_words = truth != -100, TASKS["tokens"].metrics
+    kept, best = truth[counted], words[counted].argmax(1)
+    f1 = theirs.f1_score(kept, best, labels=list(range(1, classes)), average="micro")
+    assert of_words["f1"](words, truth) == pytest.approx(f1, abs=1e-12)
+    assert of_words["accuracy"](words, truth) == pytest.approx(np.mean(kept == best))
 
 
 def test_similarity_is_that_of_the_checkpoints_own_library(world, tmp_path):
@@ -497,8 +461,7 @@ def test_similarity_is_that_of_the_checkpoints_own_library(world, tmp_path):
     from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 
     pairs = [("good film", "bad plot the"), ("a", "is the film"), ("the end is bad", "good")]
-    columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
-    train, dev = (DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
+    train, dev = pairs_of(world)
     torch.manual_seed(0)
     tails = {
         pooling: [Pooling(48, pooling, include_prompt=pooling != "mean")]
@@ -527,21 +490,15 @@ def test_similarity_is_that_of_the_checkpoints_own_library(world, tmp_path):
         np.testing.assert_allclose(whole[::2], vectors[0], atol=1e-5)
         np.testing.assert_allclose(outputs[:, 0], wanted, rtol=1e-5, atol=1e-5)
         found[name] = outputs.tolist(), experiment.folder(Cell("random"), "")
-    assert (
-        len({str(outputs) for outputs, _ in found.values()}) == len({key for _, key in found.values()}) == len(tails)
-    )
-    modules = json.loads((folder / "modules.json").read_text())
-    (folder / "modules.json").write_text(json.dumps([modules[0], *modules[2:]]))
-    with pytest.raises(
-        ValueError, match=r"makes no vector of a whole text, since it has no Pooling \(is it a ColBERT"
-    ):
+    for each in zip(*found.values(), strict=True):  # no two have the same outputs, or the same key
+        assert len({*map(str, each)}) == len(tails)
+    first, pooling, *_ = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([first]))
+    with pytest.raises(ValueError, match=r"no vector of a whole text, since it has no Pooling \(is it a ColBERT"):
         TASKS["similarity"].of_checkpoint(Checkpoint(folder))
-    (folder / "modules.json").write_text(
-        json.dumps([*modules[:2], {"type": "sentence_transformers.CNN", "path": "2"}])
-    )
-    with pytest.raises(
-        ValueError, match=r"has sentence_transformers.CNN; vectors are made by an encoder, its Pooling, then Dense"
-    ):
+    cnn = {"type": "sentence_transformers.CNN", "path": "2"}
+    (folder / "modules.json").write_text(json.dumps([first, pooling, cnn]))
+    with pytest.raises(ValueError, match=r"sentence_transformers.CNN; vectors are made by an encoder, its Pooling"):
         TASKS["similarity"].of_checkpoint(Checkpoint(folder))
 
 
@@ -567,36 +524,29 @@ def test_labels_that_do_not_fit_the_head_are_refused(task, labels, said):
         TASKS[task].check(Examples("x", (("a",),) * 3, labels, (), ("x, row 1", "x, row 2", "x, row 3")), config)
 
 
-@pytest.mark.parametrize("command", ["finetune", "run", "to"])
-def test_what_the_examples_to_learn_from_lack_is_not_judged(world, tmp_path, capsys, command):
+@pytest.mark.parametrize(
+    ("action", "options", "zero"),
+    [
+        ("finetune", ["--classes", "0,1,2", "--train"], "0"),
+        ("run", ["--calibration", "5", "--train"], "0"),
+        ("to", ["--label", "label", "--at", "1x8", "--texts"], "LABEL_0"),
+    ],
+)
+def test_what_the_examples_to_learn_from_lack_is_not_judged(world, tmp_path, assert_refused, action, options, zero):
     """Before any training or search: labels of --dev that --train has not, and one label alone in either."""
-    rows = [line.split("\t") for line in (world / "train.tsv").read_text().splitlines()[1:]]
-    parts = {"dev": rows, "none": [row for row in rows if row[1] == "0"]}
-    for name, chosen in parts.items():
-        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *map("\t".join, chosen)]))
-    (tmp_path / "new.tsv").write_text("text\tlabel\na b\t0\nb c\t2\n")
-    wide = make(bertlite.BertForSequenceClassification, num_labels=3).float()
-    wide.save_pretrained(tmp_path / "model")
+    header, *rows = (world / "train.tsv").read_text().splitlines()
+    lines = {"all": rows, "none": [row for row in rows if row.endswith("\t0")], "new": ["a b\t0", "b c\t2"]}
+    for name, chosen in lines.items():
+        (tmp_path / f"{name}.tsv").write_text("\n".join([header, *chosen]))
+    make(bertlite.BertForSequenceClassification, num_labels=3).float().save_pretrained(tmp_path / "model")
     bertlite.BertTokenizer(WORDS).save_pretrained(tmp_path / "model")
-    action = ["to", "50%"] if command == "to" else [command]
-    train = ["--texts" if command == "to" else "--train", str(tmp_path / "dev.tsv")]
-    zero = "LABEL_0" if command == "to" else "0"
-    own = {
-        "to": ["--label", "label", "--at", "1x8"],
-        "run": ["--calibration", "5"],
-        "finetune": ["--classes", "0,1,2"],
-    }
-    given = ["prune", *action, str(tmp_path / "model"), *own[command], "--out", str(tmp_path / "out")]
-    for words, said in (
-        (
-            [*train, "--dev", str(tmp_path / "new.tsv")],
-            "row 2 (line 3), column 'label': no example of dev.tsv has the",
-        ),
-        ([*train, "--dev", str(tmp_path / "none.tsv")], f"examples of none.tsv have the label '{zero}', from which"),
-        ([train[0], str(tmp_path / "none.tsv"), "--dev", train[1]], f"examples of none.tsv have the label '{zero}'"),
+    given = ["prune", action, *["50%"] * (action == "to"), tmp_path / "model", "--out", tmp_path / "out", *options]
+    for train, dev, message in (
+        ("all", "new", "row 2 (line 3), column 'label': no example of all.tsv has the"),
+        ("all", "none", f"examples of none.tsv have the label '{zero}', from which"),
+        ("none", "all", f"examples of none.tsv have the label '{zero}'"),
     ):
-        assert main([*given, *words]) == 2
-        assert said in capsys.readouterr().err
+        assert_refused(message, *given, tmp_path / f"{train}.tsv", "--dev", tmp_path / f"{dev}.tsv")
         assert not (tmp_path / "out").exists()
 
 
@@ -636,8 +586,8 @@ def test_steps_that_a_gpu_records_are_those_of_the_loop(distil, setting, monkeyp
     students = []
     for captures in (None, capture):
         for records in (False, True):
-            monkeypatch.setattr(finetune, "records_steps", lambda accelerator, records=records: records)
-            monkeypatch.setattr(finetune, "TrainingStep", partial(bertlite.inference.TrainingStep, capture=captures))
+            monkeypatch.setattr(training, "records_steps", lambda accelerator, records=records: records)
+            monkeypatch.setattr(training, "TrainingStep", partial(bertlite.inference.TrainingStep, capture=captures))
             students.append(bertlite.prune_heads(experiment.dense, {0: [0, 1], 2: [3]}).double())
             for part in students[-1].modules() if captures else ():
                 if isinstance(part, torch.nn.Dropout):
@@ -666,22 +616,12 @@ def test_the_loss_of_training_is_of_labels_of_the_teachers_logits_and_of_its_hid
         finetune_(student, experiment.dev_data, experiment.task, Recipe(distil=1.0))
 
 
-def test_a_killed_finetune_is_gone_on_with_bit_for_bit(world, tmp_path, monkeypatch, capsys):
+def test_a_killed_finetune_is_gone_on_with_bit_for_bit(world, tmp_path, monkeypatch, assert_refused):
     """With dropout, AdamW's moments, the schedule and empty tensors, killed before its first state and later."""
     given = tmp_path / "given"
     shutil.copytree(world / "model", given)
     bertlite.prune_heads(dense_of(world), {0: range(4), 1: range(4)}).save_pretrained(given)
-    command = [
-        "prune",
-        "finetune",
-        str(given),
-        *data_arguments(world)[1:],
-        "--epochs",
-        "3",
-        "--batch-size",
-        "8",
-        "--out",
-    ]
+    command = ["prune", "finetune", given, *data_arguments(world)[1:], "--epochs", "3", "--batch-size", "8", "--out"]
     log = Run.log
 
     def kill(dies_at, name):
@@ -692,17 +632,17 @@ def test_a_killed_finetune_is_gone_on_with_bit_for_bit(world, tmp_path, monkeypa
 
         with monkeypatch.context() as patch:
             patch.setattr(Run, "log", dies)
-            assert main([*command, str(tmp_path / name)]) == 130
+            assert main([*map(str, command), str(tmp_path / name)]) == 130
 
     kill(1, "early")
     assert not list((tmp_path / "early" / "training").glob("*"))
     kill(7, "late")
     assert [path.name for path in (tmp_path / "late" / "training").iterdir()] == ["6"]
     assert read_runs(tmp_path) == []
-    assert main([*command, str(tmp_path / "late"), "--seed", "1"]) == 2
-    assert "training is the state of a training with other data, settings" in capsys.readouterr().err
+    other = "training is the state of a training with other data, settings"
+    assert_refused(other, *command, tmp_path / "late", "--seed", "1")
     for name in ("early", "late", "whole"):
-        assert main([*command, str(tmp_path / name)]) == 0
+        assert main([*map(str, command), str(tmp_path / name)]) == 0
     *killed, whole = read_runs(tmp_path)
     for run in killed:
         assert run.results == whole.results, "and so the hash of the weights"
@@ -728,24 +668,22 @@ def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
     assert (run.folder / "model" / "config.json").exists()
 
 
-def test_an_edited_file_begins_the_training_and_the_cell_anew(world, setting, tmp_path, monkeypatch, capsys):
+def test_an_edited_file_begins_the_training_and_the_cell_anew(world, setting, tmp_path, monkeypatch, assert_refused):
     """A config that leaves the weights as they are, and a tokenizer that leaves the texts as they are."""
     folder = shutil.copytree(world / "model", tmp_path / "model")
     command = ["prune", "finetune", str(folder), *data_arguments(world)[1:], "--epochs", "1", "--batch-size", "8"]
+    command += ["--out", str(tmp_path / "run")]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            Run, "log", lambda run, **line: (_ for _ in ()).throw(KeyboardInterrupt) if line["step"] == 4 else 0
-        )
-        assert main([*command, "--out", str(tmp_path / "run")]) == 130
+        patch.setattr(Run, "log", lambda run, **line: interrupt() if line["step"] == 4 else 0)
+        assert main(command) == 130
     names = [Experiment(replace(setting, model=str(folder))).folder(Cell(), "")]
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
-    assert main([*command, "--out", str(tmp_path / "run")]) == 2
-    assert "training is the state of a training with other data, settings or weights" in capsys.readouterr().err
+    config = {**json.loads((folder / "config.json").read_text()), "hidden_act": "relu"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert_refused("training is the state of a training with other data, settings or weights", *command)
     names.append(Experiment(replace(setting, model=str(folder))).folder(Cell(), ""))
     bertlite.BertTokenizer(WORDS, do_lower_case=False).save_pretrained(folder)
     names.append(Experiment(replace(setting, model=str(folder))).folder(Cell(), ""))
-    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "relu", "_name_or_path": "moved"}))
+    (folder / "config.json").write_text(json.dumps({**config, "_name_or_path": "moved"}))
     names.append(Experiment(replace(setting, model=str(folder))).folder(Cell(), ""))
     assert len({*names}) == 3
     assert names[2] == names[3]
@@ -754,17 +692,17 @@ def test_an_edited_file_begins_the_training_and_the_cell_anew(world, setting, tm
 @pytest.mark.parametrize(
     "words",
     [
-        ["evaluate", "bare", "--dev", "dev.tsv"],
-        ["prune", "run", "bare", "--train", "train.tsv", "--dev", "dev.tsv", "--calibration", "11", "--out", "x"],
-        ["prune", "to", "50%", "bare", "--texts", "train.tsv", "--at", "1x8", "--out", "x"],
-        ["prune", "vocabulary", "bare", "--texts", "train.tsv", "--out", "x"],
-        ["convert", "bare", "--out", "x"],
-        ["export", "bare", "--out", "x"],
+        "evaluate bare --dev dev.tsv",
+        "prune run bare --train train.tsv --dev dev.tsv --calibration 11 --out x",
+        "prune to 50% bare --texts train.tsv --at 1x8 --out x",
+        "prune vocabulary bare --texts train.tsv --out x",
+        "convert bare --out x",
+        "export bare --out x",
     ],
 )
-def test_a_checkpoint_without_the_head_that_its_config_names_is_refused(world, tmp_path, monkeypatch, capsys, words):
+def test_a_checkpoint_without_its_configs_head_is_refused(world, tmp_path, monkeypatch, assert_refused, words):
     """Its head would be random; a bare encoder needs no pooler."""
-    if words[0] == "export":
+    if words.startswith("export"):
         pytest.importorskip("onnx")
         pytest.importorskip("onnxruntime")
     for name in ("train.tsv", "dev.tsv", "encoder"):
@@ -772,8 +710,7 @@ def test_a_checkpoint_without_the_head_that_its_config_names_is_refused(world, t
     shutil.copytree(world / "encoder", tmp_path / "bare")
     shutil.copy(world / "model" / "config.json", tmp_path / "bare")
     monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    assert "bare has no classifier, which would be random: train it first, with" in capsys.readouterr().err
+    assert_refused("bare has no classifier, which would be random: train it first, with", *words.split())
     assert not Path("x").exists()
 
 
@@ -790,25 +727,12 @@ def test_a_cell_leaves_a_folder_that_tells_it(experiment, tmp_path):
     assert run.results["accuracy"] == np.mean(outputs.argmax(1) == labels)
     batches = experiment.calibration(0)
     assert run.load("scores.json")["scores"] == bertlite.head_importance(experiment.dense, batches).tolist()
-    gone = {int(layer): heads for layer, heads in run.load("masks.json")["pruned_heads"].items()}
+    gone = {layer: [head for each, head in heads_gone(folder) if each == layer] for layer in range(3)}
     pruned = bertlite.prune_heads(experiment.dense, gone)
     np.testing.assert_allclose(predict(pruned, experiment.dev_data, experiment.task), outputs, atol=2e-6)
     assert run.results["kl"] == pytest.approx(experiment.task.divergence(experiment.dense_outputs, outputs), abs=1e-4)
-    assert (
-        run.results["dense"]["accuracy"] == metrics_of(experiment.dense_outputs, labels, experiment.task)["accuracy"]
-    )
-
-
-def test_inverted_removes_what_matters_most(experiment, tmp_path):
-    kept = {}
-    for criterion in ("michel", "michel/inverted"):
-        folder = experiment.run(Cell(criterion, 1 / 3, at_least=0), tmp_path)
-        gone = json.loads((folder / "masks.json").read_text())["pruned_heads"]
-        kept[criterion] = {(layer, head) for layer, heads in gone.items() for head in heads}
-    scores = experiment.scores(Cell("michel"))
-    ranked = [divmod(i, 4) for i in scores.flatten().argsort().tolist()]
-    assert kept["michel"] == {(str(layer), head) for layer, head in ranked[:4]}
-    assert kept["michel/inverted"] == {(str(layer), head) for layer, head in ranked[-4:]}
+    dense = metrics_of(experiment.dense_outputs, labels, experiment.task)
+    assert run.results["dense"]["accuracy"] == dense["accuracy"]
 
 
 @pytest.mark.parametrize("at_least", [0, 1])
@@ -831,10 +755,7 @@ def test_rescored_heads_go_by_the_scores_of_the_model_that_is_left(criterion, at
 
     # A cell removes the first of this order, and another share needs no other scores.
     folder = experiment.run(Cell(f"{criterion}/rescored", 1 / 3, at_least=at_least, repair="none"), tmp_path)
-    masked = {
-        (int(k), x) for k, v in json.loads((folder / "masks.json").read_text())["pruned_heads"].items() for x in v
-    }
-    assert masked == {*gone[:4]}
+    assert heads_gone(folder) == {*gone[:4]}
 
 
 def test_a_head_that_hides_another_is_seen_when_heads_are_scored_again():
@@ -842,27 +763,19 @@ def test_a_head_that_hides_another_is_seen_when_heads_are_scored_again():
 
     def score(model):
         kept = bertlite.kept_heads(model.config, 0)
-        twins = {0, 1} <= {*kept}
-        worth = {0: 0.0 if twins else 9.0, 1: 0.1 if twins else 9.0, 2: 1.0, 3: 2.0}
+        worth = (0.0, 0.1, 1.0, 2.0) if {0, 1} <= {*kept} else (9.0, 9.0, 1.0, 2.0)
         return torch.tensor([[worth[head] if head in kept else math.nan for head in range(4)]])
 
     model = make(bertlite.BertForSequenceClassification, num_hidden_layers=1)
-    once, again = score(model), rescored(model, score, 0)
-    assert bertlite.pruning.rank_heads(once, count=2) == {0: [0, 1]}
-    assert bertlite.pruning.rank_heads(again, count=2) == {0: [0, 2]}
-    assert again.tolist() == [[0, 3, 1, 2]]
+    assert bertlite.pruning.rank_heads(score(model), count=2) == {0: [0, 1]}
+    assert rescored(model, score, 0).tolist() == [[0, 3, 1, 2]]
     assert rescored(bertlite.prune_heads(model, {0: [3]}), score, 1).nan_to_num(nan=-1).tolist() == [[0, 3, 1, -1]]
 
 
 def test_repair_and_retraining_act(experiment, tmp_path):
-    plain, repaired, retrained = (
-        read_runs(experiment.run(cell, tmp_path))[0]
-        for cell in (
-            Cell("michel", 0.5, repair="none"),
-            Cell("michel", 0.5, repair="refit"),
-            Cell("michel", 0.5, repair="none", epochs=1),
-        )
-    )
+    options = {"repair": "none"}, {"repair": "refit"}, {"repair": "none", "epochs": 1}
+    folders = [experiment.run(Cell("michel", 0.5, **each), tmp_path) for each in options]
+    plain, repaired, retrained = (read_runs(folder)[0] for folder in folders)
     assert repaired.load("masks.json") == plain.load("masks.json") == retrained.load("masks.json")
     assert repaired.results["kl"] < plain.results["kl"]
     assert retrained.results["loss"] < plain.results["loss"]
@@ -870,9 +783,7 @@ def test_repair_and_retraining_act(experiment, tmp_path):
 
 
 def test_similarity_is_pruned_without_labels(world, tmp_path):
-    columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
-    train, dev = (DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
-    experiment = Experiment(Setting(str(world / "encoder"), "similarity", train, dev, calibration=11))
+    experiment = Experiment(Setting(str(world / "encoder"), "similarity", *pairs_of(world), calibration=11))
     (run,) = read_runs(experiment.run(Cell("fisher/kl", 0.5, repair="refit"), tmp_path))
     assert -1 <= run.results["spearman"] <= 1
     assert run.results["kl"] > 0
@@ -902,28 +813,21 @@ def test_a_cell_or_a_recipe_that_means_nothing_is_refused(kind, given, said):
         kind(**given)
 
 
-def test_a_target_that_cannot_be_met_is_refused_before_any_work(experiment, tmp_path):
-    with pytest.raises(ValueError, match=r"at_least|keep"):
-        experiment.run(Cell("michel", 0.9, at_least=1), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "cell", "said"),
     [
-        (
-            {"task": "translation"},
-            "task 'translation' is unknown; have: classification, tokens, regression, similarity",
-        ),
-        ({"calibration": 41}, "--calibration is 41; train.tsv has 40: take fewer"),
-        ({"retrain": 0}, "--train-examples is 0; train.tsv has 40: take fewer"),
-        ({"task": "regression"}, "the head has 2 outputs; regression has 1"),
-        ({"task": "similarity"}, "similarity compares two texts; name two text columns"),
+        ({"task": "translation"}, {}, "task 'translation' is unknown; have: classification, tokens, regression, simi"),
+        ({"calibration": 41}, {}, "--calibration is 41; train.tsv has 40: take fewer"),
+        ({"retrain": 0}, {}, "--train-examples is 0; train.tsv has 40: take fewer"),
+        ({"task": "regression"}, {}, "the head has 2 outputs; regression has 1"),
+        ({"task": "similarity"}, {}, "similarity compares two texts; name two text columns"),
+        ({}, {"fraction": 0.9, "at_least": 1}, "leave only 9 to remove"),
     ],
 )
-def test_a_setting_that_cannot_be_run_is_refused_when_read(setting, changes, said):
+def test_what_cannot_be_run_is_refused_before_any_work(setting, tmp_path, changes, cell, said):
     with pytest.raises(ValueError, match=said):
-        Experiment(replace(setting, **changes)).check(Cell("random"))
+        Experiment(replace(setting, **changes)).run(Cell("michel", **cell), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_scores_are_computed_once_for_all_cells(experiment, monkeypatch):
@@ -935,27 +839,46 @@ def test_scores_are_computed_once_for_all_cells(experiment, monkeypatch):
             experiment.scores(cell)
 
 
-def test_a_run_keeps_its_model(experiment, tmp_path):
+def test_a_run_keeps_its_model_with_a_card_and_a_report(setting, tmp_path):
+    experiment = Experiment(replace(setting, train=replace(setting.train, classes=("bad", "good"))))
     cell = Cell("michel", 0.5, repair="refit", epochs=1.0)
-    folder = experiment.run(cell, tmp_path, save_model=True)
-    kept = bertlite.BertForSequenceClassification.from_pretrained(folder / "model")
-    outputs = [line["outputs"] for run in read_runs(folder) for line in run.predictions]
+    (run,) = read_runs(experiment.run(cell, tmp_path, save_model=True))
+    model = run.folder / "model"
+    kept = bertlite.BertForSequenceClassification.from_pretrained(model)
+    outputs = [line["outputs"] for line in run.predictions]
     np.testing.assert_allclose(predict(kept, experiment.dev_data, experiment.task), outputs, atol=2e-6)
-    assert (folder / "model" / "tokenizer.json").exists()
-    assert experiment.run(cell, tmp_path, save_model=True) == folder
-    shutil.rmtree(folder / "model")
+    assert class_names(kept.config) == ("bad", "good")
+    assert (model / "tokenizer.json").exists()
+
+    # The card has the figures of the run with intervals, and the report all of it.
+    card, report = (model / "README.md").read_text(), json.loads((model / "report.json").read_text())
+    (low, high), right = statistics.wilson(round(run.results["accuracy"] * 23), 23), run.results["accuracy"]
+    line = f"{low:.4g} to {high:.4g}, over 23 examples of dev.tsv | {run.results['dense']['accuracy']:.4g} |"
+    assert f"| accuracy | {right:.4g} | {line}" in card
+    assert "50 % of the heads were removed by the criterion michel, on 11 examples" in card
+    assert "repaired (refit)" in card
+    named = {figure["name"]: figure for figure in report["figures"]}
+    assert [named["accuracy"][name] for name in ("low", "value", "high")] == pytest.approx([low, right, high])
+    assert named["multiply-accumulates of the layers, as a share"]["value"] == run.results["macs"] < 1
+    assert report["heads_kept"] == run.results["heads_kept"]
+    assert report["run"]["config"] == run.config
+    assert report["run"]["environment"]["versions"]["torch"]
+    assert report["results"]["accuracy"] == right
+
+    assert experiment.run(cell, tmp_path, save_model=True) == run.folder
+    shutil.rmtree(model)
     with pytest.raises(FileExistsError, match="is finished and did not keep its model: name another folder"):
         experiment.run(cell, tmp_path, save_model=True)
 
 
-def test_examples_that_are_in_both_files_are_counted(setting, world, tmp_path):
-    header, *lines = (world / "train.tsv").read_text().splitlines(keepends=True)
-    texts = {line.partition("\t")[0] for line in lines}
-    unseen = "film film film film film film film\t1\n"
-    (tmp_path / "dev.tsv").write_text("".join([header, *lines[:7], unseen]))
-    assert unseen.partition("\t")[0] not in texts
-    with pytest.warns(UserWarning, match=r"7 of the 8 examples of dev\.tsv are also in train\.tsv"):
-        Experiment(replace(setting, dev=DataSource(str(tmp_path / "dev.tsv"))))
+def test_the_headline_has_its_interval_whatever_it_is():
+    draw, task = np.random.default_rng(0), TASKS["regression"]
+    outputs, labels = draw.normal(size=(30, 1)), draw.normal(size=30)
+    results = metrics_of(outputs, labels, task)
+    first, *others = metric_figures(outputs, labels, task, "dev.tsv", results)
+    low, high = interval_over_examples(outputs, labels, task, "spearman")
+    assert (first.name, first.low, first.high, first.dense) == ("spearman", low, high, None)
+    assert [other.low for other in others] == [None] * len(others)
 
 
 # Sweeps -------------------------------------------------------------------------------------------------------------
@@ -968,15 +891,9 @@ def test_the_grid_gives_random_more_seeds():
 
 def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(experiment, tmp_path, monkeypatch):
     cells = grid(["michel", "random"], [0.25, 0.5], random_seeds=range(2))
-
-    def dies(self, cell):
-        if cell == cells[3]:
-            raise KeyboardInterrupt
-        return usual(self, cell)
-
     usual = Experiment.pruned
     with monkeypatch.context() as patch:
-        patch.setattr(Experiment, "pruned", lambda self, cell, log: dies(self, cell))
+        patch.setattr(Experiment, "pruned", lambda *given: interrupt() if given[1] == cells[3] else usual(*given))
         with pytest.raises(KeyboardInterrupt):
             prune_run(experiment, cells, tmp_path)
     finished = {run.folder: (run.folder / "run.json").stat().st_mtime_ns for run in read_runs(tmp_path)}
@@ -986,33 +903,31 @@ def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(experiment, 
     assert {folder: (folder / "run.json").stat().st_mtime_ns for folder in finished} == finished
 
 
-def test_two_commands_do_not_write_to_one_folder(experiment, world, tmp_path, capsys):
+def test_two_commands_do_not_write_to_one_folder(experiment, world, tmp_path, assert_refused):
     with lock_folder(tmp_path), pytest.raises(BlockingIOError, match=rf"process {os.getpid()} \(.*\) is writing to"):
         prune_run(experiment, [Cell("random", 0.5)], tmp_path)
     assert not list(tmp_path.parent.glob(".*.lock"))
-    with lock_folder(tmp_path / "run"):
-        assert main(["prune", "finetune", *data_arguments(world), "--out", str(tmp_path / "run")]) == 2
-    assert "wait for it, or name another folder" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    with lock_folder(out := tmp_path / "run"):
+        words = ["prune", "finetune", *data_arguments(world), "--out", out]
+        assert_refused("wait for it, or name another folder", *words)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("note", [None, "the model predicts the same class for all examples"])
 def test_only_a_model_that_learnt_is_to_be_pruned_next(note, world, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("bertlite.experiments.compare.note_on_predictions", lambda _: note)
-    words = [*data_arguments(world), "--epochs", "1", "--train-examples", "16", "--out", str(tmp_path / "run")]
-    assert main(["prune", "finetune", *words]) == 0
+    assert finetune(world, tmp_path / "run", "--epochs", "1", "--train-examples", "16") == 0
     printed = capsys.readouterr().out
     assert (f"note: {note}: train it longer, or with another --lr" in printed) == bool(note)
     assert ("next: bertlite prune to 2x" in printed) == (note is None)
 
 
 def test_what_diverges_fails_at_once_and_is_left_out(world, tmp_path, capsys):
-    out = str(tmp_path / "run")
-    assert main(["prune", "finetune", *data_arguments(world), "--lr", "1e30", "--out", out]) == 2
-    assert re.search(
-        r"the loss is (nan|inf) at step \d+ of \d+: .* smaller learning rate than 1e\+30", capsys.readouterr().err
-    )
-    assert not (tmp_path / "run" / "model").exists()
+    out = tmp_path / "run"
+    assert finetune(world, out, "--lr", "1e30") == 2
+    message = r"the loss is (nan|inf) at step \d+ of \d+: .* smaller learning rate than 1e\+30"
+    assert re.search(message, capsys.readouterr().err)
+    assert not (out / "model").exists()
     (failed,) = read_runs(out, unfinished=True)
     assert failed.facts["status"] == "failed"
     cells = ["--criteria", "magnitude", "--fractions", "0.5", "--epochs", "0,1", "--calibration", "8", "--lr", "1e30"]
@@ -1021,18 +936,25 @@ def test_what_diverges_fails_at_once_and_is_left_out(world, tmp_path, capsys):
     assert len(read_runs(tmp_path / "runs")) == 1
 
 
-def test_labels_lengths_and_cells_out_of_range_are_refused_by_row(world, tmp_path, capsys):
-    rows = {"label": "good film\t1000000000\n", "empty": " \t1\n"}
-    for name, said in (
-        ("label", "row 2 (line 3), column 'label': 1000000000 is no index"),
-        ("empty", "row 2 (line 3): column"),
-    ):
-        (tmp_path / f"{name}.tsv").write_text("text\tlabel\nfine plot\t0\n" + rows[name])
-        command = ["prune", "finetune", *data_arguments(world), "--train", str(tmp_path / f"{name}.tsv")]
-        assert main([*command, "--out", str(tmp_path / "no")]) == 2
-        assert said in capsys.readouterr().err
-    assert main(["prune", "finetune", *data_arguments(world), "--max-length", "1", "--out", str(tmp_path / "no")]) == 2
-    assert "--max-length 1 leaves no room for a word, with 3 special tokens" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("action", "words", "message"),
+    [
+        ("finetune", "--train label.tsv", "row 2 (line 3), column 'label': 1000000000 is no index"),
+        ("finetune", "--train one.csv", "this and all 1 examples of one.csv have the label 'good', from which"),
+        ("finetune", "--max-length 1", "--max-length 1 leaves no room for a word, with 3 special tokens"),
+        ("finetune", "--task similarity", "similarity has no head to train; sentence-transformers trains"),
+        ("finetune", "--epochs 0", "40 examples, 0 epochs and 1 processes make no step"),
+        ("run", "--calibration 11 --metric spearman", "classification has no metric 'spearman'; have: accuracy, f1"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_the_command(
+    world, tmp_path, monkeypatch, assert_refused, action, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("label.tsv").write_text("text\tlabel\nfine plot\t0\ngood film\t1000000000\n")
+    write_labels(Path("one.csv"), ["good"])
+    assert_refused(message, "prune", action, *data_arguments(world), *words.split(), "--out", "no")
+    assert Path("no").exists() == (words == "--epochs 0")  # a run that began
 
 
 # Comparisons, figures and the command -------------------------------------------------------------------------------
@@ -1064,12 +986,20 @@ def test_rows_say_what_their_interval_is_over(runs):
         compare.summarise(read_runs(runs), against="fisher")
     with pytest.raises(ValueError, match="no finished runs"):
         compare.summarise([])
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda run: run.results["heads_kept"].append(3), "numbers of layers"),
+        (lambda run: run.facts["data"].update(dev="0" * 64), "evaluation data"),
+        (lambda run: run.config["setting"].update(max_length=8), "values of max_length"),
+    ],
+)
+def test_runs_of_different_kinds_are_not_pooled(runs, change, what):
     other = read_runs(runs)[0]
-    other.results["heads_kept"].append(3)
-    with pytest.raises(ValueError, match="the runs have 2 numbers of layers; compare runs with only one"):
-        compare.summarise([*read_runs(runs), other])
-    other.facts["data"]["dev"] = "0" * 64
-    with pytest.raises(ValueError, match="the runs have 2 evaluation data; compare runs with only one"):
+    change(other)
+    with pytest.raises(ValueError, match=f"the runs have 2 {what}; compare runs with only one"):
         compare.summarise([*read_runs(runs), other])
 
 
@@ -1084,18 +1014,14 @@ def of_models(runs, models, criteria=("michel",)):
             run = replace(first, facts=json.loads(json.dumps(first.facts)))
             run.facts["model"]["dense"] = f"{model}" * 64
             run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
-            lines = []
-            for label, d in zip(labels.tolist(), dense, strict=True):
-                outputs = [(d if right else d - worse + draw.normal(0, 0.3)) for right in (True, False)]
-                logits = [[-x, x] if label else [x, -x] for x in outputs]
-                lines.append({"label": label, "dense": logits[0], "outputs": logits[1]})
-            run.__dict__["predictions"] = lines
-            metrics = TASKS["classification"].metrics
-            found = {name: metric(files.outputs(run), labels) for name, metric in metrics.items()}
-            run.facts["results"] |= {
-                **found,
-                "dense": {n: m(files.outputs(run, "dense"), labels) for n, m in metrics.items()},
-            }
+            sides = np.sign(labels - 0.5)[:, None] * (-1, 1)  # the logits of a label
+            pruned = dense - worse + draw.normal(0, 0.3, 400)
+            logits = [(x[:, None] * sides).tolist() for x in (dense, pruned)]
+            lines = zip(labels.tolist(), *logits, strict=True)
+            run.__dict__["predictions"] = [{"label": y, "dense": a, "outputs": b} for y, a, b in lines]
+            metrics = TASKS["classification"].metrics.items()
+            ours, theirs = ({n: f(files.outputs(run, *of), labels) for n, f in metrics} for of in ((), ("dense",)))
+            run.facts["results"] |= {**ours, "dense": theirs}
             made.append(run)
     return made
 
@@ -1103,9 +1029,8 @@ def of_models(runs, models, criteria=("michel",)):
 def test_several_models_are_compared_over_models_and_examples(runs):
     made = of_models(runs, 3, ("michel", "random"))
     better, worse = compare.summarise(made, against="dense")
-    assert [(row["models"], row["runs"], row["over"]) for row in (better, worse)] == [
-        (3, 3, "models and examples")
-    ] * 2
+    for row in (better, worse):
+        assert (row["models"], row["runs"], row["over"]) == (3, 3, "models and examples")
     alone = [compare.summarise([run])[0] for run in made if run.config["cell"]["criterion"] == "michel"]
     assert better["accuracy"] == pytest.approx(np.mean([row["accuracy"] for row in alone]))
     assert better["high"] - better["low"] > max(row["high"] - row["low"] for row in alone), "models differ too"
@@ -1120,13 +1045,6 @@ def test_several_models_are_compared_over_models_and_examples(runs):
     assert "p" not in other
     with pytest.raises(ValueError, match="began with different models: run both sides on the same ones"):
         compare.summarise([made[0], made[3]], against="random")
-
-
-def test_a_metric_that_the_task_has_not_is_refused_before_any_work(world, tmp_path, capsys):
-    command = ["prune", "run", *data_arguments(world), "--calibration", "11", "--metric", "spearman"]
-    assert main([*command, "--out", str(tmp_path / "x")]) == 2
-    assert "classification has no metric 'spearman'; have: accuracy, f1, macro-f1, mcc" in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
 
 
 def test_a_row_may_be_of_another_metric(runs):
@@ -1164,13 +1082,6 @@ def test_predictions_that_never_change_have_no_interval(runs):
     (row,) = compare.summarise(made, metric="mcc")
     assert (row["mcc"], row["low"], row["high"]) == (0, None, None)
     assert "| 0.0 (2) |" in compare.markdown_table([row], "mcc")
-
-
-def test_runs_that_read_other_lengths_are_not_pooled(runs):
-    made = of_models(runs, 2)
-    made[0].config["setting"]["max_length"] += 1
-    with pytest.raises(ValueError, match="the runs have 2 values of max_length"):
-        compare.summarise(made)
 
 
 def test_ways_that_differ_have_lines_of_their_own():
@@ -1219,9 +1130,7 @@ def test_runs_of_one_models_weights_under_two_configs_are_not_seeds_of_one_model
     assert (row["models"], row["over"]) == (2, "models and examples")
     for run in made:
         del run.facts["model"]["key"]  # as older runs are
-    with pytest.raises(
-        ValueError, match="are of one way, model and seed, such as before and after its data were edit"
-    ):
+    with pytest.raises(ValueError, match="are of one way, model and seed, such as before and after its data were"):
         compare.summarise(made)
 
 
@@ -1247,42 +1156,27 @@ def test_rows_name_the_commits_of_their_runs(runs):
     assert commit_of(compare.provenance(older)) == one
 
 
-def test_what_cannot_be_finetuned_is_refused_before_any_work(world, tmp_path, capsys):
-    one = write_labels(tmp_path / "1.csv", ["good"])
-    for words, message in (
-        (["--task", "similarity"], "similarity has no head to train; sentence-transformers trains"),
-        (["--train", one], "this and all 1 examples of 1.csv have the label 'good', from which nothing can be"),
-        (["--epochs", "0"], "40 examples, 0 epochs and 1 processes make no step"),
-    ):
-        assert not (tmp_path / "no").exists()
-        assert main(["prune", "finetune", *data_arguments(world), *words, "--out", str(tmp_path / "no")]) == 2, words
-        assert message in capsys.readouterr().err
-
-
 def test_a_head_that_names_its_classes_keeps_their_order(world, tmp_path):
     for name, count in (("train", 12), ("dev", 5)):
-        rows = [f"{'good' if i % 3 else 'bad'} film {i},{'good' if i % 3 else 'bad'}" for i in range(count)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+        write_labels(tmp_path / f"{name}.csv", ["good" if i % 3 else "bad" for i in range(count)])
     data = ["--train", str(tmp_path / "train.csv"), "--dev", str(tmp_path / "dev.csv"), "--epochs", "1"]
-    command = ["prune", "finetune", str(world / "model"), *data]
-    assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "one")]) == 0
-    one = tmp_path / "one" / "model"
-    assert main([*command[:2], str(one), *data, "--out", str(tmp_path / "two")]) == 0
-    for folder in (one, tmp_path / "two" / "model"):
-        assert class_names(bertlite.BertConfig.from_json_file(folder / "config.json")) == ("good", "bad")
+    one, two = (tmp_path / name for name in ("one", "two"))
+    assert finetune(world, one, *data, "--classes", "good,bad") == 0
+    assert main(["prune", "finetune", str(one / "model"), *data, "--out", str(two)]) == 0
+    for folder in (one, two):
+        assert class_names(bertlite.BertConfig.from_json_file(folder / "model/config.json")) == ("good", "bad")
     (first, second) = read_runs(tmp_path)
     assert [line["label"] for line in first.predictions] == [line["label"] for line in second.predictions]
 
 
 def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys):
-    out = tmp_path / "run"
-    assert main(["prune", "finetune", *data_arguments(world), "--epochs", "2.5", "--out", str(out)]) == 0
+    assert finetune(world, tmp_path / "run", "--epochs", "2.5") == 0
     printed = capsys.readouterr().out
-    lines = re.findall(r"^epoch ([\d.]+): loss \d\.\d{4}, dev\.tsv: accuracy \d\.\d{4}, ", printed, re.MULTILINE)
-    assert lines[:2] == ["1", "2"]
-    assert float(lines[2]) == pytest.approx(2.5, abs=0.3)
-    (run,) = read_runs(out)
-    model = bertlite.BertForSequenceClassification.from_pretrained(out / "model")
+    line = r"^epoch ([\d.]+): loss \d\.\d{4}, dev\.tsv: accuracy \d\.\d{4}, "
+    one, two, last = re.findall(line, printed, re.MULTILINE)
+    assert (one, two, float(last)) == ("1", "2", pytest.approx(2.5, abs=0.3))
+    (run,) = read_runs(tmp_path)
+    model = bertlite.BertForSequenceClassification.from_pretrained(run.folder / "model")
     assert run.results["sha256"] == model_sha256(model)
     assert run.facts["model"]["before"] == model_sha256(dense_of(world))
 
@@ -1313,10 +1207,9 @@ def test_from_python_all_is_as_by_the_commands(world, tmp_path, capsys):
     found.append(bertlite.commands.prune_run(Experiment(setting), grid(["michel"], [0.5]), other / "runs"))
     found.append(bertlite.commands.prune_compare([other / "runs"], against="dense"))
     assert capsys.readouterr().out == ""
+    ours, theirs = ([run for each in records[:2] for run in each["runs"]] for records in (found, wanted))
     for name in ("data", "model", "results"):
-        assert [run[name] for each in found[:2] for run in each["runs"]] == [
-            run[name] for each in wanted[:2] for run in each["runs"]
-        ]
+        assert [run[name] for run in ours] == [run[name] for run in theirs]
     assert found[2]["rows"] == wanted[2]["rows"]
     assert [{*each} for each in found] == [{*each} for each in wanted]
     first, second = (folder / "dense/model/model.safetensors" for folder in (one, other))
