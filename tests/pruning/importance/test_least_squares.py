@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, assert_same, distance, make, make_batch
+from conftest import F64, assert_same, distance, interrupt, make, make_batches, seen_by
 from left_as_found import left_as_found, state_of, worn
 from torch import Tensor, nn
 
@@ -35,9 +35,7 @@ DEFAULT = 1e-3
 
 
 def data(seed: int = 1, count: int = 19) -> list[dict[str, Tensor]]:
-    """Examples of lengths 13 down to 7, in batches of at most 10."""
-    whole = make_batch(count, 13, seed, tuple(13 - i % 7 for i in range(count)))
-    return [{name: x[start : start + 10] for name, x in whole.items()} for start in range(0, count, 10)]
+    return make_batches(count, seed)
 
 
 def padded(batches: list[dict[str, Tensor]], more: int) -> list[dict[str, Tensor]]:
@@ -46,20 +44,6 @@ def padded(batches: list[dict[str, Tensor]], more: int) -> list[dict[str, Tensor
 
 def block_of(model: Any, layer: int) -> Any:
     return model.base_model.encoder.layer[layer]
-
-
-def seen_by(model: Any, part: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the inputs and the residual of an output projection at real tokens when the whole model runs."""
-    calls: list[tuple[Tensor, Tensor]] = []
-    hook = part.register_forward_pre_hook(lambda module, args: calls.append(args))
-    with torch.no_grad():
-        for batch in batches:
-            model(**batch)
-    hook.remove()
-    real = [batch["attention_mask"].bool() for batch in batches]
-    assert len(calls) == len(real)
-    inputs, residual = zip(*((a[r], b[r]) for (a, b), r in zip(calls, real, strict=True)), strict=True)
-    return torch.cat(inputs), torch.cat(residual)
 
 
 Part = Callable[[Any, int], Any]
@@ -71,37 +55,24 @@ PARTS: dict[str, Part] = {
 
 def problem(pruned: Any, dense: Any, batches: Any, layer: int, part: str) -> tuple[Tensor, Tensor]:
     """Return the inputs of a projection in the pruned model, C (T, width), and its wanted output, Y (T, D)."""
-    mine, theirs = PARTS[part](pruned, layer), PARTS[part](dense, layer)
-    inputs, residual = seen_by(pruned, mine, batches)
-    full, other = seen_by(dense, theirs, batches)
-    return inputs, full @ theirs.dense.weight.T + theirs.dense.bias + other - residual
-
-
-def least_squares(design: Tensor, wanted: Tensor, ridge: float) -> Tensor:
-    """argmin ‖wanted - design·x‖² + ridge · mean power of the design's columns · ‖x‖², by QR, not normal equations."""
-    power = design.square().sum(0).mean()
-    weights = (ridge * power).sqrt() * torch.eye(design.shape[1], dtype=F64)
-    if not ridge:
-        return torch.linalg.lstsq(design, wanted, driver="gelsd").solution
-    padded = torch.cat([wanted, wanted.new_zeros(len(weights), wanted.shape[1])])
-    return torch.linalg.lstsq(torch.cat([design, weights]), padded).solution
+    inputs, residual, _ = seen_by(PARTS[part](pruned, layer), pruned, batches)
+    wanted, _ = seen_by(PARTS[part](dense, layer).LayerNorm, dense, batches)
+    return inputs, wanted - residual
 
 
 def solved(inputs: Tensor, wanted: Tensor, weight: Tensor, method: str, ridge: float) -> Tensor:
-    """Return the fitted weight with the bias as its last column: (D, width + 1)."""
-    c, y = inputs - inputs.mean(0), wanted - wanted.mean(0)
-    left = y - c @ weight.T
+    """Return scikit-learn's fit with the bias as its last column, (D, width + 1); `ridge` is in inputs' mean power."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    left = wanted - inputs @ weight.T
     if method == "refit" and weight.numel():
-        weight = weight + least_squares(c, left, ridge).T
-    return torch.cat([weight, (wanted.mean(0) - inputs.mean(0) @ weight.T)[:, None]], 1)
+        power = float((inputs - inputs.mean(0)).square().sum(0).mean())
+        fit = linear_model.Ridge(ridge * power, solver="svd").fit(inputs.numpy(), left.numpy())
+        weight, left = weight + torch.from_numpy(fit.coef_), torch.from_numpy(fit.intercept_)[None]
+    return torch.cat([weight, left.mean(0)[:, None]], 1)
 
 
 def joined(dense: nn.Linear) -> Tensor:
     return torch.cat([dense.weight, dense.bias[:, None]], 1).detach()
-
-
-def error(dense: nn.Linear, inputs: Tensor, wanted: Tensor) -> float:
-    return float((wanted - dense(inputs)).detach().square().sum())
 
 
 # What is fitted
@@ -116,24 +87,10 @@ def test_every_layer_is_the_least_squares_fit_given_the_repaired_ones_below(meth
     for layer in range(L):
         for part, find in PARTS.items():
             inputs, wanted = problem(fixed, model, batches, layer, part)  # its own inputs are those from below
-            old = find(pruned, layer).dense.weight
+            old = find(pruned, layer).dense.weight.detach()
             got, best = joined(find(fixed, layer).dense), solved(inputs, wanted, old, method, ridge)
             assert distance(got, joined(find(pruned, layer).dense)) > 1e-3
             torch.testing.assert_close(got, best, rtol=0, atol=1e-8)
-
-
-def test_repair_brings_the_output_nearer_on_other_data() -> None:
-    model, batches = make(), data(count=70)
-    pruned = prune_heads(model, {0: [1], 2: [2]})
-    held = data(seed=99)
-    far = {}
-    for name, each in {"none": pruned, **{m: repair(pruned, model, batches, m) for m in METHODS}}.items():
-        with torch.no_grad():
-            gaps = [each(**batch).last_hidden_state - model(**batch).last_hidden_state for batch in held]
-        far[name] = sum(
-            float(x[batch["attention_mask"].bool()].square().sum()) for x, batch in zip(gaps, held, strict=True)
-        )
-    assert max(far[method] for method in METHODS) < far["none"] / 2
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -144,17 +101,6 @@ def test_repair_of_a_model_that_lost_nothing_changes_nothing(method: str) -> Non
 
 
 # What it may not depend on
-
-
-def test_padding_and_the_batch_size_do_not_count() -> None:
-    model = make()
-    pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
-    wanted = repair(pruned, model, data(), "refit").state_dict()
-    single = [
-        {name: x[i : i + 1] for name, x in batch.items()} for batch in data() for i in range(len(batch["input_ids"]))
-    ]
-    for batches in (padded(data(), 6), single):
-        assert_same(repair(pruned, model, batches, "refit").state_dict(), wanted, atol=1e-9)
 
 
 @pytest.mark.parametrize(("method", "cls"), [("mean", BertForSequenceClassification), ("refit", BertModel)])
@@ -201,11 +147,9 @@ def test_every_model_with_a_head_is_repaired_as_its_body(cls: Any) -> None:
     fixed = repair(pruned, model, [{**batch, "labels": None} for batch in given], "refit")
     wanted = repair(prune_heads(body, PRUNED), body, batches, "refit")
     assert_same(fixed.bert.state_dict(), wanted.state_dict(), atol=1e-12)
-    assert_same(
-        {k: x for k, x in fixed.state_dict().items() if not k.startswith("bert.")},
-        {k: x for k, x in model.state_dict().items() if not k.startswith("bert.")},
-        atol=0,
-    )
+    head, before = fixed.state_dict(), model.state_dict()
+    same = {k: x for k, x in head.items() if not k.startswith("bert.")}
+    assert_same(same, {k: before[k] for k in same}, atol=0)
 
 
 @pytest.mark.parametrize("crossed", [False, True])
@@ -230,7 +174,8 @@ def test_half_precision_is_fitted_in_float64() -> None:
     fixed = repair(pruned, model, data())
     assert {p.dtype for p in fixed.parameters()} == {torch.bfloat16}
     inputs, wanted = problem(pruned.double(), model.double(), data(), 0, "heads")
-    before, after = (error(block_of(m.double(), 0).attention.output.dense, inputs, wanted) for m in (pruned, fixed))
+    parts = [PARTS["heads"](each.double(), 0).dense for each in (pruned, fixed)]
+    before, after = (float((wanted - part(inputs)).detach().square().sum()) for part in parts)
     assert after < 0.9 * before
 
 
@@ -273,9 +218,8 @@ def test_too_few_tokens_for_the_inputs_of_a_matrix_are_said() -> None:
     pruned, few = prune_neurons(model, {0: [1]}), data(count=6)
     tokens = sum(int(batch["attention_mask"].sum()) for batch in few)
     assert tokens < 2 * D
-    with pytest.warns(
-        UserWarning, match=f"matrices with {D} inputs are fitted to {tokens} tokens, .* give {2 * D} tokens"
-    ):
+    message = f"matrices with {D} inputs are fitted to {tokens} tokens, .* give {2 * D} tokens"
+    with pytest.warns(UserWarning, match=message):
         repair(pruned, model, few)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -292,22 +236,15 @@ def test_the_divergence_is_the_mean_over_examples() -> None:
         assert module.mean_divergence(pruned, model, data()) == pytest.approx(float(wanted), rel=1e-10)
 
 
-class BoomError(Exception):
-    pass
-
-
 def test_after_an_error_nothing_hangs_on_the_models() -> None:
-    def fails(*args: Any) -> None:
-        raise BoomError
-
-    for place in ("encoder.layer.1.attention.self", "encoder.layer.2.output.LayerNorm", "embeddings"):
-        for which in (0, 1):
-            models = worn(prune_heads(make(), PRUNED)), worn(make())
-            models[which].get_submodule(place).register_forward_hook(fails)
-            before = [*map(state_of, models)]
-            with pytest.raises(BoomError):
-                repair_(*models, data())
-            assert [*map(state_of, models)] == before
+    places = "encoder.layer.1.attention.self", "encoder.layer.2.output.LayerNorm", "embeddings"
+    for place, which in product(places, (0, 1)):
+        models = worn(prune_heads(make(), PRUNED)), worn(make())
+        models[which].get_submodule(place).register_forward_hook(interrupt)
+        before = [*map(state_of, models)]
+        with pytest.raises(KeyboardInterrupt):
+            repair_(*models, data())
+        assert [*map(state_of, models)] == before
 
 
 # What is refused
@@ -335,19 +272,6 @@ def test_padding_alone_is_refused() -> None:
     batches = [{**batch, "attention_mask": 0 * batch["attention_mask"]} for batch in data()]
     with pytest.raises(ValueError, match="the batches hold only padding"):
         repair(prune_heads(make(), PRUNED), make(), batches)
-
-
-def test_adapters_are_refused() -> None:
-    class Wrapped(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base_layer = base
-
-    pruned = prune_heads(make(), PRUNED)
-    output = block_of(pruned, 2).attention.output
-    output.dense = Wrapped(output.dense)
-    with pytest.raises(TypeError, match=r"encoder\.layer\.2\.attention\.output\.dense is a .*Wrapped"):
-        repair(pruned, make(), data())
 
 
 def test_flags_and_numbers_disagree_too() -> None:
