@@ -25,13 +25,13 @@ def now(monkeypatch):
 
 def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(now):
     log = io.StringIO()
-    with Progress(200, "cases", what="parity", file=log) as bar:
+    with Progress(220, "cases", what="parity", done=20, file=log) as bar:  # what was done before has no rate
         for _ in range(28):
             now[0] += 1
             bar.advance(2)
     assert log.getvalue().splitlines() == [
-        "parity: 20 of 200 cases,  2.00 cases/s, 01:30 left",
-        "parity: 40 of 200 cases,  2.00 cases/s, 01:20 left",
+        "parity: 40 of 220 cases,  2.00 cases/s, 01:30 left",
+        "parity: 60 of 220 cases,  2.00 cases/s, 01:20 left",
     ]
 
 
@@ -78,30 +78,10 @@ def test_eighty_columns_keep_the_time_left_and_a_stage_without_a_total_counts_no
         assert "steps/s" not in terminal.getvalue()
 
 
-def test_work_done_before_does_not_count_for_the_rate(now):
-    log = io.StringIO()
-    with Progress(100, "cells", done=80, file=log) as bar:
-        now[0] += 30
-        bar.advance(15)
-    assert log.getvalue() == "95 of 100 cells,  0.50 cells/s, 00:10 left\n"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.4, "0 s"), (59.4, "59 s"), (137, "2 min 17 s"), (3900, "1 h 5 min")]
-)
-def test_durations_in_words(seconds, words):
-    assert in_words(seconds) == words
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.00123, "1.23 ms"), (0.9994, "999 ms"), (0.9996, "999.6 ms"), (1.5, "1500 ms"), (12.34, "12.3 s")],
-)
-def test_times_that_are_measured_have_no_exponent(seconds, words):
-    assert short_time(seconds) == words
-
-
-def test_one_is_no_plural():
+def test_durations_and_counts_in_words():
+    assert [*map(in_words, (0.4, 59.4, 137, 3900))] == ["0 s", "59 s", "2 min 17 s", "1 h 5 min"]
+    measured = (0.00123, 0.9994, 0.9996, 1.5, 12.34)
+    assert [*map(short_time, measured)] == ["1.23 ms", "999 ms", "999.6 ms", "1500 ms", "12.3 s"], "no exponents"
     assert [count_of(count, "row") for count in (0, 1, 1200)] == ["0 rows", "1 row", "1,200 rows"]
 
 
