@@ -5,32 +5,17 @@ import itertools
 import pytest
 
 from bertlite.support import timing
-from bertlite.support.timing import (
-    FEWEST,
-    LONGEST_SPIN,
-    SETTLE,
-    alternate,
-    quartiles,
-    ratios,
-    wait_until_idle,
-    with_spread,
-)
+from bertlite.support.timing import FEWEST, LONGEST_SPIN, SETTLE, alternate, quartiles, ratios, with_spread
 
 COSTS = {"short": 0.003, "long": 0.03}  # seconds of a call
 
 
-def test_candidates_run_in_turn():
+def test_candidates_run_in_turn_until_their_time_is_over():
     ran = []
-    times = alternate({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, 8)
-    assert ran == ["a", "b"] * 10  # two rounds do not count
-    assert [len(each) for each in times.values()] == [8, 8]
+    times = alternate({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, 9, seconds=0)
+    assert ran == ["a", "b"] * (2 + FEWEST)  # two rounds do not count
+    assert [len(each) for each in times.values()] == [FEWEST, FEWEST]
     assert max(times["a"]) < SETTLE  # the pause between them is not measured
-
-
-def test_rounds_end_when_their_time_is_over():
-    ran = []
-    times = alternate({"a": lambda: ran.append("a")}, 9, warm=1, seconds=0)
-    assert (len(ran), len(times["a"])) == (8, FEWEST)
 
 
 class Clock:
@@ -66,12 +51,11 @@ def test_a_candidate_waits_until_the_threads_of_the_one_before_no_longer_spin(mo
     for busy, waited in ((0.0, SETTLE), (0.2, 0.2 + SETTLE), (9.0, LONGEST_SPIN)):
         clock = Clock(busy)
         monkeypatch.setattr(timing, "time", clock)
-        wait_until_idle()
+        timing.wait_until_idle()
         assert clock.now - 100 == pytest.approx(waited, abs=1.01 * SETTLE)
 
 
 def test_a_figure_needs_seven_rounds():
-    assert FEWEST == 7
     ran = []
     with pytest.raises(ValueError, match="rounds is 6; a median with its spread needs 7 or more"):
         alternate({"a": lambda: ran.append("a")}, 6)
