@@ -165,12 +165,5 @@ def test_every_tensor_that_is_made_names_its_dtype_and_device() -> None:
 
 def calls(tree: ast.AST, module: str, names: set[str]) -> list[ast.Call]:
     """Return the calls of some functions of a module, such as torch.zeros."""
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in names
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == module
-    ]
+    wanted = {f"{module}.{name}" for name in names}
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in wanted]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import F64, HEADED, SIZES, assert_same, make_batch, randomise_
+from conftest import F64, HEADED, SIZES, assert_same, inputs_of, randomise_
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -26,7 +26,7 @@ def mesh() -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", dict.fromkeys(NAMES))
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("library", [bertlite, hf], ids=lambda library: library.__name__)
 def test_a_sharded_model_equals_the_whole(library: Any, name: str, mesh: Any) -> None:
     config = library.BertConfig(**SIZES, is_decoder=name == "BertLMHeadModel")
@@ -37,9 +37,7 @@ def test_a_sharded_model_equals_the_whole(library: Any, name: str, mesh: Any) ->
     fully_shard(sharded, mesh=mesh)
     assert isinstance(sharded, FSDPModule)
     assert isinstance(sharded, type(whole))
-    batch = make_batch()
-    if name == "BertForMultipleChoice":
-        batch = {key: x[:, None] for key, x in batch.items()}
+    batch = inputs_of(name)
     found = []
     for model in (whole, sharded):
         with warnings.catch_warnings():
