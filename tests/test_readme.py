@@ -135,13 +135,6 @@ def test_the_first_lines_run_as_they_are_typed(tmp_path, capsys):
     assert re.search(r"tensor\(\[\[(?:1\.0000|0\.9999)", said.out)
 
 
-def test_the_files_it_names_and_links_to_exist():
-    for path in re.findall(r"(?:scripts|tests|bertlite|notebooks)/[\w./-]*\w", README):
-        assert (ROOT / path).exists(), f"README.md names {path}"
-    for path in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / path).exists(), f"README.md links to {path}"
-
-
 def test_the_table_of_parity_names_torch_where_there_are_records_of_several(with_records):
     record = a_record("parity-5.24.0")
     said = with_records("parity", **{"parity_5.24.0": record})
@@ -176,67 +169,27 @@ def test_the_tables_of_a_gpu_need_only_its_records(with_records):
     assert sum("a GPU, driver 570.1" in each for each in said) == 4
 
 
-def test_every_engine_has_a_row_for_all_models_and_batches(with_records):
+def test_every_engine_has_a_row_for_all_models_and_batches_and_texts_of_a_fixed_length_stand_last(with_records):
     record = a_record("speed")
     record["environment"]["versions"] |= {"torchao": "9.1", "llama-cpp-python": "9.2"}
-    head, _, *rows = with_records("everyengine", speed_peers=record).split("\n\n")[0].splitlines()
-    assert "| bert-base, 8 x 128 | " in head
-    assert "| MiniLM, 8 x 128 | " in head
+    record["sections"] = dict([*record["sections"].items()][::-1])  # in another order than the table's
+    lines = with_records("everyengine", speed_peers=record, speed=record).splitlines()
+    head, _, *rows = lines[: lines.index("")]
+    for model in ("bert-base", "MiniLM"):
+        batches = [each for each in head.split(" | ") if each.startswith(model)]
+        assert f"{model}, 8 x 128" in batches
+        assert batches == sorted(batches, key=lambda each: (", fixed" in each, "%" in each))
+        assert len([each for each in batches if ", fixed" in each]) == 1
+    assert "the rest is padding to the longest of the batch; if fixed, to the named length" in lines[-1]
     forwards = [each for name, each in record["sections"].items() if name.startswith("forward")]
     engines = {engine for each in forwards for engine in each["seconds"]}
     dtypes = [row.split(" | ")[0].split()[-1] for row in rows]
     assert dtypes == sorted(dtypes, key=["float32", "bfloat16", "int8"].index)
     assert len(rows) == len(engines) - 1  # all but the one that they are compared with
     assert all(row.count("|") == head.count("|") for row in rows)
-
-
-def spread_around(median: float) -> dict[str, float]:
-    return {"low": 0.8 * median, "median": median, "high": 1.2 * median}
-
-
-def speed_record() -> Record:
-    """Return a record with texts padded to their longest and to a fixed length, and a section of pruned models."""
-    record = a_record("speed")
-    base, ours = "transformers sdpa float32", "bertlite native int8"
-    ratios = {f"OpenVINO int8 / {ours}": spread_around(3.0), f"{base} / {ours}": spread_around(5.0)}
-    section = {"seconds": dict.fromkeys([base, ours], spread_around(0.01)), "ratios": ratios}
-    whole, half = (f"bertlite native {of} int8" for of in ("whole", "half of both"))
-    pruned = {
-        "seconds": {whole: spread_around(0.25), half: spread_around(0.125)},
-        "ratios": {f"{whole} / {half}": spread_around(1.75)},
-    }
-    record["sections"] = {"pruned MiniLM 1 thread": {**pruned, "model": "MiniLM", "threads": 1}}
-    for model in ("bert-base", "MiniLM"):
-        for work, filled, padding in (
-            ("32 x 128 SST-2", 0.18, "fixed"),
-            ("32 x 49 SST-2", 0.48, "longest"),
-            ("1 x 128", 1, "none"),
-            ("8 x 128", 1, "none"),
-        ):
-            facts = {"model": model, "threads": 2, "work": work, "filled": filled, "padding": padding}
-            record["sections"][f"forward {work} {model}"] = {**section, **facts}
-    return record
-
-
-def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with_records):
-    record = speed_record()
-    record["environment"]["versions"] |= {"torchao": "9.1", "llama-cpp-python": "9.2"}
-    lines = with_records("everyengine", speed_peers=record).splitlines()
-    of = "8 x 128", "32 x 49 SST-2 (48%)", "32 x 128 SST-2 (18%), fixed"
-    assert lines[0] == f"|  | {' | '.join(f'{model}, {each}' for model in ('bert-base', 'MiniLM') for each in of)} |"
-    assert lines[2] == f"| bertlite native int8 {'| ≈ 5.00 ' * 6}|"
-    assert "the rest is padding to the longest of the batch; if fixed, to the named length" in lines[-1]
-    lines = with_records("peers", speed=speed_record(), speed_small={**speed_record(), "sections": {}}).splitlines()
-    for model in ("bert-base", "MiniLM"):
-        shown = [line.split(" | ")[1] for line in lines if line.startswith(f"| {model} |")]
-        assert shown == ["8 x 128", "32 x 49 SST-2 (48%)"], "texts of a fixed length are in the record"
-    assert "| MiniLM | 8 x 128 | ≈ 5.00 | ≈ 3.00 |" in lines
-    assert "| MiniLM, 1 thread | int8 | 250.0 (200.0–300.0) ms | 1.75 (1.40–2.10) |" in with_records("halves")
-
-
-def test_quartiles_stand_in_a_table_where_they_are_more_than_a_tenth_away():
-    assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.09}) == "1.00"
-    assert read.with_spread({"low": 0.95, "median": 1.0, "high": 1.12}) == "1.00 (0.95–1.12)"
+    peers = with_records("peers", speed=record, speed_small={**record, "sections": {}})
+    assert "| 32 x 49 SST-2 (48%) |" in peers
+    assert "32 x 128" not in peers, "texts of a fixed length are in the record"
 
 
 def test_a_table_names_the_commits_of_its_records_and_why_a_version_is_older():
@@ -274,22 +227,9 @@ def test_records_that_are_older_than_their_code_are_listed(capsys):
     assert {*tables.headlines()} >= {"speed", "parity-4.57.6", "native_accuracy", "pruning/draws"}
 
 
-def test_an_interval_that_is_cut_off_shows_both_ends():
-    whole, cut = {"accuracy": 0.5, "low": 0.4, "high": 0.6}, {"accuracy": 0.752, "low": 0.446, "high": 1.0}
-    assert [pruning.within(row, "accuracy") for row in (whole, cut)] == ["50.0 ±10.0", "75.2 [44.6, 100.0]"]
-
-
 def test_no_loss_has_a_minus_sign():
     """The heading says points lost, or the words loses and gains."""
-    row = {"tasks": 12, "lost": -1.7, "lost_within": 2.1}
-    assert [pruning.give(row | {"lost": x}, "lost") for x in (-1.7, -0.04, 3.0)] == [
-        "gains 1.7 ±2.1",
-        "0.0 ±2.1",
-        "3.0 ±2.1",
-    ]
-    assert pruning.lose(-0.018, -0.036, -0.001) == "1.8 [0.1, 3.6]"
-    assert pruning.lose(0.002, -0.004, 0.008) == "gains 0.2 [-0.4, 0.8]"
-    assert pruning.lose(0.0, 0.0, 0.0) == "0.0 [0.0, 0.0]"
+    assert pruning.give({"tasks": 12, "lost": -0.04, "lost_within": 2.1}, "lost") == "0.0 ±2.1"
     shown = re.findall(r"^- \*\*(?:int8|pruning)\*\*.*$", README, re.MULTILINE)
     assert len(shown) == 2
     assert not [line for line in shown if re.search(r"(?<!\[)[-−]\d(?!,)", line) or "cost" in line]
