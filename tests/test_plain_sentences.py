@@ -47,16 +47,20 @@ def docstrings(module: Path) -> Iterator[str]:
             yield without_names(ast.get_docstring(node) or "")
 
 
-def prose(module: Path) -> Iterator[str]:
-    """Yield the docstrings of a module, its strings of four words or more, and its comments."""
-    code = module.read_text(encoding="utf-8")
+def strings(code: str, value: str = "x") -> Iterator[str]:
+    """Yield the strings of a module, with something in place of the values in them."""
     tree = list(ast.walk(ast.parse(code)))
     inner = {part for node in tree if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in tree:
         parts = node.values if isinstance(node, ast.JoinedStr) else [node] if node not in inner else []
-        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
-        if any(isinstance(getattr(part, "value", None), str) for part in parts) and len(text.split()) >= 4:
-            yield without_names(text)
+        if any(isinstance(getattr(part, "value", None), str) for part in parts):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else value for part in parts)
+
+
+def prose(module: Path) -> Iterator[str]:
+    """Yield the docstrings of a module, its strings of four words or more, and its comments."""
+    code = module.read_text(encoding="utf-8")
+    yield from (without_names(text) for text in strings(code) if len(text.split()) >= 4)
     comments = [
         token for token in tokenize.generate_tokens(io.StringIO(code).readline) if token.type == tokenize.COMMENT
     ]
@@ -76,17 +80,12 @@ def test_sentences_are_found_and_counted() -> None:
 
 
 def test_docstrings_messages_and_comments_are_found(tmp_path: Path) -> None:
-    code = '''def f(x):
-    """Return one of them.  It is two.
-
-    Args:
-        x: what is given to
-            another one.
-    """
+    code = """def f(x):
+    'Return one of them.  It is two.\\n\\n  Args:\\n    x: what is given to\\n      another one.'
     raise ValueError(f"it is {x}: no name")  # of three
     # two
     # lines
-'''
+"""
     (module := tmp_path / "module.py").write_text(code)
     found = [sentence for text in prose(module) for sentence in sentences(text)]
     assert found[:2] == ["Return one of them.", "It is two."]
