@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -92,15 +91,13 @@ def test_the_scan_sees_every_kind_of_import() -> None:
         "import torch\n"
         "import bertlite.models.base\n"
         "from bertlite import config, BertModel\n"
-        "from bertlite.models import heads\n"
         "from . import runs\n"
         "from .stack.inputs import read_mask\n"
         "if TYPE_CHECKING:\n    import bertlite.hf\n"
         "class A:\n    from bertlite.stack.outputs import register\n    def f(self):\n        import bertlite.cli\n"
-        "def g():\n    from bertlite.models.structure import densify\n"
         "command('bertlite.parity.command', 'bertlite', 'bertlite.nothing')\n"
     )
-    names = ("models.base", "config", "models.heads", "hf", "stack.outputs", "cli", "models.structure")
+    names = ("models.base", "config", "hf", "stack.outputs", "cli")
     near = ("support.runs", "support.stack.inputs")  # of relative imports
     wanted = {"bertlite", "bertlite.parity.command", *(f"bertlite.{name}" for name in (*names, *near))}
     assert imports(source, "bertlite.support.batching") == wanted
@@ -110,21 +107,16 @@ def test_the_scan_sees_every_kind_of_import() -> None:
     assert imports(relative, "bertlite.parity", is_package=True) == found
 
 
-def test_every_room_has_a_row_and_every_row_a_room() -> None:
+def test_every_room_has_a_row_every_row_a_room_and_there_are_few() -> None:
     assert {room_of(module) for module in MODULES} == set(ROW)
+    assert len({*ROW} - {"bertlite", "__main__"}) <= 20
 
 
 def test_a_room_imports_only_from_rooms_above_it() -> None:
+    """So the library imports nothing of the workshop, and the runtime nothing else of bertlite."""
     edges = [(module, name) for module in MODULES for name in GRAPH[module] if room_of(name) != room_of(module)]
     wrong = [f"{module} imports {name}" for module, name in edges if ROW[room_of(name)] >= ROW[room_of(module)]]
     assert not wrong, "ORDER does not place above the room that imports it what " + "; ".join(sorted(wrong))
-
-
-def test_the_library_imports_nothing_of_the_workshop() -> None:
-    """Loading it does not either: `needed_by` follows imports from module to module."""
-    workshop = {room for rooms in WORKSHOP for room in rooms}
-    reached = {module: {room_of(name) for name in needed_by(module)} & workshop for module in MODULES}
-    assert not {module: rooms for module, rooms in reached.items() if rooms and room_of(module) not in workshop}
 
 
 def test_the_tour_lists_the_rooms_in_the_order_of_imports() -> None:
@@ -139,12 +131,6 @@ def test_no_modules_import_each_other() -> None:
     TopologicalSorter(GRAPH).prepare()  # raises CycleError, which names one
 
 
-def test_the_runtime_needs_nothing_else_of_bertlite_and_no_torch() -> None:
-    for module in (name for name in MODULES if room_of(name) == "runtime"):
-        assert {room_of(name) for name in needed_by(module)} <= {"runtime"}, module
-    assert foreign(loaded_by("pass", "import bertlite.runtime")) <= {"numpy", "tokenizers"}
-
-
 def test_files_need_no_model() -> None:
     support = {f"bertlite.support.{name}" for name in ("files", "screen")}
     light = {*support, "bertlite.checkpoint.faults", "bertlite.checkpoint.folders"}
@@ -154,21 +140,9 @@ def test_files_need_no_model() -> None:
 
 def test_a_tokenizer_needs_no_model() -> None:
     files = {f"bertlite.checkpoint.{name}" for name in ("faults", "files", "folders", "hub")}
-    families = {
-        "bertlite.checkpoint.families",
-        "bertlite.checkpoint.names",
-        "bertlite.config",
-        "bertlite.support.activations",
-    }
-    allowed = {
-        "bertlite.support.files",
-        "bertlite.support.habits",
-        "bertlite.support.kinds",
-        "bertlite.support.screen",
-        *files,
-        *families,
-        "bertlite.runtime.processing",
-    }  # by families, how many positions there are
+    families = {f"bertlite.checkpoint.{name}" for name in ("families", "names")}  # which say how many positions it has
+    support = {f"bertlite.support.{name}" for name in ("activations", "files", "habits", "kinds", "screen")}
+    allowed = {*files, *families, *support, "bertlite.config", "bertlite.runtime.processing"}
     for module in (name for name in MODULES if room_of(name) == "tokenizer"):
         assert {name for name in needed_by(module) if room_of(name) != "tokenizer"} <= allowed, module
 
@@ -212,7 +186,6 @@ def test_only_a_checkpoint_finds_files_by_a_name() -> None:
         assert not names & below, module
 
 
-@cache
 def loaded_by(before: str, statement: str) -> set[str]:
     """Return the names that a statement adds to sys.modules after another, in a new interpreter."""
     code = f"{before}; import sys; old = {{*sys.modules}}; {statement}; print(*sys.modules.keys() - old)"
@@ -224,19 +197,16 @@ def foreign(modules: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names) - {"bertlite"}
 
 
-def test_import_bertlite_loads_nothing_else() -> None:
+def test_imports_load_few_libraries() -> None:
     assert foreign(loaded_by("pass", "import bertlite")) == set()
+    assert foreign(loaded_by("pass", "import bertlite.runtime")) <= {"numpy", "tokenizers"}
 
 
-def test_the_public_names_load_torch_and_bertlite_alone() -> None:
+def test_a_public_name_loads_torch_and_what_it_needs_of_bertlite() -> None:
     loaded = loaded_by("import torch", "from bertlite import BertForMaskedLM")  # and of BertModel, beneath it
     assert "bertlite.models.heads" in loaded
     assert foreign(loaded) <= {"torch"}
     assert not loaded & {"torch.utils.checkpoint", "torch._dynamo", "torch._inductor", "torch.export"}
-
-
-def test_a_public_name_does_not_load_the_modules_of_others() -> None:
-    loaded = loaded_by("import torch", "from bertlite import BertForMaskedLM")
     assert not [each for each in loaded if re.match(r"bertlite\.(commands|inference|tokenizer|pruning)", each)]
     loaded = loaded_by("import torch", "from bertlite.pruning import with_pruned")
     assert not [each for each in loaded if re.match(r"bertlite\.(commands|inference|tokenizer|pruning\.)", each)]
@@ -252,9 +222,8 @@ def test_a_package_has_the_names_that_it_imports_for_type_checkers(package: str)
         assert name in dir(module)
 
 
-def test_what_is_public_is_there_and_nothing_else() -> None:
-    assert sorted(bertlite.__all__) == list(bertlite.__all__)
-    assert all(hasattr(bertlite, name) for name in bertlite.__all__)
+def test_the_package_has_few_names_and_no_others() -> None:
+    assert len(bertlite.__all__) <= 31
     assert set(dir(bertlite)) == {*bertlite.__all__, "__all__", "__version__"}
     assert not hasattr(bertlite, "kept_head")
     assert not hasattr(bertlite, "_names")
@@ -289,10 +258,6 @@ def test_a_name_that_moved_is_in_its_new_home_and_an_error_gives_it() -> None:
             assert hasattr(importlib.import_module(package), last)
 
 
-def test_the_package_has_few_names() -> None:
-    assert len(bertlite.__all__) <= 31
-
-
 IN_FORKS = """
 import os, sys, torch
 for use in sys.argv[1:]:
@@ -317,11 +282,6 @@ def test_a_new_interpreter_finds_what_is_public() -> None:
     command = [sys.executable, "-c", IN_FORKS, *uses]
     done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_package_has_few_rooms() -> None:
-    rooms = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("_") and path.name != "py.typed"}
-    assert len(rooms) <= 20, sorted(rooms)
 
 
 TWICE = {"compare", "describe", "fingerprint", "read_model"}
