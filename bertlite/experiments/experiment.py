@@ -294,7 +294,7 @@ class Experiment:
             save_model: keep the pruned model and its tokenizer in the folder, as `model`.
 
         Raises:
-            FileExistsError: the cell is finished and did not keep the model that is options for.
+            FileExistsError: the cell is finished and did not keep the model that is asked for.
             ValueError: the cell cannot be run.
         """
         # The name of the folder tells the whole cell, so a finished one is this cell's.

@@ -80,11 +80,9 @@ def finetune_(
 
     # Under torchrun each process takes its share of every step's batches.
     accelerator = Accelerator(cpu=device == "cpu")
-    batches = plan_batches(data, recipe)
     share, rank = accelerator.num_processes, accelerator.process_index
+    batches = plan_batches(data, recipe, share)
     steps = len(batches) // share  # a remainder would leave some processes waiting
-    if not steps:
-        raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {share} processes make no step")
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor(steps, recipe.warmup))
@@ -306,11 +304,14 @@ def keep_metrics(metrics: Path, state: Path) -> None:
         write_text(metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def plan_batches(data: EncodedExamples, recipe: Recipe) -> list[list[int]]:
-    """Return the batches of all epochs as indices, each epoch shuffled anew."""
+def plan_batches(data: EncodedExamples, recipe: Recipe, processes: int = 1) -> list[list[int]]:
+    """Return the batches of all epochs as indices, each epoch shuffled anew; raise ValueError if they make no step."""
     seeds = (recipe.seed * 1000 + epoch for epoch in range(math.ceil(recipe.epochs)))
     batches = [batch for seed in seeds for batch in batch_indices(data, recipe.batch_size, seed)]
-    return batches[: round(recipe.epochs * len(batch_indices(data, recipe.batch_size)))]
+    batches = batches[: round(recipe.epochs * len(batch_indices(data, recipe.batch_size)))]
+    if len(batches) < processes:
+        raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {processes} processes make no step")
+    return batches
 
 
 def learning_rate_factor(steps: int, warmup: float) -> Callable[[int], float]:

@@ -954,7 +954,7 @@ def test_what_cannot_be_done_is_refused_by_the_command(
     Path("label.tsv").write_text("text\tlabel\nfine plot\t0\ngood film\t1000000000\n")
     write_labels(Path("one.csv"), ["good"])
     assert_refused(message, "prune", action, *data_arguments(world), *words.split(), "--out", "no")
-    assert Path("no").exists() == (words == "--epochs 0")  # a run that began
+    assert not Path("no").exists()
 
 
 # Comparisons, figures and the command -------------------------------------------------------------------------------
