@@ -1,5 +1,6 @@
 """transformers' own models and ours with the same weights, and inputs for each class."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import bertlite
 from bertlite import hf
+from bertlite.hf import v4
 from bertlite.hf.compat import CACHE  # noqa: F401  # for tests
 
 B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
@@ -25,6 +27,9 @@ CROSS = {**DECODER, "add_cross_attention": True}
 HEADS = [cls.__name__ for cls in HEADED]
 MODELS = ["BertModel", *HEADS]
 EVERY = pytest.mark.parametrize("name", MODELS)
+EVERY_CLASS = pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+FORMS = pytest.mark.parametrize("form", [hf, v4], ids=["hf", "v4"])
+ALONE_OR_CROSS = pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
 TIED = ["BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"]
 
 
@@ -35,13 +40,14 @@ def config_of(name: str = "", backend: str | None = None, **changes: Any) -> tra
     return transformers.BertConfig(**{**SIZES, **labels, **decoder, **chosen, **changes})
 
 
-def theirs_of(name: str, backend: str | None = None, dtype: torch.dtype = F64, **changes: Any) -> Any:
-    """Make transformers' model, in eval mode, with weights that make every part matter."""
-    return randomise_(getattr(transformers, name)(config_of(name, backend, **changes))).to(dtype).eval()
+def model_of(
+    library: Any, name: str = "BertModel", backend: str | None = None, dtype: torch.dtype = F64, **changes: Any
+) -> Any:
+    """Make a library's model, in eval mode, with weights that make every part matter."""
+    return randomise_(getattr(library, name)(config_of(name, backend, **changes))).to(dtype).eval()
 
 
-def ours_of(name: str, backend: str | None = None, dtype: torch.dtype = F64, **changes: Any) -> Any:
-    return randomise_(getattr(hf, name)(config_of(name, backend, **changes))).to(dtype).eval()
+theirs_of, ours_of = partial(model_of, transformers), partial(model_of, hf)
 
 
 def core_of(ours: Any, **changes: Any) -> Any:
@@ -68,6 +74,11 @@ def states_of(dtype: torch.dtype = F64) -> dict[str, Tensor]:
         "encoder_hidden_states": states,
         "encoder_attention_mask": (torch.arange(K) < torch.tensor([[K], [5]])).long(),
     }
+
+
+def tokens_of(inputs: dict[str, Tensor], start: int, end: int | None = None) -> dict[str, Tensor]:
+    """Return inputs of some of the tokens; masks and states are of all."""
+    return {k: x[:, start:end] if k in ("input_ids", "token_type_ids") else x for k, x in inputs.items()}
 
 
 def present(out: Any) -> dict[str, Any]:

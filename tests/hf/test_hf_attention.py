@@ -1,4 +1,4 @@
-"""Attention functions registered with transformers run in our models, dense and pruned, and see what they expect."""
+"""Attention in bertlite.hf: functions registered with transformers, layouts of gradients, and none of padding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import GradientWatch, assert_same, distance, full_outputs
-from pairs import BOTH, CHECKPOINTING, CROSS, F64, B, H, L, N, S, inputs_of, only_4, only_5, ours_of, pair, states_of
+from conftest import F64, GradientWatch, assert_same, distance, full_outputs, gradients, inputs_of, make_batch
+from pairs import BOTH, CHECKPOINTING, CROSS, MODELS, B, H, L, N, S, only_4, only_5, ours_of, pair, states_of
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 import bertlite
+from bertlite import hf
 from bertlite.stack.modules import BertSelfAttention
 
 Register = Callable[..., list[dict[str, Any]]]
@@ -61,13 +62,26 @@ def recorded_model(
 # A function of one's own
 
 
-def test_a_registered_function_cannot_compute_the_first_token_alone(register):
+@pytest.mark.parametrize(
+    ("changes", "asked", "message"),
+    [
+        ({}, {"first_token_only": True}, "attention 'recorded' cannot do first_token_only=True; use eager, sdpa"),
+        ({}, {"output_attentions": True}, "attention 'recorded' cannot give attentions; use eager or sdpa"),
+        (
+            {"position_embedding_type": "relative_key"},
+            {},
+            "'recorded' cannot do 'relative_key' positions: .* use eager",
+        ),
+    ],
+    ids=["the first token alone", "attentions that it does not return", "relative positions"],
+)
+def test_what_a_registered_function_cannot_do_is_refused(changes, asked, message, register):
     register()
-    model, plain = recorded_model()
+    model, plain = recorded_model(**changes)
     ids = inputs_of()["input_ids"]
-    with pytest.raises(ValueError, match=r"attention 'recorded' cannot do first_token_only=True; use eager, sdpa"):
-        model(ids, first_token_only=True)
-    assert plain(ids, first_token_only=True).last_hidden_state.shape[:2] == (B, 1)
+    with pytest.raises(ValueError, match=message):
+        model(ids, **asked)
+    assert plain(ids, **asked).last_hidden_state.isfinite().all()
 
 
 @pytest.mark.parametrize("heads", [{}, PRUNED], ids=["dense", "pruned"])
@@ -91,23 +105,15 @@ def test_a_registered_function_is_called_once_for_every_layer_with_heads(heads, 
 
 
 @only_5
-def test_a_function_with_a_mask_function_is_handed_the_mask_of_every_query(register):
-    calls = register(sdpa_mask)
-    model, plain = recorded_model(heads=PRUNED)
-    inputs = inputs_of()
-    inputs["attention_mask"] = inputs["attention_mask"][:, None, None].bool().expand(B, 1, S, S)
-    assert_same(dict(model(**inputs)), dict(plain(**inputs)))
-    assert all(call["mask"].equal(inputs["attention_mask"]) for call in calls)
-
-
-@only_5
 @pytest.mark.parametrize("mask", [None, sdpa_mask], ids=["without", "with"])
-@pytest.mark.parametrize("changes", [{}, CROSS], ids=["encoder", "decoder"])
-def test_a_function_is_called_as_transformers_calls_it(changes, mask, register):
+@pytest.mark.parametrize(("changes", "by_query"), [({}, False), ({}, True), (CROSS, False)], ids=str)
+def test_a_function_is_called_as_transformers_calls_it(changes, by_query, mask, register):
     """The same tensors, the same masks and the same options, with a mask function and without."""
     calls = register(mask)
     theirs, ours = pair("BertModel", "recorded", **changes)
     inputs = {**inputs_of(), **(states_of() if changes else {})}
+    if by_query:
+        inputs["attention_mask"] = inputs["attention_mask"][:, None, None].bool().expand(B, 1, S, S)
     outs = []
     for model in (ours, theirs):
         outs.append((dict(model(**inputs, use_cache=False)), list(calls)))
@@ -150,22 +156,11 @@ def test_a_registered_function_obeys_head_masks_and_learns(register):
     assert all(p.grad is not None for p in model.encoder.parameters())
 
 
-def test_attentions_come_from_the_function_or_not_at_all(register):
+def test_attentions_come_from_the_function(register):
     ids = inputs_of()["input_ids"]
     register(weights=True)
     model, plain = recorded_model(heads={0: [1, 3]})
     assert_same(full_outputs(model, {"input_ids": ids}), full_outputs(plain, {"input_ids": ids}))
-    register(weights=False)
-    assert model(ids).attentions is None
-    with pytest.raises(ValueError, match="attention 'recorded' cannot give attentions; use eager or sdpa"):
-        model(ids, output_attentions=True)
-
-
-def test_relative_positions_need_our_own_kernels(register):
-    register()
-    model, _ = recorded_model(position_embedding_type="relative_key")
-    with pytest.raises(ValueError, match=r"'recorded' cannot do 'relative_key' positions: .* use eager or"):
-        model(**inputs_of())
 
 
 @only_4
@@ -237,10 +232,8 @@ def test_flex_attention_is_that_of_transformers(monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "changes", "mask"),
     [
-        *((backend, {}, "2d") for backend in ("sdpa", "packed")),
-        *((backend, {"pruned_heads": PRUNED}, "2d") for backend in ("sdpa", "packed")),
-        ("sdpa", {}, "3d"),
-        ("sdpa", CROSS, "2d"),
+        *((backend, each, "2d") for backend in ("sdpa", "packed") for each in ({}, {"pruned_heads": PRUNED})),
+        *(("sdpa", each, mask) for each, mask in (({}, "3d"), (CROSS, "2d"))),
     ],
     ids=str,
 )
@@ -258,3 +251,58 @@ def test_a_gradient_lies_as_the_result_of_the_kernel_does(backend, changes, mask
         out.backward(torch.randn_like(out))
     assert len(watch.gradients) >= L - 1
     assert watch.gradients == watch.results
+
+
+# Without padding: asked for by name, and by "auto" only where nobody sees it
+
+LENGTHS = (11, 3, 7, 1, 4, 2, 3, 9)  # 45 % of 8 x 11
+
+
+def sparse() -> dict[str, Tensor]:
+    return make_batch(8, 11, lengths=LENGTHS)
+
+
+@torch.no_grad()
+def ran_packed(kernels_run: list[str], model: Any, **inputs: Any) -> bool:
+    kernels_run.clear()
+    model(**inputs)
+    return {*kernels_run} == {"packed"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_equals_transformers_at_real_tokens_and_learns_the_same(name: str, kernels_run: list[str]) -> None:
+    theirs, ours = pair(name)
+    ours.set_attn_implementation("packed")
+    choices = name == "BertForMultipleChoice"
+    inputs = {k: x.unflatten(0, (2, 4)) for k, x in sparse().items()} if choices else sparse()
+    assert ran_packed(kernels_run, ours, **inputs)
+    got, wanted, real = ours(**inputs), theirs(**inputs), sparse()["attention_mask"].bool()
+    assert list(got) == list(wanted)
+    parts = [{key: x[real] if x.shape[:2] == real.shape else x for key, x in out.items()} for out in (got, wanted)]
+    assert_same(*parts)
+    scores = [sum(x.square().sum() for x in each.values()) for each in parts]
+    assert_same(*map(gradients, (ours, theirs), scores), atol=1e-9)  # the largest are near 1,000
+
+
+def test_it_is_chosen_by_name(tmp_path: Any, kernels_run: list[str]) -> None:
+    model = ours_of("BertModel", "packed")
+    assert model.config._attn_implementation == "packed"
+    model.save_pretrained(tmp_path)
+    again = hf.BertModel.from_pretrained(tmp_path, attn_implementation="packed", dtype=torch.float64)
+    assert ran_packed(kernels_run, again, **sparse())
+    assert_same(dict(again(**sparse())), dict(model(**sparse())), atol=0)
+    assert not ran_packed(kernels_run, hf.BertModel.from_pretrained(tmp_path), **sparse())
+    with pytest.raises(ValueError, match="'packed' cannot give attentions; use 'eager' or 'auto'"):
+        model(**sparse(), output_attentions=True)
+    with pytest.raises((ValueError, KeyError), match="packed"):
+        pair("BertModel", "packed")  # theirs knows no such name
+
+
+def test_auto_leaves_padding_out_where_nobody_sees_it(kernels_run: list[str]) -> None:
+    assert not ran_packed(kernels_run, ours_of("BertModel", "auto"), **sparse())
+    assert not ran_packed(kernels_run, ours_of("BertForTokenClassification", "auto"), **sparse())
+    assert ran_packed(kernels_run, ours_of("BertModel", "auto"), **sparse(), first_token_only=True)
+    model = ours_of("BertForSequenceClassification", "auto")
+    assert ran_packed(kernels_run, model, **sparse())
+    assert not ran_packed(kernels_run, model, **sparse(), output_hidden_states=True)
+    assert_same(model(**sparse()).logits, model(**sparse(), output_hidden_states=True).logits)

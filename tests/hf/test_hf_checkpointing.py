@@ -7,25 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import assert_same, count_runs, gradients
-from pairs import (
-    CHECKPOINTING,
-    CROSS,
-    DECODER,
-    EVERY,
-    F64,
-    MODELS,
-    VERSION,
-    B,
-    L,
-    S,
-    inputs_of,
-    labels_of,
-    ours_of,
-    pair,
-    score_of,
-    states_of,
-)
+from conftest import F64, assert_same, count_runs, inputs_of, labels_of
+from pairs import CHECKPOINTING, CROSS, DECODER, EVERY, MODELS, VERSION, B, L, S, ours_of, pair, score_of, states_of
 from torch import Tensor, nn
 
 import bertlite
@@ -33,7 +16,9 @@ from bertlite import hf
 
 ENABLE = getattr(hf.BertModel, f"{CHECKPOINTING}_checkpointing_enable")
 HAS_EVERY = "every_n_layers" in inspect.signature(ENABLE).parameters
+KWARGS = f"{CHECKPOINTING}_checkpointing_kwargs"
 ON = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+OFF = dict.fromkeys(ON, 0.0)
 
 
 def enable(model: Any, **options: Any) -> Any:
@@ -57,40 +42,42 @@ def learn(model: Any, name: str = "BertModel", **options: Any) -> dict[str, Tens
     return {**grads, "loss": loss.detach()}
 
 
+NTH = pytest.mark.skipif(not HAS_EVERY, reason=f"transformers {VERSION} has no every_n_layers")
+
+
 @pytest.mark.parametrize(
-    ("name", "backend"), [("BertModel", "eager"), ("BertForPreTraining", "sdpa"), ("BertLMHeadModel", "sdpa")]
+    ("name", "backend", "options", "wanted"),
+    [
+        ("BertModel", "eager", {}, [2] * L),
+        ("BertForPreTraining", "sdpa", {}, [2] * L),
+        ("BertLMHeadModel", "sdpa", {}, [2] * L),
+        pytest.param("BertForMaskedLM", "sdpa", {"every_n_layers": 2}, [2, 1, 2], marks=NTH),
+        pytest.param("BertForMaskedLM", "sdpa", {"every_n_layers": 3}, [2, 1, 1], marks=NTH),
+        *(("BertForMaskedLM frozen", "sdpa", {KWARGS: {"use_reentrant": each}}, [2] * L) for each in (False, True)),
+        ("BertForMaskedLM frozen", "sdpa", {}, [2] * L),
+    ],
+    ids=str,
 )
-def test_checkpointed_gradients_are_plain_ones_bit_for_bit_and_it_ends(name: str, backend: str) -> None:
+def test_checkpointed_gradients_are_plain_ones_bit_for_bit_and_it_ends(
+    name: str, backend: str, options: dict[str, Any], wanted: list[int]
+) -> None:
+    """Of frozen embeddings by default too, where transformers 4 checkpoints re-entrantly, and nothing would learn."""
+    name, _, frozen = name.partition(" ")
     model = bertlite.prune_heads(ours_of(name, backend, **ON).train(), {0: [1], 1: [0, 1, 2, 3]})
+    model.base_model.embeddings.requires_grad_(not frozen)
     plain = learn(model, name)
-    runs = count_runs(enable(model))
+    assert any(key.endswith("encoder.layer.0.attention.self.query.weight") for key in plain)
+    runs = count_runs(enable(model, **options))
     assert enabled(model)
     assert_same(learn(model, name), plain, atol=0)
-    assert [runs[i] for i in range(L)] == [2] * L
-    getattr(model, f"{CHECKPOINTING}_checkpointing_disable")()
+    assert [runs[i] for i in range(L)] == wanted
+    with torch.no_grad():
+        model(**inputs_of(name))
+    learn(model.eval(), name)  # not twice outside training: in the core, gradients that are recorded decide
+    getattr(model.train(), f"{CHECKPOINTING}_checkpointing_disable")()
     learn(model, name)
     assert not enabled(model)
-    assert [runs[i] for i in range(L)] == [3] * L
-
-
-@pytest.mark.skipif(not HAS_EVERY, reason=f"transformers {VERSION} has no every_n_layers")
-@pytest.mark.parametrize(("every", "wanted"), [(1, [2, 2, 2]), (2, [2, 1, 2]), (3, [2, 1, 1])])
-def test_every_nth_layer_is_checkpointed(every: int, wanted: list[int]) -> None:
-    model = ours_of("BertForMaskedLM", **ON).train()
-    plain = learn(model, "BertForMaskedLM")
-    runs = count_runs(enable(model, every_n_layers=every))
-    assert_same(learn(model, "BertForMaskedLM"), plain, atol=0)
-    assert [runs[i] for i in range(L)] == wanted
-
-
-def test_nothing_is_computed_twice_outside_training() -> None:
-    """The rule of transformers; the core's is whether gradients are recorded."""
-    model = enable(ours_of("BertModel"))
-    runs = count_runs(model)
-    learn(model)
-    with torch.no_grad():
-        model.train()(**inputs_of())
-    assert [runs[i] for i in range(L)] == [2] * L
+    assert [runs[i] for i in range(L)] == [times + 3 for times in wanted]
 
 
 @EVERY
@@ -117,24 +104,25 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the con
     "auto": ({"attn_implementation": "auto"}, {}),
     "gates": ({}, {"head_mask": HEAD_GATES}),
     "scores": ({}, {"attention_mask": torch.zeros(B, 1, 1, S, dtype=F64)}),
-    "cross": (CROSS, states_of()),
+    "cross": ({**CROSS, "use_cache": False}, states_of()),  # a cache lays keys out otherwise, which rounds otherwise
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "way"),
+    ("name", "way", "reentrant"),
     [
-        *((name, way) for name in MODELS if name != "BertLMHeadModel" for way in ("packed", "auto")),
-        *(("BertModel", way) for way in WAYS if way not in ("packed", "auto")),
+        *((name, way, True) for name in MODELS for way in ("packed", "auto")),
+        *(("BertModel", way, True) for way in WAYS if way not in ("packed", "auto")),
+        *((name, "cross", False) for name in ("BertModel", "BertLMHeadModel")),
     ],
 )
-def test_reentrant_checkpoints_give_the_gradients_of_plain_layers(name: str, way: str) -> None:
-    """As peft asks for them, with a hook that makes the embeddings' output require a gradient; of all inputs too."""
+def test_checkpoints_of_either_kind_give_the_gradients_of_plain_layers(name: str, way: str, reentrant: bool) -> None:
+    """Re-entrant as peft asks for them, with a hook that lets the embeddings' output have one; of all inputs too."""
     changes, given = WAYS[way]
-    model = ours_of(name, **{**ON, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}, **changes).train()
+    model = ours_of(name, **(OFF if reentrant else ON), **changes).train()
     model.get_input_embeddings().register_forward_hook(lambda module, args, out: out.requires_grad_())
-    kwargs, found = {f"{CHECKPOINTING}_checkpointing_kwargs": {"use_reentrant": True}}, []
-    for each in (model, enable(copy.deepcopy(model), **kwargs)):
+    found = []
+    for each in (model, enable(copy.deepcopy(model), **{KWARGS: {"use_reentrant": reentrant}})):
         inputs = {name: x.clone().requires_grad_(x.is_floating_point()) for name, x in given.items()}
         runs = count_runs(each)
         grads = learn(each, name, **inputs)
@@ -143,42 +131,12 @@ def test_reentrant_checkpoints_give_the_gradients_of_plain_layers(name: str, way
     assert [runs[i] for i in range(L)] == [2] * L
 
 
-@pytest.mark.parametrize("reentrant", [None, False, True])
-def test_frozen_embeddings_do_not_cost_the_gradients(reentrant: bool | None) -> None:
-    """By default too: transformers 4 would checkpoint re-entrantly, and find that nothing requires a gradient."""
-    model = ours_of("BertForMaskedLM", **ON).train()
-    model.bert.embeddings.requires_grad_(False)
-    plain = learn(model, "BertForMaskedLM")
-    kwargs = {} if reentrant is None else {"use_reentrant": reentrant}
-    name = f"{CHECKPOINTING}_checkpointing_kwargs"
-    runs = count_runs(enable(model, **({name: kwargs} if kwargs else {})))
-    assert_same(learn(model, "BertForMaskedLM"), plain, atol=0)
-    assert [runs[i] for i in range(L)] == [2] * L
-    assert "bert.encoder.layer.0.attention.self.query.weight" in plain
-
-
-@pytest.mark.parametrize("name", ["BertModel", "BertLMHeadModel"])
-def test_the_encoder_learns_through_checkpointed_cross_attention(name: str) -> None:
-    model = ours_of(name, **CROSS, **ON).train()
-    found = []
-    for each in (model, enable(copy.deepcopy(model))):
-        given = states_of()
-        states = given["encoder_hidden_states"].requires_grad_()
-        assert (each(**inputs_of(), **given).past_key_values is None) == enabled(each)  # or it would be filled twice
-        torch.manual_seed(11)
-        out = each(**inputs_of(), **given, use_cache=False)  # a cache lays keys out otherwise, which rounds otherwise
-        score = out[0].square().mean()
-        (grad,) = torch.autograd.grad(score, states, retain_graph=True)
-        found.append({**gradients(each, score), "states": grad})
-    assert_same(found[1], found[0], atol=0)
-
-
 def test_a_cache_is_not_filled_twice() -> None:
     model = enable(ours_of("BertLMHeadModel"))
     ids = inputs_of()["input_ids"]
     cache = model(ids[:, :6]).past_key_values
     assert cache.get_seq_length() == 6
-    model.train()
+    assert model.train()(ids).past_key_values is None
     with pytest.raises(ValueError, match="use_cache=True with gradient checkpointing"):
         model(ids, use_cache=True)
     with pytest.raises(ValueError, match="past_key_values with gradient checkpointing"):

@@ -5,27 +5,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import assert_same
-from pairs import (
-    BOTH,
-    CACHE,
-    CROSS,
-    DECODER,
-    F64,
-    V5,
-    B,
-    H,
-    K,
-    L,
-    N,
-    S,
-    config_of,
-    inputs_of,
-    only_4,
-    ours_of,
-    pair,
-    states_of,
-)
+from conftest import F64, assert_same, inputs_of
+from pairs import ALONE_OR_CROSS, BOTH, CACHE, CROSS, V5, B, H, L, N, S, only_4, ours_of, pair, states_of, tokens_of
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import bertlite
@@ -86,9 +67,8 @@ def test_with_a_cache_each_word_is_computed_once():
 @pytest.mark.parametrize("way", ["greedy", "beams"])
 def test_pruned_models_write(way, heads):
     """Even without the first layer's heads, in whose keys transformers counts the tokens of a cache."""
-    model = ours_of("BertLMHeadModel")
+    dense, model = pair("BertLMHeadModel", "sdpa")
     model.prune_heads(heads)
-    dense = transformers.BertLMHeadModel(config_of("BertLMHeadModel", "eager")).double().eval()
     dense.load_state_dict(bertlite.pruning.densify(model).state_dict())
     assert_same_text(write(model, left_padded(), **WAYS[way]), write(dense, left_padded(), **WAYS[way]))
     assert model(**inputs_of()).past_key_values.get_seq_length() == S
@@ -98,9 +78,8 @@ def test_a_head_mask_reaches_every_step():
     model = ours_of("BertLMHeadModel")
     gate = torch.ones(L, N, dtype=F64)
     gate[0, [1, 3]] = 0
-    pruned = bertlite.prune_heads(model, {0: [1, 3]})
     got = write(model, {**left_padded(), "head_mask": gate})
-    assert_same_text(got, write(pruned, left_padded()))
+    assert_same_text(got, write(bertlite.prune_heads(model, {0: [1, 3]}), left_padded()))
     assert not got.sequences.equal(write(model, left_padded()).sequences)
 
 
@@ -123,7 +102,7 @@ def test_a_cache_of_fixed_size_may_be_asked_for(positions, heads, backend):
 # Caches
 
 
-@pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
+@ALONE_OR_CROSS
 def test_caches_hold_what_those_of_transformers_hold(changes):
     theirs, ours = pair("BertModel", **changes)
     inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
@@ -144,7 +123,7 @@ def parts_of(cache: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["own", "dynamic", "both", "static"])
-@pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
+@ALONE_OR_CROSS
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_given_cache_is_extended(masked, changes, kind):
     model = ours_of("BertLMHeadModel", **changes)
@@ -161,7 +140,7 @@ def test_a_given_cache_is_extended(masked, changes, kind):
     assert wanted.past_key_values is None
     logits = []
     for start, end in ((0, 6), (6, 7), (7, S)):
-        part = {k: x[:, start:end] if k in ("input_ids", "token_type_ids") else x for k, x in inputs.items()}
+        part = tokens_of(inputs, start, end)
         if masked:
             part["attention_mask"] = inputs["attention_mask"][:, :end]
         out = model(**part, **{CACHE if masked else "past_key_values": cache})
@@ -224,13 +203,12 @@ def test_other_kinds_of_cache_are_refused_and_two_at_once():
 
 
 @only_4
-@pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
+@ALONE_OR_CROSS
 def test_tuples_of_transformers_4_are_caches_too(changes):
     theirs, ours = pair("BertLMHeadModel", **changes)
     inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
-    first = {k: x[:, :6] if x.shape[1:2] == (S,) else x for k, x in inputs.items()}
-    rest = {k: x[:, 6:] if k in ("input_ids", "token_type_ids") else x for k, x in inputs.items()}
-    outs = []
+    first = {**tokens_of(inputs, 0, 6), "attention_mask": inputs["attention_mask"][:, :6]}
+    rest, outs = tokens_of(inputs, 6), []
     for model in (ours, theirs):
         legacy = model(**first, use_cache=True).past_key_values.to_legacy_cache()
         assert isinstance(legacy, tuple)
@@ -252,7 +230,7 @@ def test_a_pair_with_pruned_parts_survives_saving(tmp_path):
     parts[0].prune_heads({0: [1, 3]})
     parts[1].prune_heads({1: [0, 1, 2, 3]})
     model = transformers.EncoderDecoderModel(encoder=parts[0], decoder=parts[1]).eval()
-    given = {"input_ids": inputs_of()["input_ids"], "decoder_input_ids": inputs_of()["input_ids"][:, :K]}
+    given = {"input_ids": inputs_of()["input_ids"], "decoder_input_ids": inputs_of()["input_ids"][:, :8]}
     wanted = model(**given).logits
     model.save_pretrained(tmp_path)
     with hf.registered():

@@ -2,29 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from conftest import EXACT, SIZES, assert_same
-from pairs import (
-    CROSS,
-    F64,
-    MODELS,
-    TIED,
-    V5,
-    config_of,
-    core_of,
-    inputs_of,
-    only_4,
-    ours_of,
-    pair,
-    states_of,
-    theirs_of,
-)
+from conftest import EXACT, F64, SIZES, assert_same, full_outputs, inputs_of, labels_of
+from pairs import CROSS, EVERY_CLASS, MODELS, TIED, V5, L, N, core_of, only_4, ours_of, pair, states_of, theirs_of
 from safetensors.torch import load, load_file, save_file
-from torch import Tensor
 from transformers.testing_utils import CaptureLogger
 
 import bertlite
@@ -32,7 +18,7 @@ import bertlite.pruning
 from bertlite import hf
 from bertlite.checkpoint.checks import nonfinite_tensors
 
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+F32 = torch.float32
 NEURONS = {0: [36, 3], 1: range(37)}
 
 
@@ -57,10 +43,11 @@ def shapes(tensors: Any) -> dict[str, tuple[int, ...]]:
 # Between transformers' classes and ours
 
 
-@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
-def test_files_pass_both_ways(name, tmp_path):
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel", *(f"{name}, untied" for name in TIED)])
+def test_files_pass_both_ways_and_what_is_tied_stays_tied(name, tmp_path):
+    name, _, untied = name.partition(", ")
     changes = {"use_cache": False, **CROSS} if name == "BertLMHeadModel" else {}
-    theirs, ours = pair(name, **changes)
+    theirs, ours = pair(name, **changes, tie_word_embeddings=not untied)
     inputs = {**inputs_of(name), **(states_of() if changes else {})}
     wanted = dict(ours(**inputs))
     for cls, model, folder in ((getattr(hf, name), theirs, "theirs"), (getattr(transformers, name), ours, "ours")):
@@ -71,24 +58,11 @@ def test_files_pass_both_ways(name, tmp_path):
         assert not any(info.values())
         assert not read.training
         assert_same(dict(read(**inputs)), wanted)
+        for each in (model, read) if name in TIED else ():
+            assert (each.get_output_embeddings().weight is not each.get_input_embeddings().weight) == bool(untied)
     files = [shapes(load_file(tmp_path / each / "model.safetensors")) for each in ("ours", "theirs")]
     assert files[0] == files[1]
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"] == [name]
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", TIED)
-def test_what_is_tied_stays_tied(name, tied, tmp_path):
-    model = ours_of(name, tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path)
-    again, info = type(model).from_pretrained(tmp_path, dtype=F64, output_loading_info=True)
-    assert not any(info.values())
-    same(again, model, name, **({"use_cache": False} if name == "BertLMHeadModel" else {}))
-    for each in (model, again):
-        assert (each.get_output_embeddings().weight is each.get_input_embeddings().weight) == tied
-    theirs_of(name, tie_word_embeddings=tied).save_pretrained(tmp_path / "theirs")
-    files = [shapes(load_file(folder / "model.safetensors")) for folder in (tmp_path, tmp_path / "theirs")]
-    assert files[0] == files[1]
 
 
 def test_a_headed_file_serves_the_body_and_the_other_way_round(tmp_path):
@@ -117,6 +91,9 @@ def test_missing_weights_are_drawn_and_the_loaded_left_alone(tmp_path):
     assert set(info["missing_keys"]) == {gone}
     for key, x in model.state_dict().items():
         assert x.equal(state[key] if key != gone else torch.zeros_like(x)), key
+    positions = torch.arange(model.config.max_position_embeddings)[None]
+    assert model.embeddings.position_ids.equal(positions)  # which are not saved, and 5 builds on the meta device
+    assert model.embeddings.token_type_ids.equal(torch.zeros_like(positions))
 
 
 def test_old_names_are_read(tmp_path):
@@ -152,7 +129,7 @@ def test_a_meta_default_device_is_refused_in_the_words_of_transformers(tmp_path)
 
 def test_a_state_dict_may_be_given(tmp_path):
     theirs = theirs_of("BertModel")
-    model = hf.BertModel.from_pretrained(None, config=config_of(), state_dict=theirs.state_dict(), dtype=F64)
+    model = hf.BertModel.from_pretrained(None, config=theirs.config, state_dict=theirs.state_dict(), dtype=F64)
     same(model, theirs)
 
 
@@ -182,16 +159,6 @@ def test_pickled_weights_are_read(tmp_path):
     same(hf.BertModel.from_pretrained(tmp_path, use_safetensors=False, dtype=F64), theirs)
 
 
-def test_loading_leaves_no_trace_in_the_positions(tmp_path):
-    """transformers 5 builds on the meta device, and buffers that are not saved are filled at initialisation."""
-    file_of(tmp_path)
-    model = hf.BertModel.from_pretrained(tmp_path)
-    positions = torch.arange(model.config.max_position_embeddings)[None]
-    assert model.embeddings.position_ids.equal(positions)
-    assert model.embeddings.token_type_ids.equal(torch.zeros_like(positions))
-    assert all(not p.is_meta for p in model.parameters())
-
-
 # Pruned checkpoints
 
 
@@ -207,21 +174,6 @@ def test_the_config_of_an_unpruned_model_has_the_fields_of_transformers(tmp_path
     assert ours.config.pruned_heads == {}  # for code of transformers 4
 
 
-@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
-def test_a_pruned_file_is_in_the_form_of_transformers_4(name, tmp_path):
-    model = ours_of(name)
-    model.prune_heads({0: [1], 2: [0, 2]})
-    model.prune_heads({0: [3]})
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["pruned_heads"] == {"0": [1, 3], "2": [0, 2]}
-    again = getattr(hf, name).from_pretrained(tmp_path, dtype=F64)
-    same(again, model, name)
-    again.prune_heads({2: [1], 0: [1]})  # head 1 of layer 0 is gone: naming it again changes nothing
-    model.prune_heads({2: [1]})
-    same(again, model, name)
-
-
 @only_4
 @pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
 def test_pruned_files_pass_both_ways_beside_transformers_4(name, tmp_path):
@@ -235,53 +187,43 @@ def test_pruned_files_pass_both_ways_beside_transformers_4(name, tmp_path):
     same(getattr(transformers, name).from_pretrained(tmp_path / "ours", dtype=F64), theirs, name)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_core_and_hf_read_each_others_files(name, tmp_path):
+@EVERY_CLASS
+def test_the_core_and_hf_read_each_others_files_and_compute_the_same(name, tmp_path):
     """With relative positions, and pruned heads and neurons, which the core prunes in both."""
-    dense = ours_of(name, tie_word_embeddings=name != "BertForMaskedLM", position_embedding_type="relative_key_query")
+    rich = {**CROSS, "use_cache": False} if name == "BertLMHeadModel" else {}
+    tied = {"tie_word_embeddings": name != "BertForMaskedLM"}
+    dense = ours_of(name, position_embedding_type="relative_key_query", **tied, **rich)
+    gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
+    inputs = {**inputs_of(name), **labels_of(name), **(states_of() if rich else {}), "head_mask": gate}
     ours = bertlite.prune_neurons(bertlite.prune_heads(dense, {1: [2]}), NEURONS)
+    wanted = dict(full_outputs(ours, inputs))
     assert not hasattr(dense.config, "pruned_neurons")
     other = bertlite.prune_neurons(bertlite.prune_heads(core_of(dense), {1: [2]}), NEURONS)
-    for each in (other, bertlite.pruning.densify(ours)):
-        assert_same(dict(each(**inputs_of(name))), dict(ours(**inputs_of(name))))
+    assert_same(dict(full_outputs(other, inputs)), wanted, atol=0)
+    whole = bertlite.pruning.densify(ours)
+    assert type(whole) is type(dense)
+    assert whole.config.pruned_heads == {}
+    assert_same(whole(**inputs)[0], ours(**inputs)[0])
     ours.save_pretrained(tmp_path / "hf")
-    core = getattr(bertlite, name).from_pretrained(tmp_path / "hf", attn_implementation="sdpa")
-    assert_same(dict(core(**inputs_of(name))), dict(ours(**inputs_of(name))), atol=0)
+    core = getattr(bertlite, name).from_pretrained(tmp_path / "hf")
+    assert_same(dict(full_outputs(core, inputs)), wanted, atol=0)
+    core.set_attn_implementation("sdpa")
+    assert_same(dict(core(**inputs)), dict(ours(**inputs)), atol=0)
     core.save_pretrained(tmp_path / "core")
     again, info = getattr(hf, name).from_pretrained(tmp_path / "core", dtype=F64, output_loading_info=True)
     assert not any(info.values())
-    assert_same(dict(again(**inputs_of(name))), dict(ours(**inputs_of(name))), atol=0)
+    assert_same(dict(full_outputs(again, inputs)), wanted, atol=0)
 
 
 # Quantised while it is loaded
 
 
-class Scaled(Tensor):
-    """Codes and a scale in a tensor, as those of torchao, which knows hardly an operator."""
-
-    codes: Tensor
-    scale: Tensor
-
-    @staticmethod
-    def __new__(cls: Any, codes: Tensor, scale: Tensor) -> Any:
-        made = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
-        made.codes, made.scale = codes, scale
-        return made
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["codes", "scale"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(func)
-
-
 def test_the_parts_of_a_quantised_tensor_are_looked_at_for_nan():
-    codes = torch.ones(3, 2, dtype=torch.int8)
-    assert nonfinite_tensors({"w": Scaled(codes, torch.ones(3))}) == []
-    assert nonfinite_tensors({"w": Scaled(codes, torch.tensor([1, torch.nan, 1]))}) == [
-        "w.scale holds nan or inf in float32"
-    ]
+    """It knows hardly an operator itself, as one of torchao."""
+    for scale, faults in ((1.0, []), (torch.nan, ["w.scale holds nan or inf in float32"])):
+        parts = {"codes": torch.ones(3, 2, dtype=torch.int8), "scale": torch.tensor([1, scale, 1])}
+        tensor = SimpleNamespace(**parts, __tensor_flatten__=lambda parts=parts: ([*parts], None))
+        assert nonfinite_tensors({"w": tensor}) == faults
 
 
 def test_a_model_that_torchao_quantises_is_that_of_transformers(tmp_path):

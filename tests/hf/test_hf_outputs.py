@@ -8,22 +8,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import EXACT, assert_same, distance, gradients
+from conftest import EXACT, F64, assert_same, distance, gradients, inputs_of, labels_of
 from pairs import (
+    ALONE_OR_CROSS,
     BOTH,
     CROSS,
     DECODER,
     EVERY,
-    F64,
+    EVERY_CLASS,
     MODELS,
+    TIED,
     V5,
     L,
-    N,
     S,
     config_of,
-    core_of,
-    inputs_of,
-    labels_of,
     only_5,
     ours_of,
     pair,
@@ -65,7 +63,7 @@ def test_every_class_equals_transformers(name: str, backend: str, kernels_run: l
 
 
 @BOTH
-@pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
+@ALONE_OR_CROSS
 @pytest.mark.parametrize("name", ["BertModel", "BertLMHeadModel"])
 def test_decoders_equal_transformers(name: str, changes: dict[str, Any], backend: str) -> None:
     for dtype, atol in ((F64, EXACT), (F32, 0))[: 2 if V5 else 1]:
@@ -103,30 +101,21 @@ def test_dropout_draws_as_in_transformers(name: str, backend: str) -> None:
     assert distance(outs[0][next(iter(outs[0]))], model.eval()(**inputs_of(name))[0]) > 1e-2
 
 
-@EVERY
-def test_parameters_and_modules_have_the_names_of_transformers(name: str) -> None:
+@EVERY_CLASS
+def test_parameters_modules_and_arguments_have_the_names_of_transformers(name: str) -> None:
     theirs, ours = theirs_of(name), ours_of(name)
     shapes = [{key: x.shape for key, x in model.state_dict().items()} for model in (ours, theirs)]
     assert shapes[0] == shapes[1]
     assert {key for key, _ in ours.named_parameters()} == {key for key, _ in theirs.named_parameters()}
     assert {key for key, _ in ours.named_modules()} == {key for key, _ in theirs.named_modules()}
-    assert type(ours).__name__ == name
-    assert isinstance(ours, transformers.PreTrainedModel)
+    assert isinstance(ours, getattr(transformers, name))
+    assert isinstance(ours, transformers.BertPreTrainedModel)
     assert ours.num_parameters() == theirs.num_parameters()
-    for got, want in zip(ours.named_buffers(), theirs.named_buffers(), strict=True):
-        assert got[0] == want[0]
-        assert_same(got[1], want[1], atol=0)
-
-
-@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
-def test_the_core_and_hf_compute_the_same(name: str) -> None:
-    """With relative positions and cross-attention too, where a decoder has them."""
-    rich = {**CROSS, "position_embedding_type": "relative_key"} if name == "BertLMHeadModel" else {}
-    ours = ours_of(name, **rich)
-    core = core_of(ours)
-    gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
-    inputs = {**inputs_of(name), **labels_of(name), **(states_of() if rich else {}), "head_mask": gate}
-    assert_same(dict(run(ours, inputs)), dict(run(core, inputs)), atol=0)
+    assert_same(dict(ours.named_buffers()), dict(theirs.named_buffers()), atol=0)
+    assert ours.get_input_embeddings() is ours.base_model.embeddings.word_embeddings
+    assert (ours.get_output_embeddings() is None) == (name not in TIED)
+    arguments, others = ([*inspect.signature(model.forward).parameters] for model in (ours, theirs))
+    assert [each for each in arguments if each in others][:7] == [each for each in others if each in arguments][:7]
 
 
 def test_without_a_pooler() -> None:
@@ -142,7 +131,7 @@ def test_without_a_pooler() -> None:
 # What transformers does not do
 
 
-@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+@EVERY_CLASS
 def test_an_unknown_argument_is_an_error(name: str) -> None:
     model, inputs = ours_of(name), inputs_of(name)
     for wrong in ("headmask", "attention_masks", "foo"):
@@ -178,7 +167,7 @@ def test_fields_have_the_order_of_transformers(name: str, changes: dict[str, Any
     assert type(ours(**inputs)) is tuple
 
 
-@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+@EVERY_CLASS
 def test_arguments_that_transformers_ignores_are_ignored(name: str) -> None:
     model, inputs = ours_of(name, "eager"), inputs_of(name)
     wanted = dict(model(**inputs))

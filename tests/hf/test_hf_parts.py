@@ -3,31 +3,13 @@
 import copy
 import inspect
 import pickle
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import transformers
-from conftest import F64, assert_same, randomise_
-from pairs import (
-    BOTH,
-    CACHE,
-    CROSS,
-    MODELS,
-    V5,
-    B,
-    L,
-    N,
-    S,
-    config_of,
-    inputs_of,
-    only_5,
-    ours_of,
-    pair,
-    present,
-    states_of,
-)
+from conftest import F64, assert_same, inputs_of, randomise_
+from pairs import BOTH, CACHE, CROSS, FORMS, V5, B, L, N, S, config_of, model_of, only_5, ours_of, pair, states_of
 from torch import Tensor, nn
 from transformers import pytorch_utils
 from transformers.models.bert import modeling_bert as stock
@@ -35,24 +17,25 @@ from transformers.models.bert import modeling_bert as stock
 from bertlite import hf
 from bertlite.hf import v4
 
-PARTS = [
-    *("BertEmbeddings", "BertSelfAttention", "BertSelfOutput", "BertAttention", "BertIntermediate", "BertOutput"),
-    *("BertLayer", "BertEncoder", "BertPooler", "BertPredictionHeadTransform", "BertLMPredictionHead"),
-    *("BertOnlyMLMHead", "BertOnlyNSPHead", "BertPreTrainingHeads"),
-]
+STATES = torch.randn(B, S, 48, generator=torch.Generator().manual_seed(3), dtype=F64)
+LAYERS = ["BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder"]
+ON_STATES = ["BertIntermediate", "BertPooler", "BertPredictionHeadTransform", "BertLMPredictionHead"]
+PARTS: dict[str, tuple[Tensor, ...]] = {  # with inputs
+    **dict.fromkeys((*LAYERS, *ON_STATES, "BertOnlyMLMHead"), (STATES,)),
+    "BertEmbeddings": (inputs_of()["input_ids"],),
+    "BertSelfOutput": (STATES, STATES),
+    "BertOutput": (STATES[..., :37], STATES),
+    "BertOnlyNSPHead": (STATES[:, 0],),
+    "BertPreTrainingHeads": (STATES, STATES[:, 0]),
+}
 
 
-def parts_of(name: str, backend: str = "eager", **changes: Any) -> tuple[Any, Any]:
-    """Make transformers' part, of the config alone, and ours with its weights."""
+def parts_of(name: str, backend: str = "eager", given: Any = (), **changes: Any) -> tuple[Any, Any]:
+    """Make transformers' part, of the config and what else is given, and ours with its weights."""
     config = config_of(backend=backend, **changes)
-    theirs = randomise_(getattr(stock, name)(config)).to(F64).eval()
-    ours = getattr(hf, name)(config).to(F64).eval()
-    ours.load_state_dict(theirs.state_dict())
+    theirs, ours = (getattr(library, name)(config, **dict(given)).to(F64).eval() for library in (stock, hf))
+    ours.load_state_dict(randomise_(theirs).state_dict())
     return theirs, ours
-
-
-def hidden() -> Tensor:
-    return torch.randn(B, S, 48, generator=torch.Generator().manual_seed(3), dtype=F64)
 
 
 def added_mask() -> Tensor:
@@ -78,36 +61,31 @@ def test_a_part_is_built_of_a_config_and_is_one_of_transformers(name: str) -> No
     assert isinstance(ours, getattr(stock, name))
     assert list(ours.state_dict()) == list(theirs.state_dict())
     assert [key for key, _ in ours.named_buffers()] == [key for key, _ in theirs.named_buffers()]
-    assert (
-        list(inspect.signature(type(ours)).parameters)[: len(inspect.signature(type(theirs)).parameters)][0]
-        == "config"
-    )
+    assert next(iter(inspect.signature(type(ours)).parameters)) == "config"
     twin = pickle.loads(pickle.dumps(copy.deepcopy(ours)))
     assert_same(dict(twin.state_dict()), dict(ours.state_dict()), atol=0)
+    alike(ours(*PARTS[name]), theirs(*PARTS[name]))
 
 
 @BOTH
-@pytest.mark.parametrize("name", ["BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_part_returns_what_the_installed_one_returns(name: str, backend: str) -> None:
     if not V5 and name == "BertSelfAttention" and backend == "sdpa":
         pytest.skip("4.57 has a class of another name for it")
     theirs, ours = parts_of(name, backend)
     for mask in (None, added_mask()):
-        alike(ours(hidden(), attention_mask=mask), theirs(hidden(), attention_mask=mask))
-        alike(ours(hidden(), mask), theirs(hidden(), mask))
+        alike(ours(STATES, attention_mask=mask), theirs(STATES, attention_mask=mask))
+        alike(ours(STATES, mask), theirs(STATES, mask))
 
 
 @only_5
-@pytest.mark.parametrize("name", ["BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_part_of_a_decoder_takes_a_cache_by_the_names_of_every_version(name: str) -> None:
-    config = config_of(backend="sdpa", is_decoder=True)
     numbered = {} if name == "BertEncoder" else {"layer_idx": 0}
-    ours = randomise_(getattr(hf, name)(config, **numbered)).to(F64).eval()
-    theirs = getattr(stock, name)(config, **numbered).to(F64).eval()
-    theirs.load_state_dict(ours.state_dict())
-    outs = []
+    theirs, ours = parts_of(name, "sdpa", numbered, is_decoder=True)
+    config, outs = config_of(backend="sdpa", is_decoder=True), []
     for part, named in ((theirs, CACHE), (ours, CACHE), (ours, "past_key_values"), (ours, "cache")):
-        cache, x = transformers.DynamicCache(config=config), hidden()
+        cache, x = transformers.DynamicCache(config=config), STATES
         part(x[:, :-1], **{named: cache})
         out = part(x[:, -1:], **{named: cache})
         outs.append(out if isinstance(out, Tensor) else out[0])
@@ -115,12 +93,12 @@ def test_a_part_of_a_decoder_takes_a_cache_by_the_names_of_every_version(name: s
     for out in outs[1:]:
         assert_same(out, outs[0])
     with pytest.raises(TypeError, match="not both"):
-        ours(hidden(), cache=cache, past_key_values=cache)
+        ours(STATES, cache=cache, past_key_values=cache)
 
 
-@pytest.mark.parametrize("form", [hf, v4], ids=["hf", "v4"])
+@FORMS
 def test_a_wrapped_part_of_a_decoder_is_given_the_cache(form: Any) -> None:
-    model = randomise_(form.BertModel(config_of(backend="sdpa", is_decoder=True))).to(F64).eval()
+    model = model_of(form, backend="sdpa", is_decoder=True)
     ids, seen = inputs_of()["input_ids"], []
     wanted = model(ids).last_hidden_state
     for part in (model.encoder, model.encoder.layer[1], model.encoder.layer[2].attention):
@@ -152,18 +130,6 @@ def test_a_part_of_transformers_in_a_decoder_is_given_the_cache(where: str) -> N
     assert_same(last.last_hidden_state, theirs(ids).last_hidden_state[:, -1:])
 
 
-def test_the_small_parts_return_what_the_installed_ones_return() -> None:
-    for name, inputs in {
-        "BertSelfOutput": (hidden(), hidden()),
-        "BertIntermediate": (hidden(),),
-        "BertPooler": (hidden(),),
-        "BertOnlyMLMHead": (hidden(),),
-        "BertPreTrainingHeads": (hidden(), hidden()[:, 0]),
-    }.items():
-        theirs, ours = parts_of(name)
-        alike(ours(*inputs), theirs(*inputs))
-
-
 def test_embeddings_count_from_the_length_of_what_came_before() -> None:
     theirs, ours = parts_of("BertEmbeddings")
     ids = inputs_of()["input_ids"]
@@ -173,9 +139,9 @@ def test_embeddings_count_from_the_length_of_what_came_before() -> None:
     alike(ours(ids), theirs(ids, position_ids=torch.arange(S)[None] + 2))
 
 
-@pytest.mark.parametrize("form", [hf, v4], ids=["hf", "v4"])
+@FORMS
 def test_an_encoder_obeys_a_head_mask_of_transformers_4(form: Any) -> None:
-    model = randomise_(form.BertModel(config_of(backend="eager"))).to(F64).eval()
+    model = model_of(form, backend="eager")
     gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
     x = model.embeddings(inputs_of()["input_ids"], inputs_of()["token_type_ids"])
     out = model.encoder(x, added_mask(), head_mask=model.get_head_mask(gate, L), return_dict=False)
@@ -186,19 +152,17 @@ def test_an_encoder_obeys_a_head_mask_of_transformers_4(form: Any) -> None:
 def test_layers_of_v4_return_tuples_and_chunks_are_the_whole() -> None:
     config = config_of(backend="eager", chunk_size_feed_forward=4)
     layer = randomise_(v4.BertLayer(config)).to(F64).eval()
-    out = layer(hidden(), added_mask(), None, None, None, None, True)
+    out = layer(STATES, added_mask(), None, None, None, None, True)
     assert isinstance(out, tuple)
     assert [x.shape for x in out] == [(B, S, 48), (B, N, S, S)]
     layer.chunk_size_feed_forward = 0
-    assert_same(layer(hidden(), added_mask())[0], out[0])
-    assert_same(layer.feed_forward_chunk(layer.attention(hidden(), added_mask())[0]), out[0])
+    assert_same(layer(STATES, added_mask())[0], out[0])
+    assert_same(layer.feed_forward_chunk(layer.attention(STATES, added_mask())[0]), out[0])
 
 
 def test_v4_is_bertlite_hf_under_transformers_4() -> None:
     assert (v4.BertLayer is hf.BertLayer) is not V5
-    model = randomise_(v4.BertForMaskedLM(config_of())).to(F64).eval()
-    other = hf.BertForMaskedLM(config_of()).to(F64).eval()
-    other.load_state_dict(model.state_dict())
+    model, other = (model_of(form, "BertForMaskedLM") for form in (v4, hf))
     assert_same(dict(model(**inputs_of(), output_attentions=True)), dict(other(**inputs_of(), output_attentions=True)))
     gate = torch.linspace(0, 1, N, dtype=F64)
     given = list(inputs_of().values())[:1]
@@ -229,10 +193,10 @@ def test_hooks_see_what_they_see_in_the_installed_transformers(backend: str, cha
         assert seen[1]["encoder.layer.1.attention.self"][1].shape == (B, N, S, S)
 
 
-@pytest.mark.parametrize("form", [hf, v4], ids=["hf", "v4"])
+@FORMS
 @BOTH
 def test_a_hook_that_returns_hidden_states_alone_changes_nothing_else(form: Any, backend: str) -> None:
-    model = randomise_(form.BertModel(config_of(backend=backend))).to(F64).eval()
+    model = model_of(form, backend=backend)
     wanted = model(**inputs_of(), output_attentions=True)
     for part in (model.encoder, model.encoder.layer[1], model.encoder.layer[2].attention):
         part.register_forward_pre_hook(lambda part, args: args[0])
@@ -242,19 +206,17 @@ def test_a_hook_that_returns_hidden_states_alone_changes_nothing_else(form: Any,
 # Parts that are another's
 
 
-@pytest.mark.parametrize("form", [hf, v4], ids=["hf", "v4"])
+@FORMS
 def test_a_replaced_attention_is_given_the_mask_and_its_weights_are_returned(form: Any) -> None:
     class Uniform(nn.Module):
         def forward(self, hidden_states: Tensor, attention_mask: Any = None, **others: Any) -> tuple[Tensor, Tensor]:
             weights = attention_mask.softmax(-1).expand(B, N, S, S)
             return weights.mean(1) @ hidden_states, weights
 
-    model = randomise_(form.BertModel(config_of(backend="eager"))).to(F64).eval()
+    model, mask = model_of(form, backend="eager"), inputs_of()["attention_mask"][1]
     model.encoder.layer[1].attention.self = Uniform()
     out = model(**inputs_of(), output_attentions=True)
-    assert_same(
-        out.attentions[1][1, 0, 0], inputs_of()["attention_mask"][1].to(F64) / inputs_of()["attention_mask"][1].sum()
-    )
+    assert_same(out.attentions[1][1, 0, 0], mask.to(F64) / mask.sum())
     packed = ours_of("BertModel", "packed")
     packed.encoder.layer[1].attention.self = Uniform()
     with pytest.raises(ValueError, match="packed attention runs only bertlite's own layers"):
@@ -279,28 +241,7 @@ def test_a_function_around_a_layer_changes_nothing(backend: str) -> None:
     assert_same(dict(model(**inputs, output_attentions=True)), wanted, atol=0)
 
 
-def test_heads_of_one_layer_are_pruned_and_saved(tmp_path: Path) -> None:
-    model, whole = ours_of("BertModel"), ours_of("BertModel")
-    model.encoder.layer[0].attention.prune_heads([1, 3])
-    model.encoder.layer[0].attention.prune_heads([1])
-    whole.prune_heads({0: [1, 3]})
-    assert model.config.pruned_heads == {0: [1, 3]}
-    assert_same(model(**inputs_of())[0], whole(**inputs_of())[0], atol=0)
-    model.save_pretrained(tmp_path)
-    assert_same(hf.BertModel.from_pretrained(tmp_path, dtype=F64)(**inputs_of())[0], whole(**inputs_of())[0])
-
-
 # Classes
-
-
-@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
-def test_models_are_transformers_models(name: str) -> None:
-    model = ours_of(name)
-    assert isinstance(model, getattr(transformers, name))
-    assert isinstance(model, transformers.BertPreTrainedModel)
-    names = list(inspect.signature(model.forward).parameters)
-    theirs = list(inspect.signature(getattr(transformers, name).forward).parameters)[1:]
-    assert [each for each in names if each in theirs][:7] == [each for each in theirs if each in names][:7]
 
 
 def test_positional_arguments_are_those_of_the_installed_transformers() -> None:
@@ -308,7 +249,7 @@ def test_positional_arguments_are_those_of_the_installed_transformers() -> None:
     ids, mask, types = (inputs_of()[name] for name in ("input_ids", "attention_mask", "token_type_ids"))
     embedded = theirs.embeddings.word_embeddings(ids)
     given = (None, mask, types, None, embedded) if V5 else (None, mask, types, None, None, embedded)
-    assert_same(present(ours(*given)), present(theirs(*given)))
+    assert_same(dict(ours(*given)), dict(theirs(*given)))
     with pytest.raises(TypeError, match="multiple values for argument 'inputs_embeds'"):
         ours(*given, inputs_embeds=embedded)
     with pytest.raises(TypeError, match="positional arguments"):
@@ -344,27 +285,25 @@ def test_a_class_of_parts_of_its_own_is_tied_and_pruned_by_itself() -> None:
     assert model.pruned == [{0: (1, 3)}]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("add_cross_attention", True),
-        ("position_embedding_type", "rope"),
-        ("hidden_act", "geglu"),
-        ("num_attention_heads", 5),
-        ("problem_type", "ranking"),
-        ("pad_token_id", -1),
-        ("type_vocab_size", 0),
-    ],
-)
-def test_a_class_of_ones_own_has_the_config_that_it_wants(field: str, value: Any, tmp_path: Path) -> None:
+WRONG = {
+    "add_cross_attention": True,
+    "position_embedding_type": "rope",
+    "hidden_act": "geglu",
+    "num_attention_heads": 5,
+    "problem_type": "ranking",
+    "pad_token_id": -1,
+    "type_vocab_size": 0,
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_class_of_ones_own_has_the_config_that_it_wants(field: str) -> None:
     config = config_of()
-    vars(config)[field] = value  # 5.10 itself refuses to set some
+    vars(config)[field] = WRONG[field]  # 5.10 itself refuses to set some
     Elsewhere(config)
-    with pytest.raises(ValueError, match=str(value) if field != "add_cross_attention" else field):
-        hf.BertModel(config)
-    if field != "type_vocab_size":  # which an attention does not read
-        with pytest.raises(ValueError, match=str(value) if field != "add_cross_attention" else field):
-            hf.BertLayer(config)
+    for cls in (hf.BertModel, hf.BertLayer)[: 1 if field == "type_vocab_size" else 2]:  # an attention does not read it
+        with pytest.raises(ValueError, match=field if field == "add_cross_attention" else str(WRONG[field])):
+            cls(config)
 
 
 # What transformers 5 has lost

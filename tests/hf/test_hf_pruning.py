@@ -44,21 +44,6 @@ def test_pruned_models_equal_those_of_transformers_4(heads: dict[int, list[int]]
 # Configs
 
 
-def test_pruning_one_model_leaves_another_of_the_same_config_alone() -> None:
-    config = config_of()
-    model, other = hf.BertModel(config).double().eval(), hf.BertForMaskedLM(config).double().eval()
-    before = dict(other(**inputs_of()))
-    model.prune_heads(HEADS)
-    assert model.config.pruned_heads == HEADS
-    assert other.config.pruned_heads == config.pruned_heads == {}
-    assert_same(dict(other(**inputs_of())), before, atol=0)
-    third = hf.BertModel(config)
-    assert third.encoder.layer[0].attention.self.num_attention_heads == N
-    other._prune_heads({1: [0]})  # the name that transformers 4 has for a model without a head
-    assert (model.config.pruned_heads, other.config.pruned_heads) == (HEADS, {1: [0]})
-    assert other.bert.config is other.config
-
-
 class Holder(transformers.BertPreTrainedModel):
     """Somebody's own class, on transformers' base, around our BertModel."""
 
@@ -74,7 +59,7 @@ def pair_of_models() -> transformers.EncoderDecoderModel:
 
 
 HOLDERS = {  # the holder, the path to the model in it, and the path to the config of that model
-    "head": (lambda: ours_of("BertForMaskedLM"), "bert", "config"),
+    "head": (lambda: ours_of("BertForMaskedLM", "eager"), "bert", "config"),
     "own class": (lambda: Holder(config_of()), "bert", "config"),
     "encoder": (pair_of_models, "encoder", "config.encoder"),
     "decoder": (pair_of_models, "decoder", "config.decoder"),
@@ -82,20 +67,27 @@ HOLDERS = {  # the holder, the path to the model in it, and the path to the conf
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_what_holds_a_model_has_its_config(holder: str) -> None:
+def test_what_holds_a_model_has_its_config_and_another_model_of_it_is_left_alone(holder: str) -> None:
     make, path, config_path = HOLDERS[holder]
     model, find_config = make(), attrgetter(config_path)
-    inner, other = attrgetter(path)(model), hf.BertModel(find_config(model))
+    before = find_config(model)
+    inner, other = attrgetter(path)(model), hf.BertModel(before)
     inner.prune_heads({0: [1, 2]})
     bertlite.pruning.prune_neurons_(inner, {1: [3]})
     inner.prune_heads({2: [3]})
-    assert find_config(model) is inner.config
+    assert find_config(model) is inner.config is not before
+    assert inner.config._attn_implementation == before._attn_implementation
+    for each in (model, bertlite.pruning.densify(model)) if holder == "head" else ():
+        kept = [part.config for part in each.modules() if hasattr(part, "config")]
+        assert len(kept) == 3 + 3 * L  # attention functions of transformers read it, and would go by the old one
+        assert all(config is each.config for config in kept)
     assert inner.config.pruned_heads == {0: [1, 2], 2: [3]}
     assert inner.config.pruned_neurons == {1: [3]}
     bertlite.pruning.drop_layers_(inner, [1])
     assert find_config(model).pruned_heads == {0: [1, 2], 1: [3]}
     assert (find_config(model).num_hidden_layers, other.config.num_hidden_layers) == (2, 3)
-    assert other.config.pruned_heads == {}
+    assert before.pruned_heads == other.config.pruned_heads == {}
+    assert other.encoder.layer[0].attention.self.num_attention_heads == N
 
 
 @pytest.mark.parametrize("pruned", ["first", "second"])
@@ -123,59 +115,32 @@ def test_heads_that_share_a_model_all_know_its_heads(own: bool, pruned: str, tmp
 @pytest.mark.parametrize("prune", ["prune_heads", "_prune_heads"])
 @pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertLMHeadModel"])
 def test_a_model_that_was_pruned_below_its_head_is_saved(name: str, prune: str, tmp_path: Path) -> None:
-    """As TextPruner prunes."""
-    model = ours_of(name)
+    """As TextPruner prunes; in the form of transformers 4, from which pruning can go on."""
+    model, whole = ours_of(name), ours_of(name)
     getattr(model.bert, prune)({0: [1, 2]})
     model.bert.prune_heads({1: ALL})
-    model.bert.encoder.layer[2].attention.prune_heads([0])
+    for _ in range(2):  # naming it again changes nothing
+        model.bert.encoder.layer[2].attention.prune_heads([0])
+    whole.prune_heads({0: [1, 2], 1: ALL, 2: [0]})
+    assert model.config.pruned_heads == whole.config.pruned_heads
     model.save_pretrained(tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    assert stated["pruned_heads"] == {"0": [1, 2], "1": ALL, "2": [0]}
     again = type(model).from_pretrained(tmp_path, dtype=F64)
-    assert_same(again(**inputs_of()).logits, model(**inputs_of()).logits, atol=0)
+    for heads in ({}, {0: [1, 3]}):  # head 1 of layer 0 is gone: naming it again changes nothing
+        again.prune_heads(heads)
+        whole.prune_heads({layer: each[1:] for layer, each in heads.items()})
+        assert_same(again(**inputs_of()).logits, whole(**inputs_of()).logits, atol=0)
 
 
-def test_configs_are_changed_in_a_copy() -> None:
-    config = config_of()
-    pruned = bertlite.pruning.with_pruned(config, HEADS)
-    assert type(pruned) is type(config)
-    assert pruned.pruned_heads == HEADS
-    assert not getattr(config, "pruned_heads", None)
-    again = bertlite.pruning.with_pruned(pruned, {0: [0], 1: [2]})
-    assert again.pruned_heads == {0: [0, 1, 3], 1: [2], 2: [0]}
-    assert pruned.pruned_heads == HEADS
-    assert bertlite.kept_heads(again, 0) == (2,)
-
-
-def test_a_config_as_json_writes_it_will_do() -> None:
+def test_a_config_as_json_writes_it_is_changed_in_a_copy() -> None:
     """Its layers are strings, and transformers 5 leaves them so."""
     config = config_of(pruned_heads={"0": [3, 1], "2": [0]})
     assert [bertlite.kept_heads(config, layer) for layer in range(L)] == [(0, 2), (0, 1, 2, 3), (1, 2, 3)]
-    assert bertlite.pruning.with_pruned(config, {0: [0]}).pruned_heads == {0: [0, 1, 3], 2: [0]}
+    pruned = bertlite.pruning.with_pruned(config, {0: [0]})
+    assert type(pruned) is type(config)
+    assert pruned.pruned_heads == {0: [0, 1, 3], 2: [0]}
     assert hf.BertModel(config).config.pruned_heads == HEADS
-
-
-def test_what_the_parts_keep_of_the_config_is_the_new_one() -> None:
-    """Attention functions of transformers read it, and would go by the old one."""
-    model = ours_of("BertForMaskedLM", "eager")
-    before = model.config
-    model.prune_heads(HEADS)
-    assert model.config._attn_implementation == "eager"
-    kept = [part.config for part in model.modules() if hasattr(part, "config")]
-    assert len(kept) == 3 + 3 * L  # of the layers, and the attention in them
-    assert all(config is model.config for config in kept)
-    assert model.config is not before
-    dense = bertlite.pruning.densify(model)
-    assert all(part.config is dense.config for part in dense.modules() if hasattr(part, "config"))
-
-
-def test_densified_models_are_transformers() -> None:
-    theirs, ours = pair("BertForMaskedLM")
-    ours.prune_heads({**HEADS, 1: ALL})
-    dense = bertlite.pruning.densify(ours)
-    assert type(dense) is hf.BertForMaskedLM
-    assert dense.config.pruned_heads == {}
-    assert ours.config.pruned_heads == {**HEADS, 1: ALL}
-    theirs.load_state_dict(dense.state_dict())
-    assert_same(theirs(**inputs_of()).logits, ours(**inputs_of()).logits)
 
 
 # Neurons, and layers
