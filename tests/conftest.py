@@ -4,6 +4,7 @@ Shapes:  B 2 sequences · S 11 positions · D 48 hidden · L 3 layers · N 4 hea
          T 5 token types · P 40 positions · 6 labels · 7 choices
 """
 
+import json
 import os
 import shutil
 from collections import Counter
@@ -338,3 +339,9 @@ def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return model
 
     return save
+
+
+def set_entries(path: Path, **entries: Any) -> None:
+    """Set entries of a JSON file, which may be new."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**known, **entries}), encoding="utf-8")

@@ -3,7 +3,7 @@
 import copy
 import pickle
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from bertlite import BertForSequenceClassification, BertModel, optimize_for_infe
 from bertlite.inference import InferenceModel
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check
+from bertlite.parity.families import save_random
 from bertlite.shipping.convert import convert
 from bertlite.shipping.pack import pack
 from bertlite.support.contexts import own_context
@@ -67,10 +68,6 @@ def all_at_once() -> Iterator[None]:
         yield
 
 
-def model_of(kind: str) -> Any:
-    return make_native(BertForSequenceClassification, num_hidden_layers=2, **KINDS[kind]).float()
-
-
 def bytes_in(folder: Path) -> dict[str, int]:
     """Return a hash of each file; records name the time."""
     files = sorted(
@@ -78,6 +75,10 @@ def bytes_in(folder: Path) -> dict[str, int]:
     )
     assert files
     return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
+
+
+def hashes(tensors: Iterable[Any]) -> list[int]:
+    return [zlib.crc32(x.numpy().tobytes()) for x in tensors]
 
 
 def saved(model: Any, folder: Path) -> dict[str, int]:
@@ -93,18 +94,17 @@ def conversions(tmp_path_factory: pytest.TempPathFactory) -> Ways:
     """Return each way to make or move an optimised model, by name; it takes an empty folder."""
     kernels_or_skip()
     ways, folder = Ways(), tmp_path_factory.mktemp("sources")
-    for kind in KINDS:
-        model = model_of(kind)
+
+    def converted(model: Any, options: Any, out: Path) -> Any:
+        return saved(optimize_for_inference(model, **options), out)
+
+    for kind, fields in KINDS.items():
+        model = make_native(BertForSequenceClassification, num_hidden_layers=2, **fields).float()
         for dtype, same in NUMBERS:
             verify = dtype in (torch.float32, torch.int8) and not same
-            options: Any = {"dtype": dtype, "reproducible": same, "verify": verify, "backend": "native"}
-            ways[f"{kind} {dtype} {same}"] = lambda out, model=model, options=options: saved(
-                optimize_for_inference(model, **options), out
-            )
-        fits: Any = {"dtype": torch.int8, "sample": SAMPLE}
-        ways[f"fitted {kind}"] = lambda out, model=model, options=fits: saved(
-            optimize_for_inference(model, **options), out
-        )
+            options = {"dtype": dtype, "reproducible": same, "verify": verify, "backend": "native"}
+            ways[f"{kind} {dtype} {same}"] = partial(converted, model, options)
+        ways[f"fitted {kind}"] = partial(converted, model, {"dtype": torch.int8, "sample": SAMPLE})
     model.save_pretrained(folder / "model")
     quick = optimize_for_inference(model, dtype=torch.int8)
     quick.save(folder / "quick")
@@ -115,18 +115,14 @@ def conversions(tmp_path_factory: pytest.TempPathFactory) -> Ways:
         assert all(x.requires_grad and not x.is_inference() for x in found.parameters()), "it can be trained"
         return saved(found, out)
 
-    def plain(out: Path) -> Any:
-        found = optimize_for_inference(model, backend="plain").model.state_dict()
-        return [zlib.crc32(x.numpy().tobytes()) for x in found.values()]
-
     return ways | {
         "save": lambda out: saved(quick, out),
         "load": lambda out: saved(InferenceModel.load(folder / "quick"), out),
         "unpickle": lambda out: saved(pickle.loads(pickled), out),
         "copy": lambda out: saved(copy.deepcopy(quick), out),
         "from_pretrained": loaded,
-        "plain": plain,
-        "run": lambda out: [zlib.crc32(x.numpy().tobytes()) for x in quick(**batch).to_tuple()],
+        "plain": lambda out: hashes(optimize_for_inference(model, backend="plain").model.state_dict().values()),
+        "run": lambda out: hashes(quick(**batch).to_tuple()),
     }
 
 
@@ -137,24 +133,13 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Ways:
     pytest.importorskip("sentence_transformers")
     kernels_or_skip()
     folder = tmp_path_factory.mktemp("checkpoints")
-    sizes = {"vocab_size": 97, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 37}
-    config = transformers.DebertaV2Config(
-        **sizes, num_hidden_layers=2, max_position_embeddings=40, type_vocab_size=0, relative_attention=True,
-        pos_att_type=["c2p", "p2c"], position_buckets=8, position_biased_input=False, norm_rel_ebd="layer_norm",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    theirs = transformers.DebertaV2Model(config).eval()
     add_pooling(save(folder / "bert"))
-    save(folder / "deberta")
-    theirs.save_pretrained(folder / "deberta")
+    save_random(save(folder / "deberta"), "deberta-v2", "small")
+    theirs = transformers.AutoModel.from_pretrained(folder / "deberta").eval()
 
     def body(out: Path) -> Any:
         quick = optimize_for_inference(theirs, dtype=torch.int8)
-        return [
-            zlib.crc32(quick.model.base_model.encoder.weights.data.numpy().tobytes()),
-            quick.output_type,
-            quick.gap,
-        ]
+        return hashes([quick.model.base_model.encoder.weights.data]), quick.output_type, quick.gap
 
     def packed(name: str, out: Path) -> Any:
         return pack(folder / name, out, dtype="int8", reproducible=True), bytes_in(out)

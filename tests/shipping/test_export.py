@@ -3,15 +3,16 @@
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import make
+from conftest import make, set_entries
 from torch import Tensor, nn
-from worlds import PRUNED, add_pooling, in_hub_cache, read, save
+from worlds import PRUNED, add_pooling, read, save
 
 import bertlite
 from bertlite import BertForSequenceClassification, BertModel
@@ -68,32 +69,25 @@ def test_a_model_with_cross_attention_is_refused():
 # What is refused, whatever is installed ------------------------------------------------------------------------------
 
 
-class Pretended:
-    """Writes and runs a file by the graph itself, so that no other library is needed."""
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a file be written and run by the graph itself, so that no other library is needed; return a function.
 
-    def __init__(self, change: float = 0.0) -> None:
-        self.change = change
+    It changes what is computed at length 11.
+    """
+    graphs, changes = [], [0.0]
 
-    def write(self, graph: Graph, path: Path) -> None:
-        self.graph = graph
+    def write(graph: Graph, path: Path) -> None:
+        graphs.append(graph)
         path.write_text("a graph")
 
-    def load(self, path: Path) -> Any:
-        assert path.read_text() == "a graph"
+    def run(inputs: dict[str, Tensor]) -> list[Tensor]:
+        *others, last = graphs[-1](**inputs)
+        return [*others, last + changes[-1] * (inputs["input_ids"].shape[-1] == 11)]
 
-        def run(inputs: dict[str, Tensor]) -> list[Tensor]:
-            out = list(self.graph(**inputs))
-            out[-1] = out[-1] + self.change * (inputs["input_ids"].shape[-1] == 11)
-            return out
-
-        return run
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, change: float = 0.0) -> None:
-    fake = Pretended(change)
-    monkeypatch.setattr("bertlite.shipping.export.PACKAGES", ())
-    monkeypatch.setattr("bertlite.shipping.export.write_onnx", fake.write)
-    monkeypatch.setattr("bertlite.shipping.export.load_onnx", fake.load)
+    for name, value in {"PACKAGES": (), "write_onnx": write, "load_onnx": lambda path: run}.items():
+        monkeypatch.setattr(f"bertlite.shipping.export.{name}", value)
+    return changes.append
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +97,8 @@ def source(tmp_path_factory):
 
 
 @pytest.mark.parametrize("change", [1e-3, float("nan")])
-def test_a_graph_that_computes_something_else_is_not_kept(change, source, tmp_path, monkeypatch):
-    pretend(monkeypatch, change)
+def test_a_graph_that_computes_something_else_is_not_kept(change, source, tmp_path, pretend):
+    pretend(change)
     with pytest.raises(ValueError, match=r"the graph computes other outputs .* logits at 2x11: error (1\.0e-03|nan)"):
         export(source, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -120,12 +114,10 @@ def test_a_package_that_is_missing_is_named_with_its_extra(source, tmp_path, mon
 
 
 @pytest.mark.parametrize("flags", [{"return_dict": False}, {"output_hidden_states": True, "output_attentions": True}])
-def test_commands_ask_for_the_outputs_that_they_read_whatever_the_config_says(flags, tmp_path, monkeypatch):
-    pretend(monkeypatch)
+def test_commands_ask_for_the_outputs_that_they_read_whatever_the_config_says(flags, tmp_path, pretend, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(Path("model"))
-    config = {**read(Path("model/config.json")), **flags}
-    Path("model/config.json").write_text(json.dumps(config))
+    set_entries(Path("model/config.json"), **flags)
     Path("texts.txt").write_text("a b\nc\n")
     assert main(["export", "model", "--out", "graphs"]) == 0
     assert read(Path("graphs/export.json"))["outputs"] == ["last_hidden_state", "pooler_output"]
@@ -134,8 +126,7 @@ def test_commands_ask_for_the_outputs_that_they_read_whatever_the_config_says(fl
     assert main(["embed", "model", "texts.txt", "--out", "vectors"]) == 0
 
 
-def test_a_folder_of_something_else_is_left_alone(source, tmp_path, monkeypatch):
-    pretend(monkeypatch)
+def test_a_folder_of_something_else_is_left_alone(source, tmp_path, pretend):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="does not hold an export of this checkpoint"):
@@ -146,8 +137,7 @@ def test_a_folder_of_something_else_is_left_alone(source, tmp_path, monkeypatch)
         export(other, tmp_path / "graphs")
 
 
-def test_the_folder_has_the_record_and_what_loaders_need(source, tmp_path, monkeypatch, capsys):
-    pretend(monkeypatch)
+def test_the_folder_has_the_record_and_what_loaders_need(source, tmp_path, pretend, capsys):
     out = tmp_path / "out"
     words = ["export", str(source), "--out", str(out), "--json"]
     assert main(words) == 0
@@ -163,8 +153,7 @@ def test_the_folder_has_the_record_and_what_loaders_need(source, tmp_path, monke
     assert read(out / "tokenizer.json")["truncation"] is None
 
 
-def test_the_checkpoints_own_folder_gets_the_graph_alone(source, tmp_path, monkeypatch):
-    pretend(monkeypatch)
+def test_the_checkpoints_own_folder_gets_the_graph_alone(source, tmp_path, pretend):
     folder = tmp_path / "model"
     shutil.copytree(source, folder)
     (folder / "onnx").mkdir()
@@ -184,25 +173,13 @@ def test_the_checkpoints_own_folder_gets_the_graph_alone(source, tmp_path, monke
     assert (folder / "onnx" / "model_quantized.onnx").read_text() == "somebody's"
 
 
-def test_the_class_is_that_of_the_config_or_of_sentence_transformers(source, tmp_path, monkeypatch):
+def test_the_class_is_that_of_the_config_or_of_sentence_transformers(source, tmp_path, pretend):
     assert Checkpoint.of(source).model_class is BertForSequenceClassification
     pooled = add_pooling(save(tmp_path / "pooled", heads.BertForMaskedLM))
     assert Checkpoint.of(pooled).model_class is BertModel
-    pretend(monkeypatch)
     export(pooled, tmp_path / "out")
     assert read(tmp_path / "out" / "modules.json") == read(pooled / "modules.json")
     assert read(tmp_path / "out" / "config.json")["architectures"] == ["BertModel"]
-
-
-def test_a_hub_id_is_exported(source, tmp_path, monkeypatch):
-    from huggingface_hub import constants
-
-    pretend(monkeypatch)
-    in_hub_cache(source, tmp_path / "hub", "someone/else")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert export("someone/else", tmp_path / "out")["class"] == "BertForSequenceClassification"
-    assert (tmp_path / "out" / "tokenizer.json").exists()
 
 
 def test_the_commands_of_the_page_are_examples_of_help():
@@ -303,8 +280,7 @@ def test_sentence_transformers_runs_the_graph(backend, module, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     source = add_pooling(save(tmp_path / "model", **TINY, pruned_heads={0: (1,)}))
-    pooling = source / "1_Pooling" / "config.json"
-    pooling.write_text(json.dumps({**read(pooling), "word_embedding_dimension": TINY["hidden_size"]}))
+    set_entries(source / "1_Pooling" / "config.json", word_embedding_dimension=TINY["hidden_size"])
     export(source, tmp_path / "out")
     if backend == "openvino":
         import openvino

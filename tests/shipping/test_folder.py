@@ -18,7 +18,6 @@ from bertlite import BertForSequenceClassification, BertModel, BertTokenizer, Em
 from bertlite.checkpoint.files import Source
 from bertlite.models import heads
 from bertlite.models.remote import AUTO_CLASSES
-from bertlite.pruning import densify
 from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
 
@@ -30,22 +29,15 @@ def source(tmp_path_factory):
 
 @pytest.fixture
 def pruned(source):
-    return bertlite.prune_neurons(
-        bertlite.prune_heads(BertForSequenceClassification.from_pretrained(source), PRUNED["pruned_heads"]),
-        PRUNED["pruned_neurons"],
-    )
+    model = bertlite.prune_heads(BertForSequenceClassification.from_pretrained(source), PRUNED["pruned_heads"])
+    return bertlite.prune_neurons(model, PRUNED["pruned_neurons"])
 
 
 def test_the_tokenizer_neither_truncates_nor_pads_and_says_how_long_texts_may_be(source, pruned, tmp_path):
     assert read(source / "tokenizer.json")["truncation"] is not None
     write_model(tmp_path / "out", pruned, source)
     values = read(tmp_path / "out" / "tokenizer.json")
-    assert values["truncation"] is values["padding"] is None
-    assert {**values, "truncation": 0, "padding": 0} == {
-        **read(source / "tokenizer.json"),
-        "truncation": 0,
-        "padding": 0,
-    }
+    assert values == {**read(source / "tokenizer.json"), "truncation": None, "padding": None}
     assert read(tmp_path / "out" / "tokenizer_config.json")["model_max_length"] == 40
     ids = [BertTokenizer.from_pretrained(path).encode("a b c d e f g h i j k") for path in (source, tmp_path / "out")]
     assert ids[0] == ids[1]
@@ -76,10 +68,8 @@ def test_a_tokenizer_without_its_config_gets_one_and_an_old_one_its_json(pruned,
     old = save(tmp_path / "old")
     (old / "tokenizer.json").unlink()
     write_model(tmp_path / "b", pruned, old)
-    text = "a bcd e"
-    assert (
-        len({tuple(BertTokenizer.from_pretrained(tmp_path / name).encode(text)) for name in ("a", "b", "bare")}) == 1
-    )
+    found = [BertTokenizer.from_pretrained(tmp_path / name).encode("a bcd e") for name in ("a", "b", "bare")]
+    assert found[0] == found[1] == found[2]
     (old / "vocab.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json or vocab\.txt"):
         write_model(tmp_path / "c", pruned, old)
@@ -174,17 +164,6 @@ def test_what_a_card_is_told_is_shown_as_it_is_and_nan_is_null(source, pruned, t
     report = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     assert report["figures"] == [{"name": "accuracy", "value": None, "low": 0.0, "high": None, "over": over}]
     assert report["loss"] == [None, 0.5]
-
-
-def test_heads_back_in_place_are_told_and_need_no_code(source, pruned, tmp_path):
-    write_model(tmp_path / "out", densify(pruned), source, pruned=pruned.config)
-    card = card_of(tmp_path / "out")
-    assert card.data.library_name == "transformers"
-    assert "pruned" in card.data.tags
-    assert "| 0 | 2 of 4 | 1, 3 |" in card.text
-    assert "trust_remote_code" not in card.text
-    assert not (tmp_path / "out" / "modeling_bertlite.py").exists()
-    assert "auto_map" not in read(tmp_path / "out" / "config.json")
 
 
 def test_a_folder_is_replaced_whole_and_keeps_what_is_not_of_a_model(source, pruned, tmp_path, monkeypatch):
@@ -326,19 +305,3 @@ def test_transformers_loads_every_pruned_head_with_trust_and_the_code_of_the_car
         module, cls, longest, values = seen[name]
         assert (module, cls, longest) == ("bertlite.hf.modeling", name, 40)
         torch.testing.assert_close(torch.tensor(values), out, rtol=0, atol=1e-5)  # sdpa there, "auto" here: float32
-
-
-def test_the_code_names_the_class_that_each_auto_class_would_make():
-    transformers = pytest.importorskip("transformers")
-    import bertlite.hf
-    from bertlite.hf import compat
-
-    with bertlite.hf.registered():
-        known = {
-            auto.__name__: auto._model_mapping[transformers.BertConfig]
-            for auto in compat.auto_classes()
-            if transformers.BertConfig in auto._model_mapping
-        }
-    ours = {auto: cls.__name__ for auto, cls in known.items() if cls.__module__ == "bertlite.hf.modeling"}
-    assert ours == {auto: name for auto, name in AUTO_CLASSES.items() if auto in ours}
-    assert AUTO_CLASSES.keys() - ours.keys() <= {"AutoModelWithLMHead"}  # which transformers 5 has no more

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import set_entries
 from natively import native
 from torch import nn
 from worlds import read, save
@@ -31,19 +32,14 @@ SENTENCES = "config_sentence_transformers.json"
 Change = Callable[[Path], None]
 
 
-def dense(outputs: int, act: nn.Module, **options: Any) -> Any:
+def dense(outputs: int, act: nn.Module, inputs: int = D, **options: Any) -> Any:
     torch.manual_seed(4)
-    return modules.Dense(D, outputs, activation_function=act, **options)
+    return modules.Dense(inputs, outputs, activation_function=act, **options)
 
 
 def change(name: str, **entries: Any) -> Change:
     """Return a function that changes entries of a JSON file of a folder."""
-
-    def apply(folder: Path) -> None:
-        known = read(folder / name) if (folder / name).exists() else {}
-        (folder / name).write_text(json.dumps({**known, **entries}))
-
-    return apply
+    return lambda folder: set_entries(folder / name, **entries)
 
 
 def settings(**entries: Any) -> Change:
@@ -80,8 +76,10 @@ def same(folder: Path) -> None:
 
 POOL, UNIT = modules.Pooling(D), modules.Normalize()
 TOKENS, OTHER, VECTOR = "token_embeddings", "other", "sentence_embedding"
+OF_OTHER = dense(D, nn.Tanh(), module_input_name=OTHER, module_output_name=VECTOR)
 EQUAL: dict[str, tuple[list[Any], Change]] = {
     "truncated": ([POOL, UNIT], change(SENTENCES, truncate_dim=5)),
+    "several": ([modules.Pooling(D, ("mean", "cls", "max")), dense(7, nn.GELU(), inputs=3 * D), UNIT], same),
     "no effect": ([POOL, modules.Normalize(TOKENS), dense(7, nn.Tanh(), module_output_name=OTHER)], same),
     "short name": ([POOL, dense(7, nn.GELU())], change("2_Dense/config.json", activation_function="torch.nn.GELU")),
     "older names": ([POOL], settings(tokenizer_args={"model_max_length": 6, "truncation_side": "left"})),
@@ -96,27 +94,11 @@ EQUAL: dict[str, tuple[list[Any], Change]] = {
 REFUSED: dict[str, tuple[list[Any], Change, str]] = {
     "before": ([dense(D, nn.Tanh(), module_input_name=TOKENS), POOL], same, r"Dense before its Pooling; vectors are"),
     "pooled twice": ([POOL, modules.Pooling(D, "cls")], same, r"Pooling; vectors are made by an encoder, its Pooling"),
-    "of others": (
-        [POOL, dense(D, nn.Tanh(), module_input_name=OTHER, module_output_name=VECTOR)],
-        same,
-        "this Dense makes sentence_embedding of other",
-    ),
-    "kind": (
-        [POOL],
-        change(SENTENCES, model_type="SparseEncoder"),
-        "is a SparseEncoder of modules, Transformer, Pool",
-    ),
+    "of others": ([POOL, OF_OTHER], same, "this Dense makes sentence_embedding of other"),
+    "kind": ([POOL], change(SENTENCES, model_type="SparseEncoder"), "is a SparseEncoder of modules, Transformer,"),
     "size": ([POOL], change(SENTENCES, truncate_dim="5"), "truncate_dim is '5' in config_sentence_transformers.json"),
-    "config": (
-        [POOL],
-        settings(config_args={"hidden_act": "relu"}),
-        "config_kwargs.hidden_act='relu', which only sent",
-    ),
-    "tokenizer": (
-        [POOL],
-        settings(tokenizer_args={"do_lower_case": False}),
-        "processor_kwargs.do_lower_case=False, w",
-    ),
+    "config": ([POOL], settings(config_args={"hidden_act": "relu"}), "config_kwargs.hidden_act='relu', which only"),
+    "tokenizer": ([POOL], settings(tokenizer_args={"do_lower_case": False}), "processor_kwargs.do_lower_case=False"),
     "call": ([POOL], settings(processing_kwargs={"text": {"padding": False}}), "processing_kwargs.text={'padding': F"),
     "output": ([POOL], settings(module_output_name=VECTOR), "module_output_name='sentence_embedding', which only"),
     "prompt": ([POOL], change(SENTENCES, default_prompt_name="ask"), "the default prompt 'ask', which is none of its"),

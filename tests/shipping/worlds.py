@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import SPECIAL, make
+from tokenizers import Tokenizer
 
 from bertlite import BertModel, BertTokenizer
 
@@ -30,18 +31,10 @@ def save(folder: Path, cls: Any = BertModel, **changes: Any) -> Path:
     BertTokenizer(WORDS, model_max_length=40).save_pretrained(folder)
 
     # As found on the hub: files that truncate and pad, which a copy must not do.
-    path = folder / "tokenizer.json"
-    values = json.loads(path.read_text())
-    values["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
-    values["padding"] = {
-        "strategy": {"Fixed": 8},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "[PAD]",
-    }
-    path.write_text(json.dumps(values))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "README.md").write_text(CARD)
     return folder
 
