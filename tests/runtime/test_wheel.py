@@ -45,9 +45,14 @@ assert not {"torch", "bertlite", "transformers"} & sys.modules.keys()
 """
 
 
-def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(tmp_path, monkeypatch):
-    pytest.importorskip("build")
-    pytest.importorskip("hatchling")
+@pytest.fixture
+def builder() -> None:
+    """Skip a test where what builds wheels is not installed."""
+    for name in ("build", "hatchling"):
+        pytest.importorskip(name)
+
+
+def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(builder, tmp_path, monkeypatch):
     kernels = kernels_or_skip()
     pack(minilm(), tmp_path / "packed", dtype="int8")
     monkeypatch.setattr(wheel, "compile_kernels", lambda wanted, path: shutil.copy(kernels.path, path))
@@ -59,15 +64,16 @@ def test_the_wheel_runs_where_there_is_no_torch_and_no_compiler(tmp_path, monkey
         home = Path(find_spec("numpy").origin).parents[1] / name if spec is None else Path(spec.origin).parent  # type: ignore[union-attr,arg-type]
         if home.is_dir():
             (tmp_path / "site" / name).symlink_to(home)
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", RUN, __version__],
-        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "HOME": str(tmp_path / "home")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    [found] = run_beside(tmp_path, "-S", "-c", RUN, __version__)
+    assert found == load(tmp_path / "packed").encode("Time flies.").tobytes().hex()
+
+
+def run_beside(folder: Path, *words: str) -> list[str]:
+    """Run Python in a folder whose `site` alone it knows; return the lines that it prints."""
+    environ = {"PYTHONPATH": str(folder / "site"), "PATH": "", "HOME": str(folder / "home")}
+    done = subprocess.run([sys.executable, *words], env=environ, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == load(tmp_path / "packed").encode("Time flies.").tobytes().hex()
+    return done.stdout.splitlines()
 
 
 CHOOSE = """
@@ -87,9 +93,7 @@ for flags in processors:
 
 
 @pytest.mark.parametrize("platform", PROCESSORS)
-def test_a_wheel_is_complete_and_has_what_every_processor_takes(platform, tmp_path, monkeypatch):
-    pytest.importorskip("build")
-    pytest.importorskip("hatchling")
+def test_a_wheel_is_complete_and_has_what_every_processor_takes(builder, platform, tmp_path, monkeypatch):
     system, machine, flags, (start, at, number) = PROCESSORS[platform]
     code = bytearray(100)
     code[: len(start)], code[at : at + 2] = start, number.to_bytes(2, "little")
@@ -98,18 +102,10 @@ def test_a_wheel_is_complete_and_has_what_every_processor_takes(platform, tmp_pa
     [built] = tmp_path.glob(f"bertlite_runtime-{__version__}-py3-none-{wheel.TAGS[platform]}.whl")
     assert check_contents(built, tmp_path / "site").endswith(wheel.NOT_RUN)
     taken = [each for each in INSTRUCTION_SETS.values() if each.needs <= flags and each.name != "baseline_exact"]
-    done = subprocess.run(
-        [sys.executable, "-c", CHOOSE, system, machine, *(" ".join(each.needs) for each in taken)],
-        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    found = run_beside(tmp_path, "-c", CHOOSE, system, machine, *(" ".join(each.needs) for each in taken))
     exact = "baseline" if flags <= OF_ARM else "baseline_exact"
     wanted = [file_name(each) for each in taken for _ in range(2)]
-    assert [Path(line).name for line in done.stdout.splitlines()] == [
-        *wanted[:-1], file_name(INSTRUCTION_SETS[exact])
-    ]  # fmt: skip
+    assert [Path(line).name for line in found] == [*wanted[:-1], file_name(INSTRUCTION_SETS[exact])]
 
 
 def check_contents(built: Path, site: Path) -> str:
@@ -195,9 +191,7 @@ def test_kernels_that_do_not_fit_the_tag_are_found(platform, compiler, change, f
     assert re.fullmatch(f"{fault}.*" if fault else "", "\n".join(sorted(faults)))
 
 
-def test_only_a_wheel_without_faults_is_written(tiny, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("build")
-    pytest.importorskip("hatchling")
+def test_only_a_wheel_without_faults_is_written(builder, tiny, tmp_path, monkeypatch, capsys):
     out = tmp_path / "dist"
     monkeypatch.setitem(wheel.SETS, wheel.HERE, ("baseline",))
     assert wheel.main(["--runtime", "--out", str(out)]) == 0
@@ -233,11 +227,9 @@ def test_a_library_of_visual_cpp_has_faults():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["macos-arm64", "macos-x86_64", "windows-x86_64"])
-def test_whole_wheels_for_macos_and_windows_have_no_fault(platform, tmp_path, monkeypatch):
+def test_whole_wheels_for_macos_and_windows_have_no_fault(builder, platform, tmp_path, monkeypatch):
     pytest.importorskip("ziglang", reason="needs PyPI's ziglang, a compiler for other systems")
     pytest.importorskip("lief")
-    pytest.importorskip("build")
-    pytest.importorskip("hatchling")
     monkeypatch.setenv("CXX", shlex.join(wheel.COMPILERS[platform]))
     assert wheel.main(["--runtime", "--platform", platform, "--out", str(tmp_path)]) == 0
     [built] = tmp_path.iterdir()
