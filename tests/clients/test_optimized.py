@@ -19,7 +19,7 @@ from bertlite.commands import ParitySettings, parity
 from bertlite.inference.clients.bodies import OptimizedBody
 from bertlite.inference.clients.holders import modules_of
 from bertlite.runtime import load
-from tests.clients.checks.common import minilm
+from tests.clients.checks.common import equal, minilm
 from tests.clients.checks.embeddings import inner
 from tests.clients.checks.pipelines import TASKS, names, worded
 
@@ -103,9 +103,8 @@ def test_a_CrossEncoder_gives_its_scores(tmp_path: Path) -> None:
     quick = optimize_for_inference(model)
     assert np.abs(quick.predict(pairs) - model.predict(pairs)).max() <= WITHIN
     texts = [b for _, b in pairs[:7]]  # the others are these again, whose order rounding would decide
-    assert [hit["corpus_id"] for hit in quick.rank("word5", texts)] == [
-        hit["corpus_id"] for hit in model.rank("word5", texts)
-    ]
+    ours, theirs = ([hit["corpus_id"] for hit in each.rank("word5", texts)] for each in (quick, model))
+    assert ours == theirs
 
 
 def test_a_SparseEncoder_gives_its_vectors(tmp_path: Path) -> None:
@@ -152,52 +151,17 @@ def test_a_pipeline_gives_its_answers(task: str, tmp_path: Path) -> None:
     several = [f"[MASK]{' word3 word7' * n}" for n in (9, 1, 4)]
     options: dict[str, Any] = {"ignore_labels": []} if task == "token-classification" else {}
     for ask in (it.ask, lambda each: each(several, batch_size=3, **options)):
-        ours, theirs = numbers(ask(quick)), numbers(ask(pipe))
-        assert len(ours) == len(theirs) > 0
-        assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= 3 * WITHIN
+        equal(ask(quick), ask(pipe), 3 * WITHIN)
 
 
-def test_zero_shot_classification(tmp_path: Path) -> None:
-    path = worded(tmp_path, "BertForSequenceClassification", **names("contradiction", "neutral", "entailment"))
-    pipe = transformers.pipeline("zero-shot-classification", model=str(path), device="cpu")
-    ask = {"candidate_labels": ["word7", "word8 word9"], "hypothesis_template": "word1 {}"}
-    ours, theirs = (each("word2 word3", **ask) for each in (optimize_for_inference(pipe), pipe))
-    assert ours["labels"] == theirs["labels"]
-    assert np.abs(np.array(ours["scores"]) - theirs["scores"]).max() <= WITHIN
-
-
-def test_a_DeBERTa_is_found_in_a_CrossEncoder_and_a_pipeline(tmp_path: Path) -> None:
-    """Of random weights, as no trained one is at hand."""
-    library = pytest.importorskip("sentence_transformers")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(minilm() / name, tmp_path)
-    torch.manual_seed(0)
-    labels = dict(enumerate(("entailment", "neutral", "contradiction")))
-    config = transformers.DebertaV2Config(
-        vocab_size=30522, hidden_size=96, num_hidden_layers=2, num_attention_heads=6, intermediate_size=200,
-        relative_attention=True, pos_att_type=["p2c", "c2p"], share_att_key=True, position_buckets=8,
-        norm_rel_ebd="layer_norm", position_biased_input=False, type_vocab_size=0, initializer_range=0.1,
-        id2label=labels, label2id={name: i for i, name in labels.items()},
-    )  # fmt: skip
-    transformers.DebertaV2ForSequenceClassification(config).save_pretrained(tmp_path)
-    cross = library.CrossEncoder(str(tmp_path), device="cpu")
-    pairs = [(TEXTS[0], text) for text in TEXTS[:9]]
-    assert np.abs(optimize_for_inference(cross).predict(pairs) - cross.predict(pairs)).max() <= 1e-5
-    asked = transformers.pipeline("zero-shot-classification", model=str(tmp_path), device="cpu")
-    ours, theirs = (numbers(each(TEXTS[:3], ["food", "travel"])) for each in (optimize_for_inference(asked), asked))
-    assert len(ours) == 6
-    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= 1e-5
-
-
-TODAYS: dict[str, tuple[str, dict[str, Any]]] = {  # published encoders of today: how each pools, and its fields
-    "ModernBert": (
-        "cls",
-        {"local_attention": 12, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)},
-    ),
-    "NomicBert": ("mean", {"activation_function": "swiglu"}),
-    "Gte": ("cls", {"pad_token_id": 0, "type_vocab_size": 2}),
-    "JinaEmbeddingsV3": ("mean", {"pad_token_id": 0, "type_vocab_size": 2}),
+FIELDS: dict[str, dict[str, Any]] = {  # of published models of today
+    "DebertaV2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+    | {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0},
+    "ModernBert": {"local_attention": 12, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)},
+    "NomicBert": {"activation_function": "swiglu"},
+    **{kind: {"pad_token_id": 0, "type_vocab_size": 2} for kind in ("Gte", "JinaEmbeddingsV3")},
 }
+POOLED = {"ModernBert": "cls", "NomicBert": "mean", "Gte": "cls", "JinaEmbeddingsV3": "mean"}
 
 
 def save_todays(kind: str, folder: Path, head: str = "Model", **changes: Any) -> Path:
@@ -209,18 +173,28 @@ def save_todays(kind: str, folder: Path, head: str = "Model", **changes: Any) ->
     torch.manual_seed(0)
     sizes = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 200}
     fields = {"vocab_size": 30522, "max_position_embeddings": 512, "initializer_range": 0.1, **sizes, **changes}
-    config = getattr(transformers, f"{kind}Config")(**fields, **TODAYS[kind][1])
+    config = getattr(transformers, f"{kind}Config")(**fields, **FIELDS[kind])
     getattr(transformers, f"{kind}{head}")(config).save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize("kind", TODAYS)
+@pytest.mark.parametrize(("kind", "within"), [("Bert", WITHIN), ("DebertaV2", 1e-5)])
+def test_zero_shot_classification(kind: str, within: float, tmp_path: Path) -> None:
+    head, labels = "ForSequenceClassification", names("contradiction", "neutral", "entailment")
+    own = kind == "Bert"
+    path = worded(tmp_path, f"Bert{head}", **labels) if own else save_todays(kind, tmp_path, head, **labels)
+    pipe = transformers.pipeline("zero-shot-classification", model=str(path), device="cpu")
+    ask = {"candidate_labels": ["word7", "word8 word9"], "hypothesis_template": "word1 {}"}
+    equal(optimize_for_inference(pipe)("word2 word3", **ask), pipe("word2 word3", **ask), within)
+
+
+@pytest.mark.parametrize("kind", POOLED)
 def test_an_encoder_of_today_gives_its_vectors_in_each_client(kind: str, tmp_path: Path) -> None:
     """As published: pooled by the first token or the mean, with prompts."""
     library = pytest.importorskip("sentence_transformers")
     parts = pytest.importorskip("sentence_transformers.models")
     body = parts.Transformer(str(save_todays(kind, tmp_path)), max_seq_length=90)
-    modules = [body, parts.Pooling(96, TODAYS[kind][0]), parts.Normalize()]
+    modules = [body, parts.Pooling(96, POOLED[kind]), parts.Normalize()]
     prompts = {"query": "search_query: ", "document": "search_document: "}
     library.SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(tmp_path / "saved"))
     model = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
@@ -237,16 +211,21 @@ def test_an_encoder_of_today_gives_its_vectors_in_each_client(kind: str, tmp_pat
     assert np.abs(embedder.encode(TEXTS) - model.encode(TEXTS)).max() <= 1e-5
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_a_reranker_that_is_a_ModernBERT_gives_its_scores(pooling: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [*(("ModernBert", {"classifier_pooling": each}) for each in ("cls", "mean")), ("DebertaV2", {})],
+    ids=str,
+)
+def test_a_reranker_of_today_gives_its_scores(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
-    changes = {"num_labels": 1, "classifier_pooling": pooling}
-    path = save_todays("ModernBert", tmp_path, "ForSequenceClassification", **changes)
+    path = save_todays(kind, tmp_path, "ForSequenceClassification", num_labels=1, **changes)
     model, pairs = library.CrossEncoder(str(path), device="cpu"), [(TEXTS[0], text) for text in TEXTS[:9]]
-    quick = optimize_for_inference(model)
-    assert np.abs(quick.predict(pairs) - model.predict(pairs)).max() <= 1e-5
-    ours, theirs = ([row["corpus_id"] for row in each.rank(TEXTS[0], TEXTS[:9])] for each in (quick, model))
-    assert ours == theirs
+    model.save(str(tmp_path / "cross"))
+    assert pack(tmp_path / "cross", tmp_path / "packed")["kind"] == "cross-encoder"
+    for quick in (optimize_for_inference(model), load(tmp_path / "packed")):
+        assert np.abs(quick.predict(pairs) - model.predict(pairs)).max() <= 1e-5
+        ours, theirs = ([row["corpus_id"] for row in each.rank(TEXTS[0], TEXTS[:9])] for each in (quick, model))
+        assert ours == theirs
 
 
 def setfit() -> tuple[Any, Callable[[Any], Any]]:
@@ -306,15 +285,4 @@ def test_what_holds_encoders_in_other_libraries_gives_its_scores(library: Any) -
     inside = [type(part) for _, module in modules_of(quick) for part in module.modules()]
     assert transformers.BertModel not in inside
     assert leaves_padding_out(quick)
-    ours, theirs = numbers(ask(quick)), numbers(ask(thing))
-    assert len(ours) == len(theirs) > 0
-    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= WITHIN
-
-
-def numbers(answer: Any) -> list[float]:
-    """Return all numbers of an answer, in order."""
-    if isinstance(answer, dict):
-        return [x for value in answer.values() for x in numbers(value)]
-    if isinstance(answer, list | tuple):
-        return [x for value in answer for x in numbers(value)]
-    return [] if isinstance(answer, str) or answer is None else [float(answer)]
+    equal(ask(quick), ask(thing), WITHIN)

@@ -7,8 +7,6 @@ from tests.clients.checks import (  # noqa: F401  # each enters its checks
     distributed,
     embeddings,
     interchange,
-    launch,
     pipelines,
-    privacy,
     trainer,
 )

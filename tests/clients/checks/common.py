@@ -23,19 +23,12 @@ from torch import Tensor, nn
 import bertlite
 import bertlite.hf
 from bertlite.parity.command import DEMO, demo_checkpoint
+from tests import conftest
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
 RENAMED = hasattr(transformers.PreTrainedModel, "activation_checkpointing_enable")  # in 5.23
 CHECKPOINTING = "activation_checkpointing" if RENAMED else "gradient_checkpointing"
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 37,
-    "max_position_embeddings": 40,
-    "type_vocab_size": 2,
-}
+SIZES: dict[str, Any] = {**conftest.SIZES, "type_vocab_size": 2}
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # two runs are then one
 GONE = {0: [1, 3], 2: [0]}  # the heads that are missing in a pruned checkpoint; layers lose different numbers
 SOME = {0: [1, 3], 5: [0]}  # the same of MiniLM, which has 6 layers of 12 heads
@@ -118,11 +111,15 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
+def name_of(function: Any, options: Mapping[str, Any]) -> str:
+    return "-".join([function.__name__, *(key if value is True else str(value) for key, value in options.items())])
+
+
 def check(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any], Any]:
     """Enter a function into CHECKS, under its name and these options of it."""
 
     def enter(function: Any) -> Any:
-        name = "-".join([function.__name__, *(key if value is True else str(value) for key, value in options.items())])
+        name = name_of(function, options)
         if name in CHECKS:
             raise ValueError(f"two checks are called {name}")
         CHECKS[name] = Check(client, claim, name, partial(function, **options), needs)
@@ -174,12 +171,7 @@ def tiny(
     folder: Path, cls: str = "BertModel", pruned: bool = False, dtype: torch.dtype = torch.float32, **fields: Any
 ) -> Path:
     """Write a small random checkpoint with bertlite's core: every weight matters and dropout is 0."""
-    model = getattr(bertlite, cls)(bertlite.BertConfig(**{**SIZES, **QUIET, **fields}))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_((1 if name.endswith("LayerNorm.weight") else 0) + 0.2 * noise)
+    model: Any = conftest.randomise_(getattr(bertlite, cls)(bertlite.BertConfig(**{**SIZES, **QUIET, **fields})))
     model = bertlite.prune_heads(model, GONE) if pruned else model
     path = folder / f"{cls}{'-pruned' * pruned}"
     model.to(dtype).save_pretrained(path)

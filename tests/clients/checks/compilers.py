@@ -1,4 +1,7 @@
-"""torch.compile and torch.export."""
+"""torch.compile, torch.export, and gradients of each example.
+
+Of torch.func and, in the optional tier, of Opacus, which trains with differential privacy.
+"""
 
 import io
 from collections.abc import Callable
@@ -6,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.clients.checks.common import (
     CHECKPOINTING,
+    ROUNDING,
     ROUNDING32,
     SIZES,
     Observed,
@@ -104,3 +109,46 @@ def exported(side: Side, folder: Path, pruned: bool = False) -> Observed:
         seen[f"{rows}x{length}"] = again(**batch).logits
         equal(seen[f"{rows}x{length}"], model(**batch).logits, within=ROUNDING32, what="exported and plain")
     return seen
+
+
+# Gradients of each example -------------------------------------------------------------------------------------------
+
+CLASSIFIER = "BertForSequenceClassification"
+LABELS = torch.tensor([0, 1, 1, 0])
+
+
+@check("torch.func", "vmap(grad): the gradients of each example")
+def mapped_gradients(side: Side, folder: Path) -> Observed:
+    from torch.func import functional_call, grad, vmap
+
+    model = side.load(CLASSIFIER, tiny(folder, CLASSIFIER, dtype=torch.float64), dtype=torch.float64).eval()
+    side.owns(model)
+
+    def loss(parameters: dict[str, Tensor], example: dict[str, Tensor], label: Tensor) -> Tensor:
+        logits = functional_call(model, parameters, (), {name: x[None] for name, x in example.items()}).logits
+        return F.cross_entropy(logits, label[None])
+
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    return of_each(model, vmap(grad(loss), in_dims=(None, 0, 0))(parameters, tiny_batch(4), LABELS))
+
+
+@dense_and_pruned("Opacus", "per-example gradients of every parameter", "opacus")
+def per_example_gradients(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    from opacus import GradSampleModule
+
+    path = tiny(folder, CLASSIFIER, pruned, torch.float64)
+    model, plain = (side.load(CLASSIFIER, path, dtype=torch.float64).train() for _ in range(2))
+    side.owns(model)
+    wrapped = GradSampleModule(model)
+    F.cross_entropy(wrapped(**tiny_batch(4)).logits, LABELS, reduction="mean").backward()
+    torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in wrapped.parameters()])  # as Opacus clips them
+    return of_each(plain, {name: p.grad_sample for name, p in model.named_parameters()})
+
+
+def of_each(model: Any, found: dict[str, Tensor]) -> Observed:
+    """Return the gradients of each example, and raise unless they are those of a model that is given it alone."""
+    for row in range(4):
+        one = {name: x[row : row + 1] for name, x in tiny_batch(4).items()}
+        F.cross_entropy(model(**one).logits, LABELS[row : row + 1]).backward()
+        equal({name: g[row] for name, g in found.items()}, gradients(model), ROUNDING, f"gradients of example {row}")
+    return {"gradients": found}

@@ -34,14 +34,14 @@ from tests.clients.checks.common import (
     counted,
     equal,
     gradients,
+    name_of,
     tiny,
     tiny_batch,
 )
-from tests.clients.checks.trainer import logged, rows, trainer
+from tests.clients.checks.trainer import TEXTS, WORDS, logged, rows, trainer
 
 DDP, FSDP, TENSOR = "DDP", "FSDP2", "tensor parallel"
-CLS = "BertForSequenceClassification"
-WORLD = 2
+CLS, WORLD = TEXTS, 2
 DECIMALS = 0.0 if V5 else 0.5e-4  # transformers 4 logs four
 LIMIT = 240  # seconds for all jobs; about 15 are needed
 SIDES = {side.name: side for side in (OURS, STOCK)}
@@ -56,14 +56,9 @@ def launched(side: str) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command += ["-m", f"{__package__}.worker", side, folder]
     with open(Path(folder) / "log", "w") as log:
-        run = subprocess.Popen(
-            [*command, "-m", f"{__package__}.worker", side, folder],
-            env=environ,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        run = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             run.wait(timeout=LIMIT)
         except subprocess.TimeoutExpired:
@@ -76,7 +71,7 @@ def job(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any],
     """Enter a function into JOBS, and what its process 0 observes into CHECKS."""
 
     def enter(function: Any) -> Any:
-        name = "-".join([function.__name__, *(key if value is True else str(value) for key, value in options.items())])
+        name = name_of(function, options)
         JOBS[name] = lambda side, folder, rank: function(side, folder, rank, **options)
 
         def result(side: Side, folder: Path) -> Observed:
@@ -138,12 +133,7 @@ def ddp(side: Side, folder: Path, rank: int, pruned: bool = False) -> Observed:
     return got
 
 
-@job(
-    DDP,
-    "Trainer in two processes, masked words: loss and grad_norm are those of one",
-    "accelerate",
-    cls="BertForMaskedLM",
-)
+@job(DDP, "Trainer in two processes, masked words: loss and grad_norm are those of one", "accelerate", cls=WORDS)
 @job(DDP, "Trainer in two processes: loss, grad_norm and eval_loss are those of one", "accelerate", cls=CLS)
 def trainer_ddp(side: Side, folder: Path, rank: int, cls: str) -> Observed:
     data, path = rows(cls), tiny(folder, cls)

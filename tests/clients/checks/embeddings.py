@@ -26,6 +26,7 @@ from tests.clients.checks.common import (
     state,
 )
 from tests.clients.checks.pipelines import names, worded
+from tests.clients.checks.trainer import SETTINGS
 
 CLIENT = "sentence-transformers"
 NEEDS = ("sentence_transformers", "datasets", "accelerate")
@@ -91,22 +92,10 @@ def trains_embeddings(side: Side, folder: Path, pruned: bool = False) -> Observe
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         before = model.encode(TEXTS, convert_to_tensor=True)
-        settings: dict[str, Any] = {
-            "output_dir": str(folder / "run"),
-            "max_steps": 1,
-            "per_device_train_batch_size": 2,
-            "report_to": [],
-            "save_strategy": "no",
-            "disable_tqdm": True,
-            "use_cpu": True,
-            "optim": "sgd",
-            "learning_rate": 0.1,
-            "lr_scheduler_type": "constant",
-        }
         seed()
         run = SentenceTransformerTrainer(
             model=model,
-            args=SentenceTransformerTrainingArguments(**{**settings, **options}),
+            args=SentenceTransformerTrainingArguments(str(folder / "run"), **{**SETTINGS, **options}),
             train_dataset=Dataset.from_dict(pairs),
             loss=losses.MultipleNegativesRankingLoss(model),
         )

@@ -36,23 +36,21 @@ def outputs(model: Any) -> dict[str, Any]:
     return dict(model.eval()(**tiny_batch(), output_hidden_states=True))
 
 
+def same_as_core(side: Side, path: Path) -> Observed:
+    """Return what a checkpoint computes in float64, and raise unless it is what bertlite's core computes."""
+    got = outputs(side.load("BertModel", path, dtype=torch.float64))
+    equal(got, outputs(bertlite.BertModel.from_pretrained(path)), ROUNDING, "the model and bertlite's core")
+    return got
+
+
 @check(CHECKPOINTS, "a pruned checkpoint computes what bertlite's core computes")
 def loads_pruned(side: Side, folder: Path) -> Observed:
-    path = tiny(folder, pruned=True, dtype=torch.float64)
-    model = side.load("BertModel", path, dtype=torch.float64)
-    got = outputs(model)
-    core = bertlite.BertModel.from_pretrained(path)
-    equal(got, outputs(core), within=ROUNDING, what="the model and bertlite's core")
-    return got
+    return same_as_core(side, tiny(folder, pruned=True, dtype=torch.float64))
 
 
 @check(CHECKPOINTS, "a relative_key checkpoint computes what bertlite's core computes")
 def loads_relative(side: Side, folder: Path) -> Observed:
-    path = tiny(folder, dtype=torch.float64, position_embedding_type="relative_key")
-    got = outputs(side.load("BertModel", path, dtype=torch.float64))
-    core = outputs(bertlite.BertModel.from_pretrained(path))
-    equal(got, core, within=ROUNDING, what="the model and bertlite's core")
-    return got
+    return same_as_core(side, tiny(folder, dtype=torch.float64, position_embedding_type="relative_key"))
 
 
 REMOTE = """
@@ -185,25 +183,14 @@ def encoder_decoder(side: Side, folder: Path, beams: int) -> Observed:
     encoder = tiny(folder / "encoder")
     decoder = tiny(folder / "decoder", "BertLMHeadModel", is_decoder=True, add_cross_attention=True)
     with side.loading():
-        model = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(encoder, decoder)
-    side.owns(model.encoder)
-    side.owns(model.decoder)
-    model.save_pretrained(folder / "both")
-    with side.loading():
+        made = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(encoder, decoder)
+        made.save_pretrained(folder / "both")
         model = transformers.EncoderDecoderModel.from_pretrained(folder / "both")
-    side.owns(model.encoder)
-    side.owns(model.decoder)
+    for part in (made.encoder, made.decoder, model.encoder, model.decoder):
+        side.owns(part)
     batch = {name: x for name, x in tiny_batch().items() if name != "token_type_ids"}
-    settings: dict[str, Any] = {
-        "decoder_start_token_id": 1,
-        "eos_token_id": 96,
-        "pad_token_id": 0,
-        "max_new_tokens": 15,
-        "num_beams": beams,
-        "do_sample": False,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-    }
-    found = {cached: model.generate(**batch, use_cache=cached, **settings) for cached in (True, False)}
+    tokens = {"decoder_start_token_id": 1, "eos_token_id": 96, "pad_token_id": 0, "max_new_tokens": 15}
+    asked = {"num_beams": beams, "do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+    found = {cached: model.generate(**batch, use_cache=cached, **tokens, **asked) for cached in (True, False)}
     equal(found[True].sequences, found[False].sequences, what="words written with and without a cache")
     return {"words": found[True].sequences, "scores": found[True].scores}

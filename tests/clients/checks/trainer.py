@@ -1,4 +1,4 @@
-"""transformers.Trainer."""
+"""transformers.Trainer, and accelerate, on which it stands."""
 
 import itertools
 from pathlib import Path
@@ -23,17 +23,31 @@ from tests.clients.checks.common import (
     tiny_batch,
 )
 
-CLIENT = "Trainer"
+CLIENT, ACCELERATE = "Trainer", "accelerate"
+TEXTS, TOKENS, WORDS = "BertForSequenceClassification", "BertForTokenClassification", "BertForMaskedLM"
 DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+SETTINGS: dict[str, Any] = {
+    "max_steps": 1,
+    "per_device_train_batch_size": 2,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": [],
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "learning_rate": 0.05,
+    "optim": "sgd",
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 1e9,  # measured, never clipped
+}
 
 
 def rows(cls: str, count: int = 8) -> list[dict[str, Any]]:
     """Return a data set; its rows differ in their numbers of tokens, and of labels where each token may have one."""
     batch = tiny_batch(count)
     ids = batch["input_ids"]
-    if cls == "BertForSequenceClassification":
+    if cls == TEXTS:
         batch["labels"] = torch.arange(count) % 2
-    elif cls == "BertForTokenClassification":
+    elif cls == TOKENS:
         batch["labels"] = torch.where(batch["attention_mask"] == 1, ids % 2, -100)
     else:
         keep = (torch.arange(ids.shape[1]) + torch.arange(count)[:, None]) % 4 == 0
@@ -46,21 +60,8 @@ def trainer(model: Any, folder: Path, data: Any, **options: Any) -> Any:
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
     given = {name: options.pop(name) for name in ("eval_dataset", "compute_metrics") if name in options}
-    settings = {
-        "output_dir": str(folder),
-        "max_steps": 1,
-        "per_device_train_batch_size": 2,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "learning_rate": 0.05,
-        "optim": "sgd",
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 1e9,  # measured, never clipped
-    }
-    run = Trainer(model, TrainingArguments(**{**settings, **options}), train_dataset=data, **given)
+    arguments = TrainingArguments(str(folder), **{**SETTINGS, **options})
+    run = Trainer(model, arguments, train_dataset=data, **given)
     run.remove_callback(PrinterCallback)
     return run
 
@@ -71,14 +72,13 @@ def logged(run: Any, name: str) -> list[float]:
 
 @dense_and_pruned(CLIENT, "trains, saves and loads again", "accelerate")
 def trains(side: Side, folder: Path, pruned: bool = False) -> Observed:
-    cls = "BertForSequenceClassification"
-    model = side.load(cls, tiny(folder, cls, pruned, **DROPOUT))
+    model = side.load(TEXTS, tiny(folder, TEXTS, pruned, **DROPOUT))
     before = state(model)
-    run = trainer(model, folder, rows(cls), max_steps=6)
+    run = trainer(model, folder, rows(TEXTS), max_steps=6)
     run.train()
     differ(state(model), before, "training")
     run.save_model(str(folder / "trained"))
-    again = side.load(cls, folder / "trained")
+    again = side.load(TEXTS, folder / "trained")
     side.owns(again)
     equal(state(again), state(model), what="the trained model and its copy on disk")
     return {"loss": logged(run, "loss"), "weights": state(model)}
@@ -86,20 +86,12 @@ def trains(side: Side, folder: Path, pruned: bool = False) -> Observed:
 
 @check(CLIENT, "a resumed run ends where an unbroken one does, bit for bit", "accelerate")
 def resumes(side: Side, folder: Path) -> Observed:
-    cls = "BertForMaskedLM"
-    checkpoint, data = tiny(folder, cls, **DROPOUT), rows("BertForMaskedLM")
+    checkpoint, data = tiny(folder, WORDS, **DROPOUT), rows(WORDS)
 
     def run(name: str, **options: Any) -> Any:
         seed()
-        return trainer(
-            side.load(cls, checkpoint),
-            folder / name,
-            data,
-            max_steps=6,
-            optim="adamw_torch",
-            learning_rate=0.01,
-            **options,
-        )
+        adam = {"max_steps": 6, "optim": "adamw_torch", "learning_rate": 0.01}
+        return trainer(side.load(WORDS, checkpoint), folder / name, data, **adam, **options)
 
     whole = run("whole", save_strategy="steps", save_steps=3)
     whole.train()
@@ -113,38 +105,25 @@ def resumes(side: Side, folder: Path) -> Observed:
 
 @check(CLIENT, "load_best_model_at_end brings the best weights back", "accelerate")
 def best(side: Side, folder: Path) -> Observed:
-    cls = "BertForSequenceClassification"
-    data, scores = rows(cls), itertools.chain([0.9], itertools.repeat(0.1))
-    run = trainer(
-        side.load(cls, tiny(folder, cls)),
-        folder,
-        data,
-        max_steps=3,
-        eval_dataset=data,
-        compute_metrics=lambda _: {"score": next(scores)},
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="score",
-        greater_is_better=True,
-    )
+    data, scores = rows(TEXTS), itertools.chain([0.9], itertools.repeat(0.1))
+    steps = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    judged = {"eval_dataset": data, "compute_metrics": lambda _: {"score": next(scores)}}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
+    run = trainer(side.load(TEXTS, tiny(folder, TEXTS)), folder, data, **steps, **judged, **best)
     run.train()
-    first = side.load(cls, folder / "checkpoint-1")
+    first = side.load(TEXTS, folder / "checkpoint-1")
     equal(state(run.model), state(first), what="the model and its best checkpoint")
-    differ(state(first), state(side.load(cls, folder / "checkpoint-3")), "training on")
+    differ(state(first), state(side.load(TEXTS, folder / "checkpoint-3")), "training on")
     return {"eval_loss": logged(run, "eval_loss")}
 
 
 @dense_and_pruned(CLIENT, "checkpointed layers run twice and give the same weights", "accelerate")
 def checkpointing(side: Side, folder: Path, pruned: bool = False) -> Observed:
-    cls = "BertForMaskedLM"
-    checkpoint, found = tiny(folder, cls, pruned), []
+    checkpoint, found = tiny(folder, WORDS, pruned), []
     for times, options in ((1, {}), (2, {CHECKPOINTING: True})):
-        model = side.load(cls, checkpoint)
+        model = side.load(WORDS, checkpoint)
         with counted(model) as ran:
-            trainer(model, folder, rows(cls), **options).train()
+            trainer(model, folder, rows(WORDS), **options).train()
         if len(ran) != times * SIZES["num_hidden_layers"]:
             raise AssertionError(f"{len(ran)} layers ran with {options or 'no options'}")
         found.append(state(model))
@@ -152,9 +131,9 @@ def checkpointing(side: Side, folder: Path, pruned: bool = False) -> Observed:
     return {"weights": found[0]}
 
 
-@check(CLIENT, "4 accumulated batches of 2 equal one of 8: masked words", "accelerate", cls="BertForMaskedLM")
-@check(CLIENT, "4 accumulated batches of 2 equal one of 8: tokens", "accelerate", cls="BertForTokenClassification")
-@check(CLIENT, "4 accumulated batches of 2 equal one of 8: texts", "accelerate", cls="BertForSequenceClassification")
+@check(CLIENT, "4 accumulated batches of 2 equal one of 8: masked words", "accelerate", cls=WORDS)
+@check(CLIENT, "4 accumulated batches of 2 equal one of 8: tokens", "accelerate", cls=TOKENS)
+@check(CLIENT, "4 accumulated batches of 2 equal one of 8: texts", "accelerate", cls=TEXTS)
 def accumulation(side: Side, folder: Path, cls: str) -> Observed:
     checkpoint = tiny(folder, cls)
     found: list[Observed] = []
@@ -175,8 +154,7 @@ def accumulation(side: Side, folder: Path, cls: str) -> Observed:
 
 @check(CLIENT, "eval_loss is that of one batch, whatever the batch size", "accelerate")
 def evaluates(side: Side, folder: Path) -> Observed:
-    cls = "BertForSequenceClassification"
-    model, data, found = side.load(cls, tiny(folder, cls)), rows(cls, 6), []
+    model, data, found = side.load(TEXTS, tiny(folder, TEXTS)), rows(TEXTS, 6), []
     for size in (6, 4):  # the last batch is smaller
         run = trainer(model, folder, data, eval_dataset=data, per_device_eval_batch_size=size)
         found.append(run.evaluate()["eval_loss"])
@@ -187,14 +165,70 @@ def evaluates(side: Side, folder: Path) -> Observed:
 
 @check(CLIENT, "label smoothing and NEFTune noise reach the loss", "accelerate")
 def smoothing(side: Side, folder: Path) -> Observed:
-    cls, losses = "BertForTokenClassification", {}
-    checkpoint = tiny(folder, cls)
+    checkpoint, losses = tiny(folder, TOKENS), {}
     settings = {"plain": {}, "smooth": {"label_smoothing_factor": 0.2}, "noisy": {"neftune_noise_alpha": 5.0}}
     for name, options in settings.items():
         seed()
-        run = trainer(side.load(cls, checkpoint), folder, rows(cls), **options)
+        run = trainer(side.load(TOKENS, checkpoint), folder, rows(TOKENS), **options)
         run.train()
         losses[name] = logged(run, "loss")
     differ(losses["smooth"], losses["plain"], "label smoothing")
     differ(losses["noisy"], losses["plain"], "NEFTune")
     return losses
+
+
+# accelerate ----------------------------------------------------------------------------------------------------------
+
+
+@dense_and_pruned(ACCELERATE, "prepare, train, save_state, load_state", ACCELERATE)
+@check(ACCELERATE, "prepare, train, save_state, load_state in bfloat16", ACCELERATE, precision="bf16")
+def states(side: Side, folder: Path, pruned: bool = False, precision: str = "no") -> Observed:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    model = side.load(TEXTS, tiny(folder, TEXTS, pruned)).train()
+    adam = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, adam = accelerator.prepare(model, adam)
+    losses = []
+
+    def step() -> None:
+        out = model(**tiny_batch(), labels=torch.tensor([0, 1]))
+        if not isinstance(out.logits, torch.Tensor) or out.logits.dtype != torch.float32:
+            raise AssertionError(f"logits came back as {out.logits!r:.80}")  # accelerate rebuilds the output
+        accelerator.backward(out.loss)
+        adam.step()
+        adam.zero_grad()
+        losses.append(float(out.loss.detach()))
+
+    step()
+    accelerator.save_state(str(folder / "state"))
+    saved = state(model)
+    step()
+    after = state(model)
+    differ(after, saved, "a step")
+    accelerator.load_state(str(folder / "state"))
+    equal(state(model), saved, what="the state loaded and the state saved")
+    step()
+    equal(state(model), after, what="a step, and the step again")
+    accelerator.unwrap_model(model).save_pretrained(str(folder / "model"))
+    equal(state(side.load(TEXTS, folder / "model")), after, what="the model and its copy from disk")
+    return {"losses": losses, "weights": after}
+
+
+@check(ACCELERATE, "empty weights, then dispatched from disk; and offloaded to the CPU", ACCELERATE)
+@torch.no_grad()
+def dispatched(side: Side, folder: Path) -> Observed:
+    from accelerate import cpu_offload, init_empty_weights, load_checkpoint_and_dispatch
+
+    path = tiny(folder, TEXTS)
+    plain = side.load(TEXTS, path)
+    with init_empty_weights():
+        empty = getattr(side.models, TEXTS)(plain.config)
+    if {p.device.type for p in empty.parameters()} != {"meta"}:
+        raise AssertionError("the empty model has weights")
+    model = load_checkpoint_and_dispatch(empty, str(path), device_map={"": "cpu"}).eval()
+    wanted = plain(**tiny_batch()).logits
+    equal(model(**tiny_batch()).logits, wanted, what="dispatched and plain")
+    offloaded = cpu_offload(side.load(TEXTS, path), execution_device=torch.device("cpu"))
+    equal(offloaded(**tiny_batch()).logits, wanted, what="offloaded and plain")
+    return {"logits": wanted}
