@@ -130,10 +130,21 @@ def folder(dense, pruned, tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture
+def opened(visit, folder) -> Any:
+    """The page of the pruned model."""
+    return visit(folder / "one.html")
+
+
 def weights_of(model: Any) -> dict[tuple[int, int], Tensor]:
     maps = attention_maps(model, BertTokenizer(WORDS), TEXT)
     assert maps.tokens == TOKENS
     return dict(maps.weights)
+
+
+@pytest.fixture(scope="module")
+def weights(pruned) -> dict[tuple[int, int], Tensor]:
+    return weights_of(pruned)
 
 
 def number(text: str) -> float:
@@ -182,14 +193,12 @@ def option(opened: Any, token: int, view: int = 0) -> Any:
 # What is on the page -------------------------------------------------------------------------------------------------
 
 
-def test_it_opens_on_the_sentence_beside_the_map_of_all_heads(visit, folder, pruned) -> None:
-    opened = visit(folder / "one.html")
+def test_it_opens_on_the_sentence_beside_the_map_of_all_heads(opened, weights) -> None:
     assert opened.title() == "Attention: the cats sat on the mat ."
     first = json.loads(opened.locator("#data").text_content())["first"]["head"]
     assert opened.get_by_role("heading", level=2).first.text_content() == f"Layer {first[0]}, head {first[1]}"
     assert opened.locator("#why").text_content().startswith("Shown first: its words attend most clearly")
     assert opened.get_by_role("option").all_text_contents() == [*TOKENS]
-    weights = weights_of(pruned)
     wanted = weights[tuple(first)]
     assert lines(opened) == (wanted >= 0.04).sum()
     assert_near(shown_weights(opened), wanted.mean(0))
@@ -206,20 +215,25 @@ def test_it_opens_on_the_sentence_beside_the_map_of_all_heads(visit, folder, pru
     )
 
 
-def test_maps_have_the_colours_of_their_weights(visit, folder, pruned) -> None:
-    opened = visit(folder / "one.html")
+def test_maps_have_the_colours_of_their_weights_in_either_scheme(visit, folder, weights) -> None:
+    opened = visit(folder / "one.html", color_scheme="light")
     cell(opened, 2, 1).click()
-    shades = weights_of(pruned)[2, 1].sqrt()
+    shades = weights[2, 1].sqrt()
     stops = torch.tensor([[0xFF, 0xFF, 0xFF], [0x8A, 0xA9, 0xE8], [0x12, 0x2C, 0x75]])  # white, blue, dark blue
     low = (2 * shades).floor().clamp(max=1).long()
     part = (2 * shades - low)[..., None]
     wanted = stops[low] * (1 - part) + stops[low + 1] * part
-    found = pixels(opened, ".cell[aria-selected=true] canvas")
-    assert (found - wanted).abs().max() < 3  # a 256th of the scale, and rounding
+    light = pixels(opened, ".cell[aria-selected=true] canvas")
+    assert (light - wanted).abs().max() < 3  # a 256th of the scale, and rounding
+    opened.emulate_media(color_scheme="dark")
+    deadline = time.monotonic() + 15
+    while (dark := pixels(opened, ".cell[aria-selected=true] canvas")).equal(light):
+        assert time.monotonic() < deadline, "the map kept its colours"
+    dark = dark.sum(-1).flatten()
+    assert dark[shades.argmin()] < dark[shades.argmax()]  # on black, more is lighter
 
 
-def test_a_pruned_head_is_blank_and_says_so(visit, folder) -> None:
-    opened = visit(folder / "one.html")
+def test_a_pruned_head_is_blank_and_says_so(opened) -> None:
     cell(opened, 1, 2).click()
     assert opened.locator("#chosen").text_content() == "Layer 1, head 2"
     assert opened.locator(".gone").text_content() == "Layer 1, head 2 is pruned: pruned does not have it."
@@ -228,8 +242,7 @@ def test_a_pruned_head_is_blank_and_says_so(visit, folder) -> None:
     assert opened.locator(".tokens").is_visible()
 
 
-def test_several_heads_are_shown_at_once_each_in_its_colour(visit, folder, pruned) -> None:
-    opened, weights = visit(folder / "one.html"), weights_of(pruned)
+def test_several_heads_are_shown_at_once_each_in_its_colour(opened, weights) -> None:
     colours = "all => all.map(node => getComputedStyle(node)[node.localName === 'path' ? 'stroke' : 'borderColor'])"
     cell(opened, 2, 1).click()
     (one,) = {*opened.locator("svg.curves path:not(.to-special)").evaluate_all(colours)}
@@ -274,10 +287,9 @@ def test_a_notebook_shows_it_in_a_frame_of_its_own(visit, tmp_path) -> None:
 # Pointer, keyboard, touch --------------------------------------------------------------------------------------------
 
 
-def test_a_token_that_is_pointed_at_shows_its_lines_alone(visit, folder, pruned) -> None:
-    opened = visit(folder / "one.html")
+def test_a_token_that_is_pointed_at_shows_its_lines_alone(opened, weights) -> None:
     cell(opened, 2, 3).click()
-    weights = weights_of(pruned)[2, 3]
+    weights = weights[2, 3]
     every = lines(opened)
     option(opened, 4).hover()
     assert_near(shown_weights(opened), weights[4])
@@ -291,8 +303,7 @@ def test_a_token_that_is_pointed_at_shows_its_lines_alone(visit, folder, pruned)
     assert lines(opened) == every
 
 
-def test_a_click_keeps_a_token_and_escape_lets_go(visit, folder, pruned) -> None:
-    opened = visit(folder / "one.html")
+def test_a_click_keeps_a_token_and_escape_lets_go(opened, weights) -> None:
     every, button = lines(opened), opened.get_by_role("button", name="Every token")
     assert not button.is_visible()
     option(opened, 2).click()
@@ -300,7 +311,7 @@ def test_a_click_keeps_a_token_and_escape_lets_go(visit, folder, pruned) -> None
     assert option(opened, 2).get_attribute("aria-selected") == "true"
     cell(opened, 2, 2).click()  # another head, the same token
     opened.locator("h1").hover()
-    assert_near(shown_weights(opened), weights_of(pruned)[2, 2][2])
+    assert_near(shown_weights(opened), weights[2, 2][2])
     opened.keyboard.press("Escape")
     assert option(opened, 2).get_attribute("aria-selected") == "false"
     option(opened, 3).click()
@@ -313,8 +324,7 @@ def test_a_click_keeps_a_token_and_escape_lets_go(visit, folder, pruned) -> None
     assert every > 0
 
 
-def test_the_arrow_keys_choose_heads(visit, folder) -> None:
-    opened = visit(folder / "one.html")
+def test_the_arrow_keys_choose_heads(opened) -> None:
     cell(opened, 0, 0).click()
     for key, head in (
         ("ArrowRight", (0, 1)),
@@ -335,10 +345,9 @@ def test_the_arrow_keys_choose_heads(visit, folder) -> None:
     assert outline == "solid"
 
 
-def test_tokens_are_chosen_by_keys(visit, folder, pruned) -> None:
-    opened = visit(folder / "one.html")
+def test_tokens_are_chosen_by_keys(opened, weights) -> None:
     cell(opened, 2, 1).click()
-    weights, every = weights_of(pruned)[2, 1], lines(opened)
+    weights, every = weights[2, 1], lines(opened)
     for kind in ("BUTTON", "SPAN"):  # the order of the page: tokens, several heads, the map of all heads
         opened.keyboard.press("Shift+Tab")
         assert opened.evaluate("document.activeElement.tagName") == kind
@@ -353,11 +362,11 @@ def test_tokens_are_chosen_by_keys(visit, folder, pruned) -> None:
     assert lines(opened) == every
 
 
-def test_a_tap_shows_the_lines_of_a_token(visit, folder, pruned) -> None:
+def test_a_tap_shows_the_lines_of_a_token(visit, folder, weights) -> None:
     opened = visit(folder / "one.html", 360, 740, has_touch=True, is_mobile=True, device_scale_factor=2)
     cell(opened, 2, 1).tap()
     option(opened, 4).tap()
-    assert_near(shown_weights(opened), weights_of(pruned)[2, 1][4])
+    assert_near(shown_weights(opened), weights[2, 1][4])
     opened.get_by_role("button", name="Every token").tap()
     assert opened.locator("[role=option][aria-selected=true]").count() == 0
     pitch = cell(opened, 2, 2).bounding_box()["x"] - cell(opened, 2, 1).bounding_box()["x"]
@@ -452,20 +461,6 @@ def test_every_text_has_the_contrast_of_wcag_aa(visit, folder, scheme, name) -> 
     assert min(counts) > 20
 
 
-def test_maps_follow_the_colour_scheme(visit, folder, pruned) -> None:
-    opened = visit(folder / "one.html", color_scheme="light")
-    cell(opened, 2, 1).click()
-    light = pixels(opened, ".cell[aria-selected=true] canvas").sum(-1)
-    opened.emulate_media(color_scheme="dark")
-    deadline = time.monotonic() + 15
-    while (dark := pixels(opened, ".cell[aria-selected=true] canvas").sum(-1)).equal(light):
-        assert time.monotonic() < deadline, "the map kept its colours"
-    weights = weights_of(pruned)[2, 1].flatten()
-    least, most = weights.argmin(), weights.argmax()
-    assert light.flatten()[least] > light.flatten()[most]  # on white, more is darker
-    assert dark.flatten()[least] < dark.flatten()[most]  # on black, lighter
-
-
 def test_it_prints_in_light_colours_without_its_controls(visit, folder) -> None:
     opened = visit(folder / "one.html", color_scheme="dark")
     opened.evaluate(
@@ -491,8 +486,7 @@ def test_it_says_so_without_javascript(visit, folder) -> None:
 # Screen readers ------------------------------------------------------------------------------------------------------
 
 
-def test_a_screen_reader_finds_names_and_weights(visit, folder, pruned) -> None:
-    opened = visit(folder / "one.html")
+def test_a_screen_reader_finds_names_and_weights(opened, weights) -> None:
     cell(opened, 2, 1).click()
     option(opened, 4).focus()
     tree = opened.locator("body").aria_snapshot()
@@ -511,7 +505,7 @@ def test_a_screen_reader_finds_names_and_weights(visit, folder, pruned) -> None:
     assert re.search(r'gridcell "layer 2, head 1: [\d.]+.% of its attention goes to', tree)
     assert tree.count("[selected]") >= 1
     shown = [number(text) for text in re.findall(r"listitem: .* ([\d.<]+).%", tree)]
-    assert_near(shown, torch.stack([weight for weight in weights_of(pruned)[2, 1][4] if weight >= 0.0005]))
+    assert_near(shown, torch.stack([weight for weight in weights[2, 1][4] if weight >= 0.0005]))
     assert opened.get_by_role("status").text_content().startswith("\u2068sat\u2069 (token 4) attends to ")
     assert opened.evaluate(
         "[...document.querySelectorAll('canvas')].every(c => c.ariaHidden === 'true' || c.ariaLabel) &&"
@@ -581,17 +575,16 @@ def test_two_hundred_tokens_flow_as_text(visit, folder) -> None:
 # Two checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_shows_both_side_by_side(visit, folder, dense, pruned) -> None:
+def test_a_comparison_shows_both_side_by_side(visit, folder, dense, weights) -> None:
     opened = visit(folder / "two.html")
-    before, after = weights_of(dense), weights_of(pruned)
     assert opened.locator(".view h3").all_text_contents() == ["dense", "pruned"]
     left, right = (opened.locator(".view").nth(i).bounding_box() for i in (0, 1))
     assert left["y"] == right["y"]
     assert left["x"] + left["width"] <= right["x"]
     cell(opened, 2, 1).click()
     option(opened, 4, view=1).hover()
-    for view, weights in enumerate((before, after)):
-        assert_near(shown_weights(opened, view), weights[2, 1][4])
+    for view, each in enumerate((weights_of(dense), weights)):
+        assert_near(shown_weights(opened, view), each[2, 1][4])
 
 
 def test_a_comparison_says_which_heads_are_gone(visit, folder, dense) -> None:
