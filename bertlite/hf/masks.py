@@ -33,7 +33,7 @@ def gets_context(module: nn.Module, inputs: LayerContext, x: Tensor) -> bool:
     tracer = getattr(x, "tracer", None)
     if tracer is not None:  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
         return not tracer.is_leaf_module(module, "")
-    if is_ours(module):
+    if getattr(module.forward, "takes_layer_context", False):
         return True
     wrapped = getattr(type(module).forward, "takes_layer_context", False)  # a function around ours, which passes it on
     return wrapped and (inputs.first_only or inputs.backend.packs)

@@ -175,7 +175,7 @@ class Search:
     device: str = "cpu"
     dense_bytes: int = 0
     map: nn.Linear | None = None
-    outputs: list[list[Tensor]] = field(default_factory=list)  # of the dense model, from the gradients for the fit
+    outputs: list[list[Tensor]] = field(default_factory=list)  # the dense model gave these, and the fit reads them
 
     def metrics(self, inputs: Sequence[Sums]) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers, and fill the sums of inputs."""

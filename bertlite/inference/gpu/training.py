@@ -53,7 +53,7 @@ class TrainingStep:
     States at padding are then zeros.  A batch with another mask, another number of axes or lists runs without a graph.
 
     Numbers of Python that the loss reads may change, but each value is recorded anew; a tensor that is filled is not.
-    Hooks that are added or removed are recorded anew too; what they do in Python happens only when a step is recorded.
+    After a hook is added or removed, the step is recorded anew.  Python code of hooks runs only in a recording.
     After a change of the model's modules or config, or of its weights' dtype or device, make a new one.  Do not read
     or clear gradients between steps: the last batch's are not there.  Evaluation between steps changes nothing.
 
@@ -211,7 +211,7 @@ class TrainingStep:
 
         # A graph replays the same kernels, so it takes inputs whose values the host never has to read.  A gradient
         # would flow into the inputs that all replays share.
-        if mask is not None and (mask.shape != ids.shape or mask.is_floating_point()):
+        if mask is not None and (not isinstance(mask, Tensor) or mask.shape != ids.shape or mask.is_floating_point()):
             return None
         tensors: dict[str, Tensor] = {name: x for name, x in batch.items() if isinstance(x, Tensor)}
         if any(x.requires_grad for x in tensors.values()):
@@ -342,9 +342,9 @@ def check_arguments(step: Any, frozen: Any) -> None:
 
     # Each mistake with the sentence that mends it, in the order in which they are looked for.
     faults = (
-        (not isinstance(count, int) or count < 1, f"accumulate is {count!r}; give a number of batches, from 1 on"),
+        (type(count) is not int or count < 1, f"accumulate is {count!r}; give a number of batches, from 1 on"),
         (
-            clips and not (isinstance(clip, int | float) and clip > 0),
+            clips and not (isinstance(clip, int | float) and clip is not True and clip > 0),
             f"clip is {clip!r}; give a norm above 0, or None",
         ),
         (step.autocast not in CASTS, f"autocast is {step.autocast!r}; give one of {', '.join(map(str, CASTS))}"),

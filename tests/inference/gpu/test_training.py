@@ -172,6 +172,8 @@ def test_arguments_that_would_train_nothing_and_autocast_around_a_step_are_refus
         ({"accumulate": -1}, "accumulate is -1; give"),
         ({"accumulate": 1.5}, r"accumulate is 1.5; give"),
         ({"clip": 0}, "clip is 0; give"),
+        ({"clip": True}, "clip is True; give"),
+        ({"accumulate": True}, "accumulate is True; give"),
         ({"clip": "1"}, "clip is '1'; give"),
         ({"autocast": "bfloat16"}, "autocast is 'bfloat16'; give one of torch.bfloat16"),
         ({"frozen": other}, r"frozen=\[teacher\]"),
@@ -394,7 +396,8 @@ def test_other_inputs_keep_their_shapes_and_changes_get_graphs_of_their_own():
         step(batch)
         assert recorder.replayed == before > 0
     assert recorder.recorded == 16, "each has a graph of its own"
-    assert step.fit({**batch, "names": ["a", "b", "c"]}) is None, "a graph would keep the list"
+    for odd in ({"names": ["a", "b", "c"]}, {"attention_mask": batch["attention_mask"].tolist()}):
+        assert step.fit({**batch, **odd}) is None, "a graph would keep the list"
 
 
 @pytest.mark.parametrize("length", [1, 11])
