@@ -155,7 +155,7 @@ def test_training_neither_sees_nor_changes_an_accelerator_of_the_caller(world, t
 WRITERS: dict[str, Callable[[World], Any]] = {
     **WRITES,
     "export": lambda w: commands.export(w.classifier, w.out),
-    "finetune": lambda w: commands.finetune(w.classifier, w.rows, w.rows, w.out, recipe=Recipe(epochs=0.2)),
+    "finetune": lambda w: commands.finetune(w.classifier, w.rows, w.rows, w.out, recipe=Recipe(epochs=1)),
     "inspect, record": lambda w: command("inspect", w.classifier, "--out", w.out),
     "evaluate, record": lambda w: command("evaluate", w.classifier, "--dev", w.rows, "--out", w.out),
     "save": lambda w: bertlite.optimize_for_inference(

@@ -305,3 +305,17 @@ def test_values_that_a_caller_changes_are_not_the_next_ones(world) -> None:
     checkpoint.place.values("config.json").clear()
     assert checkpoint.modules[0]["path"] == ""
     assert checkpoint.config.hidden_size == 48
+
+
+def test_a_single_weights_file_is_named_where_another_library_would_load_it(tmp_path):
+    make().save_pretrained(tmp_path)
+    source = Checkpoint(tmp_path / "model.safetensors")
+    for of_libraries in ("local", "pinned"):
+        with pytest.raises(ValueError, match=re.escape(f"do not load: name {tmp_path}")):
+            getattr(source, of_libraries)
+
+
+def test_vectors_are_not_written_between_the_files_of_their_model(tmp_path):
+    make().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"would be replaced, and .* is read: name another output"):
+        embed(tmp_path, tmp_path / "texts.txt", tmp_path)

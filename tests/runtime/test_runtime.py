@@ -538,6 +538,7 @@ def test_what_is_no_text_is_named(texts: Any, options: Any, message: str, encode
         ({"threads": 10**30}, r"threads is 10+; it must be an integer, 1 to 4096"),
         ({"batch_tokens": "8"}, "batch_tokens is '8'; it must be an integer, 1 or more"),
         ({"folder": "nosuch/one"}, r"there is no folder .*nosuch/one; `bertlite pack CHECKPOINT"),
+        ({"folder": ""}, "folder is ''; give a path"),
         ({"device": "cuda"}, r"load\(\) has no device='cuda': the runtime computes on the CPU"),
         ({"dtype": "int8"}, r"load\(\) has no dtype='int8': the folder keeps the dtype"),
     ],
