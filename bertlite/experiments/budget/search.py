@@ -11,7 +11,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,6 @@ class Search:
     device: str = "cpu"
     dense_bytes: int = 0
     map: nn.Linear | None = None
-    outputs: list[list[Tensor]] = field(default_factory=list)  # the dense model gave these, and the fit reads them
 
     def metrics(self, inputs: Sequence[Sums]) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers, and fill the sums of inputs."""
@@ -188,8 +187,7 @@ class Search:
 
         draws = draws_of(self.gradients, sum(len(real_tokens(batch)) for batch in self.fit))
         options: Any = {"target": self.gradients, "draws": draws, "seed": self.seed, "inputs": inputs, "shown": shown}
-        run = partial(output_metrics, self.model, self.choosing, outputs=self.outputs, **options)
-        found = self.shared.once("metrics", run)
+        found = self.shared.once("metrics", lambda: output_metrics(self.model, self.choosing, **options))
         return [(a, b) for a, b in found]
 
     @cached_property
@@ -403,8 +401,7 @@ class Search:
                 own_layer_(model, layer + 1)
 
         own_layer_(model, start)
-        fit = partial(prune_layerwise_, model, self.model, self.fit, curves, sizes, start=start, done=keep)
-        return fit(outputs=self.outputs)
+        return prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start, done=keep)
 
     def find(self) -> "Outcome":
         """Search until the finished model is measured to meet the target, or REFINEMENTS are used up."""

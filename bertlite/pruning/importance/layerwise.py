@@ -34,7 +34,6 @@ from bertlite.support.memory import release_memory
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
 DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
 TOKENS_TO_CHOOSE = 8  # tokens for each input of the widest matrix that sizes are chosen by: twice as many gain nothing
-MOST_OUTPUTS = 2**28  # bytes of the dense model's outputs that are kept from the gradients to the fit
 RIDGE = 1e-3  # the joint selection's ridge, as a share of the mean power of the inputs
 Sizes = Sequence[tuple[int, int]]  # for each layer, the heads and the neurons that it keeps
 
@@ -48,7 +47,6 @@ def prune_layerwise_(
     *,
     ridge: float | None = None,
     start: int = 0,
-    outputs: Sequence[list[Tensor]] = (),
     done: Callable[[int], object] | None = None,
 ) -> Model:
     """Prune a model to these sizes and fit it to the dense model; return it.
@@ -63,8 +61,6 @@ def prune_layerwise_(
         sizes: for each layer the heads and the neurons to keep, at most as many as the layer has.
         ridge: the ridge of the fit; by default chosen by cross-validation, as in `repair`.
         start: the first layer to prune; layers below are pruned and fitted already.
-        outputs: from `output_metrics` of every batch or every second one, where the dense model then is not run; they
-            are removed.
         done: called with each layer's number when it is pruned and fitted.
 
     Raises:
@@ -76,8 +72,6 @@ def prune_layerwise_(
     check_sizes(model, dense, curves, sizes, start)
     with eval_mode(model, dense), torch.no_grad():
         runs = start_runs(model, dense, batches)
-        for each, found in zip(runs[:: -(-len(runs) // len(outputs))] if outputs else (), outputs, strict=True):
-            each.known, found[:] = [*found], []
         width = model.config.hidden_size // model.config.num_attention_heads
         warn_of_few(runs, (size for heads, neurons in sizes for size in (heads * width, neurons)))
         fitted = fit_layers_(model, dense, runs, ridge, start=start, all_matrices=True)
@@ -214,7 +208,6 @@ def output_metrics(
     draws: int | None = None,
     seed: int = 0,
     inputs: Sequence[Sums] = (),
-    outputs: list[list[Tensor]] | None = None,
     shown: Callable[[list[Batch]], Iterable[Batch]] = iter,
 ) -> list[Metrics]:
     """Return the second moments of the gradient at the outputs of each layer's sublayers, means over real tokens.
@@ -229,7 +222,6 @@ def output_metrics(
     Args:
         draws: so many labels of each example instead.
         inputs: from `input_sums`; they get sums over the same forwards, for `loss_curves`.
-        outputs: gets the outputs of the projections for each batch, for `prune_layerwise_`; none after MOST_OUTPUTS.
         shown: may show the progress over the batches of all draws.
     """
     task = ScoringTask(model, HEADS, target=target, seed=seed)
@@ -243,10 +235,7 @@ def output_metrics(
     with eval_mode(model):
         for i, batch in enumerate(shown(read * draws)):
             objective = task.objective(batch, generator)
-            found = add_gradients_(sums, model, batch, objective, inputs if i < len(read) else ())
-            if outputs is not None and i < len(read):
-                size = sum(x.nbytes for each in (*outputs, found) for x in each)
-                outputs.append(found if size <= MOST_OUTPUTS else [])
+            add_gradients_(sums, model, batch, objective, inputs if i < len(read) else ())
     means = [unpack(x, width).div_(tokens * draws) for x in sums]
     return list(zip(means[::2], means[1::2], strict=True))
 
@@ -258,16 +247,15 @@ def draws_of(target: str, examples: int) -> int:
 
 def add_gradients_(
     sums: Sequence[Tensor], model: BertLike, batch: Batch, objective: Callable[[Any], Tensor], inputs: Sequence[Sums]
-) -> list[Tensor]:
-    """Add the products of the gradients of a batch's summed loss at the output of each sublayer; return the outputs.
+) -> None:
+    """Add the products of the gradients of a batch's summed loss at the output of each sublayer.
 
     Args:
         inputs: sums that get the products of the inputs of the output projections; none, if it is empty.
     """
-    real, leaves, outputs = real_tokens(batch), [], list[Tensor]()
+    real, leaves = real_tokens(batch), []
 
     def see(place: int, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-        outputs.append(out.detach())
         if inputs:
             inputs[place].add_inputs(flatten(args[0].detach(), real))
         if not out.requires_grad:
@@ -277,7 +265,6 @@ def add_gradients_(
 
     losses = objective(run_hooked(model, batch, see))
     torch.autograd.grad(losses[~losses.detach().isnan()].sum(), leaves)
-    return outputs
 
 
 # To a budget
@@ -304,13 +291,13 @@ def prune_layerwise(
     check_model(model)
     if not 0 < share <= 1:
         raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
-    read, inputs, outputs = read_batches(model, batches), input_sums(model), list[list[Tensor]]()
+    read, inputs = read_batches(model, batches), input_sums(model)
     some = batches_to_choose(read, model.config.intermediate_size)
     draws = draws_of(target, sum(map(count_examples, read)))
-    metrics = output_metrics(model, some, target=target, draws=draws, seed=seed, inputs=inputs, outputs=outputs)
+    metrics = output_metrics(model, some, target=target, draws=draws, seed=seed, inputs=inputs)
     curves = loss_curves(model, some, metrics, inputs=inputs)
     sizes = sizes_within(model.config, curves, share, length)
-    return prune_layerwise_(copy_model(model), model, read, curves, sizes, outputs=outputs)
+    return prune_layerwise_(copy_model(model), model, read, curves, sizes)
 
 
 def sizes_within(config: BertConfig, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:

@@ -6,9 +6,8 @@ Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of t
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from bertlite.stack.attention import LayerContext
 from bertlite.stack.modules import BertLayer, normed
 
 METHODS = ("mean", "refit")
-KEPT = 2**26  # the most bytes of outputs of heads or neurons that are kept from the fit of their projection
+KEPT = 2**25  # the most bytes of outputs of heads or neurons that are kept from the fit of their projection
 FEWEST_TOKENS_OF_INPUT = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
 WORSE, ROUNDING = 1.01, 1e-6  # a divergence, in nats, may grow by this factor and amount before a warning
 
@@ -125,9 +124,9 @@ def fit_layers_(
                     each.run_dense(structure, other)
 
             if fits:
-                row = structure.dense(block).in_features * pruned.dtype.itemsize
-                used = accumulate(each.real.numel() * row for each in runs)
-                tokens = (each.fit(structure, block, size <= KEPT) for each, size in zip(runs, used, strict=True))
+                size = sum(each.real.numel() for each in runs) * structure.dense(block).in_features
+                keeps = size * pruned.dtype.itemsize <= KEPT
+                tokens = (each.fit(structure, block, keeps) for each in runs)
                 refit_([structure.dense(block)], tokens, ridge)
 
             last = structure is not HEADS and layer + 1 == pruned.config.num_hidden_layers  # nothing reads its output
@@ -166,11 +165,11 @@ def check_pair(pruned: BertLike, dense: BertLike) -> None:
     """
     for model in (pruned, dense):
         check_model(model)
-    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"):
-        mine, theirs = getattr(pruned.config, name), getattr(dense.config, name)
+    for field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"):
+        mine, theirs = getattr(pruned.config, field), getattr(dense.config, field)
         if mine != theirs:
             raise ValueError(
-                f"the pruned model has {name} {mine}, the dense one {theirs}: they do not belong together"
+                f"the pruned model has {field} {mine}, the dense one {theirs}: they do not belong together"
             )
     for layer, block in enumerate(layers_of(pruned)):
         check_linear(f"encoder.layer.{layer}.attention.output.dense", block.attention.output.dense)
@@ -215,14 +214,10 @@ class PairedRun:
     pruned: Track
     dense: Track
     units: Tensor | None = None  # outputs of the pruned model's heads or neurons, if they are kept for `step`
-    known: list[Tensor] = field(default_factory=list)  # outputs of the dense model's next projections, if known
 
     def run_dense(self, structure: Structure, block: BertLayer) -> None:
         """Run the dense model up to the LayerNorm."""
-        if self.known:
-            self.dense.x = self.known.pop(0) + self.dense.x
-        else:
-            self.dense.x = self.dense.total(structure, block, self.dense.units(structure, block))
+        self.dense.x = self.dense.total(structure, block, self.dense.units(structure, block))
 
     def fit_readers(self, structure: Structure, block: BertLayer, dense: BertLayer) -> Tokens:
         """Run the dense model up to the LayerNorm; return the inputs of the sublayer in both models, (T, D) each, and

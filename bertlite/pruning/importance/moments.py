@@ -21,7 +21,6 @@ FOLDS = 4  # parts of the sentences; each is held out once
 OUTPUTS = 128  # outputs of a matrix, evenly spaced, that its ridge is chosen by
 TOKENS = 2048  # tokens that are multiplied at once
 ROWS = 128  # rows of a Gram matrix that are computed and kept at once
-SMALL = 1024  # matrices of up to so many inputs fit into the gaps of tokens
 NO_TOKENS = "the batches hold only padding"
 Tokens = tuple[Tensor, Tensor, Tensor]  # inputs (T, W), wanted outputs (T, D), and the number of each token's sentence
 
@@ -175,8 +174,7 @@ def gather(parts: Iterable[Tokens], folds: int = FOLDS) -> list[Moments]:
                 found.setdefault(fold, Sums()).add(*pair)
     if not found:
         raise ValueError(NO_TOKENS)
-    if c.shape[1] > SMALL:
-        release_memory()  # the tokens left gaps that large matrices do not fit into
+    release_memory()  # the tokens left gaps that large matrices do not fit into
     return [found[fold].moments for fold in sorted(found)]
 
 
@@ -197,7 +195,7 @@ def fit_matrix(moments: Moments, weight: Tensor, *ridges: float) -> Tensor:
     if not weight.numel() or ridges == (math.inf,):
         return weight
     gram, wanted = moments.centred
-    wanted, diagonal = wanted.sub_((weight @ gram).T), gram.diagonal().clone()
+    wanted, diagonal = wanted.addmm_(gram, weight.T, alpha=-1), gram.diagonal().clone()
     found = []
     for ridge in ridges:
         gram.diagonal().copy_(diagonal)
@@ -244,7 +242,7 @@ def ridge_solve(gram: Tensor, wanted: Tensor, ridge: float) -> Tensor:
     """Return the smallest x that minimises |gram·x - wanted|; a ridge, added to `gram` in place, pulls it to 0."""
     if not ridge:
         return torch.linalg.pinv(gram, hermitian=True) @ wanted
-    factor, fault = torch.linalg.cholesky_ex(add_ridge_(gram, ridge).mT)  # symmetric: LAPACK's order needs no copy
+    factor, fault = torch.linalg.cholesky_ex(add_ridge_(gram, ridge))
     if fault:  # not positive definite, by rounding
         return torch.linalg.solve(gram, wanted)
     return torch.cholesky_solve(wanted, factor)

@@ -64,9 +64,8 @@ def eliminate(gram: Tensor, fit: Tensor, width: int = 1, *, at_once: int = AT_ON
     # Rows of removed inputs cost time and give nothing: now and then they are cut out.
     while count := int(left.sum()):
         if count <= SHRINK * len(left):
-            rest = left.repeat_interleave(width).nonzero()[:, 0]  # index_select is faster than indexing
-            P, X = P.index_select(0, rest).index_select(1, rest), X.index_select(0, rest)
-            units, left = units[left], left[left]
+            rest = left.repeat_interleave(width)
+            P, X, units, left = P[rest][:, rest], X[rest], units[left], left[left]
 
         costs = removal_costs(P, X, width, left)
         step = -(-count // at_once)
@@ -74,10 +73,9 @@ def eliminate(gram: Tensor, fit: Tensor, width: int = 1, *, at_once: int = AT_ON
         rows = unit_rows(lowest, width, gram.device)
 
         # The step's units are removed jointly, by blocks of a Cholesky factor: so their losses are exact.
-        part = P.index_select(0, rows)
-        factor = torch.linalg.cholesky(part[:, rows])
-        half = torch.linalg.solve_triangular(factor, X.index_select(0, rows), upper=False)  # (width·step, D)
-        across = torch.linalg.solve_triangular(factor, part, upper=False)
+        factor = torch.linalg.cholesky(P[rows][:, rows])
+        half = torch.linalg.solve_triangular(factor, X[rows], upper=False)  # (width·step, D)
+        across = torch.linalg.solve_triangular(factor, P[rows], upper=False)
         added = half.unflatten(0, (step, width)).square().sum((1, 2)).cumsum(0)
         losses += (losses[-1] + added).tolist()
         order += units[lowest].tolist()
@@ -108,4 +106,4 @@ def inverse(gram: Tensor) -> Tensor:
     factor, fault = torch.linalg.cholesky_ex(gram)
     if fault:
         raise ValueError("the Gram matrix is not positive definite: give more calibration data, or a larger ridge")
-    return torch.cholesky_inverse(factor).mT  # symmetric: the rows of this one are contiguous
+    return torch.cholesky_inverse(factor)

@@ -143,23 +143,21 @@ def test_another_size_needs_no_new_choice(monkeypatch):
     assert (kept[0] | ~kept[1]).all()
 
 
-@pytest.mark.parametrize(("kept", "known", "forwards"), [(2**27, 2**28, 2), (0, 2**28, 3), (2**27, 0, 2)])
-def test_both_models_run_a_batch_once(monkeypatch, kept, known, forwards):
-    """Outputs and units that are not kept are computed again."""
+@pytest.mark.parametrize(("kept", "forwards"), [(2**27, 3), (0, 4)])
+def test_the_dense_model_runs_twice_and_the_pruned_one_once(monkeypatch, kept, forwards):
+    """For gradients and curves on some batches, and next to the pruned model; units not kept are computed again."""
     model, batches, calls = make(BertForSequenceClassification, num_labels=3), data(), list[int]()
     monkeypatch.setattr(layerwise, "DRAWS", 100)  # of which 60 texts are more than half
     wanted = prune_layerwise(model, batches, 0.9, 16)
     usual = BertIntermediate.forward
     monkeypatch.setattr(BertIntermediate, "forward", lambda *args: calls.append(1) or usual(*args))
     monkeypatch.setattr(least_squares, "KEPT", kept)
-    monkeypatch.setattr(layerwise, "MOST_OUTPUTS", known)
     assert_same(prune_layerwise(model, batches, 0.9, 16).state_dict(), wanted.state_dict(), atol=0)
     draws = layerwise.draws_of("kl", 60)
     some = layerwise.batches_to_choose(batches, model.config.intermediate_size)
     assert 0 < len(some) < len(batches)
     last = (kept == 0) * len(batches)  # whose outputs no layer reads
-    again = draws - (known > 0)
-    assert len(calls) == (forwards * len(batches) + again * len(some)) * L - last
+    assert len(calls) == ((forwards - 1) * len(batches) + draws * len(some)) * L - last
 
 
 # Curves and metrics
