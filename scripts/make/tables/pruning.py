@@ -193,6 +193,27 @@ def budget_tasks() -> str:
     return table(head, body, f"100 × the metric of {NAME}.")
 
 
+def fine_tuned(name: str, model: str) -> str:
+    """Table of the points that the ways of the main comparison lose on each task of a model.
+
+    Args:
+        name: the record's.
+        model: what was fine-tuned.
+    """
+    found = record(f"pruning/{name}")
+    runs = {(run["task"], run["share"], run["way"]): run for run in found["runs"]}
+    body = []
+    for task, share in sorted({each[:2] for each in runs}, key=lambda each: (each[0], -each[1])):
+        own = [runs[task, share, way] for way in MAIN]
+        lost = [lose(run["score"] - run["dense"]) for run in own]
+        body.append([task, own[0]["metric"], percent(own[0]["dense"]), f"{100 * share:g} %", *lost])
+    note = (
+        f"Points lost by one fine-tuned {model} for each task, pruned by {own[0]['texts']:,} texts and not trained"
+        f" after. {PEER} reads labels, and is rewritten here. {measured_on(found)}."
+    )
+    return table(["task", "metric", "dense", "MACs", NAME, PEER], body, note)
+
+
 def lose(difference: float, low: float | None = None, high: float | None = None) -> str:
     """Write the points lost, for a column of that name; a gain says so."""
     return show_loss(difference, low, high).removeprefix("loses ")
