@@ -198,7 +198,7 @@ def fine_tuned(name: str, model: str) -> str:
 
     Args:
         name: the record's.
-        model: what was fine-tuned.
+        model: the name of the model before it was fine-tuned.
     """
     found = record(f"pruning/{name}")
     runs = {(run["task"], run["share"], run["way"]): run for run in found["runs"]}
