@@ -12,6 +12,7 @@ import subprocess
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -256,6 +257,14 @@ def test_a_name_that_moved_is_in_its_new_home_and_an_error_gives_it() -> None:
             assert hasattr(importlib.import_module(new), name)
         except ModuleNotFoundError:
             assert hasattr(importlib.import_module(package), last)
+
+
+def test_a_module_that_asks_bertlite_for_its_names_gets_an_attribute_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    shim = ModuleType("shim")
+    exec("import bertlite\ndef __getattr__(name):\n    return getattr(bertlite, name)", vars(shim))
+    monkeypatch.setitem(sys.modules, "shim", shim)
+    with pytest.raises(ImportError, match="cannot import name 'densify' from 'shim'"):
+        exec("from shim import densify")
 
 
 IN_FORKS = """

@@ -18,7 +18,7 @@ from bertlite.experiments.data import DataSource, EncodedExamples, Examples, rea
 from bertlite.experiments.evaluate import Task, metrics_of, predict
 from bertlite.experiments.experiment import task_named
 from bertlite.experiments.files import class_names, labels, model_sha256, outputs, record_of
-from bertlite.experiments.finetune import STATE, finetune_, is_main_process, keep_metrics, plan_batches
+from bertlite.experiments.finetune import STATE, finetune_, keep_metrics, plan_batches, processes_of
 from bertlite.experiments.settings import Recipe
 from bertlite.experiments.ship import MODEL, finish_run
 from bertlite.inference.checks import parse_device
@@ -88,10 +88,11 @@ def finetune(
     tokenizer = kind.read_tokenizer(source, max_length)
     examples = examples.sample(train_examples, recipe.seed)
     data, judged = (kind.encode(each, tokenizer) for each in (examples, held_out))
-    plan_batches(data, recipe)  # which may make no step, and then no folder either
 
-    # Under torchrun all processes train, and only the first one writes.
-    if not is_main_process(device):
+    # Under torchrun all processes train, and only the first one writes.  Without a step there is no folder either.
+    processes = processes_of(device)
+    plan_batches(data, recipe, processes.num_processes)
+    if not processes.is_main_process:
         finetune_(model, data, kind, recipe, device=device, state=folder / STATE)
         return record_of("finetune", [])
 

@@ -320,8 +320,8 @@ def learning_rate_factor(steps: int, warmup: float) -> Callable[[int], float]:
     return lambda step: min((step + 1) / rise, (steps - step) / max(1, steps - rise))
 
 
-def is_main_process(device: str) -> bool:
-    """Return whether this process is the only one, or the one under torchrun that writes files."""
+def processes_of(device: str) -> Any:
+    """Return accelerate's state of the processes under torchrun: how many train, and whether this one writes files."""
     from accelerate import PartialState
 
-    return PartialState(cpu=device == "cpu").is_main_process
+    return PartialState(cpu=device == "cpu")

@@ -52,7 +52,7 @@ def import_public(package: str, name: str) -> Any:
 def is_import_from() -> bool:
     """Whether a statement `from package import name` asks the package for a name."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name == "__getattr__":
+    if frame is not None and frame.f_globals.get("__name__") == "bertlite":  # its `__getattr__`
         frame = frame.f_back
     return frame is not None and frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]
 

@@ -69,9 +69,10 @@ def skips_overflows(optimizer: Any) -> bool:
 
 def hooks_of_training(optimizer: Any, parameters: Iterable[Tensor]) -> list[int]:
     """Return the numbers of the hooks of an optimizer's step and of gradients, each of which is given once."""
-    places = [(optimizer, "_optimizer_step_pre_hooks"), (optimizer, "_optimizer_step_post_hooks")]
-    places += [(x, name) for x in parameters for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
-    return [number for owner, name in places for number in getattr(owner, name, None) or ()]
+    found = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
+    for x in parameters:  # quick, since every step asks
+        found += getattr(x, "_backward_hooks", None), getattr(x, "_post_accumulate_grad_hooks", None)
+    return [number for hooks in filter(None, found) for number in hooks]
 
 
 def is_compiled(module: Any) -> bool:

@@ -207,9 +207,10 @@ def fine_tuned(name: str, model: str) -> str:
         own = [runs[task, share, way] for way in MAIN]
         lost = [lose(run["score"] - run["dense"]) for run in own]
         body.append([task, own[0]["metric"], percent(own[0]["dense"]), f"{100 * share:g} %", *lost])
+    mine, theirs = (f"{run['texts']:,}" for run in own)
     note = (
-        f"Points lost by one fine-tuned {model} for each task, pruned by {own[0]['texts']:,} texts and not trained"
-        f" after. {PEER} reads labels, and is rewritten here. {measured_on(found)}."
+        f"Points lost by one fine-tuned {model} for each task, not trained after. {NAME} has {mine} texts; {PEER} has"
+        f" {theirs}, reads labels, and is rewritten here. {measured_on(found)}."
     )
     return table(["task", "metric", "dense", "MACs", NAME, PEER], body, note)
 
