@@ -11,6 +11,7 @@ error is weighted by second moments of the gradient, and all matrices are fitted
 Shapes:  L layers · D hidden · W inputs of an output projection, of n units with w inputs each
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -193,11 +194,13 @@ def add_inputs_(sums: Sequence[Sums], model: BertLike, batch: Batch) -> None:
 
 
 def batches_to_choose(batches: Sequence[Batch], width: int) -> Sequence[Batch]:
-    """Return the batches to choose sizes by: every second one, if these have enough texts, and enough tokens for
-    matrices with `width` inputs.
+    """Return the batches to choose sizes by, evenly spaced: as many as have enough texts, and enough tokens for
+    matrices with `width` inputs, but at least half.
     """
     texts, tokens = sum(map(count_examples, batches)), sum(int(real_tokens(batch).sum()) for batch in batches)
-    return batches[:: 2 if texts > DRAWS // 2 and tokens >= 2 * TOKENS_TO_CHOOSE * width else 1]
+    share = max(0.5, DRAWS / 2 / max(texts, 1), TOKENS_TO_CHOOSE * width / max(tokens, 1))
+    count = min(math.ceil(share * len(batches)), len(batches))
+    return [batches[i * len(batches) // count] for i in range(count)]
 
 
 def output_metrics(

@@ -1,7 +1,7 @@
 """Pruning layer by layer with joint selection: sizes, optimality, and what the curves and metrics measure."""
 
 import copy
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -158,6 +158,25 @@ def test_the_dense_model_runs_twice_and_the_pruned_one_once(monkeypatch, kept, f
     assert 0 < len(some) < len(batches)
     last = (kept == 0) * len(batches)  # whose outputs no layer reads
     assert len(calls) == ((forwards - 1) * len(batches) + draws * len(some)) * L - last
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokens", "width", "wanted"),
+    [
+        (2000, 80_000, 1536, 50),  # half of much is enough
+        (1000, 22_000, 1536, 56),  # 12,288 tokens
+        (800, 90_000, 1536, 64),  # 512 texts
+        (1000, 22_000, 3072, 100),
+        (100, 1000, 1536, 100),
+    ],
+)
+def test_sizes_are_chosen_by_enough_batches_of_every_length(monkeypatch, texts, tokens, width, wanted):
+    batches: Any = [*range(100)]
+    monkeypatch.setattr(layerwise, "count_examples", lambda batch: texts // 100)
+    monkeypatch.setattr(layerwise, "real_tokens", lambda batch: torch.tensor(tokens // 100))
+    some = layerwise.batches_to_choose(batches, width)
+    assert len(some) == wanted
+    assert {b - a for a, b in pairwise(some)} <= {100 // wanted, -(-100 // wanted)}
 
 
 # Curves and metrics
