@@ -67,6 +67,11 @@ def skips_overflows(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+def forget_gradients_(scaler: Any, optimizer: Any) -> None:
+    """Let a GradScaler forget that it has divided an optimizer's gradients by its scale."""
+    getattr(scaler, "_per_optimizer_states", {}).pop(id(optimizer), None)
+
+
 def hooks_of_training(optimizer: Any, parameters: Iterable[Tensor]) -> list[int]:
     """Return the numbers of the hooks of an optimizer's step and of gradients, each of which is given once."""
     found = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]

@@ -8,7 +8,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from operator import is_
 from threading import get_ident
@@ -253,9 +253,9 @@ class TrainingStep:
         """True if a head reads positions of padding, so that more of them would change its loss."""
         return getattr(self.model, "padding_reader", None) is not None
 
-    @cached_property
+    @property
     def backend(self) -> Backend | None:
-        """The backend that leaves padding out under graphs; None if not every model can run it."""
+        """The backend that leaves padding out under graphs; None if not every model can run it in the dtype of now."""
         dtype = self.autocast or self.parameters[0].dtype
         for body in self.bodies:
             packs = body.may_skip_padding() and not body.config.is_decoder
@@ -311,6 +311,7 @@ class TrainingStep:
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
 
         if step.launch is None:  # outside the handler: its traceback keeps the memory of the whole recording
+            torch_private.forget_gradients_(self.scaler, self.optimizer)
             if self.accumulate == 1:
                 self.clear_()  # the recording made gradients and never computed them
             return run()

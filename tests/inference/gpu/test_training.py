@@ -534,11 +534,12 @@ def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainl
         held.append(weakref.ref(activations))
         for x in model.parameters():  # made by a backward that is recorded and not run
             x.grad = torch.full_like(x, torch.nan)
+        step.scaler.unscale_(step.optimizer)
         raise torch.OutOfMemoryError("none")
 
     model.register_forward_pre_hook(lambda *of: held.append(held[0]()) if held else None)
     monkeypatch.setattr(training, "BUCKETS", 1)
-    step, counts = step_of(model, Recorder()), []
+    step, counts = step_of(model, Recorder(), scaler=torch.amp.GradScaler("cpu")), []
     step.capture = fail
     with pytest.warns(RuntimeWarning, match="no memory for the CUDA graph of a step"):
         assert_trains_alike(step, batches, lambda *of: counts.append(len(step.made)), model=plain)
@@ -559,6 +560,15 @@ def test_a_step_runs_on_its_own_gpu(monkeypatch):
     step.schedule, step.device, step.replay = None, torch.device("cuda", 1), replay  # type: ignore[method-assign]
     step(batches_of(1)[0])
     assert order == ["cuda:1", "replay", "end of cuda:1"]
+
+
+def test_padding_is_left_out_in_the_dtype_that_a_step_has_now(monkeypatch):
+    step = step_of(make(BertForSequenceClassification, **SMALL), Recorder())
+    monkeypatch.undo()  # the backend of all other tests
+    monkeypatch.setattr(type(step.bodies[0]), "may_train_packed", lambda body, device, dtype: dtype == torch.bfloat16)
+    assert step.backend is None
+    step.autocast = torch.bfloat16
+    assert step.backend is not None
 
 
 def test_checkpointed_layers_run_without_a_graph():
