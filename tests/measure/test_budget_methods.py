@@ -85,18 +85,19 @@ def test_the_commands_own_method_is_what_is_compared():
     assert all(torch.equal(x, wanted[key]) for key, x in found.items())
 
 
-def test_what_several_shares_need_is_measured_once(monkeypatch):
+def test_what_several_shares_need_is_measured_once_by_the_batches_of_the_command(monkeypatch):
     asked: list[int] = []
 
-    def counted(model: Any, batches: Any) -> Any:
+    def counted(model: Any, batches: Any, **options: Any) -> Any:
         asked.append(len(batches))
-        return output_metrics(model, batches)
+        return output_metrics(model, batches, **options)
 
     monkeypatch.setattr(methods, "output_metrics", counted)
+    monkeypatch.setattr(methods, "batches_to_choose", lambda batches, width: batches[::2])
     subject = Subject(make(BertForSequenceClassification, num_labels=3), data(), 16)
     for share in (0.6, 0.4):
         WAYS[OURS].prune(subject, share)
-    assert asked == [4]
+    assert asked == [2]
 
 
 def test_kwons_gradients_are_those_of_fisher_scores():

@@ -15,8 +15,8 @@ from bertlite.experiments.budget.distil import STATES
 from bertlite.models.structure import layers_of, with_fields
 from bertlite.pruning import loss_curves, macs, output_metrics, prune_layerwise_, with_pruned
 from bertlite.pruning.importance.allocation import Choice
-from bertlite.pruning.importance.batches import Batch
-from bertlite.pruning.importance.layerwise import Curves, sizes_within
+from bertlite.pruning.importance.batches import Batch, count_examples
+from bertlite.pruning.importance.layerwise import Curves, batches_to_choose, draws_of, sizes_within
 from bertlite.pruning.importance.selection import Elimination
 from scripts.measure.budgets.kprune import kprune
 from scripts.measure.budgets.kwon import both_gradients, choose, kwon, prune
@@ -44,7 +44,15 @@ class Subject:
 
     @cached_property
     def curves(self) -> Curves:
-        return loss_curves(self.model, self.batches, output_metrics(self.model, self.batches))
+        return self.curves_by(batches_to_choose(self.batches, self.model.config.intermediate_size))
+
+    @cached_property
+    def curves_by_all(self) -> Curves:
+        return self.curves_by(self.batches)
+
+    def curves_by(self, some: Sequence[Batch]) -> Curves:
+        draws = draws_of("kl", sum(map(count_examples, self.batches)))
+        return loss_curves(self.model, some, output_metrics(self.model, some, draws=draws))
 
 
 def library() -> ModuleType:
@@ -113,10 +121,11 @@ def lowest(subject: Subject, ratio: float) -> tuple[Choice, Choice]:
     return found
 
 
-def joint(subject: Subject, share: float) -> Any:
-    """Prune as `bertlite prune to` does."""
-    sizes = sizes_within(subject.model.config, subject.curves, share, subject.length)
-    return prune_layerwise_(copy.deepcopy(subject.model), subject.model, subject.batches, subject.curves, sizes)
+def joint(subject: Subject, share: float, curves: Curves | None = None) -> Any:
+    """Prune as `bertlite prune to` does, or by other curves."""
+    model, curves = subject.model, curves or subject.curves
+    sizes = sizes_within(model.config, curves, share, subject.length)
+    return prune_layerwise_(copy.deepcopy(model), model, subject.batches, curves, sizes)
 
 
 def unfitted(subject: Subject, share: float) -> Any:
@@ -210,4 +219,5 @@ WAYS = {
     f"{OURS}'s choice, no fit": Way(unfitted),
     OURS: Way(joint),
     **{f"{OURS}, {texts:,} texts": Way(joint, texts) for texts in (256, 2048)},
+    f"{OURS}, sizes by all texts": Way(lambda x, share: joint(x, share, x.curves_by_all)),
 }
