@@ -163,14 +163,19 @@ def gradients_as_ours(
     same to all scores of a query.  It is compared only in float64: in other dtypes it is all rounding.  DeBERTa's
     weights of queries are divided by a constant, so their gradients are multiplied by it.
     """
-    ours = {name: x for name, x in our_grads.items() if not name.endswith("key.bias") or x.dtype == torch.float64}
+    left_out: tuple[str, ...] = () if model.dtype == torch.float64 else ("key.bias",)
     if origin.family.fixed.get("type_vocab_size") or origin.values.get("type_vocab_size") == 0:
-        ours = {name: x for name, x in ours.items() if "token_type_embeddings" not in name}
+        left_out += ("token_type_embeddings",)
+    trained = {f"grad.{name}" for name, x in model.named_parameters(remove_duplicate=False) if x.requires_grad}
+
+    def compared(grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: grads[name] for name in trained & {*grads} if not any(part in name for part in left_out)}
 
     # Their one table is here a copy in each layer.
-    copies = [name for name in ours if name.endswith("distance_embedding.weight")]
+    ours = compared(our_grads)
+    first, *copies = [name for name in ours if name.endswith("distance_embedding.weight")] or [""]
     if copies:
-        ours[copies[0]] = sum((ours.pop(name) for name in copies[1:]), ours[copies[0]])
+        ours[first] = sum((ours.pop(name) for name in copies), ours[first])
 
     plain = replace(origin, values={**origin.values, "use_task_id": False})
 
@@ -183,7 +188,7 @@ def gradients_as_ours(
             found = {name: x * scale if ".query." in name or "pos_query" in name else x for name, x in found.items()}
         apply_current_names_(found, "", model)
         fill_shared_names_(found, "", model)
-        return {name: x for each, x in found.items() if (name := f"grad.{each}") in ours}
+        return compared({name: x for each, x in found.items() if (name := f"grad.{each}") not in copies})
 
     return ours, {side: renamed(theirs) for side, theirs in others.items()}
 
