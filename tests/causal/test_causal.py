@@ -316,17 +316,6 @@ def rows(batches: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     ]
 
 
-def loss_with(model: Any, single: dict[str, Tensor], values: dict[int, dict[int, Tensor]]) -> Tensor:
-    """The loss of one example with {layer: {index of the head among those kept: its context, (S or 1, H)}}."""
-
-    def change(x: Tensor, heads: dict[int, Tensor]) -> Tensor:
-        for j, value in heads.items():
-            x = replaced(x, j, value)
-        return x
-
-    return run_with(model, single, {layer: partial(change, heads=heads) for layer, heads in values.items()}).loss
-
-
 def means(model: Any, reference: list[dict[str, Tensor]]) -> list[Tensor]:
     return [
         torch.cat(parts, 1)[0].mean(0)
@@ -339,8 +328,8 @@ def table(model: Any, batches: Any, own: list[Tensor]) -> Tensor:
     found = torch.full((len(rows(batches)), L, N), torch.nan, dtype=F64)
     for (e, single), layer in product(enumerate(rows(batches)), range(L)):
         for j, head in enumerate(kept_heads(model.config, layer)):
-            value = own[layer][None, j * H : (j + 1) * H]
-            found[e, layer, head] = loss_with(model, single, {layer: {j: value}}) - run_with(model, single, {}).loss
+            mean = partial(replaced, j=j, value=own[layer][None, j * H : (j + 1) * H])
+            found[e, layer, head] = run_with(model, single, {layer: mean}).loss - run_with(model, single, {}).loss
     return found
 
 
@@ -420,8 +409,10 @@ def test_heads_are_ablated_within_a_block(backend: str) -> None:
         with ablated(model, heads, mean_contexts(model, others())):
             found = torch.stack([model(**single).loss for single in rows([batch])])
         model.set_attn_implementation("eager")
-        values = {0: {0: own[0][None, :H]}, 2: {3: own[2][None, 3 * H : 4 * H]}}
-        assert_same(found, torch.stack([loss_with(model, single, values) for single in rows([batch])]))
+        means_of = {
+            layer: partial(replaced, j=j, value=own[layer][None, j * H :][:, :H]) for layer, j in ((0, 0), (2, 3))
+        }
+        assert_same(found, torch.stack([run_with(model, single, means_of).loss for single in rows([batch])]))
 
 
 def test_packed_sequences_are_ablated_by_one_value_for_all() -> None:
