@@ -148,45 +148,6 @@ def test_a_tokenizer_needs_no_model() -> None:
         assert {name for name in needed_by(module) if room_of(name) != "tokenizer"} <= allowed, module
 
 
-NAMES = {"checkpoint": r"\bstr\b|Path", "source": r"\bstr\b|Path", "against": "Path", "model": "Path"}  # and kinds
-HOLDS_A_NAME = {"embed", "find_model"}  # an Embedder keeps a name, as processes get it, and opens it with options
-
-
-def takes_names(function: ast.FunctionDef) -> list[str]:
-    """Return the arguments of a function that take a checkpoint by its name."""
-    given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    kinds = {each.arg: ast.unparse(each.annotation) for each in given if each.annotation}
-    return [name for name, kind in NAMES.items() if re.search(kind, kinds.get(name, ""))]
-
-
-def test_a_checkpoint_is_opened_where_it_comes_in() -> None:
-    """A function that takes the name of a checkpoint opens it first, and nothing below takes a name.
-
-    `from_pretrained` of models and tokenizer lies above, as do transformers' own classes in hf.
-    """
-    wrong, opens = [], set[str]()
-    for module in (each for each in MODULES if ROW[room_of(each)] >= ROW["opened"] and room_of(each) != "hf"):
-        tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-        for function in (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)):
-            body = function.body[bool(ast.get_docstring(function)) :]
-            opened = ast.unparse(body[0]) if body else ""
-            for name in takes_names(function):
-                called = f"{module.rpartition('.')[2]}.{function.name}"
-                opens |= {called}
-                if "Checkpoint.of(" not in opened and function.name not in HOLDS_A_NAME:
-                    wrong.append(f"{called}({name})")
-    assert not wrong, f"open these with Checkpoint.of in the first line: {', '.join(wrong)}"
-    assert opens >= {"pack.pack", "convert.convert", "export.export", "folder.write_model", "inspection.inspect"}
-
-
-def test_only_a_checkpoint_finds_files_by_a_name() -> None:
-    below = {"Source", "Repository"}
-    for module in (each for each in MODULES if ROW[room_of(each)] > ROW["opened"] and room_of(each) != "hf"):
-        tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-        names = {alias.name for each in ast.walk(tree) if isinstance(each, ast.ImportFrom) for alias in each.names}
-        assert not names & below, module
-
-
 def loaded_by(before: str, statement: str) -> set[str]:
     """Return the names that a statement adds to sys.modules after another, in a new interpreter."""
     code = f"{before}; import sys; old = {{*sys.modules}}; {statement}; print(*sys.modules.keys() - old)"
