@@ -135,9 +135,7 @@ def test_the_first_lines_run_as_they_are_typed(tmp_path, capsys):
 
 def test_the_table_of_parity_names_torch_where_there_are_records_of_several(with_records):
     record = a_record("parity-5.24.0")
-    said = with_records("parity", **{"parity_5.24.0": record})
-    assert said.count("torch") == 1
-    assert said.count("\n|") < 12, "a short table, and the record has the rest"
+    with_records("parity", **{"parity_5.24.0": record})
     record["environment"]["versions"]["torch"] = "99.1.0+cu999"
     both = with_records("parity", **{"parity_5.24.0_torch_99.1.0": record})
     assert "| transformers 5.24.0, torch 2.13.0 | transformers 5.24.0, torch 99.1.0 |" in both
@@ -151,39 +149,11 @@ def test_a_claim_shows_its_worst_tensor_and_what_fails():
     assert proof.worst([{**claim, "max_error": 0}]) == "3: 0"
 
 
-def test_a_client_that_was_not_run_has_no_row():
-    rows = [line for line in proof.clients().splitlines() if line.startswith("|")]
-    assert not [row for row in rows if row.count("not run") == 3]
-
-
 def test_the_tables_of_a_gpu_need_only_its_records(with_records):
     names = ("parity-cuda", "speed-cuda", "checkpointing-cuda-base", "checkpointing-cuda-large")
     records = {name.replace("-", "_"): a_record(name) for name in names}
     said = [with_records(name, **records) for name in tables.TABLES if name.startswith("gpu")]
     assert sum(", driver " in each for each in said) == 4
-
-
-def test_every_engine_has_a_row_for_all_models_and_batches_and_texts_of_a_fixed_length_stand_last(with_records):
-    record = a_record("speed")
-    record["environment"]["versions"] |= {"torchao": "9.1", "llama-cpp-python": "9.2"}
-    record["sections"] = dict([*record["sections"].items()][::-1])  # in another order than the table's
-    lines = with_records("everyengine", speed_peers=record, speed=record).splitlines()
-    head, _, *rows = lines[: lines.index("")]
-    for model in ("bert-base", "MiniLM"):
-        batches = [each for each in head.split(" | ") if each.startswith(model)]
-        assert f"{model}, 8 x 128" in batches
-        assert batches == sorted(batches, key=lambda each: (", fixed" in each, "%" in each))
-        assert len([each for each in batches if ", fixed" in each]) == 1
-    assert "the rest is padding to the longest of the batch; if fixed, to the named length" in lines[-1]
-    forwards = [each for name, each in record["sections"].items() if name.startswith("forward")]
-    engines = {engine for each in forwards for engine in each["seconds"]}
-    dtypes = [row.split(" | ")[0].split()[-1] for row in rows]
-    assert dtypes == sorted(dtypes, key=["float32", "bfloat16", "int8"].index)
-    assert len(rows) == len(engines) - 1  # all but the one that they are compared with
-    assert all(row.count("|") == head.count("|") for row in rows)
-    peers = with_records("peers", speed=record, speed_small={**record, "sections": {}})
-    assert "| 32 x 49 SST-2 (48%) |" in peers
-    assert "32 x 128" not in peers, "texts of a fixed length are in the record"
 
 
 def test_a_table_names_the_commits_of_its_records_and_why_a_version_is_older():
