@@ -307,25 +307,6 @@ def test_json_is_alone_on_standard_output(named, do_instead, capsys, tmp_path):
     assert out.exists() == named
 
 
-def test_the_work_finds_its_paths_by_their_kinds(monkeypatch, capsys, tmp_path):
-    pages = []
-
-    def work(checkpoint: str, text: str, *, html: Path | None = None) -> dict[str, str]:
-        pages.append(html)
-        return {"text": text}
-
-    monkeypatch.setattr("bertlite.attention_view.command.attention", work)
-    monkeypatch.setattr("bertlite.attention_view.command.summary_lines", lambda record, out: [record["text"], *out])
-    page, record = tmp_path / "a.HTML", tmp_path / "b.json"
-    assert main(["attention", "model", "words", "--json"]) == 0
-    assert main(["attention", "model", "words", "--out", f"{page},{record}"]) == 0
-    assert pages == [None, page]
-    assert json.loads(record.read_text()) == {"text": "words"}
-    printed = capsys.readouterr()
-    assert (json.loads(printed.out.partition("}")[0] + "}"), printed.err) == ({"text": "words"}, "words\n")
-    assert printed.out.partition("}")[2].split() == ["words", ".html", ".json"]
-
-
 def test_a_command_that_must_write_says_so(capsys):
     assert "bertlite embed: the following arguments are required: --out" in answer(capsys, "embed", "model", "a.txt")
     assert main(["embed", "model", "input.txt", "--out", "record.json"]) == 2
