@@ -136,29 +136,17 @@ def on_terminal(*words: str, interrupt: str = "") -> tuple[object, str]:
     return status, output.decode()
 
 
-def test_the_first_example_of_each_command_runs(home, few_rounds, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("examples", [FIRST, pytest.param(EXAMPLES, marks=pytest.mark.slow)], ids=["first", "all"])
+def test_examples_run_on_a_terminal_and_write_what_they_name(
+    examples, few_rounds, tmp_path, monkeypatch, capsys
+) -> None:
     """In one test, since later ones read what earlier ones wrote."""
     monkeypatch.setattr("bertlite.experiments.budget.search.CLOCK_ROUNDS", 3)
-    for example in FIRST:
-        words = as_here(example, home)
-        if words[0] == "export":  # by tests/shipping/test_export.py
-            continue
-        assert main(words) in good_ends(words), (example, capsys.readouterr().err)
-        assert [path for path in outputs_of(words) if not Path(path).exists()] == [], example
-    assert main(["convert", "fast", "--full", "--out", "all-heads"]) == 0
-    capsys.readouterr()
-    assert main(["inspect", "all-heads", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["bertlite"]["outcome"] == "same"
-
-
-@pytest.mark.slow
-def test_every_example_runs_on_a_terminal_and_writes_what_it_names(tmp_path, monkeypatch) -> None:
-    """In one test too; scripts/stress/release.py runs those of a page with the extra that the page names."""
     home = make_home(tmp_path)  # of its own, since what is there already is not written again
     monkeypatch.chdir(home)
-    for example in EXAMPLES:
+    for example in examples:
         words = as_here(example, home)
-        if words[0] == "export" and not all(map(find_spec, PACKAGES)):
+        if words[0] == "export" and (examples is FIRST or not all(map(find_spec, PACKAGES))):  # it takes long
             continue
         status, output = on_terminal(*words)
         assert status in good_ends(words), (example, output)
@@ -167,6 +155,10 @@ def test_every_example_runs_on_a_terminal_and_writes_what_it_names(tmp_path, mon
             assert json.loads(output[output.index("{\r\n") :])["what"] == f"bertlite {words[0]}"
         if words[:2] in (["prune", "finetune"], ["prune", "run"]):
             assert BAR.search(output), (example, output)
+    assert main(["convert", "fast", "--full", "--out", "all-heads"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "all-heads", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bertlite"]["outcome"] == "same"
 
 
 def test_the_bar_is_gone_when_the_work_is_done() -> None:
