@@ -5,7 +5,6 @@ import asyncio
 import base64
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,11 +22,13 @@ import blocks
 import numpy as np
 import pytest
 
+from bertlite import BertForSequenceClassification
 from bertlite.cli import parser
 from bertlite.cli.parts import subcommands
 from bertlite.runtime import contents, pooling, shapes, tasks
 from bertlite.shipping.pack import pack
 from tests.clients.checks import common
+from tests.shipping.worlds import save
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "notebooks" / "docs"
@@ -66,7 +67,7 @@ def test_the_server_of_the_page_answers_requests_that_come_at_once(tmp_path: Pat
         pytest.importorskip(name)
     uvicorn = pytest.importorskip("uvicorn")
     minilm = common.minilm()
-    make_reranker(Path(minilm), tmp_path / "model")
+    save(tmp_path / "model", BertForSequenceClassification, num_labels=1)
     pack(minilm, tmp_path / "packed", texts=["so good"])
     pack(tmp_path / "model", tmp_path / "reranker", texts=["so good", "poor"])
     names: dict[str, Any] = {}
@@ -204,17 +205,6 @@ def test_the_dockerfile_of_the_page_installs_the_imports_of_the_wheel_script() -
     assert needed <= installed, f"the build would end with ModuleNotFoundError: {needed - installed}"
     assert {"numpy", "tokenizers", "hatchling", "lief"} <= needed
     assert "build" in installed  # which the script runs as a module
-
-
-def make_reranker(minilm: Path, folder: Path) -> None:
-    """Write a small random cross-encoder with MiniLM's tokenizer."""
-    import transformers
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 37}
-    config = transformers.BertConfig(vocab_size=30522, num_labels=1, initializer_range=0.5, **sizes)
-    transformers.BertForSequenceClassification(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-        shutil.copy(minilm / name, folder)
 
 
 @pytest.mark.parametrize(
