@@ -141,15 +141,11 @@ def test_a_title_holds_no_letter_that_hides_or_turns_text():
     assert b"<title>Attention: a\xef\xbf\xbdb\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbdcd</title>" in page(maps)
 
 
-def test_a_page_needs_no_other_file(pruned, tokenizer):
-    text = page(attention_maps(pruned, tokenizer, TEXT)).decode().replace("http://www.w3.org/2000/svg", "")
-    assert "{{" not in text
-    assert not re.search(r"https?:|\bsrc=|<link|@import|url\(|fetch\(|import\(", text)
-    assert len(text) < 60_000
-
-
-def test_only_the_scripts_and_styles_of_the_page_may_run(pruned, tokenizer):
+def test_a_page_needs_no_other_file_and_runs_only_its_own_scripts_and_styles(pruned, tokenizer):
     text = page(attention_maps(pruned, tokenizer, TEXT)).decode()
+    assert "{{" not in text
+    assert not re.search(r"https?:(?!//www\.w3\.org/2000/svg)|\bsrc=|<link|@import|url\(|fetch\(|import\(", text)
+    assert len(text) < 60_000
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     rules = {name: value for name, _, value in (rule.strip().partition(" ") for rule in policy.split(";"))}
     assert (rules["default-src"], rules["base-uri"], rules["form-action"]) == ("'none'",) * 3
