@@ -60,7 +60,7 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize("words", LEAVES)
-def test_help_shows_examples_and_every_default(words):
+def test_help_shows_examples_every_default_and_out_and_json(words):
     command = LEAVES[words]
     assert command.examples
     shown = command.format_help()
@@ -69,6 +69,10 @@ def test_help_shows_examples_and_every_default(words):
         assert example.startswith(f"{words} ")
         assert f"  bertlite {example}\n" in re.sub(r" \\\n +", " ", shown), "one line to a shell"
         parser().parse_args(shlex.split(example))
+    options, needs = command._option_string_actions, command.get_default("asked").needs
+    assert (options["--json"].nargs, options["--json"].default) == (0, False)
+    assert ".json: " in options["--out"].help
+    assert ("[--out PATH[,PATH]]" in shown) == (not needs or ".json" in needs)  # else --json will do
     for option in command._actions:
         if not option.option_strings or option.nargs == 0 or option.required or "--out" in option.option_strings:
             continue
@@ -97,17 +101,6 @@ def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert (end.value.code, capsys.readouterr().out) == (0, f"bertlite {bertlite.__version__}\n")
-
-
-@pytest.mark.parametrize("words", LEAVES)
-def test_every_command_has_out_and_json(words):
-    options = {name: each for each in LEAVES[words]._actions for name in each.option_strings}
-    assert (options["--json"].nargs, options["--json"].default) == (0, False)
-    assert options["--out"].metavar == "PATH[,PATH]"
-    assert ".json: " in options["--out"].help
-    needs = LEAVES[words].get_default("asked").needs
-    in_brackets = "[--out PATH[,PATH]]" in LEAVES[words].format_usage()
-    assert in_brackets == (not needs or ".json" in needs)  # then --json will do
 
 
 def test_the_choices_of_the_help_are_those_of_the_work():
