@@ -1,7 +1,6 @@
 """`bertlite inspect` predicts what loading a checkpoint does."""
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS
 from bertlite.cli import main
 from bertlite.opened.inspection import DIFFERS, FAILS, SAME, inspect
 from bertlite.runtime.tasks import TOKENIZER, checksum_of
-from tests.clients.checks.common import minilm
+from tests.shipping.worlds import add_pooling, save
 
 FILE = "model.safetensors"
 Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # of the tensors and the config, in place
@@ -225,17 +224,17 @@ def test_an_unknown_class_is_inspected_as_a_bert_model(tmp_path):
 def test_a_packed_folder_says_what_it_was_made_from_and_other_functions_name_that(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sentence_transformers")
     monkeypatch.chdir(tmp_path)
-    os.symlink(minilm(), "minilm")
-    bertlite.pack("minilm", "packed", dtype="int8")
+    add_pooling(save(Path("encoder")))
+    bertlite.pack("encoder", "packed", dtype="int8")
     found = bertlite.commands.inspect("packed")
-    assert (found["kind"], found["dtype"], found["num_hidden_layers"]) == ("encoder", "int8", 6)
-    assert (found["made"]["checkpoint"], found["made"]["bertlite"]) == ("minilm", bertlite.__version__)
-    assert found["made"]["kept"]["mean cosine"] > 0.99
+    assert (found["kind"], found["dtype"], found["num_hidden_layers"]) == ("encoder", "int8", 3)
+    assert (found["made"]["checkpoint"], found["made"]["bertlite"]) == ("encoder", bertlite.__version__)
+    assert (kept := found["made"]["kept"]["mean cosine"]) > 0.99
     assert main(["inspect", "packed"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("packed: a packed encoder, int8\n  made from minilm by bertlite ")
-    assert "  mean cosine: 0.99" in printed
-    with pytest.raises(FileNotFoundError, match=r"name the checkpoint that it was made from, minilm$"):
+    assert printed.startswith("packed: a packed encoder, int8\n  made from encoder by bertlite ")
+    assert f"  mean cosine: {kept:.4f}\n" in printed
+    with pytest.raises(FileNotFoundError, match=r"name the checkpoint that it was made from, encoder$"):
         bertlite.commands.export("packed", "e")
 
     # A folder of before says nothing about its checkpoint.
