@@ -76,11 +76,6 @@ def pair(rows: int = 2, lengths: tuple[int, ...] = (11, 7)) -> tuple[dict[str, T
     return make_batch(rows, S, 1, lengths), make_batch(rows, S, 2, lengths)
 
 
-def answers(clean: Any, corrupted: Any) -> tuple[Any, Any]:
-    """The batches with labels that differ in every example."""
-    return {**clean, "labels": torch.tensor([1, 4])}, {**corrupted, "labels": torch.tensor([2, 0])}
-
-
 def every_number(out: Any, batch: Any) -> Tensor:
     """A metric of one's own: it weighs every number that the model gives."""
     parts = [x for x in out.values() if isinstance(x, Tensor) and x.is_floating_point()]
@@ -117,7 +112,8 @@ def brute_force(
 @pytest.mark.parametrize("gone", [{}, PRUNED], ids=["dense", "pruned"])
 def test_heads_are_patched_as_by_hooks_on_the_attention_modules(direction: str, gone: Any) -> None:
     model = prune_heads(classifier(), gone)
-    clean, corrupted = answers(*pair())
+    clean, corrupted = pair()
+    clean["labels"], corrupted["labels"] = torch.tensor([1, 4]), torch.tensor([2, 0])
 
     def difference(out: Any, batch: Any, i: int) -> Tensor:
         return out.logits[0, clean["labels"][i]] - out.logits[0, corrupted["labels"][i]]
