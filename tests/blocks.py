@@ -102,23 +102,18 @@ def write_colbert(folder: str) -> None:
         model.save_pretrained(folder)
 
 
-def hub_cache(checkpoint: Path, folder: Path) -> Path:
-    """Make a cache of the hub that has the checkpoint under each id of HUB_IDS; return its path."""
-    for name in HUB_IDS:
-        repository = folder / "hub" / f"models--{name.replace('/', '--')}"
-        shutil.copytree(checkpoint, repository / "snapshots" / COMMIT, dirs_exist_ok=True)
-        (repository / "refs").mkdir(exist_ok=True)
-        (repository / "refs" / "main").write_text(COMMIT)
-    return folder / "hub"
-
-
 @contextmanager
 def hub(checkpoint: Path, folder: Path) -> Iterator[None]:
     """Let huggingface_hub find HUB_IDS in a cache that has the checkpoint under these names."""
     from huggingface_hub import constants
 
+    for name in HUB_IDS:
+        repository = folder / "hub" / f"models--{name.replace('/', '--')}"
+        shutil.copytree(checkpoint, repository / "snapshots" / COMMIT, dirs_exist_ok=True)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / "main").write_text(COMMIT)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "HF_HUB_CACHE", str(hub_cache(checkpoint, folder)))
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
         yield
 
