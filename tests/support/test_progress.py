@@ -23,15 +23,23 @@ def now(monkeypatch):
     return found
 
 
-def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(now):
+def test_a_log_gets_a_line_now_and_then_and_for_each_stage_with_a_rate_of_its_own_and_the_time_left(now):
     log = io.StringIO()
     with Progress(220, "cases", what="parity", done=20, file=log) as bar:  # what was done before has no rate
         for _ in range(28):
             now[0] += 1
             bar.advance(2)
+        bar.stage("gradients")
+        now[0] += 100
+        bar.stage("fitting", 12, "layers", done=2)
+        now[0] += 40
+        bar.advance()
     assert log.getvalue().splitlines() == [
         "parity: 40 of 220 cases,  2.00 cases/s, 01:30 left",
         "parity: 60 of 220 cases,  2.00 cases/s, 01:20 left",
+        "parity: gradients",
+        "parity: fitting, 12 layers",
+        "parity: fitting: 3 of 12 layers,  0.03 layers/s, 06:00 left",
     ]
 
 
@@ -83,18 +91,3 @@ def test_durations_and_counts_in_words():
     measured = (0.00123, 0.9994, 0.9996, 1.5, 12.34)
     assert [*map(short_time, measured)] == ["1.23 ms", "999 ms", "999.6 ms", "1500 ms", "12.3 s"], "no exponents"
     assert [count_of(count, "row") for count in (0, 1, 1200)] == ["0 rows", "1 row", "1,200 rows"]
-
-
-def test_every_stage_has_a_line_in_a_log_and_a_rate_of_its_own(now):
-    log = io.StringIO()
-    with Progress(None, "steps", what="prune to", file=log) as bar:
-        bar.stage("gradients")
-        now[0] += 100
-        bar.stage("fitting", 12, "layers", done=2)
-        now[0] += 40
-        bar.advance()
-    assert log.getvalue().splitlines() == [
-        "prune to: gradients",
-        "prune to: fitting, 12 layers",
-        "prune to: fitting: 3 of 12 layers,  0.03 layers/s, 06:00 left",
-    ]
