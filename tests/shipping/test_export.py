@@ -19,7 +19,6 @@ from bertlite import BertForSequenceClassification, BertModel
 from bertlite.cli import main, parser
 from bertlite.cli.parts import subcommands
 from bertlite.models import heads
-from bertlite.opened.checkpoint import Checkpoint
 from bertlite.shipping import onnx
 from bertlite.shipping.export import SHAPES, export
 from bertlite.shipping.onnx import INPUTS, Graph
@@ -116,11 +115,12 @@ def test_a_package_that_is_missing_is_named_with_its_extra(source, tmp_path, mon
 @pytest.mark.parametrize("flags", [{"return_dict": False}, {"output_hidden_states": True, "output_attentions": True}])
 def test_commands_ask_for_the_outputs_that_they_read_whatever_the_config_says(flags, tmp_path, pretend, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save(Path("model"))
+    source = add_pooling(save(Path("model")))
     set_entries(Path("model/config.json"), **flags)
     Path("texts.txt").write_text("a b\nc\n")
     assert main(["export", "model", "--out", "graphs"]) == 0
     assert read(Path("graphs/export.json"))["outputs"] == ["last_hidden_state", "pooler_output"]
+    assert read(Path("graphs/modules.json")) == read(source / "modules.json")
     assert main(["attention", "model", "a b", "--out", "page.html"]) == 0
     pytest.importorskip("pyarrow")
     assert main(["embed", "model", "texts.txt", "--out", "vectors"]) == 0
@@ -171,15 +171,6 @@ def test_the_checkpoints_own_folder_gets_the_graph_alone(source, tmp_path, prete
     assert after == before
     assert (folder / "onnx" / "model.onnx").read_text() == "a graph"
     assert (folder / "onnx" / "model_quantized.onnx").read_text() == "somebody's"
-
-
-def test_the_class_is_that_of_the_config_or_of_sentence_transformers(source, tmp_path, pretend):
-    assert Checkpoint.of(source).model_class is BertForSequenceClassification
-    pooled = add_pooling(save(tmp_path / "pooled", heads.BertForMaskedLM))
-    assert Checkpoint.of(pooled).model_class is BertModel
-    export(pooled, tmp_path / "out")
-    assert read(tmp_path / "out" / "modules.json") == read(pooled / "modules.json")
-    assert read(tmp_path / "out" / "config.json")["architectures"] == ["BertModel"]
 
 
 def test_the_commands_of_the_page_are_examples_of_help():
