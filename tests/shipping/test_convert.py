@@ -12,6 +12,7 @@ from worlds import save as write
 
 from bertlite import BertForSequenceClassification, BertModel, BertTokenizer
 from bertlite.cli import main
+from bertlite.opened.inspection import inspect
 from bertlite.shipping import convert as module
 from bertlite.shipping.convert import convert
 
@@ -19,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 
 SIZES = {"vocab_size": len(WORDS), "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
 COUNTED = {**SIZES, "intermediate_size": 37, "max_position_embeddings": 42}
+SPECIAL_IDS = [f"{role}_token_id" for role in ("pad", "bos", "eos", "cls", "sep")]
 DISTIL = {"vocab_size": len(WORDS), "dim": 48, "n_layers": 2, "n_heads": 3, "hidden_dim": 37}
 
 
@@ -53,9 +55,19 @@ def test_what_transformers_computes_alike_it_loads(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [("DistilBertForSequenceClassification", DISTIL), ("MPNetModel", COUNTED)], ids=str
+    ("name", "sizes"),
+    [
+        ("DistilBertForSequenceClassification", DISTIL),
+        ("MPNetModel", COUNTED),
+        ("MegatronBertModel", COUNTED),
+        ("ModernBertModel", COUNTED | dict.fromkeys(SPECIAL_IDS, 0)),
+        ("NomicBertModel", COUNTED),
+    ],
+    ids=str,
 )
 def test_what_it_would_compute_otherwise_brings_its_code(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
     source, out = save(tmp_path / "source", name, **sizes), tmp_path / "out"
     found = convert(source, out)
     assert list(found["differences"]) == [f"transformers' {found['model_type']}"]
@@ -63,8 +75,9 @@ def test_what_it_would_compute_otherwise_brings_its_code(name: str, sizes: dict[
     assert "refuses it" in found["notes"][0]
     assert json.loads((out / "config.json").read_text())["auto_map"]
     assert "transformers' own BERT would compute something else" in (out / "README.md").read_text()
-    with pytest.raises(KeyError, match="load this model with bertlite, it is no plain BERT; bertlite:gelu"):
+    with pytest.raises(KeyError, match=r"load this model with bertlite, it is no plain BERT; bertlite:(gelu|silu)"):
         getattr(transformers, found["class"]).from_pretrained(out)
+    assert inspect(out)["transformers 5"]["outcome"] == "fails"
     again = convert(out, tmp_path / "again")  # there is nothing to compare it with
     assert (again["differences"], "refuses it" in again["notes"][0]) == ({}, True)
 
