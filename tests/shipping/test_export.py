@@ -215,21 +215,16 @@ UNLIKE = (BertModel, heads.BertLMHeadModel)  # an encoder with two outputs, and 
     ids=lambda cls: cls.__name__,
 )
 def test_every_class_pruned_is_run_at_shapes_that_were_not_traced(cls, tmp_path):
-    needs()
-    changes: dict[str, Any] = {"pruned_heads": {0: (1, 3)}, "pruned_neurons": {0: (0, 5)}}
-    if cls is BertModel:  # the others' layers are the same
-        changes = {**PRUNED, "num_hidden_layers": 3}
-    if cls is heads.BertLMHeadModel:
-        changes["is_decoder"] = True
-    model, path = exported(cls, tmp_path, **changes)
-    check(model, onnx.load_onnx(path))
-
-
-def test_a_dense_model_with_relative_positions_is_run_and_names_inputs_outputs_and_axes(tmp_path):
+    """And its graph names inputs, outputs and axes."""
     needs()
     from onnx import load
 
-    model, path = exported(BertModel, tmp_path, position_embedding_type="relative_key_query")
+    changes: dict[str, Any] = {"pruned_heads": {0: (1, 3)}, "pruned_neurons": {0: (0, 5)}}
+    if cls is BertModel:  # the others' layers are the same
+        changes = {**PRUNED, "num_hidden_layers": 3, "position_embedding_type": "relative_key_query"}
+    if cls is heads.BertLMHeadModel:
+        changes["is_decoder"] = True
+    model, path = exported(cls, tmp_path, **changes)
     check(model, onnx.load_onnx(path))
     assert str(Path(bertlite.__file__).parent).encode() not in path.read_bytes(), "it tells of this machine"
     found, graph = load(path).graph, Graph(model)
