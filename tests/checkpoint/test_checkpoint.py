@@ -116,14 +116,6 @@ def test_loading_undoes_saving(cls, heads, tmp_path):
     assert_same(full_outputs(loaded, inputs), full_outputs(saved, inputs), atol=0)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_shared_tensors_are_written_once_under_the_names_transformers_keeps(tied, tmp_path):
-    make(BertForMaskedLM, tie_word_embeddings=tied).save_pretrained(tmp_path)
-    names = set(load_file(tmp_path / "model.safetensors"))
-    assert names & {HEAD_BIAS, DECODER, DECODER_BIAS} == ({HEAD_BIAS} if tied else {HEAD_BIAS, DECODER_BIAS, DECODER})
-    assert WORD_EMBEDDINGS in names
-
-
 def test_unknown_fields_of_the_config_survive(tmp_path):
     fields = {"transformers_version": "4.1.0", "task_specific_params": {"a": [1, None]}, "torch_dtype": "float16"}
     write(tmp_path / "a", state_of(make()), {**JSON, **fields, "architectures": ["Other"]})
@@ -299,9 +291,7 @@ def test_a_tensor_under_two_names_of_a_state_dict_is_refused():
 
 def test_a_google_folder_of_2018_loads(tmp_path):
     pretrained = make(BertForPreTraining, type_vocab_size=2).float()
-    state = {k.replace("weight", "gamma") if "LayerNorm" in k else k: t for k, t in state_of(pretrained).items()}
-    state = {k.replace("bias", "beta") if "LayerNorm" in k else k: t for k, t in state.items() if k != DECODER_BIAS}
-    state["bert.embeddings.position_ids"] = torch.arange(40)[None]
+    state = LEGACY["bert.position_ids"](LEGACY["gamma and beta"](without(DECODER_BIAS)(state_of(pretrained))))
     torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     config = {**SIZES, "type_vocab_size": 2, "hidden_act": "gelu", "initializer_range": 0.02}
     (tmp_path / "bert_config.json").write_text(json.dumps(config))
