@@ -14,13 +14,12 @@ import torch
 from natively import native
 
 from bertlite import BertModel, optimize_for_inference
-from bertlite.cli import main
 from bertlite.inference import InferenceModel
 from bertlite.runtime import load
 from bertlite.runtime.packed import FILE
 from bertlite.runtime.shapes import shape_from
 from bertlite.runtime.structs import Blocks
-from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER
+from bertlite.runtime.tasks import AFTER, TOKENIZER
 from bertlite.runtime.texts import has_number_from
 from scripts.stress import folders as stress
 
@@ -220,16 +219,6 @@ def test_numbers_in_a_text_are_found(size: int, monkeypatch: pytest.MonkeyPatch)
     assert not has_number_from(b'{"a": 304, "b": 0.999, "c": 12}', 305)
     assert has_number_from(b"305", 305)
     assert has_number_from(b"1000", 305)
-
-
-def test_embed_of_a_forged_folder_ends_in_one_line(packed, tmp_path, capsys):
-    folder = forged(packed["encoder-int8"], tmp_path / "forged", told("pooling", "modes", to=["median"]))
-    (tmp_path / "texts.txt").write_text("one\n")
-    assert main(["embed", str(folder), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert f"{folder / ABOUT} cannot be used: pooling.modes[0] is 'median'" in said
-    assert len(said.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_random_changes_are_refused_by_name_or_run(packed: dict[str, Path]) -> None:
