@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SIZES
+from conftest import SIZES, set_entries
 from test_tokenizer import TRICKY, assert_alike, fuzzed  # type: ignore[import-not-found]
 
 from bertlite import BertConfig, BertModel, BertTokenizer
@@ -252,9 +252,8 @@ def test_where_no_limit_is_stated_the_models_positions_are_it(
     config: dict[str, Any], stated: int | None, limit: int | None, tmp_path: Path
 ) -> None:
     BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]).save_pretrained(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": stated}))
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    set_entries(tmp_path / "tokenizer_config.json", model_max_length=stated)
+    set_entries(tmp_path / "config.json", **config)
     tokenizer = BertTokenizer.from_pretrained(tmp_path)
     if limit is None:
         with pytest.raises(ValueError, match="has no model_max_length to truncate or pad to: pass max_length="):

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SIZES
+from conftest import SIZES, set_entries
 
 from bertlite import BertConfig, BertModel, BertTokenizer
 from bertlite.runtime.processing import Processing
+from tests.shipping.worlds import add_pooling
 
 transformers = pytest.importorskip("transformers")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Paris", "paris", "rain", "in", "is", "query", ":", "ς", "σ"]
@@ -31,19 +32,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("inner", ["", "0_Transformer"])
 def test_prompts_length_and_lower_case_are_those_of_sentence_transformers(inner, lower, folder):
     library = pytest.importorskip("sentence_transformers")
-    types = {inner: "Transformer", "1": "Pooling"}
-    (folder / "1").mkdir()
     (folder / inner).mkdir(exist_ok=True)
     for path in [*folder.glob("*.*")] if inner else []:
         path.rename(folder / inner / path.name)
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(types.items())
-    ]
-    write(folder, "modules.json", modules)
-    write(folder / "1", "config.json", {"embedding_dimension": SIZES["hidden_size"], "pooling_mode": "mean"})
-    config = json.loads((folder / inner / "tokenizer_config.json").read_text())
-    write(folder / inner, "tokenizer_config.json", {**config, "truncation_side": "left"})
+    add_pooling(folder, inner)
+    set_entries(folder / inner / "tokenizer_config.json", truncation_side="left")
     write(folder / inner, "sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": lower})
     prompts: dict[str, Any] = {"prompts": {"query": "Query: ", "": ""}, "default_prompt_name": "query"}
     write(folder, "config_sentence_transformers.json", prompts)

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SPECIAL
+from conftest import SPECIAL, set_entries
 
 from bertlite import BertTokenizer
 from bertlite.parity.command import demo_checkpoint
 from bertlite.tokenizer import BatchEncoding
+from tests.shipping.worlds import in_hub_cache
 
 STRINGS = 8_000
 WORDS = (
@@ -267,15 +268,10 @@ def test_saved_files_are_read_by_both_libraries(ours, stock, tmp_path) -> None:
     for name in ("vocab.txt", "tokenizer.json", "config.json", "model.safetensors", "model.safetensors.index.json"):
         assert BertTokenizer.from_pretrained(tmp_path / "saved" / name)(texts)["input_ids"] == wanted
     (tmp_path / "saved" / "tokenizer.json").unlink()
-    assert BertTokenizer.from_pretrained(tmp_path / "saved")(texts)["input_ids"] == wanted
-
-
-def test_files_saved_by_transformers_are_read(ours, stock, tmp_path) -> None:
-    stock.save_pretrained(tmp_path)
-    texts = [*TRICKY, *fuzzed(500, seed=9)]
-    again = BertTokenizer.from_pretrained(tmp_path)
-    assert again(texts)["input_ids"] == ours(texts)["input_ids"]
-    assert again.model_max_length == 23
+    stock.save_pretrained(tmp_path / "theirs")
+    for name in ("saved", "theirs"):
+        again = BertTokenizer.from_pretrained(tmp_path / name)
+        assert (again(texts)["input_ids"], again.model_max_length) == (wanted, 23)
 
 
 @pytest.mark.parametrize("lower", [True, False])
@@ -388,10 +384,8 @@ def test_a_save_that_fails_changes_nothing(small, tmp_path, monkeypatch) -> None
 
 
 def test_a_hub_id_is_read_from_the_cache(ours, tmp_path) -> None:
-    snapshot = tmp_path / "models--who--what" / "snapshots" / ("0" * 40)
-    (snapshot.parent.parent / "refs").mkdir(parents=True)
-    (snapshot.parent.parent / "refs" / "main").write_text("0" * 40)
-    ours.save_pretrained(snapshot)
+    ours.save_pretrained(tmp_path / "saved")
+    in_hub_cache(tmp_path / "saved", tmp_path, "who/what")
     read = BertTokenizer.from_pretrained("who/what", cache_dir=tmp_path, local_files_only=True)
     assert read.encode("a b") == ours.encode("a b")
     with pytest.raises(FileNotFoundError, match=r"the hub's cache has no tokenizer\.json or vocab\.txt"):
@@ -485,7 +479,6 @@ def test_files_of_other_tokenizers_are_refused(name, changes, message, small, tm
     small.save_pretrained(tmp_path)
     with pytest.raises(TypeError, match="do_lowercase"):
         BertTokenizer.from_pretrained(tmp_path, do_lowercase=True)
-    path = tmp_path / f"tokenizer{name}"
-    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}))
+    set_entries(tmp_path / f"tokenizer{name}", **changes)
     with pytest.raises(ValueError, match=message):
         BertTokenizer.from_pretrained(tmp_path)
