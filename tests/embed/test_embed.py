@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SIZES, randomise_
+from conftest import SIZES, randomise_, set_entries
 from natively import assert_near, kernels_or_skip, natively
 
 import bertlite
@@ -41,6 +41,7 @@ from bertlite.support.extras import install_hint
 from bertlite.support.progress import Progress
 from scripts.measure import embed as measure_embed
 from scripts.measure.speed import engines as speed_engines
+from tests.shipping.worlds import in_hub_cache
 
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
@@ -89,10 +90,8 @@ def embedder(checkpoint: Path) -> Embedder:
 
 
 def test_a_name_without_a_slash_is_one_of_sentence_transformers(checkpoint, monkeypatch, tmp_path):
-    for owner in ("models--sentence-transformers--tiny", "models--bare"):
-        shutil.copytree(checkpoint, tmp_path / owner / "snapshots" / ("0" * 40))
-        (tmp_path / owner / "refs").mkdir()
-        (tmp_path / owner / "refs" / "main").write_text("0" * 40)
+    for name in ("sentence-transformers/tiny", "bare"):
+        in_hub_cache(checkpoint, tmp_path, name)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert find_model("tiny", {}).name == "sentence-transformers/tiny"
@@ -121,26 +120,7 @@ def read(folder: Path) -> dict[Any, list[float]]:
     return dict(zip(ids, vectors, strict=True))
 
 
-def by_hand(checkpoint: Path, text: str, pooling: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    tokenizer, model = BertTokenizer.from_pretrained(checkpoint), BertModel.from_pretrained(checkpoint, dtype=dtype)
-    with torch.no_grad():
-        states = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).last_hidden_state[0]
-    return {"cls": states[0], "mean": states.mean(0), "max": states.amax(0)}[pooling]
-
-
 # Vectors -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
-def test_a_vector_is_that_of_the_text_alone(pooling, checkpoint):
-    texts = [*texts_of(9), "", "abc " * 50]
-    got = Embedder(checkpoint, pooling=pooling, max_tokens=48).encode(texts)
-    assert got.dtype == np.float32
-    for text, vector in zip(texts, got, strict=True):
-        plain, exact = (by_hand(checkpoint, text, pooling, dtype) for dtype in (torch.float32, torch.float64))
-        assert_near({"vector": torch.from_numpy(vector)}, {"vector": plain}, {"vector": exact})
-    unit = Embedder(checkpoint, pooling=pooling, normalize=True).encode(texts)
-    np.testing.assert_allclose(unit, got / np.linalg.norm(got, axis=1, keepdims=True), atol=1e-6)
 
 
 def test_the_vectors_are_those_of_sentence_transformers(sentences, tmp_path):
@@ -299,10 +279,8 @@ def test_an_encoder_that_is_no_BERT_runs_as_it_is(tmp_path, caplog):
 
 
 def test_a_folder_without_a_layer_is_refused_where_transformers_makes_one_up(tmp_path):
-    config = transformers.RobertaConfig(**SIZES)
-    transformers.RobertaModel(config).save_pretrained(tmp_path)
-    stated = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**stated, "num_hidden_layers": 4}))
+    transformers.RobertaModel(transformers.RobertaConfig(**SIZES)).save_pretrained(tmp_path)
+    set_entries(tmp_path / "config.json", num_hidden_layers=4)
     with pytest.raises(ValueError, match="it has 3 layers, not 4 as the config says"):
         Embedder(tmp_path).encode("a")
 
@@ -567,13 +545,6 @@ def test_a_model_without_a_tokenizer_or_of_version_0_is_refused(checkpoint, tmp_
     (tmp_path / "old" / "modules.json").write_text(json.dumps([module]))
     with pytest.raises(ValueError, match=r"change the type of 0_BERT in it to sentence_transformers\.models\.Transf"):
         Embedder(tmp_path / "old").encode("a")
-
-
-@pytest.mark.parametrize(("name", "text"), [("x.txt", "a\n \nb\n"), ("x.csv", 'text,n\na,1\n"",2\n')])
-def test_a_row_without_a_text_is_refused(name, text, tmp_path):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=r"row 2 \(line \d\): column 'text' is empty; leave the row out"):
-        list(Rows((tmp_path / name,)))
 
 
 def test_processes_share_the_shards(embedder, lines, tmp_path):
