@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from worlds import PRUNED, WORDS, add_pooling, make_cross_encoder
 from worlds import save as write
 
-from bertlite import BertForSequenceClassification, BertModel, BertTokenizer
+from bertlite import BertModel, BertTokenizer
 from bertlite.cli import main
 from bertlite.opened.inspection import inspect
 from bertlite.shipping import convert as module
@@ -119,11 +119,6 @@ def test_a_cross_encoder_keeps_its_head_and_its_modules(kind: str, tmp_path: Pat
     assert found["differences"], "logits were compared"
     for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
         assert json.loads((out / name).read_text()) == json.loads((source / name).read_text())
-    ids = torch.randint(5, len(WORDS), (2, 9))
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(source).eval()
-    with torch.no_grad():
-        got = BertForSequenceClassification.from_pretrained(out)(ids).logits
-        torch.testing.assert_close(got, model(ids).logits)
 
 
 HEADS_OF_DEBERTA = ("QuestionAnswering", "SequenceClassification", "TokenClassification", "MultipleChoice", "MaskedLM")
