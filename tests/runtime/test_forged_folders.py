@@ -147,8 +147,9 @@ FORGED = [*NATIVE, *(("encoder-float32", *each) for each in TOLD)]
 @pytest.mark.parametrize(("name", "change", "message"), FORGED, ids=range(len(FORGED)))
 def test_what_contradicts_a_description_or_breaks_a_rule_is_named(name, change, message, packed, tmp_path):
     folder = forged(packed[name], tmp_path / "forged", change)
-    with pytest.raises(ValueError, match=rf"{re.escape(str(folder))}/.*{message}"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(folder))}/.*{message}") as caught:
         load(folder)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("at", [0, 1, -1])
