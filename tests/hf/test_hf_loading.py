@@ -9,9 +9,8 @@ import pytest
 import torch
 import transformers
 from conftest import EXACT, F64, SIZES, assert_same, full_outputs, inputs_of, labels_of
-from pairs import CROSS, EVERY_CLASS, MODELS, TIED, V5, L, N, core_of, only_4, ours_of, pair, states_of, theirs_of
+from pairs import CROSS, EVERY_CLASS, MODELS, TIED, L, N, core_of, only_4, ours_of, pair, states_of, theirs_of
 from safetensors.torch import load, load_file, save_file
-from transformers.testing_utils import CaptureLogger
 
 import bertlite
 import bertlite.pruning
@@ -65,22 +64,6 @@ def test_files_pass_both_ways_and_what_is_tied_stays_tied(name, tmp_path):
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"] == [name]
 
 
-def test_a_headed_file_serves_the_body_and_the_other_way_round(tmp_path):
-    headed = ours_of("BertForPreTraining")
-    headed.save_pretrained(tmp_path / "headed")
-    body, info = hf.BertModel.from_pretrained(tmp_path / "headed", dtype=F64, output_loading_info=True)
-    assert not info["missing_keys"]
-    same(body, headed.bert)
-    body.save_pretrained(tmp_path / "body")
-    again, info = hf.BertForMaskedLM.from_pretrained(tmp_path / "body", dtype=F64, output_loading_info=True)
-    assert all(key.startswith("cls.") for key in info["missing_keys"])
-    assert info["missing_keys"]
-    same(again.bert, hf.BertModel.from_pretrained(tmp_path / "body", dtype=F64, add_pooling_layer=False))
-    predictions = again.cls.predictions  # drawn as a new model's
-    assert predictions.transform.dense.weight.std() > 0
-    assert predictions.bias.count_nonzero() == predictions.decoder.bias.count_nonzero() == 0
-
-
 def test_missing_weights_are_drawn_and_the_loaded_left_alone(tmp_path):
     """One missing bias must not cost its layer the loaded weight beside it."""
     file_of(tmp_path)
@@ -107,30 +90,6 @@ def test_old_names_are_read(tmp_path):
 
 
 # Arguments
-
-
-@pytest.mark.parametrize("changes", [{"num_labels": 9}, {"vocab_size": 11}], ids=str)
-def test_mismatched_sizes_are_reported_by_the_logger_of_transformers(changes, tmp_path):
-    file_of(tmp_path, "BertForSequenceClassification")
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_warning()  # a command of another test may have silenced it
-    logger = transformers.logging.get_logger("transformers.modeling_utils")
-    with CaptureLogger(logger) as report:
-        hf.BertForSequenceClassification.from_pretrained(tmp_path, **changes, ignore_mismatched_sizes=True)
-    transformers.logging.set_verbosity(before)
-    assert ("Reinit due to size mismatch" if V5 else "the shapes did not match") in report.out
-
-
-def test_a_meta_default_device_is_refused_in_the_words_of_transformers(tmp_path):
-    file_of(tmp_path)
-    with torch.device("meta"), pytest.raises(RuntimeError, match="`from_pretrained` with a meta device context"):
-        hf.BertModel.from_pretrained(tmp_path)
-
-
-def test_a_state_dict_may_be_given(tmp_path):
-    theirs = theirs_of("BertModel")
-    model = hf.BertModel.from_pretrained(None, config=theirs.config, state_dict=theirs.state_dict(), dtype=F64)
-    same(model, theirs)
 
 
 @pytest.mark.parametrize("options", [{"device_map": "auto"}, {"low_cpu_mem_usage": True}], ids=str)
