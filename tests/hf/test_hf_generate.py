@@ -55,14 +55,6 @@ def test_what_is_written_is_what_transformers_writes(way, backend):
         assert_same_text(write(ours, inputs, **WAYS[way]), write(theirs, inputs, **WAYS[way]))
 
 
-def test_with_a_cache_each_word_is_computed_once():
-    model = ours_of("BertLMHeadModel")
-    lengths: list[int] = []
-    model.bert.encoder.register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
-    write(model, left_padded())
-    assert lengths == [S, *(1,) * 11]
-
-
 @pytest.mark.parametrize("heads", [{0: [1, 3], 1: [0, 1, 2, 3]}, {0: [0, 1, 2, 3], 2: [0]}], ids=str)
 @pytest.mark.parametrize("way", ["greedy", "beams"])
 def test_pruned_models_write(way, heads):
@@ -100,26 +92,6 @@ def test_a_cache_of_fixed_size_may_be_asked_for(positions, heads, backend):
 
 
 # Caches
-
-
-@ALONE_OR_CROSS
-def test_caches_hold_what_those_of_transformers_hold(changes):
-    theirs, ours = pair("BertModel", **changes)
-    inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
-    caches = [model(**inputs).past_key_values for model in (ours, theirs)]
-    for mine, other in zip(*map(parts_of, caches), strict=True):
-        assert len(mine.layers) == len(other.layers)
-        for a, b in zip(mine.layers, other.layers, strict=True):
-            assert a.is_initialized == b.is_initialized
-            if a.is_initialized:
-                assert_same((a.keys, a.values), (b.keys, b.values))
-    if changes is CROSS:
-        assert caches[0].is_updated == caches[1].is_updated == dict.fromkeys(range(L), True)
-
-
-def parts_of(cache: Any) -> list[Any]:
-    both = isinstance(cache, EncoderDecoderCache)
-    return [cache.self_attention_cache, cache.cross_attention_cache] if both else [cache]
 
 
 @pytest.mark.parametrize("kind", ["own", "dynamic", "both", "static"])
