@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import F64, GradientWatch, assert_same, distance, full_outputs, gradients, inputs_of, make_batch
-from pairs import BOTH, CHECKPOINTING, CROSS, MODELS, B, H, L, N, S, only_4, only_5, ours_of, pair, states_of
+from conftest import F64, assert_same, distance, full_outputs, gradients, inputs_of, make_batch
+from pairs import CROSS, MODELS, B, H, L, N, S, only_4, only_5, ours_of, pair, states_of
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
@@ -178,18 +178,6 @@ def test_transformers_4_makes_no_masks_for_functions(register):
 # Chosen afterwards
 
 
-@BOTH
-@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
-def test_the_attention_may_be_changed(name, backend, kernels_run):
-    model = ours_of(name, {"eager": "sdpa", "sdpa": "eager"}[backend])
-    before = model(**inputs_of())[0]
-    model.set_attn_implementation(backend)
-    assert model.config._attn_implementation == model.base_model.config._attn_implementation == backend
-    kernels_run.clear()
-    assert_same(model(**inputs_of())[0], before)
-    assert kernels_run == [backend] * L
-
-
 def test_an_unknown_attention_is_refused_at_once_and_afterwards():
     with pytest.raises((ValueError, KeyError), match="never_registered"):
         ours_of("BertModel", "never_registered")(**inputs_of())
@@ -226,31 +214,6 @@ def test_flex_attention_is_that_of_transformers(monkeypatch):
 
 
 # The layout of gradients, by which cuDNN's are right or wrong: see tests/stack/test_attention.py
-
-
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize(
-    ("backend", "changes", "mask"),
-    [
-        *((backend, each, "2d") for backend in ("sdpa", "packed") for each in ({}, {"pruned_heads": PRUNED})),
-        *(("sdpa", each, mask) for each, mask in (({}, "3d"), (CROSS, "2d"))),
-    ],
-    ids=str,
-)
-def test_a_gradient_lies_as_the_result_of_the_kernel_does(backend, changes, mask, checkpointed):
-    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = ours_of("BertModel", backend, **changes, **off).train()
-    if checkpointed:
-        getattr(model, f"{CHECKPOINTING}_checkpointing_enable")()
-    inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
-    inputs["attention_mask"][1] = 0
-    if mask == "3d":
-        inputs["attention_mask"] = inputs["attention_mask"][:, None].expand(B, S, S)
-    with GradientWatch() as watch:
-        out = model(**inputs, head_mask=torch.rand(L, N, dtype=F64)).last_hidden_state
-        out.backward(torch.randn_like(out))
-    assert len(watch.gradients) >= L - 1
-    assert watch.gradients == watch.results
 
 
 # Without padding: asked for by name, and by "auto" only where nobody sees it
