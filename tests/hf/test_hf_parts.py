@@ -17,11 +17,18 @@ from transformers.models.bert import modeling_bert as stock
 from bertlite import hf
 from bertlite.hf import v4
 
+
+def added_mask() -> Tensor:
+    allowed = inputs_of()["attention_mask"].bool()[:, None, None]
+    return torch.zeros(allowed.shape, dtype=F64).masked_fill(~allowed, torch.finfo(F64).min)
+
+
 STATES = torch.randn(B, S, 48, generator=torch.Generator().manual_seed(3), dtype=F64)
 LAYERS = ["BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder"]
 ON_STATES = ["BertIntermediate", "BertPooler", "BertPredictionHeadTransform", "BertLMPredictionHead"]
 PARTS: dict[str, tuple[Tensor, ...]] = {  # with inputs
-    **dict.fromkeys((*LAYERS, *ON_STATES, "BertOnlyMLMHead"), (STATES,)),
+    **dict.fromkeys(LAYERS, (STATES, added_mask())),
+    **dict.fromkeys((*ON_STATES, "BertOnlyMLMHead"), (STATES,)),
     "BertEmbeddings": (inputs_of()["input_ids"],),
     "BertSelfOutput": (STATES, STATES),
     "BertOutput": (STATES[..., :37], STATES),
@@ -36,11 +43,6 @@ def parts_of(name: str, backend: str = "eager", given: Any = (), **changes: Any)
     theirs, ours = (getattr(library, name)(config, **dict(given)).to(F64).eval() for library in (stock, hf))
     ours.load_state_dict(randomise_(theirs).state_dict())
     return theirs, ours
-
-
-def added_mask() -> Tensor:
-    allowed = inputs_of()["attention_mask"].bool()[:, None, None]
-    return torch.zeros(allowed.shape, dtype=F64).masked_fill(~allowed, torch.finfo(F64).min)
 
 
 def alike(got: Any, wanted: Any) -> None:
@@ -65,17 +67,6 @@ def test_a_part_is_built_of_a_config_and_is_one_of_transformers(name: str) -> No
     twin = pickle.loads(pickle.dumps(copy.deepcopy(ours)))
     assert_same(dict(twin.state_dict()), dict(ours.state_dict()), atol=0)
     alike(ours(*PARTS[name]), theirs(*PARTS[name]))
-
-
-@BOTH
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_part_returns_what_the_installed_one_returns(name: str, backend: str) -> None:
-    if not V5 and name == "BertSelfAttention" and backend == "sdpa":
-        pytest.skip("4.57 has a class of another name for it")
-    theirs, ours = parts_of(name, backend)
-    for mask in (None, added_mask()):
-        alike(ours(STATES, attention_mask=mask), theirs(STATES, attention_mask=mask))
-        alike(ours(STATES, mask), theirs(STATES, mask))
 
 
 @only_5
