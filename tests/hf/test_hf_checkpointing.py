@@ -1,6 +1,5 @@
 """Checkpointed layers of bertlite.hf learn as plain ones, switched on under the names of each transformers."""
 
-import copy
 import inspect
 from typing import Any
 from unittest import mock
@@ -18,7 +17,6 @@ ENABLE = getattr(hf.BertModel, f"{CHECKPOINTING}_checkpointing_enable")
 HAS_EVERY = "every_n_layers" in inspect.signature(ENABLE).parameters
 KWARGS = f"{CHECKPOINTING}_checkpointing_kwargs"
 ON = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
-OFF = dict.fromkeys(ON, 0.0)
 
 
 def enable(model: Any, **options: Any) -> Any:
@@ -31,45 +29,55 @@ def enabled(model: Any) -> bool:
     return bool(getattr(model, f"is_{CHECKPOINTING}_checkpointing"))
 
 
-def learn(model: Any, name: str = "BertModel", **options: Any) -> dict[str, Tensor]:
-    """The loss and its gradients, with the same dropout each time."""
+def learn(model: Any, name: str = "BertModel", **given: Tensor) -> dict[str, Tensor]:
+    """Return the loss and its gradients, of given inputs too, with the same dropout each time."""
     torch.manual_seed(11)
     model.zero_grad()
-    out = model(**{**inputs_of(name), **labels_of(name), **options})
+    given = {key: x.clone().requires_grad_(x.is_floating_point()) for key, x in given.items()}
+    out = model(**{**inputs_of(name), **labels_of(name), **given})
     loss = out.loss if "loss" in out else score_of(out)
     loss.backward()  # re-entrant checkpoints take no other way
-    grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
-    return {**grads, "loss": loss.detach()}
+    named = {**dict(model.named_parameters()), **given}
+    return {"loss": loss.detach(), **{key: x.grad.clone() for key, x in named.items() if x.grad is not None}}
 
 
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the config, and inputs
+    **{name: ({"attn_implementation": name}, {}) for name in ("eager", "sdpa", "packed", "auto")},
+    "gates": ({}, {"head_mask": torch.rand(L, 4, dtype=F64)}),
+    "scores": ({}, {"attention_mask": torch.zeros(B, 1, 1, S, dtype=F64)}),
+    "cross": ({**CROSS, "use_cache": False}, states_of()),  # a cache lays keys out otherwise, which rounds otherwise
+}
 NTH = pytest.mark.skipif(not HAS_EVERY, reason=f"transformers {VERSION} has no every_n_layers")
+EITHER = [{KWARGS: {"use_reentrant": each}} for each in (True, False)]  # peft asks for the first
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "options", "wanted"),
+    ("name", "way", "options"),
     [
-        ("BertModel", "eager", {}, [2] * L),
-        ("BertForPreTraining", "sdpa", {}, [2] * L),
-        ("BertLMHeadModel", "sdpa", {}, [2] * L),
-        pytest.param("BertForMaskedLM", "sdpa", {"every_n_layers": 2}, [2, 1, 2], marks=NTH),
-        pytest.param("BertForMaskedLM", "sdpa", {"every_n_layers": 3}, [2, 1, 1], marks=NTH),
-        *(("BertForMaskedLM frozen", "sdpa", {KWARGS: {"use_reentrant": each}}, [2] * L) for each in (False, True)),
-        ("BertForMaskedLM frozen", "sdpa", {}, [2] * L),
+        ("BertModel", "eager", {}),
+        *((name, "sdpa", {}) for name in ("BertForPreTraining", "BertLMHeadModel", "BertForMaskedLM frozen")),
+        *(pytest.param("BertForMaskedLM", "sdpa", {"every_n_layers": n}, marks=NTH) for n in (2, 3)),
+        *(("BertForMaskedLM frozen", "sdpa", each) for each in EITHER),
+        *((name, way, EITHER[0]) for name in MODELS for way in ("packed", "auto")),
+        *(("BertModel", way, EITHER[0]) for way in ("sdpa", "gates", "scores", "cross")),
+        *((name, "cross", EITHER[1]) for name in ("BertModel", "BertLMHeadModel")),
     ],
     ids=str,
 )
 def test_checkpointed_gradients_are_plain_ones_bit_for_bit_and_it_ends(
-    name: str, backend: str, options: dict[str, Any], wanted: list[int]
+    name: str, way: str, options: dict[str, Any]
 ) -> None:
     """Of frozen embeddings by default too, where transformers 4 checkpoints re-entrantly, and nothing would learn."""
     name, _, frozen = name.partition(" ")
-    model = bertlite.prune_heads(ours_of(name, backend, **ON).train(), {0: [1], 1: [0, 1, 2, 3]})
+    changes, given = WAYS[way]
+    model = bertlite.prune_heads(ours_of(name, **ON, **changes).train(), {0: [1], 1: [0, 1, 2, 3]})
     model.base_model.embeddings.requires_grad_(not frozen)
-    plain = learn(model, name)
+    runs = count_runs(model)  # its hooks look, so that all tokens are computed each time
+    plain = learn(model, name, **given)
     assert any(key.endswith("encoder.layer.0.attention.self.query.weight") for key in plain)
-    runs = count_runs(enable(model, **options))
-    assert enabled(model)
-    assert_same(learn(model, name), plain, atol=0)
+    assert enabled(enable(model, **options))
+    assert_same(learn(model, name, **given), plain, atol=0)
+    wanted = [2 + (i % options.get("every_n_layers", 1) == 0) for i in range(L)]
     assert [runs[i] for i in range(L)] == wanted
     with torch.no_grad():
         model(**inputs_of(name))
@@ -95,40 +103,6 @@ def test_what_transformers_keeps_in_a_module_can_be_patched_and_is_restored(name
         delattr(module, each)
         setattr(module, each, before)
         assert vars(module)[each] == before
-
-
-HEAD_GATES = torch.rand(L, 4, dtype=F64)
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes of the config, and inputs
-    "sdpa": ({}, {}),
-    "packed": ({"attn_implementation": "packed"}, {}),
-    "auto": ({"attn_implementation": "auto"}, {}),
-    "gates": ({}, {"head_mask": HEAD_GATES}),
-    "scores": ({}, {"attention_mask": torch.zeros(B, 1, 1, S, dtype=F64)}),
-    "cross": ({**CROSS, "use_cache": False}, states_of()),  # a cache lays keys out otherwise, which rounds otherwise
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "way", "reentrant"),
-    [
-        *((name, way, True) for name in MODELS for way in ("packed", "auto")),
-        *(("BertModel", way, True) for way in WAYS if way not in ("packed", "auto")),
-        *((name, "cross", False) for name in ("BertModel", "BertLMHeadModel")),
-    ],
-)
-def test_checkpoints_of_either_kind_give_the_gradients_of_plain_layers(name: str, way: str, reentrant: bool) -> None:
-    """Re-entrant as peft asks for them, with a hook that lets the embeddings' output have one; of all inputs too."""
-    changes, given = WAYS[way]
-    model = ours_of(name, **(OFF if reentrant else ON), **changes).train()
-    model.get_input_embeddings().register_forward_hook(lambda module, args, out: out.requires_grad_())
-    found = []
-    for each in (model, enable(copy.deepcopy(model), **{KWARGS: {"use_reentrant": reentrant}})):
-        inputs = {name: x.clone().requires_grad_(x.is_floating_point()) for name, x in given.items()}
-        runs = count_runs(each)
-        grads = learn(each, name, **inputs)
-        found.append({**grads, **{name: x.grad for name, x in inputs.items() if x.requires_grad}})
-    assert_same(found[1], found[0], atol=0)
-    assert [runs[i] for i in range(L)] == [2] * L
 
 
 def test_a_cache_is_not_filled_twice() -> None:
