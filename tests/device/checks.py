@@ -255,24 +255,21 @@ def test_decoding_with_a_cache_is_that_of_the_cpu(room, backend):
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
 @pytest.mark.parametrize(
-    ("options", "waits"),
-    [(None, 1), ({}, 1), ({"every_n_layers": 2}, 1), ({"offload": True}, 1 + 2 * L)],  # whose inputs come back
-    ids=["no layer", "every layer", "every second layer", "offloaded"],
+    ("room", "options", "waits"),
+    [
+        *((room, options, 1) for room in ROOMS for options in (None, {})),
+        ("bertlite", {"every_n_layers": 2}, 1),
+        ("bertlite", {"offload": True}, 1 + 2 * L),  # whose inputs come back
+    ],
+    ids=str,
 )
-def test_dropout_and_checkpointed_gradients_are_those_of_the_cpu(backend, options, waits):
-    model = make("bertlite", "BertForMaskedLM", backend, pruned=True).train()
+def test_dropout_and_checkpointed_gradients_are_those_of_the_cpu(room, backend, options, waits):
+    model = make(room, "BertForMaskedLM", backend, pruned=True).train()
     given = rows(attention_mask=lengths_mask(), head_mask=torch.rand(L, N), labels=WORDS)
     if options is not None:
-        model.gradient_checkpointing_enable(**options)
+        enable = f"{CHECKPOINTING if room == 'hf' else 'gradient'}_checkpointing_enable"
+        getattr(model, enable)(**options)
     compare(model, given, waits)
-
-
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
-def test_those_of_hf_are_too(backend):
-    model, given = make("hf", "BertForMaskedLM", backend).train(), rows(attention_mask=lengths_mask(), labels=WORDS)
-    compare(model, given, 1)
-    getattr(model, f"{CHECKPOINTING}_checkpointing_enable")()
-    compare(model, given, 1)
 
 
 @EVERY_BACKEND
