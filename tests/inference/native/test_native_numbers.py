@@ -55,17 +55,6 @@ def test_errors_of_a_model_as_it_is_made(name):
     assert relative(found[torch.int8], truth) > 1e-4, "it did not round"
 
 
-@pytest.mark.slow
-def test_errors_of_a_trained_model():
-    """Its texts are random, which no model was trained for: 8-bit integers are worse at them than at sentences."""
-    folder = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
-    model = BertModel.from_pretrained(folder, attn_implementation="packed").double()
-    ids = torch.randint(1000, 20000, (4, 60), generator=torch.Generator().manual_seed(0))
-    batch = {"input_ids": ids, "attention_mask": (torch.arange(60) < torch.tensor([[60], [33], [8], [2]])).long()}
-    for dtype in DTYPES:
-        check(model, dtype, **batch)
-
-
 @torch.no_grad()
 def test_outliers_of_a_trained_model_do_not_take_the_range_of_8_bits():
     """Without rotation their mean cosine is below .999."""

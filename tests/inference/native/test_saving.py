@@ -11,7 +11,6 @@ from typing import Any
 import conftest
 import pytest
 import torch
-from conftest import DISENTANGLED
 from natively import DTYPES, ROTARY, WITH_MIXED, kernels_or_skip, natively
 
 import bertlite
@@ -26,7 +25,6 @@ from bertlite.parity.compare import rms_distance
 from bertlite.runtime.library import INSTRUCTION_SETS
 from bertlite.runtime.packed import FILE
 from bertlite.runtime.shapes import BLOCKS
-from scripts.stress.folders import containers
 
 SIZES = {**conftest.SIZES, "vocab_size": 61, "hidden_size": 96, "num_attention_heads": 3, "type_vocab_size": 2}
 SAMPLE = [[1 + (7 * i + j * j) % 60 for j in range(3 + i)] for i in range(25)]  # to which int8 is fitted
@@ -40,11 +38,8 @@ def pruned(cls, options=None, **changes):
 
 
 MODELS = {
-    "a tied decoder": (BertForMaskedLM, {}, {}),
     "an untied decoder": (BertForMaskedLM, {"tie_word_embeddings": False}, {}),
-    "a classifier": (BertForSequenceClassification, {}, {}),
     "no pooler": (BertModel, {}, {"add_pooling_layer": False}),
-    "distances": (BertModel, {"position_embedding_type": "disentangled", **DISENTANGLED}, {}),
     "rotary": (BertModel, {**ROTARY, "first_norm": True, "embeddings_norm": False, "rotary_divisor": 1.5}, {}),
 }
 
@@ -128,30 +123,6 @@ def change(folder: Path, tensors: Callable[[State], object] = len, **entries: An
     write_packed(path, state, about)
 
 
-def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
-    """An edit may give another output, but only one that fits the tensors."""
-    folder = shutil.copytree(saved, tmp_path / "edited")
-    wanted = InferenceModel.load(saved)(IDS).logits
-    about = json.loads(read_metadata(saved / FILE)["native"])
-    places, refused = 0, 0
-    for inner in containers(about):
-        for key, number in [*(inner.items() if isinstance(inner, dict) else enumerate(inner))]:
-            if type(number) not in (int, float):
-                continue
-            for edited in (number - 1, number + 1, 2 * number, 0, -1 - number, 1e300, str(number), None):
-                inner[key] = edited
-                change(folder, **about)
-                try:
-                    got = InferenceModel.load(folder)(IDS).logits
-                except ValueError as error:
-                    refused += str(folder) in str(error)
-                else:
-                    assert got.shape == wanted.shape
-            inner[key] = number
-            places += 1
-    assert refused > 4 * places > 60
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -184,6 +155,7 @@ def test_an_edited_number_is_refused_or_fits_the_tensors(saved, tmp_path):
         ({"shape": {"layers": [{"heads": 3}]}}, r"shape.layers\[0\].neurons is missing"),
         ({"shape": {"epsilon": -1.0}}, "shape.epsilon is -1.0; it must be a number above 0, and finite"),
         ({"shape": {"scaled": 1}}, "shape.scaled is 1; it must be true or false"),
+        ({"shape": {"epsilon": 0.5}}, r"does not fit its config: .*shape is \{.*'epsilon': 0\.5"),
         ({"shape": {"floats": "int8"}}, "shape.floats is 'int8'; it must be one of bfloat16, float32"),
     ],
 )
@@ -279,23 +251,17 @@ def assert_close(*models: InferenceModel) -> None:
 
 def test_a_save_replaces_no_model_of_another_kind(tmp_path):
     """An optimised model is no way back to a checkpoint, nor the other way round."""
-    checkpoint, optimised = tmp_path / "checkpoint", tmp_path / "optimised"
-    model = BertModel(BertConfig(**SIZES)).eval()
     quick = optimize_for_inference(pruned(BertModel), dtype=torch.float32, backend="native")
-    model.save_pretrained(checkpoint)
-    quick.save(optimised)
-    before = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
-    with pytest.raises(ValueError, match=r"checkpoint holds config\.json, .* kind: name another folder to write"):
-        quick.save(checkpoint)
-    with pytest.raises(ValueError, match=r"optimised holds native\.safetensors, .*: name another folder to write"):
-        model.save_pretrained(optimised)
-    assert {path: path.read_bytes() for path in tmp_path.glob("*/*")} == before
-    for name in ("model.fp16.safetensors", "pytorch_model.bin", "tf_model.h5", "runtime.json"):
+    for name in ("config.json", "model.fp16.safetensors", "pytorch_model.bin", "tf_model.h5", "runtime.json"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-        with pytest.raises(ValueError, match=f"holds {name}, which is of another kind"):
+        with pytest.raises(ValueError, match=f"holds {name}, which is of another kind: name another folder to write"):
             quick.save(tmp_path / name)
         assert [path.name for path in (tmp_path / name).iterdir()] == [name]
+    quick.save(tmp_path / "optimised")
+    with pytest.raises(ValueError, match=r"optimised holds native\.safetensors, .*: name another folder to write"):
+        pruned(BertModel).save_pretrained(tmp_path / "optimised")
+    assert [path.name for path in (tmp_path / "optimised").iterdir()] == [FILE]
 
 
 def test_other_classes_and_layers_are_not_saved(tmp_path):
