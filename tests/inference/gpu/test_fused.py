@@ -140,16 +140,6 @@ def test_a_fused_model_is_copied_and_pickled():
     assert own.key.weight.untyped_storage().data_ptr() == own.weight.untyped_storage().data_ptr(), "no second copy"
 
 
-@pytest.mark.parametrize("name", LEFT)
-def test_just_the_parts_without_a_kernel_stay(name, monkeypatch):
-    monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
-    model = make(**CHANGES[name])
-    with pytest.warns(UserWarning, match="run some parts"):
-        assert fused.fuse_(model)
-    changed = {type(part) for part in model.modules() if type(part) in FUSED.values()}
-    assert changed == {*FUSED.values()} - LEFT[name]
-
-
 def test_a_module_that_kernels_do_not_know_wholly_is_named_and_stays_as_it_is(monkeypatch):
     """Such as a gate, a norm at another place, or rotated queries: kernels would leave them out without a word."""
     monkeypatch.setattr(fused, "missing_for_triton", lambda device, dtype: None)
