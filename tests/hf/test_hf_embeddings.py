@@ -1,23 +1,15 @@
-"""The word embeddings of bertlite.hf: resized, replaced, and one matrix with the decoder."""
+"""The tables of embeddings of bertlite.hf: resized with the decoder, and replaced."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from conftest import assert_same
-from pairs import F64, TIED, B, D, S, V, inputs_of, pair
+from pairs import F64, TIED, D, V, inputs_of, pair
 from torch import nn
 
 from bertlite import hf
-
-WITH_DECODER = pytest.mark.parametrize("name", TIED)
-
-
-def logits(model: Any) -> Any:
-    out = model(**inputs_of())
-    return out.logits if "logits" in out else out.prediction_logits
 
 
 def assert_tied(model: Any) -> None:
@@ -28,7 +20,7 @@ def assert_tied(model: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "multiple", "wanted"), [(101, None, 101), (90, None, 90), (None, 8, 104)])
-@WITH_DECODER
+@pytest.mark.parametrize("name", TIED)
 def test_a_resized_vocabulary_is_that_of_transformers_and_survives_saving(name, size, multiple, wanted, tmp_path):
     theirs, ours = pair(name)
     ids = {**inputs_of(), "input_ids": inputs_of()["input_ids"].clamp(max=80)}
@@ -68,25 +60,3 @@ def test_tables_of_other_sizes_count_as_in_transformers():
             ours(**{**given, name: torch.full_like(ids, size)})
     long = ids[:1].repeat(1, 2)[:, :42]  # more than the config says
     assert_same(ours(long)[0], ours(long, position_ids=torch.arange(42))[0])
-
-
-@WITH_DECODER
-def test_another_decoder_brings_its_bias(name):
-    theirs, ours = pair(name, tie_word_embeddings=False)
-    decoder = nn.Linear(D, V, dtype=F64)
-    for model in (theirs, ours):
-        model.set_output_embeddings(copy.deepcopy(decoder))
-        assert model.get_output_embeddings().weight.equal(decoder.weight)
-        assert model.cls.predictions.bias is model.get_output_embeddings().bias
-    assert_same(logits(ours), logits(theirs))
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "packed"])
-@pytest.mark.parametrize("shape", [(1, S), (S,), (B, 1), (1, 1)], ids=str)
-@pytest.mark.parametrize("name", ["token_type_ids", "position_ids"])
-def test_ids_of_another_shape_are_those_that_transformers_takes(name, shape, backend):
-    theirs, ours = pair("BertModel")
-    ours.set_attn_implementation(backend)
-    inputs = {**inputs_of(), name: torch.randint(0, 5, shape)}
-    real = inputs["attention_mask"].bool()
-    assert_same(ours(**inputs)[0][real], theirs(**inputs)[0][real])

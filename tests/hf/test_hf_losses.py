@@ -22,30 +22,18 @@ KINDS: dict[str, tuple[dict[str, Any], Tensor]] = {
 }
 
 
-def parts_of(name: str, labels: Tensor, items: Any) -> tuple[Any, list[Any], Any]:
-    """A model, the inputs of each sequence by itself with its share of the labels, and the inputs of them all."""
-    whole = {**inputs_of(name), "labels": labels}
-    each = [{key: x[b : b + 1] for key, x in whole.items()} for b in range(B)]
-    return ours_of(name), [{**part, "num_items_in_batch": items} for part in each], whole
-
-
-def count(name: str, labels: Tensor) -> int:
-    """What the mean of the whole is over."""
-    seen = labels[:, 1:] if name == "BertLMHeadModel" else labels
-    return int((seen != NONE).sum())
-
-
 @pytest.mark.parametrize("kind", [int, torch.tensor], ids=["int", "tensor"])
 @pytest.mark.parametrize("name", SUMMED)
 def test_the_losses_of_the_parts_add_up_to_that_of_the_whole(name: str, kind: Any) -> None:
     labels = labels_of(name)["labels"]
-    items = count(name, labels)
-    model, parts, whole = parts_of(name, labels, kind(items))
+    items = kind(int(((labels[:, 1:] if name == "BertLMHeadModel" else labels) != NONE).sum()))  # that have a label
+    model, whole = ours_of(name), {**inputs_of(name), "labels": labels}
+    parts = [{key: x[b : b + 1] for key, x in whole.items()} for b in range(B)]
     assert model.accepts_loss_kwargs is True  # which Trainer asks
     if labels.dim() > 1:
         assert (labels[0] != NONE).sum() != (labels[1] != NONE).sum()  # so the mean of the means is another number
-    alone = [model(**{**part, "num_items_in_batch": None}).loss for part in parts]
-    losses = [model(**part).loss for part in parts]
+    alone = [model(**part).loss for part in parts]
+    losses = [model(**part, num_items_in_batch=items).loss for part in parts]
     wanted = model(**whole).loss
     assert_same(sum(losses), wanted)
     assert distance(sum(alone), wanted) > 1e-3

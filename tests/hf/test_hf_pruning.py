@@ -146,17 +146,6 @@ def test_a_config_as_json_writes_it_is_changed_in_a_copy() -> None:
 # Neurons, and layers
 
 
-def test_a_file_without_neurons_is_refused_by_transformers_itself(tmp_path: Path) -> None:
-    bertlite.prune_neurons(ours_of("BertModel"), {0: [36, 3], 1: range(37)}).save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["pruned_neurons"] == {"0": [3, 36], "1": [*range(37)]}
-    with pytest.raises(RuntimeError, match="size"):
-        transformers.BertModel.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="layer 0 has no neuron 37"):
-        hf.BertModel(config_of(pruned_neurons={"0": [37]}))
-    with pytest.raises(ValueError, match=r"all integers .*; not as"):
-        hf.BertModel(config_of(pruned_heads={0: "13"}))
-
-
 @pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining"])
 def test_layers_that_remain_run_as_before_and_take_their_heads_along(name: str, tmp_path: Path) -> None:
     model, inputs = bertlite.prune_heads(ours_of(name), {0: [1], 2: [3]}), inputs_of(name)

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_same
-from pairs import CROSS, F64, MODELS, inputs_of, only_4, ours_of, present, states_of
+from pairs import CROSS, EVERY_CLASS, F64, inputs_of, only_4, ours_of, present, states_of
 
 from bertlite.hf import modeling, v4
-
-EVERY = pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
 
 
 def run_again(module: Any, namespace: dict[str, Any]) -> Any:
@@ -28,7 +26,7 @@ def run_again(module: Any, namespace: dict[str, Any]) -> Any:
     return MethodType(made["forward"], module)
 
 
-@EVERY
+@EVERY_CLASS
 @pytest.mark.parametrize("library", [modeling, v4], ids=["hf", "v4"])
 def test_the_source_of_a_model_runs_again_where_its_class_is(library: Any, name: str) -> None:
     torch.manual_seed(0)
@@ -53,7 +51,7 @@ def test_the_source_of_every_part_runs_again(changes: dict[str, Any]) -> None:
 
 
 @only_4
-@EVERY
+@EVERY_CLASS
 @pytest.mark.parametrize("whole", ["", "BertLayer"], ids=["traced", "run whole"])
 def test_a_traced_model_equals_the_model(name: str, whole: str) -> None:
     """Its layers too, or cut between its layers, as llm-compressor does."""
