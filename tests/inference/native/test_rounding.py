@@ -14,7 +14,7 @@ from bertlite import BertForSequenceClassification, BertForTokenClassification, 
 from bertlite.inference import InferenceModel
 from bertlite.inference.native import rounding
 from bertlite.inference.native.conversion import native_copy
-from bertlite.inference.native.rounding import DAMPING, Rounded, fit, gram_matrix, read_sample, round_for
+from bertlite.inference.native.rounding import DAMPING, Rounded, fit, gram_matrix, read_sample, rotated, round_for
 from bertlite.parity.compare import rms_distance
 from bertlite.runtime.shapes import BLOCKS
 
@@ -150,6 +150,13 @@ def test_integers_are_packed_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
         assert torch.equal(weights.part(i, name, "factors")[whole:inputs], found.factors[whole:])
     for blocks in BLOCKS:
         assert torch.equal(weights.in_blocks(blocks).in_blocks(BLOCKS[0]).data, weights.data)
+
+
+def test_the_rotation_is_its_own_inverse_and_leaves_the_rest() -> None:
+    for width in (0, 5, 64, 150):
+        x = torch.randn(3, width, dtype=torch.float64)
+        assert torch.allclose(rotated(rotated(x)), x)
+        assert torch.equal(rotated(x)[:, width // 64 * 64 :], x[:, width // 64 * 64 :])
 
 
 def test_a_tokenizers_output_is_a_sample_without_its_padding_and_a_large_one_is_cut(
