@@ -259,3 +259,4 @@ def test_auto_leaves_padding_out_where_nobody_sees_it(kernels_run: list[str]) ->
     assert_same(model(**sparse()).logits, model(**sparse(), output_hidden_states=True).logits)
     model.set_attn_implementation("eager")
     assert not ran_packed(kernels_run, model, **sparse())
+    assert {*kernels_run} == {"eager"}
