@@ -14,7 +14,6 @@ from torch.nn.utils import prune as torch_prune
 
 from bertlite import (
     BertConfig,
-    BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
     drop_layers,
@@ -52,14 +51,6 @@ EACH = pytest.mark.parametrize(  # the function that prunes, and what
     ],
 )
 POSITIONS = ["absolute", "relative_key", "bucketed", "disentangled"]
-BACKENDS = ["eager", "sdpa"]
-
-
-def gate_of(heads: dict[int, list[int]]) -> Tensor:
-    gate = torch.ones(L, N, dtype=F64)
-    for layer, gone in heads.items():
-        gate[layer, gone] = 0
-    return gate
 
 
 def assert_unchanged(model: Any, before: dict[str, Tensor], config: BertConfig) -> None:
@@ -157,14 +148,6 @@ def test_a_function_leaves_its_argument_alone_and_that_with_an_underscore_return
     assert other.encoder.layer[0] is kept
 
 
-def test_pruning_the_BertModel_inside_is_known_outside(batch):
-    """Or the saved config would describe another model."""
-    model = make(BertForMaskedLM)
-    model.bert.prune_heads({1: [0]})
-    assert model.config.pruned_heads == {1: (0,)}
-    assert_same(full_outputs(model, batch), full_outputs(prune_heads(make(BertForMaskedLM), {1: [0]}), batch), atol=0)
-
-
 def test_naming_a_head_again_changes_nothing(model):
     prune_heads_(model, {0: [1, 3]})
     parameters, config = list(model.parameters()), model.config
@@ -249,27 +232,6 @@ def test_hooks_survive_and_see_the_pruned_widths(model, batch):
     widths = {"output.dense": 36, "output": 36}
     assert ran == {name: [widths.get(name, D), "after", "backward"] for name in names}
     assert (attention.self.query.out_features, attention.output.dense.in_features) == (36, 36)
-
-
-# Training
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_gradients_of_a_pruned_model_are_those_of_the_gated_one(backend, batch):
-    heads = HEADS["the first layer and more"]
-    model = make(attn_implementation=backend)
-    pruned = prune_heads(model, heads)
-    got = gradients(pruned, pruned(**batch).last_hidden_state.square().mean())
-    wanted = gradients(model, model(**batch, head_mask=gate_of(heads)).last_hidden_state.square().mean())
-    for layer in range(L):
-        rows = [head * H + i for head in kept_heads(pruned.config, layer) for i in range(H)]
-        for name in ("query", "key", "value"):
-            for kind in ("weight", "bias"):
-                place = f"encoder.layer.{layer}.attention.self.{name}.{kind}"
-                wanted[place] = wanted[place][rows]
-        place = f"encoder.layer.{layer}.attention.output.dense.weight"
-        wanted[place] = wanted[place][:, rows]
-    assert_same(got, wanted)
 
 
 def test_pruning_drops_the_gradients_of_what_it_replaces(model, batch):

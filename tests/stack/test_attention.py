@@ -6,7 +6,6 @@ The rule for a query with nothing to attend to: weights zero, context zero, in e
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from threading import Barrier, BrokenBarrierError, Thread
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertlite import BertModel
-from bertlite.stack.attention import BACKENDS, MOST_DRAWING, Requirements, drop, sdpa, select, without_cudnn
+from bertlite.stack.attention import MOST_DRAWING, Requirements, drop, sdpa, select
 from bertlite.stack.inputs import read_mask
 from bertlite.support.torch_private import enabled_kernels
 
@@ -289,23 +288,6 @@ def test_no_gradient_comes_from_cudnn(monkeypatch):
         sdpa(q, q, q, None, None, 0.0)
     assert seen == [others, others, others, before, [SDPBackend.CUDNN_ATTENTION], [SDPBackend.MATH]]
     assert enabled_kernels() == before
-
-
-def test_it_compiles_without_cudnn(model, batch, monkeypatch):
-    """As on a GPU, where each call of torch's attention has its switch beside it."""
-
-    def learn(run: Any) -> dict[str, Tensor]:
-        out = run(**batch)
-        return gradients(model, out.last_hidden_state.square().sum() + out.pooler_output.sum())
-
-    def switched(*args: Any) -> tuple[Tensor, None]:
-        with without_cudnn():
-            return sdpa(*args)
-
-    wanted = learn(on(model, "sdpa"))
-    monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], kernel=switched))
-    assert_same(learn(torch.compile(model, fullgraph=True, backend="aot_eager")), wanted, atol=0)
-    assert SDPBackend.CUDNN_ATTENTION in enabled_kernels()
 
 
 # Backends

@@ -51,6 +51,9 @@ def scores() -> Tensor:
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # fields, how to checkpoint, and inputs
     "eager": ({"attn_implementation": "eager"}, {}, {}),
     "sdpa": ({"attn_implementation": "sdpa"}, {}, {}),
+    "packed": ({"attn_implementation": "packed"}, {}, {}),
+    "first token": ({"attn_implementation": "sdpa"}, {"offload": True}, {"first_token_only": True}),
+    "first token, packed": ({"attn_implementation": "packed"}, {"offload": True}, {"first_token_only": True}),
     "offloaded": ({}, {"offload": True}, {}),
     "relative": ({"position_embedding_type": "relative_key_query"}, {}, {}),
     "bucketed": ({"position_embedding_type": "bucketed"}, {}, {}),
@@ -76,7 +79,7 @@ def test_checkpointed_gradients_are_plain_ones_bit_for_bit(case, kernels_run):
     plain, checkpointed, runs = both(model, **inputs)
     assert_same(checkpointed, plain, atol=0)
     assert runs == [2] * L
-    assert set(kernels_run) == {case if case == "eager" else "eager" if case == "attentions" else "sdpa"}
+    assert set(kernels_run) == {"eager" if case == "attentions" else changes.get("attn_implementation", "sdpa")}
     unused = {"embeddings.position_embeddings.weight"} if case == "relative" else set()
     assert plain["grads"].keys() == dict(model.named_parameters()).keys() - unused
 

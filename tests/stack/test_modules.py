@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import F64, SIZES, assert_same, distance, make, make_batch
 from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
@@ -13,29 +13,6 @@ from bertlite.stack.modules import activation, linear
 from bertlite.support.activations import ACTIVATIONS
 
 L = 3
-
-
-@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
-def test_relative_positions_know_only_distances(positions: str) -> None:
-    model = make(position_embedding_type=positions)
-    batch = make_batch(lengths=(11, 11))
-    later = full_outputs(model, batch, position_ids=torch.arange(11) + 29)
-    assert_same(later, full_outputs(model, batch))
-    model.embeddings.position_embeddings.weight.data.fill_(float("nan"))  # present in checkpoints, read by none
-    assert_same(full_outputs(model, batch), later)
-
-
-def test_relative_positions_can_be_trained(batch: dict[str, Tensor]) -> None:
-    slopes = {}
-    for backend in ("eager", "sdpa"):
-        model = make(position_embedding_type="relative_key_query", attn_implementation=backend)
-        slopes[backend] = gradients(model, model(**batch).last_hidden_state.square().mean())
-    tables = {name: grad for name, grad in slopes["eager"].items() if "distance_embedding" in name}
-    assert len(tables) == L
-    reached = SIZES["max_position_embeddings"] - 1 + torch.arange(-10, 11)  # the distances within 11 positions
-    for grad in tables.values():
-        assert grad.abs().sum(-1).nonzero().flatten().equal(reached)
-    assert_same(slopes["sdpa"], slopes["eager"])
 
 
 # Feed-forward

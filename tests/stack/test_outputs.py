@@ -4,16 +4,20 @@ import copy
 import json
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from conftest import F64, assert_same, full_outputs, gradients, make, make_batch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.utils import _pytree as pytree
 
 from bertlite.models.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+from bertlite.stack.attention import BACKENDS, without_cudnn
 from bertlite.stack.outputs import BertModelOutput, ModelOutput
+from bertlite.support.torch_private import enabled_kernels
 
 KINDS = {
     BertModelOutput: ("last_hidden_state", "pooler_output", "hidden_states", "attentions"),
@@ -130,8 +134,20 @@ RICH = {"position_embedding_type": "relative_key", "pruned_heads": {0: [1]}}
 ASKED = {"output_hidden_states": True, "output_attentions": True}
 
 
-def test_a_model_compiles_without_a_break(batch: dict[str, Tensor], kernels_run: list[str]) -> None:
-    """aot_eager traces forward and backward as every compiler does, and then runs torch's own kernels."""
+def test_a_model_compiles_without_a_break_and_without_cudnn(
+    batch: dict[str, Tensor], kernels_run: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aot_eager traces forward and backward as every compiler does, and then runs torch's own kernels.
+
+    On a GPU each call of torch's attention has its switch beside it.
+    """
+    kernel = BACKENDS["sdpa"].kernel
+
+    def switched(*args: Any) -> Any:
+        with without_cudnn():
+            return kernel(*args)
+
+    monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], kernel=switched))
     torch._dynamo.reset()
     model = make(attn_implementation="sdpa", num_hidden_layers=2, **RICH)  # the time to compile is that of layers
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -144,6 +160,7 @@ def test_a_model_compiles_without_a_break(batch: dict[str, Tensor], kernels_run:
     empty = {**batch, "attention_mask": torch.tensor([[1] * 11, [0] * 11])}
     assert_same(compiled(**empty, **ASKED), model(**empty, **ASKED))
     assert set(kernels_run) == {"sdpa"}
+    assert SDPBackend.CUDNN_ATTENTION in enabled_kernels()
 
 
 def test_a_model_exports_with_dynamic_batch_and_length() -> None:
