@@ -270,14 +270,3 @@ def test_an_untied_decoder_is_its_own(cls):
     model.set_input_embeddings(other)
     assert model.cls.predictions.decoder.weight is not other.weight
     assert "cls.predictions.decoder.weight" in dict(model.named_parameters())
-
-
-@pytest.mark.parametrize("cls", TIED)
-def test_set_output_embeddings_takes_the_bias_along(cls):
-    model, decoder = build(cls), nn.Linear(D, V, dtype=F64)
-    model.set_output_embeddings(decoder)
-    assert model.get_output_embeddings() is decoder
-    assert model.cls.predictions.bias is decoder.bias
-    head = model.cls.predictions
-    x = torch.randn(1, D, dtype=F64)
-    assert_same(head(x), head.transform(x) @ decoder.weight.T + decoder.bias)

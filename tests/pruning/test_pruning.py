@@ -148,14 +148,6 @@ def test_a_function_leaves_its_argument_alone_and_that_with_an_underscore_return
     assert other.encoder.layer[0] is kept
 
 
-def test_naming_a_head_again_changes_nothing(model):
-    prune_heads_(model, {0: [1, 3]})
-    parameters, config = list(model.parameters()), model.config
-    prune_heads_(model, {0: [3, 1], "0": ["3"], 1: []})
-    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
-    assert model.config == config
-
-
 READ_BY_HEADS = [f"attention.self.{part}" for part in ("query", "key", "value")]
 
 

@@ -137,13 +137,6 @@ def test_left_padding_is_never_nan(dtype, backend):
     assert full.attentions[0][1, :, :4].count_nonzero() == 0
 
 
-def test_left_padding_is_no_padding():
-    model = build()
-    inputs = inputs_of(model, "left")
-    alone = {k: inputs[k][1:, 4:] for k in ("input_ids", "token_type_ids")}
-    assert_same(model(**inputs).logits[1:, 4:], model(**alone).logits)
-
-
 # What a query may look at
 
 
@@ -162,17 +155,6 @@ def test_a_mask_for_every_query_is_taken_as_it_is(backend):
     given = {**batch, "attention_mask": prefix.expand(B, S, S).long()}
     assert_same(decoder(**given).last_hidden_state, encoder(**given).last_hidden_state)
     assert distance(decoder(**given)[0], decoder(**batch)[0]) > 1e-2
-
-
-@BOTH
-def test_a_2_d_mask_is_joined_with_the_triangle(backend):
-    model, batch = build(attn_implementation=backend), make_batch()
-    allowed = torch.ones(S, S).tril().bool() & batch["attention_mask"][:, None].bool()  # (B, S, S)
-    wanted = model(**batch).logits
-    scores = torch.zeros(B, 1, S, S, dtype=F64).masked_fill(~allowed[:, None], LOWEST)
-    minus_infinity = scores.masked_fill(scores < 0, -torch.inf)
-    for mask in (allowed, allowed.long(), allowed.float(), allowed[:, None], scores, minus_infinity):
-        assert_same(model(**{**batch, "attention_mask": mask}).logits, wanted)
 
 
 def test_masks_for_every_query_reach_into_the_cache():
@@ -218,23 +200,6 @@ def test_a_decoder_remembers_unless_told_otherwise():
     assert isinstance(model(**batch, return_dict=False)[1], KeyValueCache)
     assert model(**batch, labels=batch["input_ids"], use_cache=True).past_key_values is None
     assert make(BertModel)(**batch, use_cache=True).past_key_values is None
-
-
-def test_checkpointed_layers_do_not_remember_while_they_learn():
-    model, batch = build(), make_batch()
-    plain = model(**batch, use_cache=False).logits
-    model.gradient_checkpointing_enable()
-    out = model(**batch)
-    assert out.past_key_values is None
-    assert_same(out.logits, plain, atol=0)
-    with pytest.raises(ValueError, match="use_cache=True with gradient checkpointing would fill the cache twice"):
-        model(**batch, use_cache=True)
-    with torch.no_grad():
-        assert model(**batch, use_cache=True).past_key_values.length == S
-        cache = model(batch["input_ids"][:, :6]).past_key_values
-    with pytest.raises(ValueError, match="past_key_values with gradient checkpointing"):
-        model(batch["input_ids"][:, 6:], past_key_values=cache)
-    assert cache.length == 6
 
 
 # Cross-attention

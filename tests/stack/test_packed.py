@@ -277,12 +277,10 @@ def labels_of(cls: Any) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("cls", [*POOLED, *PER_TOKEN])
-def test_heads_compute_and_learn_the_same(cls, checkpointing):
-    model, real = make(cls, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train(), right().bool()
-    if checkpointing:
-        model.gradient_checkpointing_enable()
+def test_heads_compute_the_same(cls):
+    """Their gradients are compared with transformers' in tests/hf."""
+    model, real = make(cls), right().bool()
     inputs = {**inputs_of("right"), **labels_of(cls)}
     outs = [on(model, name)(**inputs) for name in ("sdpa", "packed")]
     assert list(outs[0]) == list(outs[1])
@@ -291,8 +289,6 @@ def test_heads_compute_and_learn_the_same(cls, checkpointing):
         per_token = wanted.shape[:2] == (B, S)
         assert_same(got[real] if per_token else got, wanted[real] if per_token else wanted)
         assert not per_token or (got[~real] == 0).all()
-    grads = [gradients(model, out.loss) for out in outs]
-    assert_same(grads[1], grads[0], atol=1e-11)
     packing, tokens = packed_inputs(inputs_of("right"))  # the same, as they come packed
     labels = {name: packing.pack(x) if x.shape == (B, S) else x for name, x in labels_of(cls).items()}
     got = model(**tokens, **labels)
