@@ -1,8 +1,6 @@
 """The table of criteria: what an entry says is true, and everything that speaks of criteria draws from it."""
 
 import pkgutil
-import subprocess
-import sys
 from importlib import reload
 from pathlib import Path
 from typing import Any
@@ -124,12 +122,6 @@ def test_an_entry_says_what_a_criterion_scores_and_averages(name, labelled):
 
 
 # The package
-
-
-def test_the_table_is_read_without_torch():
-    code = "import bertlite.pruning.criteria, sys; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_no_module_has_the_name_of_a_public_function():

@@ -125,15 +125,6 @@ def test_chunks_and_checkpointed_layers_change_nothing() -> None:
     assert_same(repair(prune_neurons(other, NEURONS), other, data()).state_dict(), wanted, atol=1e-9)
 
 
-def test_the_one_layer_of_a_classifier_is_fitted_on_every_token() -> None:
-    """Such a model, run as a whole, computes [CLS] alone in its last layer."""
-    for name in ("auto", "packed"):
-        model = make(BertForSequenceClassification, num_hidden_layers=1, attn_implementation=name)
-        body = copy.deepcopy(model.bert)
-        fixed = repair(prune_heads(model, {0: [2]}), model, data())
-        assert_same(fixed.bert.state_dict(), repair(prune_heads(body, {0: [2]}), body, data()).state_dict(), atol=1e-9)
-
-
 @pytest.mark.parametrize(
     "cls", [BertForMaskedLM, BertForMultipleChoice, BertForPreTraining, BertForQuestionAnswering, BertLMHeadModel]
 )

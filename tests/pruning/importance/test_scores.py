@@ -32,7 +32,6 @@ from bertlite.stack.modules import BertSelfOutput
 
 L, N, H, W, S, V = 3, 4, 12, 37, 11, 97
 LANGUAGE = BertForMaskedLM, BertForPreTraining, BertLMHeadModel
-CLASSES = {BertForSequenceClassification: 6, BertForMultipleChoice: 7, BertForNextSentencePrediction: 2}
 ALL = [0, 1, 2, 3]
 PRUNED = {0: [1, 3], 1: ALL}
 FEW = {0: range(3, W), 1: range(1, W), 2: range(W - 2)}  # neurons that are gone where few are to be scored
@@ -42,31 +41,20 @@ def classes(count: int, shape: tuple[int, ...], seed: int = 5) -> Tensor:
     return torch.randint(count, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def words(shape: tuple[int, ...]) -> Tensor:
-    """Labels at two places in three, and none at all for the third example."""
-    labels = classes(V, shape).masked_fill(classes(3, shape, 6) == 0, -100)
-    labels[2:3] = -100
-    return labels
-
-
 def data(cls: Any = BertForSequenceClassification, count: int = 5, size: int = 2) -> list[dict[str, Tensor]]:
     """`count` examples of lengths 11 down to 7, in batches of `size`, with labels."""
     whole = make_batch(count, S, lengths=tuple(range(S, S - count, -1)))
     if cls is BertForMultipleChoice:
         many = make_batch(count * 7, S, lengths=tuple(S - i % 5 for i in range(count * 7)))
         whole = {name: x.unflatten(0, (count, 7)) for name, x in many.items()}
-    if cls in LANGUAGE:
-        whole["labels"] = words((count, S))
-    elif cls is BertForTokenClassification:
-        whole["labels"] = classes(6, (count, S))
-    elif cls in CLASSES:
-        whole["labels"] = classes(CLASSES[cls], (count,))
-    if cls is BertForPreTraining:
-        whole["next_sentence_label"] = classes(2, (count,))
-    if cls is BertForQuestionAnswering:
-        whole |= {"start_positions": classes(7, (count,)), "end_positions": classes(7, (count,), 8)}
-    if "labels" in whole and whole["labels"].shape == (count, S):
-        whole["labels"] = whole["labels"].masked_fill(whole["attention_mask"] == 0, -100)
+    with torch.random.fork_rng():  # a new model draws its weights
+        given = model_of(cls).label_shapes(tuple(whole["input_ids"].shape)) if cls is not BertModel else {}
+    for seed, (name, (*shape, many)) in enumerate(given.items(), start=5):
+        labels = classes(7 if "positions" in name else many, tuple(shape), seed)
+        if cls in LANGUAGE and name == "labels":  # at two places in three, and none at all for the third example
+            labels[2:3] = -100
+            labels[classes(3, (count, S), 6) == 0] = -100
+        whole[name] = labels.masked_fill(whole["attention_mask"] == 0, -100) if shape == [count, S] else labels
     return [{name: x[i : i + size] for name, x in whole.items()} for i in range(0, count, size)]
 
 
@@ -343,13 +331,14 @@ def test_every_backend_gives_the_same_scores(criterion, cls):
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_pruned_heads_are_nan_and_the_others_have_their_numbers(criterion):
-    pruned = prune_heads(model_of(), PRUNED)
+def test_pruned_units_are_nan_and_the_others_have_their_numbers(criterion):
+    pruned = prune_neurons(prune_heads(model_of(intermediate_size=7), PRUNED), {0: [3, 6], 2: range(7)})
     scores = head_importance(pruned, data(), criterion=criterion)
-    gone = torch.zeros(L, N, dtype=torch.bool)
-    gone[0, [1, 3]] = gone[1] = True
-    assert torch.equal(scores.isnan(), gone)
+    assert scores.isnan().nonzero().tolist() == [[0, 1], [0, 3], *([1, i] for i in ALL)]
     assert (scores.dtype, scores.device.type) == (F64, "cpu")
+    if criterion in NEURON_CRITERIA:
+        scores = neuron_importance(pruned, data(), criterion=criterion)
+        assert scores.isnan().nonzero().tolist() == [[0, 3], [0, 6], *([2, i] for i in range(7))]
 
 
 def test_a_pruned_model_is_scored_as_the_gated_one():
@@ -453,13 +442,6 @@ def test_neurons_of_a_model_in_bfloat16_have_scores(criterion):
     assert found.isfinite().all()
     if criterion in ("michel", "magnitude"):  # means of one sign: 8 bits leave a few per cent
         assert float((found - wanted).norm() / wanted.norm()) < 0.05
-
-
-@pytest.mark.parametrize("criterion", NEURON_CRITERIA)
-def test_pruned_neurons_are_nan(criterion):
-    model = prune_neurons(model_of(intermediate_size=7), {0: [3, 6], 2: range(7)})
-    scores = neuron_importance(model, data(), criterion=criterion)
-    assert scores.isnan().nonzero().tolist() == [[0, 3], [0, 6], *([2, i] for i in range(7))]
 
 
 # Normalisers
