@@ -406,16 +406,12 @@ def test_densify_and_repair_refuse_wrapped_projections_too(name):
 # scatter_heads
 
 
-def test_scattered_attentions_stack_and_keep_their_numbers(batch):
+def test_scattered_attentions_stack_and_are_filled_as_asked(batch):
+    """That heads keep their numbers is a law of tests/laws."""
     model = prune_heads(make(), {0: ALL, 1: [0, 1, 2]})
     attentions = full_outputs(model, batch).attentions
     full = scatter_heads(attentions, model.config)
     assert torch.stack(full).shape == (L, B, N, S, S)
-    for layer in range(L):
-        kept = list(kept_heads(model.config, layer))
-        gone = [head for head in ALL if head not in kept]
-        assert_same(full[layer][:, kept], attentions[layer], atol=0)
-        assert (full[layer][:, gone] == 0).all()
     filled = scatter_heads(attentions, model.config, fill=float("nan"))
     assert filled[0].isnan().all()
     assert not filled[2].isnan().any()
