@@ -19,18 +19,18 @@ from bertlite import BertForSequenceClassification, BertTokenizer, head_importan
 from bertlite.pruning import (
     macs,
     neuron_importance,
-    output_metrics,
     prune_layerwise,
     rank_heads,
     rank_neurons,
     with_pruned,
 )
+from bertlite.pruning.importance import layerwise
 from bertlite.pruning.importance.least_squares import start_runs
 from bertlite.pruning.importance.moments import gather, total
 from bertlite.pruning.importance.structures import STRUCTURES, run
 from bertlite.support.files import read_json_object, write_json
 from scripts.measure.budgets import __main__ as budgets
-from scripts.measure.budgets import kprune, kwon, methods, tasks
+from scripts.measure.budgets import kprune, kwon, tasks
 from scripts.measure.budgets.methods import OURS, WAYS, Subject
 
 L, N, W, H = 3, 4, 37, 12
@@ -78,26 +78,14 @@ def test_within_a_share_of_the_macs_no_choice_keeps_more(share):
     assert gone == pytest.approx(best, abs=1e-12)
 
 
-def test_the_commands_own_method_is_what_is_compared():
+def test_the_commands_own_method_is_what_is_compared(monkeypatch):
+    """Sizes are chosen by some of the batches."""
+    monkeypatch.setattr(layerwise, "DRAWS", 60)
+    monkeypatch.setattr(layerwise, "TOKENS_TO_CHOOSE", 1)
     model = make(BertForSequenceClassification, num_labels=3)
     found = WAYS[OURS].prune(Subject(model, data(), 16), 0.4).state_dict()
     wanted = prune_layerwise(model, data(), 0.4, 16).state_dict()
     assert all(torch.equal(x, wanted[key]) for key, x in found.items())
-
-
-def test_what_several_shares_need_is_measured_once_by_the_batches_of_the_command(monkeypatch):
-    asked: list[int] = []
-
-    def counted(model: Any, batches: Any, **options: Any) -> Any:
-        asked.append(len(batches))
-        return output_metrics(model, batches, **options)
-
-    monkeypatch.setattr(methods, "output_metrics", counted)
-    monkeypatch.setattr(methods, "batches_to_choose", lambda batches, width: batches[::2])
-    subject = Subject(make(BertForSequenceClassification, num_labels=3), data(), 16)
-    for share in (0.6, 0.4):
-        WAYS[OURS].prune(subject, share)
-    assert asked == [2]
 
 
 def test_kwons_gradients_are_those_of_fisher_scores():
