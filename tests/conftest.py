@@ -246,6 +246,12 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let gates be learned in 5 steps, where their numbers do not matter."""
+    monkeypatch.setattr("bertlite.pruning.importance.measurements.STEPS", 5)
+
+
+@pytest.fixture
 def kept(tmp_path: Path) -> Path:
     """Return a folder of the benchmark, in which the model of bert-base's shape is a tiny one."""
     pytest.importorskip("transformers")

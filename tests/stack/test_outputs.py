@@ -164,7 +164,7 @@ def test_a_model_compiles_without_a_break_and_without_cudnn(
 
 
 def test_a_model_exports_with_dynamic_batch_and_length() -> None:
-    model = make(output_hidden_states=True, output_attentions=True)
+    model = make(output_hidden_states=True, output_attentions=True, num_hidden_layers=2)
     batch = make_batch(batch=3, length=9)
     rows, length = torch.export.Dim("rows", max=64), torch.export.Dim("length", min=2, max=40)
     program = torch.export.export(

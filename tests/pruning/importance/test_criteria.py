@@ -92,7 +92,7 @@ def test_the_page_can_be_written_again(tmp_path):
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_an_entry_says_what_a_criterion_needs(name, labelled):
+def test_an_entry_says_what_a_criterion_needs(name, labelled, few_steps):
     model, batches = labelled
     criterion = CRITERIA[name]
     unlabelled = [{key: x for key, x in batch.items() if key != "labels"} for batch in batches]
@@ -109,7 +109,7 @@ def test_an_entry_says_what_a_criterion_needs(name, labelled):
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_an_entry_says_what_a_criterion_scores_and_averages(name, labelled):
+def test_an_entry_says_what_a_criterion_scores_and_averages(name, labelled, few_steps):
     model, batches = labelled
     for unit, function, shape in (("head", head_importance, (L, N)), ("neuron", neuron_importance, (L, W))):
         for reduction in REDUCTIONS:

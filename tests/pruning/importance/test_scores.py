@@ -331,7 +331,7 @@ def test_every_backend_gives_the_same_scores(criterion, cls):
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_pruned_units_are_nan_and_the_others_have_their_numbers(criterion):
+def test_pruned_units_are_nan_and_the_others_have_their_numbers(criterion, few_steps):
     pruned = prune_neurons(prune_heads(model_of(intermediate_size=7), PRUNED), {0: [3, 6], 2: range(7)})
     scores = head_importance(pruned, data(), criterion=criterion)
     assert scores.isnan().nonzero().tolist() == [[0, 1], [0, 3], *([1, i] for i in ALL)]
@@ -363,7 +363,7 @@ def test_a_model_without_any_head_has_only_nan():
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_the_model_is_left_as_found(criterion):
+def test_the_model_is_left_as_found(criterion, few_steps):
     few = {"intermediate_size": 7}  # neurons, since some criteria measure each
     model, teacher = worn(model_of(**few)), worn(model_of(**few))
     options = {} if criterion == "random" else {"target": "kl", "teacher": teacher}
@@ -435,7 +435,7 @@ def test_leave_one_out_is_what_pruning_the_neuron_costs(backend, cls):
 
 
 @pytest.mark.parametrize("criterion", NEURON_CRITERIA)
-def test_neurons_of_a_model_in_bfloat16_have_scores(criterion):
+def test_neurons_of_a_model_in_bfloat16_have_scores(criterion, few_steps):
     model = model_of(intermediate_size=7)
     wanted = neuron_importance(model, data(), criterion=criterion)
     found = neuron_importance(model.bfloat16(), data(), criterion=criterion)
