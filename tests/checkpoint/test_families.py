@@ -191,8 +191,11 @@ def test_every_kind_of_disentangled_attention_is_the_same_here(changes, tmp_path
         outs[-1].sin().sum().backward()
         grads.append({f"grad.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert_same([outs[0]], [outs[1]])
-    mine, expected = gradients_as_ours(Origin.read(Source(tmp_path)), grads[0], {"theirs": grads[1]}, ours)
+    origin, name = Origin.read(Source(tmp_path)), "grad.encoder.layer.0.output.dense.bias"
+    mine, expected = gradients_as_ours(origin, grads[0], {"theirs": grads[1]}, ours)
     assert mine.keys() == expected["theirs"].keys()
+    fewer = {each: x for each, x in grads[0].items() if each != name}
+    assert name in gradients_as_ours(origin, fewer, {"theirs": grads[1]}, ours)[1]["theirs"]  # a lost one is noticed
     assert_same(mine, {name: expected["theirs"][name] for name in mine})
     assert ("grad.encoder.rel_embeddings.weight" in mine) == bool(
         changes.get("relative_attention", True) and changes.get("pos_att_type", "c2p")
