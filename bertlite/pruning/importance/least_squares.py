@@ -22,7 +22,7 @@ from bertlite.stack.attention import LayerContext
 from bertlite.stack.modules import BertLayer, normed
 
 METHODS = ("mean", "refit")
-KEPT = 2**25  # the most bytes of outputs of heads or neurons that are kept from the fit of their projection
+KEPT = 5 * 2**23  # the most bytes of outputs of heads or neurons that are kept from the fit of their projection
 FEWEST_TOKENS_OF_INPUT = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
 WORSE, ROUNDING = 1.01, 1e-6  # a divergence, in nats, may grow by this factor and amount before a warning
 

@@ -83,6 +83,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "prunetorun": first.session,
     "pruningbrief": pruning.budgets_brief,
     "budgetsdraws": partial(pruning.budgets, "pruned", "distilled", name="draws"),
+    "budgetschosen": partial(pruning.budgets, "pruned", name="choosing"),
     "budgetsmpnet": partial(pruning.fine_tuned, "mpnet", "all-mpnet-base-v2"),
     "budgets": partial(pruning.budgets, "pruned"),
     "budgetsdistilled": partial(pruning.budgets, "distilled", "timed"),
