@@ -6,22 +6,14 @@ The rule for a query with nothing to attend to: weights zero, context zero, in e
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from operator import methodcaller
 from threading import Barrier, BrokenBarrierError, Thread
 from typing import Any
 
 import pytest
 import torch
-from conftest import (
-    F64,
-    ON_CPU,
-    GradientWatch,
-    OnCuda,
-    assert_same,
-    distance,
-    full_outputs,
-    gradients,
-    make,
-)
+from conftest import F64, ON_CPU, GradientWatch, OnCuda, assert_same, distance, full_outputs, gradients, make
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -54,11 +46,8 @@ def additive(allowed: Tensor, forbid: float, dtype: torch.dtype = F64) -> Tensor
 
 SAME_AS_2D: dict[str, Callable[[Tensor], Tensor]] = {
     **{
-        str(dtype).removeprefix("torch."): lambda keep, dtype=dtype: keep.to(dtype)
-        for dtype in (
-            *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-            *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        )
+        name: methodcaller("to", getattr(torch, name))
+        for name in ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
     },
     "3d-(B,S,S)": lambda keep: keep[:, None, :].expand(B, S, S).long(),
     "3d-(B,1,S)": lambda keep: keep[:, None, :].float(),
@@ -66,13 +55,10 @@ SAME_AS_2D: dict[str, Callable[[Tensor], Tensor]] = {
     "4d-bool-(B,1,S,S)": lambda keep: keep[:, None, None, :].expand(B, 1, S, S),
     "4d-bool-(B,N,S,S)": lambda keep: keep[:, None, None, :].expand(B, N, S, S),
     "4d-inf": lambda keep: additive(keep[:, None, None, :], -math.inf),
-    "4d-lowest": lambda keep: additive(keep[:, None, None, :], torch.finfo(F64).min),
-    "4d-lowest-of-float32": lambda keep: additive(
-        keep[:, None, None, :], torch.finfo(torch.float32).min, torch.float32
-    ),
-    "4d-lowest-of-float16": lambda keep: additive(
-        keep[:, None, None, :], torch.finfo(torch.float16).min, torch.float16
-    ),
+    **{
+        f"4d-lowest-of-{dtype}": lambda keep, dtype=dtype: additive(keep[:, None, None], torch.finfo(dtype).min, dtype)
+        for dtype in (F64, torch.float32, torch.float16)
+    },
     "4d-ten-thousand": lambda keep: additive(keep[:, None, None, :], -1e4),  # exp(-1e4) is 0
     "4d-(B,N,S,S)": lambda keep: additive(keep[:, None, None, :].expand(B, N, S, S), -math.inf),
 }
@@ -275,17 +261,17 @@ def test_no_gradient_comes_from_cudnn(monkeypatch):
     before = enabled_kernels()
     others = [kernel for kernel in before if kernel != SDPBackend.CUDNN_ATTENTION]
     assert len(others) == len(before) - 1
-    threads = [Thread(target=sdpa, args=(q, q, q, None, None, 0.0)) for _ in range(3)]
+    attend = partial(sdpa, q, q, q, None, None, 0.0)
+    threads = [Thread(target=attend) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     with torch.no_grad():
-        sdpa(q, q, q, None, None, 0.0)
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):  # a caller who says so himself
-        sdpa(q, q, q, None, None, 0.0)
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
-        sdpa(q, q, q, None, None, 0.0)
+        attend()
+    for own in ([SDPBackend.CUDNN_ATTENTION], [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
+        with sdpa_kernel(own):  # a caller who says so himself
+            attend()
     assert seen == [others, others, others, before, [SDPBackend.CUDNN_ATTENTION], [SDPBackend.MATH]]
     assert enabled_kernels() == before
 

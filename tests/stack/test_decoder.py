@@ -18,6 +18,7 @@ from bertlite.pruning import densify
 from bertlite.stack.cache import KeyValueCache
 
 B, S, K, D, L, N, H = 2, 11, 8, 48, 3, 4, 12
+ENDS = torch.tensor([[K], [5]])
 LOWEST = torch.finfo(F64).min
 NONE = -100
 PER_TOKEN = ("input_ids", "token_type_ids", "position_ids")
@@ -42,11 +43,10 @@ def build(cls: Any = BertLMHeadModel, **changes: Any) -> Any:
     return make(cls, is_decoder=True, **changes)
 
 
-def encoder_of(rows: int = B) -> dict[str, Tensor]:
+def encoder_of() -> dict[str, Tensor]:
     """What an encoder hands over, the second sequence with 5 of 8 positions."""
-    states = torch.randn(rows, K, D, generator=torch.Generator().manual_seed(7), dtype=F64)
-    mask = (torch.arange(K) < torch.tensor([K, 5] * rows)[:rows, None]).long()
-    return {"encoder_hidden_states": states, "encoder_attention_mask": mask}
+    states = torch.randn(B, K, D, generator=torch.Generator().manual_seed(7), dtype=F64)
+    return {"encoder_hidden_states": states, "encoder_attention_mask": (torch.arange(K) < ENDS).long()}
 
 
 def inputs_of(model: Any, side: str = "right") -> dict[str, Tensor]:
@@ -114,13 +114,12 @@ def test_a_cache_is_extended_in_place_and_a_copy_is_a_branch():
     cache = KeyValueCache()
     assert cache.length == 0
     assert model(ids[:, :6], past_key_values=cache).past_key_values is cache
-    branch = copy.deepcopy(cache)
-    other = pickle.loads(pickle.dumps(cache))
+    copies = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))
     straight = model(ids[:, 6:], past_key_values=cache)
     assert straight.past_key_values is cache
-    assert (cache.length, branch.length) == (S, 6)
-    for copied in (branch, other):
-        assert_same(model(ids[:, 6:], past_key_values=copied).logits, straight.logits, atol=0)
+    assert [each.length for each in (cache, *copies)] == [S, 6, 6]
+    for branch in copies:
+        assert_same(model(ids[:, 6:], past_key_values=branch).logits, straight.logits, atol=0)
 
 
 @BOTH
@@ -146,25 +145,18 @@ def test_a_mask_for_every_query_is_taken_as_it_is(backend):
     decoder = build(BertModel, attn_implementation=backend)
     encoder = make(BertModel, attn_implementation=backend)
     encoder.load_state_dict(decoder.state_dict())
-    batch = make_batch()
-    for mask in (torch.ones(B, S, S).long(), torch.ones(B, 1, S, S).bool(), torch.zeros(B, 1, S, S, dtype=F64)):
-        given = {**batch, "attention_mask": mask}
-        assert_same(decoder(**given).last_hidden_state, encoder(**given).last_hidden_state)
-    prefix = torch.ones(S, S).tril().bool()
+    batch, prefix = make_batch(), torch.ones(S, S).tril().bool()
     prefix[:, :4] = True
-    given = {**batch, "attention_mask": prefix.expand(B, S, S).long()}
-    assert_same(decoder(**given).last_hidden_state, encoder(**given).last_hidden_state)
-    assert distance(decoder(**given)[0], decoder(**batch)[0]) > 1e-2
-
-
-def test_masks_for_every_query_reach_into_the_cache():
-    model, ids = build(), make_batch()["input_ids"]
-    prefix = torch.ones(S, S).tril().bool()
-    prefix[:4, :4] = True
-    full = model(ids, prefix.expand(B, S, S)).logits
-    first = model(ids[:, :6], prefix[:6, :6].expand(B, 6, 6))
-    second = model(ids[:, 6:], prefix[6:].expand(B, 5, S), past_key_values=first.past_key_values)
-    assert_same(joined([first, second]), full)
+    rows, added = torch.ones(B, 1, S, S).bool(), torch.zeros(B, 1, S, S, dtype=F64)
+    for mask in (torch.ones(B, S, S).long(), rows, added, prefix.expand(B, S, S).long()):
+        given = {**batch, "attention_mask": mask}
+        found = decoder(**given).last_hidden_state
+        assert_same(found, encoder(**given).last_hidden_state)
+    assert distance(found, decoder(**batch)[0]) > 1e-2
+    ids = batch["input_ids"]  # masks reach into the cache too
+    first = decoder(ids[:, :6], prefix[:6, :6].expand(B, 6, 6))
+    second = decoder(ids[:, 6:], prefix[6:].expand(B, 5, S), past_key_values=first.past_key_values)
+    assert_same(joined([first, second], "last_hidden_state"), decoder(ids, prefix.expand(B, S, S))[0])
 
 
 def test_an_encoder_looks_both_ways_at_a_given_cache():
@@ -189,17 +181,18 @@ def test_an_encoder_looks_both_ways_at_a_given_cache():
 
 
 def test_a_decoder_remembers_unless_told_otherwise():
-    batch = make_batch()
-    model = build()
-    assert isinstance(model(**batch).past_key_values, KeyValueCache)
-    assert model(**batch, use_cache=False).past_key_values is None
-    quiet = build(use_cache=False)
-    assert quiet(**batch).past_key_values is None
-    assert isinstance(quiet(**batch, use_cache=True).past_key_values, KeyValueCache)
-    assert "past_key_values" not in model(**batch, use_cache=False)
+    batch, model, quiet = make_batch(), build(), build(use_cache=False)
+    for each, options, remembers in (
+        (model, {}, True),
+        (model, {"use_cache": False}, False),
+        (quiet, {}, False),
+        (quiet, {"use_cache": True}, True),
+        (model, {"labels": batch["input_ids"], "use_cache": True}, False),
+        (make(BertModel), {"use_cache": True}, False),
+    ):
+        found = each(**batch, **options)
+        assert isinstance(found.past_key_values, KeyValueCache) == ("past_key_values" in found) == remembers
     assert isinstance(model(**batch, return_dict=False)[1], KeyValueCache)
-    assert model(**batch, labels=batch["input_ids"], use_cache=True).past_key_values is None
-    assert make(BertModel)(**batch, use_cache=True).past_key_values is None
 
 
 # Cross-attention
@@ -215,10 +208,9 @@ def test_masks_of_the_encoder_come_in_every_form(backend):
     for_all, each = mask[:, None], mask[:, None].expand(B, S, K)
     for form in (mask.bool(), mask.double(), for_all, each, mask[:, None, None].bool(), scores):
         assert_same(model(**{**inputs, "encoder_attention_mask": form}).logits, wanted)
-    plain = {**inputs, "encoder_attention_mask": None}
-    ones = {**inputs, "encoder_attention_mask": torch.ones(B, K)}
-    assert_same(model(**plain).logits, model(**ones).logits)
-    assert distance(model(**plain).logits[1], wanted[1]) > 1e-2
+    none, ones = (model(**{**inputs, "encoder_attention_mask": form}).logits for form in (None, torch.ones(B, K)))
+    assert_same(none, ones)
+    assert distance(none[1], wanted[1]) > 1e-2
 
 
 @BOTH
@@ -274,14 +266,11 @@ def test_only_the_logits_to_keep_are_computed(kept, rows):
     assert_same(model(**batch, logits_to_keep=kept).logits, model(**batch).logits[:, rows])
 
 
-def test_labels_must_fit_the_logits_that_are_kept():
+def test_the_loss_of_logits_that_are_kept_is_that_of_their_labels():
     model, batch = build(), make_batch()
     labels = batch["input_ids"]
-    with pytest.raises(ValueError, match=r"the labels have shape \(2, 11\); logits_to_keep leaves 4"):
-        model(**batch, labels=labels, logits_to_keep=4)
+    hidden = labels.masked_fill(torch.arange(S) < S - 4 + 1, NONE)
     last = model(**batch, labels=labels[:, -4:], logits_to_keep=4)
-    hidden = labels.clone()
-    hidden[:, : S - 4 + 1] = NONE
     assert_same(last.loss, model(**batch, labels=hidden).loss)
 
 
@@ -322,46 +311,30 @@ def test_pruning_a_decoder_is_gating_it_and_leaves_cross_attention_alone(positio
 # What is refused
 
 
-def test_encoder_states_need_cross_attention():
-    for model in (build(), make(BertModel)):
-        with pytest.raises(ValueError, match="model without cross-attention; it needs is_decoder=True and"):
-            model(**make_batch(), **encoder_of())
-
-
-def test_encoder_states_must_fit():
-    model = build(**CROSS)
-    batch, states = make_batch(), encoder_of()["encoder_hidden_states"]
-    one = model(**batch, encoder_hidden_states=states[:1], encoder_attention_mask=torch.ones(1, K)).logits
-    assert_same(one, model(**batch, encoder_hidden_states=states[:1].expand(B, K, D)).logits, atol=0)
-    for wrong in (states.repeat(2, 1, 1), states[..., :-1], states[0]):
-        with pytest.raises(ValueError, match=r"encoder_hidden_states has shape .*; expected \(2, length, 48\)"):
-            model(**batch, encoder_hidden_states=wrong)
-    with pytest.raises(ValueError, match="encoder_attention_mask was given without encoder_hidden_states"):
-        model(**batch, encoder_attention_mask=torch.ones(B, K))
-    with pytest.raises(ValueError, match=r"encoder_attention_mask has shape \(2, 7\); expected \(2, 8\)"):
-        model(**batch, encoder_hidden_states=states, encoder_attention_mask=torch.ones(B, 7))
-    with pytest.raises(ValueError, match=r"encoder_attention_mask holds 0\.5"):
-        model(**batch, encoder_hidden_states=states, encoder_attention_mask=torch.full((B, K), 0.5))
-
-
-def test_a_cache_must_be_ours():
-    pair = (torch.zeros(B, N, 3, H), torch.zeros(B, N, 3, H))
-    with pytest.raises(TypeError, match="past_key_values is a tuple; pass the KeyValueCache that a model returned"):
-        build()(**make_batch(), past_key_values=(pair,) * L)
-
-
-def test_the_cache_counts_towards_the_longest_sequence_and_the_mask():
-    model, ids = build().requires_grad_(False), make_batch(length=40)["input_ids"]
-    cache = model(ids[:, :36]).past_key_values
-    assert model(ids[:, 36:], past_key_values=copy.deepcopy(cache)).past_key_values.length == 40
-    with pytest.raises(ValueError, match="5 tokens long, after 36 in the cache; this model takes 1 to 40"):
-        model(ids[:, :5], past_key_values=cache)
-    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 4\); expected \(2, 40\)"):
-        model(ids[:, 36:], torch.ones(B, 4), past_key_values=cache)
+def test_inputs_that_do_not_fit_are_refused_and_leave_the_cache_alone():
+    plain, crossed, ids = build().requires_grad_(False), build(**CROSS), make_batch(length=40)["input_ids"]
+    cache, (states, mask) = plain(ids[:, :36]).past_key_values, encoder_of().values()
+    labelled, needs = {"labels": ids[:, :S], "logits_to_keep": 4}, "it needs is_decoder=True and"
+    shown, name, past = "encoder_hidden_states", "encoder_attention_mask", "past_key_values"
+    form = rf"{shown} has shape .*; expected \(2, length, 48\)"
+    for model, length, given, says in (
+        (plain, S, encoder_of(), f"model without cross-attention; {needs}"),
+        (make(BertModel), S, encoder_of(), f"model without cross-attention; {needs}"),
+        *((crossed, S, {shown: x}, form) for x in (states.repeat(2, 1, 1), states[..., :-1], states[0])),
+        (crossed, S, {name: mask}, f"{name} was given without encoder_hidden_states"),
+        (crossed, S, {**encoder_of(), name: mask[:, 1:]}, rf"{name} has shape \(2, 7\); expected \(2, 8\)"),
+        (crossed, S, {**encoder_of(), name: mask / 2}, rf"{name} holds 0\.5"),
+        (plain, S, labelled, r"the labels have shape \(2, 11\); logits_to_keep leaves 4"),
+        (plain, 5, {past: cache}, "5 tokens long, after 36 in the cache; this model takes 1 to 40"),
+        (plain, 4, {past: cache, name[8:]: mask[:, :4]}, rf"{name[8:]} has shape \(2, 4\); expected \(2, 40\)"),
+        (plain, S, {past: ()}, f"{past} is a tuple; pass the KeyValueCache that a model returned"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=says):
+            model(ids[:, :length], **given)
     assert cache.length == 36
-
-
-def test_only_a_decoder_writes():
+    assert plain(ids[:, 36:], past_key_values=cache).past_key_values.length == 40
+    one = crossed(ids, encoder_hidden_states=states[:1], encoder_attention_mask=mask[:1]).logits
+    assert_same(one, crossed(ids, encoder_hidden_states=states[:1].expand(B, K, D)).logits, atol=0)
     with pytest.raises(ValueError, match="needs is_decoder=True"):
         BertLMHeadModel(BertConfig(**SIZES))
 

@@ -123,18 +123,12 @@ def test_packed_computes_and_learns_what_padded_does(mask, variant, call, monkey
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_the_pooler_reads_the_first_token_that_is_not_padding(mask, model):
-    out = on(model, "packed")(**inputs_of(mask))
-    real = real_of(MASKS[mask])
-    firsts = torch.stack([x[m][0] if m.any() else x.new_zeros(D) for x, m in zip(out[0], real, strict=True)])
-    assert_same(out.pooler_output, model.pooler(firsts[:, None]))
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_tokens_that_come_packed(mask, model):
-    inputs = inputs_of(mask)
+def test_the_pooler_reads_the_first_token_that_is_not_padding_and_tokens_may_come_packed(mask, model):
+    inputs, real = inputs_of(mask), real_of(MASKS[mask])
     packing, tokens = packed_inputs(inputs)
     wanted = on(model, "packed")(**inputs, output_hidden_states=True)
+    firsts = torch.stack([x[m][0] if m.any() else x.new_zeros(D) for x, m in zip(wanted[0], real, strict=True)])
+    assert_same(wanted.pooler_output, model.pooler(firsts[:, None]))
     for backend in ("packed", "auto"):
         got = on(model, backend)(**tokens, output_hidden_states=True)
         assert got.last_hidden_state.shape == (packing.tokens, D)
@@ -246,20 +240,11 @@ def test_the_first_token_looks_where_its_row_of_the_mask_says(backend, mask, mod
 def test_the_last_layer_computes_one_row_of_each_sequence(backend, tokens, model):
     rows: dict[str, int] = {}
     layer = on(model, backend).encoder.layer[2]
-    names = {"attention.self.query": B, "attention.self.key": tokens, "attention.output.dense": B, "output.dense": B}
-    for name in names:
-        part = layer.get_submodule(name)
-        part.register_forward_hook(lambda m, args, out, name=name: rows.update({name: out.shape[:-1].numel()}))
-    model(**inputs_of("right"), first_token_only=True)
-    assert rows == names
-
-
-def test_what_the_first_token_alone_cannot_give_is_refused(model):
-    for asked in ("output_attentions", "output_hidden_states"):
-        with pytest.raises(ValueError, match="first_token_only=True leaves no hidden states or attentions"):
-            model(**inputs_of("right"), first_token_only=True, **{asked: True})
-    with pytest.raises(ValueError, match="first_token_only=True is for encoders"):
-        make(is_decoder=True)(**inputs_of("right"), first_token_only=True)
+    wanted = {"attention.self.query": B, "attention.self.key": tokens, "attention.output.dense": B, "output.dense": B}
+    for name in wanted:
+        (x,) = inputs_of_calls(layer.get_submodule(name), model, inputs_of("right"), first_token_only=True)
+        rows[name] = x.shape[:-1].numel()
+    assert rows == wanted
 
 
 # Heads
@@ -298,14 +283,12 @@ def test_heads_compute_the_same(cls):
 
 @pytest.mark.parametrize("cls", PER_TOKEN)
 def test_labels_at_padded_positions_do_not_count(cls):
-    model, labels = on(make(cls), "packed"), labels_of(cls)
-    wanted = model(**inputs_of("right"), **labels).loss
-    labels["labels"] = labels["labels"].where(right().bool(), 10**6)
-    assert_same(model(**inputs_of("right"), **labels).loss, wanted, atol=0)
-    flat = {**labels, "labels": labels["labels"].flatten()}
-    assert_same(model(**inputs_of("right"), **flat).loss, wanted, atol=0)
+    model, given = on(make(cls), "packed"), {**inputs_of("right"), **labels_of(cls)}
+    labels = given["labels"].where(right().bool(), 10**6)
+    for each in (labels, labels.flatten()):
+        assert_same(model(**{**given, "labels": each}).loss, model(**given).loss, atol=0)
     with pytest.raises(ValueError, match=r"of shape \(5, 10\); expected class indices of shape \(5, 11\)"):
-        model(**inputs_of("right"), **{**labels, "labels": labels["labels"][:, 1:]})
+        model(**{**given, "labels": labels[:, 1:]})
 
 
 def test_no_answer_lies_in_padding():
@@ -337,23 +320,17 @@ def inputs_of_calls(module: nn.Module, model: Any, inputs: dict[str, Any], **opt
     return [each.args[0] for each in called.call_args_list]
 
 
-def rows_of_the_last_layer(model: Any, inputs: dict[str, Any], **options: Any) -> int:
-    (x,) = inputs_of_calls(model.base_model.encoder.layer[-1].output, model, inputs, **options)
-    return x.shape[:-1].numel()
-
-
 @pytest.mark.parametrize(("backend", "rows"), [("auto", B), ("packed", B), ("sdpa", B * S), ("eager", B * S)])
 @pytest.mark.parametrize("name", ["bert", "bert.encoder", "bert.encoder.layer.2.intermediate.dense"])
 def test_a_head_of_the_pooler_asks_for_the_first_token_unless_more_is_wanted_or_a_hook_looks(name, backend, rows):
     model, inputs = on(make(BertForSequenceClassification), backend), inputs_of("right")
     whole = sum(LENGTHS) if backend == "packed" else B * S
-    assert rows_of_the_last_layer(model, inputs) == rows
-    assert rows_of_the_last_layer(model, inputs, output_hidden_states=True) == whole
+    calls = partial(inputs_of_calls, model.bert.encoder.layer[-1].output, model, inputs)
+    found = [*calls(), *calls(output_hidden_states=True)]
     assert_same(model(**inputs).logits, model(**inputs, output_hidden_states=True).logits)
-    handle = model.get_submodule(name).register_forward_hook(lambda *args: None)
-    assert rows_of_the_last_layer(model, inputs) == whole
-    handle.remove()
-    assert rows_of_the_last_layer(model, inputs) == rows
+    with model.get_submodule(name).register_forward_hook(lambda *args: None):
+        found += calls()
+    assert [x.shape[:-1].numel() for x in [*found, *calls()]] == [rows, whole, whole, rows]
 
 
 # What "auto" does
@@ -379,12 +356,12 @@ def test_auto_leaves_padding_out_where_it_pays_and_nobody_sees_it(cls, sparse):
     assert_same(model(**sparse), on(model, "sdpa")(**sparse))
     assert not ran_packed(model, sparse)
     on(model, "auto")
-    assert not ran_packed(model, {**sparse, "attention_mask": torch.ones_like(mask)})
-    assert not ran_packed(model, {**sparse, "attention_mask": None})
-    assert not ran_packed(model, {k: x[..., :5] for k, x in sparse.items()})  # too small
-    assert not ran_packed(model, {**sparse, "attention_mask": mask.flip(-1)})  # begins with padding
-    assert not ran_packed(model, sparse, output_attentions=True)
-    assert not ran_packed(model, sparse, output_hidden_states=True)
+    for changes in (
+        *({"attention_mask": other} for other in (torch.ones_like(mask), None, mask.flip(-1))),
+        {k: x[..., :5] for k, x in sparse.items()},  # too small
+        *({asked: True} for asked in ("output_attentions", "output_hidden_states")),
+    ):
+        assert not ran_packed(model, {**sparse, **changes}), changes
     assert not ran_packed(model.train(), sparse)
 
 
@@ -433,10 +410,8 @@ def test_where_a_graph_is_made_auto_does_not_look_at_the_mask(sparse):
     for batch in (given, other):
         wanted = on(model, "sdpa")(**batch).logits
         on(model, "auto")
-        assert_same(traced(*batch.values()), wanted)
-        assert_same(graph(*batch.values()), wanted)
-        assert_same(exported(**batch).logits, wanted)
-        assert_same(compiled(**batch).logits, wanted)
+        outs = traced(*batch.values()), graph(*batch.values()), exported(**batch).logits, compiled(**batch).logits
+        assert_same(outs, [wanted] * 4)
     masks = torch.stack([mask, torch.ones_like(mask)])
     mapped = torch.func.vmap(lambda mask: model(ids, mask).logits)(masks)
     assert_same(mapped, torch.stack([model(ids, mask).logits for mask in masks]))
@@ -471,15 +446,16 @@ HALF = Requirements(device="cuda", dtype=torch.float16)
 
 
 def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch):
-    assert missing_for_varlen(HALF) is None
-    assert missing_for_varlen(replace(HALF, dtype=torch.bfloat16, head_dim=32)) is None
-    assert missing_for_varlen(replace(HALF, head_dim=256)) is None
-    assert "not float32" in str(missing_for_varlen(replace(HALF, dtype=torch.float32)))
-    assert "runs on CUDA, not on cpu" in str(missing_for_varlen(replace(HALF, device="cpu")))
-    for head_dim in (12, 257, 264):
-        assert f"up to 256, not {head_dim}" in str(missing_for_varlen(replace(HALF, head_dim=head_dim)))
-    assert missing_for_varlen(replace(HALF, dropout=True)) is None
-    assert "relative positions" in str(missing_for_varlen(replace(HALF, relative=True)))
+    cases: list[tuple[dict[str, Any], str]] = [
+        *((runs, "None") for runs in ({}, {"dtype": torch.bfloat16, "head_dim": 32}, {"head_dim": 256})),
+        *(({"head_dim": size}, f"up to 256, not {size}") for size in (12, 257, 264)),
+        ({"dropout": True}, "None"),
+        ({"dtype": torch.float32}, "not float32"),
+        ({"device": "cpu"}, "runs on CUDA, not on cpu"),
+        ({"relative": True}, "relative positions"),
+    ]
+    for changes, says in cases:
+        assert says in str(missing_for_varlen(replace(HALF, **changes)))
     with monkeypatch.context() as turing:
         turing.setattr(torch.cuda, "is_available", lambda: True)
         turing.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
@@ -609,20 +585,25 @@ def test_it_compiles():
 
 
 def test_what_packed_cannot_do_is_refused(model):
-    inputs = inputs_of("right")
-    with pytest.raises(ValueError, match="'packed' cannot give attentions; use 'eager' or 'auto'"):
-        on(model, "packed")(**inputs, output_attentions=True)
-    for mask in (torch.ones(B, S, S), torch.ones(B, 1, S, S).bool()):
-        with pytest.raises(ValueError, match=f"'packed' takes a 2-D attention_mask, not {mask.dim()}-D"):
-            model(**{**inputs, "attention_mask": mask})
-    with pytest.raises(ValueError, match=r"attention_mask has shape \(5, 10\); expected \(5, 11\)"):
-        model(**{**inputs, "attention_mask": torch.ones(B, S - 1)})
-    with pytest.raises(ValueError, match=r"holds 0\.5"):
-        model(**{**inputs, "attention_mask": torch.full((B, S), 0.5)})
-    with pytest.raises(ValueError, match="'packed' does not support decoders"):
-        make(is_decoder=True, attn_implementation="packed")(**inputs, use_cache=False)
-    with pytest.raises(ValueError, match="cannot use relative positions when padding lies between tokens"):
-        make(position_embedding_type="relative_key", attn_implementation="packed")(**inputs_of("scattered"))
+    decoder, relative, gaps = make(is_decoder=True), make(**VARIANTS["relative_key"]), inputs_of("scattered")
+    for each, changes, says in (
+        (model, {"output_attentions": True}, "'packed' cannot give attentions; use 'eager' or 'auto'"),
+        (model, {"attention_mask": torch.ones(B, S, S)}, "'packed' takes a 2-D attention_mask, not 3-D"),
+        (model, {"attention_mask": torch.ones(B, 1, S, S).bool()}, "'packed' takes a 2-D attention_mask, not 4-D"),
+        (model, {"attention_mask": torch.ones(B, S - 1)}, r"attention_mask has shape \(5, 10\); expected \(5, 11\)"),
+        (model, {"attention_mask": torch.full((B, S), 0.5)}, r"holds 0\.5"),
+        (decoder, {"use_cache": False}, "'packed' does not support decoders"),
+        (relative, gaps, "cannot use relative positions when padding lies between tokens"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            on(each, "packed")(**{**inputs_of("right"), **changes})
+    for each, asked, says in (
+        (model, "output_attentions", "first_token_only=True leaves no hidden states or attentions"),
+        (model, "output_hidden_states", "first_token_only=True leaves no hidden states or attentions"),
+        (decoder, "first_token_only", "first_token_only=True is for encoders"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            on(each, "sdpa")(**{**inputs_of("right"), "first_token_only": True, asked: True})
 
 
 def test_bad_packed_inputs_are_refused_by_name(model):
@@ -660,17 +641,12 @@ def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch):
     # the empty one is left out; 20² - 19² = 39 is less than a call, 20² - 5² is not
     assert group_lengths((3, 20, 0, 19, 5, 20, 4)) == [[1, 5, 3], [4, 6, 0]]
     assert group_lengths(()) == group_lengths((0, 0)) == []
-
-
-def test_sequences_of_one_length_are_not_moved():
-    groups = packed((4, 4, 4)).groups
-    assert (groups.token_at, groups.slot_of, groups.rank) == (None, None, None)
-    assert [group.real for group in groups.groups] == [None]
+    groups = packed((4, 4, 4)).groups  # of one length: they are not moved
+    assert [groups.token_at, groups.slot_of, groups.rank, *(group.real for group in groups.groups)] == [None] * 4
 
 
 def test_padding_is_not_computed_by_the_head_either():
-    model = on(make(BertForPreTraining), "packed")
-    rows: set[int] = set()
+    model, rows = on(make(BertForPreTraining), "packed"), set[int]()
     for part in model.modules():
         if isinstance(part, nn.Linear | nn.LayerNorm | nn.Embedding):
             part.register_forward_hook(lambda m, args, out: rows.add(out.shape[0]))
