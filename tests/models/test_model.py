@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import F64, HEADED, SIZES, assert_same, distance, full_outputs, make, make_batch
+from conftest import F64, HEADED, SIZES, assert_same, distance, full_outputs, inputs_of, labels_of, make, make_batch
 from torch import Tensor
 
 from bertlite import (
@@ -81,23 +81,8 @@ def test_the_first_four_inputs_may_be_positional(model, batch):
 
 
 @pytest.mark.parametrize("cls", [BertModel, *HEADED])
-def test_a_misspelt_input_names_the_class_that_was_called(cls):
-    with pytest.raises(TypeError, match=rf"^{cls.__name__}\.forward\(\) got an unexpected keyword argument 'mask'"):
-        make(cls)(torch.ones(2, 5, dtype=torch.long), mask=None)
-
-    class Mine(cls):  # type: ignore[misc, valid-type]
-        pass
-
-    name = "Mine" if cls is not BertModel else "BertModel"
-    with pytest.raises(TypeError, match=rf"{name}\.forward\(\) got an unexpected keyword argument 'mask'"):
-        make(Mine)(mask=None)
-
-
-@pytest.mark.parametrize("cls", [BertModel, *HEADED])
-def test_what_is_no_tensor_is_refused_with_the_way_out(cls):
-    model, batch = make(cls), make_batch()
-    if "MultipleChoice" in cls.__name__:
-        batch = {name: x[:, None].expand(-1, 7, -1) for name, x in batch.items()}
+def test_what_is_no_tensor_or_misspelt_is_refused_with_the_way_out(cls):
+    model, batch = make(cls), inputs_of(cls.__name__)
     ids = batch["input_ids"]
     whole = r"a {}, a whole batch: .* model\(\*\*batch"
     for given, message in (
@@ -108,17 +93,18 @@ def test_what_is_no_tensor_is_refused_with_the_way_out(cls):
     ):
         with pytest.raises(TypeError, match=f"input_ids is {message}"):
             model(given)
-    if "MultipleChoice" not in cls.__name__:
-        for name in ("attention_mask", "token_type_ids", "position_ids", "head_mask"):
-            with pytest.raises(TypeError, match=rf"{name} is a list; make it a tensor"):
-                model(ids, **{name: [1] * 4})
-    labels = {
-        "BertForQuestionAnswering": {"start_positions": [1, 1], "end_positions": [1, 1]},
-        "BertForPreTraining": {"labels": ids.tolist(), "next_sentence_label": [0, 1]},
-    }.get(cls.__name__, {"labels": [0, 1]})
-    if cls is not BertModel:
-        with pytest.raises(TypeError, match=r"(labels|positions) is a list; make it a tensor"):
-            model(ids, **labels)
+    names = () if ids.dim() > 2 else ("attention_mask", "token_type_ids", "position_ids", "head_mask")
+    labels = {name: x.tolist() for name, x in labels_of(cls.__name__).items()}
+    for each in filter(None, [*({name: [1] * 4} for name in names), labels]):
+        with pytest.raises(TypeError, match=rf"({'|'.join(each)}|^positions) is a list; make it a tensor"):
+            model(ids, **each)
+
+    class Mine(cls):  # type: ignore[misc, valid-type]
+        pass
+
+    for called, name in ((cls, f"^{cls.__name__}"), (Mine, "BertModel" if cls is BertModel else "Mine")):
+        with pytest.raises(TypeError, match=rf"{name}\.forward\(\) got an unexpected keyword argument 'mask'"):
+            make(called)(ids, mask=None)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
@@ -129,9 +115,7 @@ def test_a_traced_graph_has_no_operator_that_coremltools_lacks(decoder, batch):
     mask[0] = 0  # its queries may look at nothing
     traced = torch.jit.trace(model, (batch["input_ids"], mask), strict=False, check_trace=False)
     graph = str(traced.inlined_graph)
-    assert "aten::logical_or" in graph
-    assert "aten::__or__" not in graph
-    assert "aten::__ior__" not in graph
+    assert [name in graph for name in ("aten::logical_or", "aten::__or__", "aten::__ior__")] == [True, False, False]
     assert_same(traced(batch["input_ids"], mask), model(batch["input_ids"], mask))
 
 
@@ -208,9 +192,8 @@ def test_gates_of_every_shape_mean_the_same(form, pruned, backend, batch, kernel
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32, torch.float16], ids=str)
 def test_a_binary_gate_may_have_any_dtype(dtype, model, batch):
-    assert_same(
-        full_outputs(model, batch, head_mask=BINARY.to(dtype)), full_outputs(model, batch, head_mask=BINARY), atol=0
-    )
+    wanted, found = (full_outputs(model, batch, head_mask=gate) for gate in (BINARY, BINARY.to(dtype)))
+    assert_same(found, wanted, atol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -240,11 +223,10 @@ def test_gates_of_another_shape_are_refused(shape, pruned, batch):
 
 
 def test_a_pruned_model_cannot_take_a_mask_for_each_head(batch):
-    per_head = torch.ones(B, N, S, S, dtype=torch.bool)
+    model, per_head = make(pruned_heads={0: [1]}), torch.ones(B, N, S, S, dtype=torch.bool)
     with pytest.raises(ValueError, match="a pruned model cannot take an attention_mask for each head"):
-        make(pruned_heads={0: [1]})(**{**batch, "attention_mask": per_head})
-    one_for_all = make(pruned_heads={0: [1]})(**{**batch, "attention_mask": per_head[:, :1]})
-    assert one_for_all.last_hidden_state.isfinite().all()
+        model(**{**batch, "attention_mask": per_head})
+    assert model(**{**batch, "attention_mask": per_head[:, :1]}).last_hidden_state.isfinite().all()
 
 
 # What every model can do
@@ -282,12 +264,11 @@ def test_a_model_and_the_one_inside_share_one_config(cls):
 
 
 def test_forward_leaves_the_config_and_its_inputs_alone(model, batch):
-    before, inputs = model.config, {k: x.clone() for k, x in batch.items()}
-    gate = BINARY.clone()
-    full_outputs(model, batch, head_mask=gate)
+    before, given = model.config, {**batch, "head_mask": BINARY}
+    inputs = {k: x.clone() for k, x in given.items()}
+    full_outputs(model, given)
     assert model.config is before
-    assert_same(batch, inputs, atol=0)
-    assert_same(gate, BINARY, atol=0)
+    assert_same(given, inputs, atol=0)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "packed"])
