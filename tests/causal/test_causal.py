@@ -156,7 +156,7 @@ def test_every_model_is_patched(cls: Any) -> None:
     assert by_default.effect[0].isfinite().all()
 
 
-def test_cosine_is_of_mean_token_vectors() -> None:
+def test_cosine_is_of_mean_token_vectors_and_kl_from_the_clean_prediction() -> None:
     model, (clean, corrupted) = make(), pair()
     found = patch(model, clean, corrupted)
 
@@ -172,13 +172,9 @@ def test_cosine_is_of_mean_token_vectors() -> None:
     given = contexts(model, row(clean, 0))[1][..., 2 * H : 3 * H]
     patched = vector(run_with(model, one, {1: partial(replaced, j=2, value=given)}), one)
     assert_same(found.values[0, 1, 2], F.cosine_similarity(patched, ends[0][:1])[0])
-
-
-def test_kl_is_from_the_clean_prediction() -> None:
-    model, batches = classifier(), pair()
-    found = patch(model, *batches, metric="kl")
+    found = patch(classifier(), clean, corrupted, metric="kl")
     with torch.no_grad():
-        p, q = (model(**batch).logits.log_softmax(-1) for batch in batches)
+        p, q = (classifier()(**batch).logits.log_softmax(-1) for batch in (clean, corrupted))
     assert_same(found.corrupted, (p.exp() * (p - q)).sum(-1))
     assert_same(found.clean, torch.zeros(2, dtype=F64))
 
@@ -275,15 +271,9 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
     refused("does not give each example the logits of classes", model=answering, metric="logit_difference")
     with pytest.raises(ValueError, match="the same mean metric"):
         _ = patch(model, clean, clean, metric="kl").effect
-
-
-def test_a_module_that_does_not_run_is_an_error() -> None:
-    """A layer that computes its projection without calling the module: no hook sees it."""
-    model, (clean, corrupted) = classifier(), pair()
-    output = model.bert.encoder.layer[1].attention.output
+    output = model.bert.encoder.layer[1].attention.output  # that computes without its module: no hook sees it
     output.forward = lambda x, residual: output.LayerNorm(F.linear(x, output.dense.weight) + residual)
-    with pytest.raises(RuntimeError, match="the head of level 1 was not computed by its module"):
-        patch(model, clean, corrupted, metric="kl")
+    refused("the head of level 1 was not computed by its module", error=RuntimeError, metric="kl")
 
 
 # Ablation
@@ -306,27 +296,16 @@ def others() -> list[dict[str, Tensor]]:
 def rows(batches: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """Each example alone and without its padding."""
     singles = [row(batch, i) for batch in batches for i in range(len(batch["input_ids"]))]
+    lengths = [int(single["attention_mask"].sum()) for single in singles]
     return [
-        {name: x[:, : int(single["attention_mask"].sum())] if x.dim() > 1 else x for name, x in single.items()}
-        for single in singles
+        {name: x[:, :n] if x.dim() > 1 else x for name, x in each.items()}
+        for each, n in zip(singles, lengths, strict=True)
     ]
 
 
 def means(model: Any, reference: list[dict[str, Tensor]]) -> list[Tensor]:
-    return [
-        torch.cat(parts, 1)[0].mean(0)
-        for parts in zip(*(contexts(model, single) for single in rows(reference)), strict=True)
-    ]
-
-
-def table(model: Any, batches: Any, own: list[Tensor]) -> Tensor:
-    """The increase of every example's loss, (E, L, N), with each head's context replaced by its mean."""
-    found = torch.full((len(rows(batches)), L, N), torch.nan, dtype=F64)
-    for (e, single), layer in product(enumerate(rows(batches)), range(L)):
-        for j, head in enumerate(kept_heads(model.config, layer)):
-            mean = partial(replaced, j=j, value=own[layer][None, j * H : (j + 1) * H])
-            found[e, layer, head] = run_with(model, single, {layer: mean}).loss - run_with(model, single, {}).loss
-    return found
+    found = [contexts(model, single) for single in rows(reference)]
+    return [torch.cat(parts, 1)[0].mean(0) for parts in zip(*found, strict=True)]
 
 
 # Zeros and means
@@ -336,7 +315,12 @@ def table(model: Any, batches: Any, own: list[Tensor]) -> Tensor:
 def test_means_are_of_the_tokens_of_the_reference(gone: Any) -> None:
     model, batches = prune_heads(classifier(), gone), data()
     for reference, options in ((others(), {"reference": others()}), (batches, {})):
-        wanted = table(model, batches, means(model, reference))
+        own, wanted = means(model, reference), torch.full((5, L, N), torch.nan, dtype=F64)
+        for (e, single), layer in product(enumerate(rows(batches)), range(L)):
+            for j, head in enumerate(kept_heads(model.config, layer)):
+                mean = partial(replaced, j=j, value=own[layer][None, j * H : (j + 1) * H])
+                losses = [run_with(model, single, change).loss for change in ({layer: mean}, {})]
+                wanted[e, layer, head] = losses[0] - losses[1]
         same(ablate(model, batches, **options).increases, wanted)
 
 
@@ -365,11 +349,9 @@ def test_padding_on_the_left_stays_apart() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_examples_without_a_label_do_not_count(method: str) -> None:
     model = make(BertForMaskedLM)
-    batch = make_batch(3, S, lengths=(11, 9, 8))
     labels = torch.full((3, S), -100)
     labels[0, 2], labels[2, 4] = 17, 5
-    batch["labels"] = labels
-    found = ablate(model, [batch], method)
+    found = ablate(model, [{**make_batch(3, S, lengths=(11, 9, 8)), "labels": labels}], method)
     assert found.losses.isnan().tolist() == [False, True, False]
     assert found.increases[1].isnan().all()
     assert_same(found.increase, found.increases[[0, 2]].mean(0))
@@ -414,15 +396,10 @@ def test_heads_are_ablated_within_a_block(backend: str) -> None:
 def test_packed_sequences_are_ablated_by_one_value_for_all() -> None:
     model, (batch, *_) = make(), data()
     del batch["labels"]
-    real = batch["attention_mask"].bool()
-    packed = {
-        "input_ids": batch["input_ids"][real],
-        "token_type_ids": batch["token_type_ids"][real],
-        "cu_seqlens": torch.tensor([0, 11, 21], dtype=torch.int32),
-    }
-    contexts_of_all = mean_contexts(model, others())
-    with torch.no_grad(), ablated(model, {1: [2]}, contexts_of_all):
-        assert_same(model(**packed).last_hidden_state, model(**batch).last_hidden_state[real])
+    real, ends = batch["attention_mask"].bool(), torch.tensor([0, 11, 21], dtype=torch.int32)
+    packed = {name: batch[name][real] for name in ("input_ids", "token_type_ids")}
+    with torch.no_grad(), ablated(model, {1: [2]}, mean_contexts(model, others())):
+        assert_same(model(**packed, cu_seqlens=ends).last_hidden_state, model(**batch).last_hidden_state[real])
 
 
 def test_a_block_refuses_what_does_not_fit() -> None:
