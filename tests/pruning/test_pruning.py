@@ -3,6 +3,8 @@
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,14 +44,8 @@ NEURONS: dict[str, dict[int, Any]] = {
     "none, by name": {0: []},
 }
 UNITS = {"heads": (prune_heads, prune_heads_, HEADS), "neurons": (prune_neurons, prune_neurons_, NEURONS)}
-EACH = pytest.mark.parametrize(  # the function that prunes, and what
-    ("prune", "gone"),
-    [
-        pytest.param(prune, gone, id=f"{unit}-{name}")
-        for unit, (prune, _, cases) in UNITS.items()
-        for name, gone in cases.items()
-    ],
-)
+CASES = {f"{unit}-{name}": (prune, x) for unit, (prune, _, cases) in UNITS.items() for name, x in cases.items()}
+EACH = pytest.mark.parametrize(("prune", "gone"), CASES.values(), ids=list(CASES))
 POSITIONS = ["absolute", "relative_key", "bucketed", "disentangled"]
 
 
@@ -119,10 +115,13 @@ def test_a_pruned_model_is_one_built_from_the_pruned_config(prune, gone, model, 
     assert str(built) == str(pruned)
     built.load_state_dict(pruned.state_dict())
     assert_same(full_outputs(built, batch), full_outputs(pruned, batch), atol=0)
-    for ours, theirs in zip(built.encoder.layer, pruned.encoder.layer, strict=True):
-        for name in ("num_attention_heads", "all_head_size", "attention_head_size"):
-            assert getattr(ours.attention.self, name) == getattr(theirs.attention.self, name)
-        assert ours.attention.pruned_heads == theirs.attention.pruned_heads
+    sizes = (
+        "attention.self.num_attention_heads",
+        "attention.self.all_head_size",
+        "attention.self.attention_head_size",
+    )
+    said = attrgetter(*sizes, "attention.pruned_heads")
+    assert [*map(said, built.encoder.layer)] == [*map(said, pruned.encoder.layer)]
     assert not [str(w.message) for w in recwarn]
 
 
@@ -210,8 +209,9 @@ def test_dtype_requires_grad_and_modes_survive_part_by_part(prune, gone, whole, 
     assert {p.device.type for p in change(make().to("meta")).parameters()} == {"meta"}
 
 
-def test_hooks_survive_and_see_the_pruned_widths(model, batch):
+def test_hooks_survive_and_see_the_pruned_widths_and_gradients_of_what_is_replaced_go(model, batch):
     attention = model.encoder.layer[0].attention
+    model(**batch).last_hidden_state.square().mean().backward()
     names = ["self.query", "self.key", "self.value", "output.dense", "self", "output"]
     ran: dict[str, list[Any]] = {name: [] for name in names}
     for name, calls in ran.items():
@@ -220,19 +220,12 @@ def test_hooks_survive_and_see_the_pruned_widths(model, batch):
         module.register_forward_hook(lambda m, args, out, calls=calls: calls.append("after"))
         module.register_full_backward_hook(lambda m, grads, out, calls=calls: calls.append("backward"))
     prune_heads_(model, {0: [1]})
-    model(**batch).last_hidden_state.square().mean().backward()
-    widths = {"output.dense": 36, "output": 36}
-    assert ran == {name: [widths.get(name, D), "after", "backward"] for name in names}
-    assert (attention.self.query.out_features, attention.output.dense.in_features) == (36, 36)
-
-
-def test_pruning_drops_the_gradients_of_what_it_replaces(model, batch):
-    model(**batch).last_hidden_state.square().mean().backward()
-    prune_heads_(model, {0: [1]})
-    attention = model.encoder.layer[0].attention
     assert attention.self.query.weight.grad is None
     assert attention.output.dense.bias.grad is not None
     model(**batch).last_hidden_state.square().mean().backward()  # and the rest accumulates
+    widths = {"output.dense": 36, "output": 36}
+    assert ran == {name: [widths.get(name, D), "after", "backward"] for name in names}
+    assert (attention.self.query.out_features, attention.output.dense.in_features) == (36, 36)
     assert attention.self.query.weight.grad.shape == (36, D)  # type: ignore[attr-defined]  # it was None above
 
 
@@ -277,13 +270,13 @@ def test_units_that_are_not_there_are_refused_and_nothing_changes():
 
 
 def test_models_of_other_libraries_and_wrappers_are_refused_by_name():
+    changes: list[Any] = [densify, compact]
+    changes += [partial(prune, heads={0: [1]}) for prune in (prune_heads, prune_heads_)]
+    changes += [partial(prune, neurons={0: [1]}) for prune in (prune_neurons, prune_neurons_)]
+    changes += [partial(drop, layers=[0]) for drop in (drop_layers, drop_layers_)]
     for model in (nn.Linear(3, 4), nn.DataParallel(make()), nn.Sequential(make()), None):
         says = f"^{type(model).__name__} is not a model of bertlite or bertlite.hf: load .* or pass the model inside$"
-        for change in (prune_heads, prune_heads_, prune_neurons, prune_neurons_):
-            with pytest.raises(TypeError, match=says):
-                change(model, {0: [1]})  # type: ignore[type-var]
-        others: list[Any] = [densify, lambda m: drop_layers(m, [0]), lambda m: drop_layers_(m, [0]), compact]
-        for change in others:
+        for change in changes:
             with pytest.raises(TypeError, match=says):
                 change(model)
 
@@ -303,8 +296,7 @@ class LoraLinear(nn.Linear):
 
     def __init__(self, like: nn.Linear) -> None:
         super().__init__(like.in_features, like.out_features, dtype=like.weight.dtype)
-        self.load_state_dict(like.state_dict())
-        self.more = nn.Linear(like.in_features, like.out_features, bias=False, dtype=like.weight.dtype)
+        self.more = copy.deepcopy(like)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.more(x)
@@ -313,14 +305,7 @@ class LoraLinear(nn.Linear):
 class WrappedLinear(nn.Module):
     def __init__(self, base_layer: nn.Linear) -> None:
         super().__init__()
-        self.base_layer = base_layer
-
-    @property
-    def weight(self) -> Tensor:
-        return self.base_layer.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base_layer(x)
+        self.base_layer, self.weight = base_layer, base_layer.weight
 
 
 def quantised(part: nn.Linear) -> nn.Module:
@@ -334,23 +319,13 @@ def quantised(part: nn.Linear) -> nn.Module:
         return dynamic.Linear.from_float(part)
 
 
-def parametrised(part: nn.Linear) -> nn.Module:
-    return nn.utils.parametrizations.weight_norm(part)
-
-
-def masked(part: nn.Linear) -> nn.Module:
-    return torch_prune.random_unstructured(part, "weight", 0.5)
-
-
 WRAPPED: dict[str, tuple[Callable[[nn.Linear], nn.Module], str]] = {
     "subclass": (LoraLinear, "test_pruning.LoraLinear"),
     "wrapper": (WrappedLinear, "test_pruning.WrappedLinear"),
     "quantised": (quantised, "torch.ao.nn.quantized.dynamic.modules.linear.Linear"),
-    "parametrised": (parametrised, "torch.nn.utils.parametrize.ParametrizedLinear"),
-    "masked": (masked, "torch.Tensor"),
+    "parametrised": (nn.utils.parametrizations.weight_norm, "torch.nn.utils.parametrize.ParametrizedLinear"),
+    "masked": (lambda part: torch_prune.random_unstructured(part, "weight", 0.5), "torch.Tensor"),
 }
-
-
 PROJECTIONS = [
     *(f"attention.{name}" for name in ("self.query", "self.key", "self.value", "output.dense")),
     *("intermediate.dense", "output.dense"),
@@ -406,31 +381,27 @@ def test_densify_and_repair_refuse_wrapped_projections_too(name):
 # scatter_heads
 
 
-def test_scattered_attentions_stack_and_are_filled_as_asked(batch):
+def test_scattered_attentions_stack_are_filled_as_asked_and_carry_gradients(batch):
     """That heads keep their numbers is a law of tests/laws."""
     model = prune_heads(make(), {0: ALL, 1: [0, 1, 2]})
-    attentions = full_outputs(model, batch).attentions
+    attentions = model(**batch, output_attentions=True).attentions
     full = scatter_heads(attentions, model.config)
     assert torch.stack(full).shape == (L, B, N, S, S)
+    assert_same(full[2], attentions[2], atol=0)
     filled = scatter_heads(attentions, model.config, fill=float("nan"))
-    assert filled[0].isnan().all()
+    gone = [x.isnan().flatten(2).all(-1).all(0).tolist() for x in filled]
+    assert gone == [[True] * N, [True, True, True, False], [False] * N]
     assert not filled[2].isnan().any()
-    assert filled[1].isnan().all(-1).all(-1).all(0).tolist() == [True, True, True, False]
-
-
-def test_scattered_attentions_carry_gradients_and_those_of_a_whole_model_stay(batch):
-    model = prune_heads(make(), {0: [1]})
-    out = model(**batch, output_attentions=True)
-    assert_same(scatter_heads(out.attentions, model.config)[1:], out.attentions[1:], atol=0)
-    grads = gradients(model, scatter_heads(out.attentions, model.config)[0].square().sum())
-    assert grads["encoder.layer.0.attention.self.query.weight"].abs().max() > 1e-6
+    grads = gradients(model, full[1].square().sum())
+    assert grads["encoder.layer.1.attention.self.query.weight"].abs().max() > 1e-6
 
 
 def test_attentions_of_another_model_are_refused(model, batch):
     attentions = full_outputs(model, batch).attentions
-    with pytest.raises(ValueError, match="2 layers of attentions for a model of 3"):
-        scatter_heads(attentions[:2], model.config)
-    with pytest.raises(ValueError, match="layer 1 has attentions of shape \\(2, 4, 11, 11\\), but 3 heads"):
-        scatter_heads(attentions, with_pruned(model.config, {1: [0]}))
-    with pytest.raises(ValueError, match="layer 0 has attentions of shape"):
-        scatter_heads([x[0] for x in attentions], model.config)
+    for given, config, says in (
+        (attentions[:2], model.config, "2 layers of attentions for a model of 3"),
+        (attentions, with_pruned(model.config, {1: [0]}), r"layer 1 has .* of shape \(2, 4, 11, 11\), but 3 heads"),
+        ([x[0] for x in attentions], model.config, "layer 0 has attentions of shape"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            scatter_heads(given, config)
