@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -148,7 +150,7 @@ def test_beyond_the_bytes_only_the_pools_unused_for_longest_go(limit, monkeypatc
             assert not kept & gone
             latest = [
                 {pool: used[bucket] for bucket, pool in each.items()} for each in (made, before)
-            ]  # in order of use
+            ]  # in this order
             assert max(latest[1][pool] for pool in gone) < min(latest[0].values())
     assert (max(survivors) > 1) == (limit > 1)
 
@@ -159,13 +161,9 @@ def test_a_recording_that_fails_spoils_its_pool_and_no_other_graph(monkeypatch):
     quick = graphed(model)
     quick(**make_batch(1, 5))
 
-    def fail(*of: Any) -> None:
-        raise RuntimeError("not permitted when the stream is capturing")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BucketGraph, "run", fail)
-        with pytest.raises(RuntimeError, match="not permitted"):
-            quick(torch.randint(97, (3, 11)))
+    fail = Mock(side_effect=RuntimeError("not permitted when the stream is capturing"))
+    with mock.patch.object(BucketGraph, "run", fail), pytest.raises(RuntimeError, match="not permitted"):
+        quick(torch.randint(97, (3, 11)))
     for batch in ({"input_ids": torch.randint(97, (3, 11))}, make_batch(1, 5)):
         assert_same(quick(**batch).last_hidden_state, model(**batch).last_hidden_state)
     assert [*pools.graphs.values()] == [1, 1]
@@ -187,14 +185,9 @@ def test_a_model_runs_on_its_own_gpu_with_and_without_a_graph(monkeypatch):
     for plain in (True, False):
         monkeypatch.setattr(GraphedBertModel, "is_plain", lambda *of, plain=plain: plain)
         assert_same(dict(quick(**batch)), dict(model(**batch)))
-    there = type("There", (), {"device": torch.device("cuda", 1)})
-    for name, stand_in in {
-        "plain_copy": lambda *of: there,
-        "use_graphs_": assert_current,
-        "InferenceModel": lambda *of: None,
-    }.items():
-        monkeypatch.setattr(f"bertlite.inference.optimize.{name}", stand_in)
-    optimize_for_inference(model.float(), backend="graphs", verify=False)
+    stand_ins: Any = {"plain_copy": lambda *of: quick, "use_graphs_": assert_current, "InferenceModel": Mock()}
+    with mock.patch.multiple("bertlite.inference.optimize", **stand_ins):
+        optimize_for_inference(model.float(), backend="graphs", verify=False)
     assert order == ["cuda:1", "end of cuda:1"] * 3
 
 
@@ -202,11 +195,8 @@ def test_recordings_of_a_pool_have_a_stream_of_their_own_and_only_their_own_memo
     """On a stand-in for torch.cuda, whose cache `torch.cuda.graph` empties when a recording begins."""
     held, streams, now = {"cached": 100, "graph": 0}, [], ["the caller's"]
 
-    class Graph:
-        replay = None
-
     @contextmanager
-    def recording(graph: Graph, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+    def recording(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local", "other threads may allocate"
         streams.append(stream)
         held["cached"] = 0
@@ -236,7 +226,7 @@ def test_recordings_of_a_pool_have_a_stream_of_their_own_and_only_their_own_memo
         "current_device": lambda: 3,
         "Stream": lambda device: [device],
         "stream": on,
-        "CUDAGraph": Graph,
+        "CUDAGraph": Mock,
         "graph": recording,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -276,21 +266,14 @@ def test_a_graph_that_another_thread_drops_meanwhile_is_not_recorded_under_the_l
     quick = graphed(model, packs=False)
     quick(**batch)
 
-    class Dropping(OrderedDict[Bucket, Any]):
-        def get(self, *of: Any) -> None:
-            return None
-
-    quick.graphs.made = Dropping(quick.graphs.made)
+    quick.graphs.made = type("Dropping", (OrderedDict,), {"get": lambda *of: None})(quick.graphs.made)
     assert_same(dict(quick(**batch)), dict(model(**batch)))
     assert len(recorded) == 1
 
 
 @torch.no_grad()
 def test_without_memory_a_batch_runs_without_a_graph(monkeypatch):
-    def fail(run: Any, pool: Any) -> Any:
-        raise torch.OutOfMemoryError("none")
-
-    monkeypatch.setattr(graphs, "record_forward", fail)
+    monkeypatch.setattr(graphs, "record_forward", Mock(side_effect=torch.OutOfMemoryError("none")))
     model, batch = make(), make_batch()
     with pytest.warns(RuntimeWarning, match="no memory for a CUDA graph"):
         found = graphed(model, packs=False)(**batch)
@@ -317,12 +300,13 @@ def test_what_graphs_cannot_run_is_refused():
     with pytest.raises(ValueError, match="run encoders, not OnGpu: use backend='plain'"):
         use_graphs_(there)
     quick, batch = graphed(make(), packs=False), make_batch()
-    for name in ("attention_mask", "token_type_ids"):
-        with pytest.raises(TypeError, match=f"{name} is a list; make it a tensor"):
-            quick(**{**batch, name: [1] * 4})
-    for name in ("input_ids", "token_type_ids"):
-        with pytest.raises(ValueError, match=f"{name} is torch.float32; indices are torch.long or torch.int"):
-            quick(**{**batch, name: batch[name].float()})
+    for name, given, says in (
+        *((name, [1] * 4, "a list; make it a tensor") for name in ("attention_mask", "token_type_ids")),
+        ("input_ids", torch.ones(2, 11), "torch.float32; indices are torch.long or torch.int"),
+        ("token_type_ids", torch.ones(2, 11), "torch.float32; indices are torch.long or torch.int"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"{name} is {says}"):
+            quick(**{**batch, name: given})
 
 
 @pytest.mark.parametrize(

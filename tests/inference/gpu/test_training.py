@@ -36,8 +36,7 @@ Run = Callable[[], Tensor]
 class Recorder:
     """Stands for `graphs.record_run`: nothing runs while it records."""
 
-    def __init__(self) -> None:
-        self.recorded, self.replayed = 0, 0
+    recorded, replayed = 0, 0
 
     def __call__(self, run: Run) -> tuple[Callable[[], None], Tensor, int]:
         out = torch.zeros((), dtype=F64)
@@ -53,6 +52,11 @@ class Recorder:
 @pytest.fixture(autouse=True)
 def packs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training.TrainingStep, "backend", Backend("by ends", by_ends, packs=True))
+
+
+def plain_model(cls: Any = BertForSequenceClassification, **changes: Any) -> Any:
+    """Make a small model without dropout, in training."""
+    return make(cls, **{**NO_DROPOUT, **changes}).train()
 
 
 def step_of(model: Any, recorder: Recorder | None, *args: Any, lr: float = 1e-3, **options: Any) -> TrainingStep:
@@ -119,7 +123,7 @@ def test_losses_and_weights_over_many_steps_are_those_of_an_eager_loop(cls, accu
     kind = "text" if cls is BertForSequenceClassification else "tokens"
     count = 200 if kind == "text" and accumulate == 1 else 24
     batches, recorder = batches_of(count, 2, kind), Recorder()
-    step = step_of(make(cls, **NO_DROPOUT).train(), recorder, accumulate=accumulate)
+    step = step_of(plain_model(cls), recorder, accumulate=accumulate)
 
     def evaluate(i: int, model: Any, optimizer: Any) -> None:
         if i % 9 == 1:
@@ -157,7 +161,7 @@ CHANGES: dict[str, Any] = {  # a change of the model and the optimizer, and the 
 def test_parameters_may_leave_and_come_back_at_any_batch(change, at, accumulate, recorded):
     """They move as in a loop: not at all by momentum or decay while they are away, though graphs keep gradients."""
     recorder, (do, undo) = Recorder() if recorded else None, CHANGES[change]
-    step = step_of(make(BertForSequenceClassification, **NO_DROPOUT).train(), recorder, accumulate=accumulate)
+    step = step_of(plain_model(), recorder, accumulate=accumulate)
     changes = {at: do, 2 * at: undo, 3 * at: do}
     assert_trains_alike(step, batches_of(3) * 14, lambda i, *of: changes.get(i, lambda *of: None)(*of))
     assert recorder is None or recorder.recorded > 3
@@ -168,13 +172,8 @@ def test_arguments_that_would_train_nothing_and_autocast_around_a_step_are_refus
     optimizer, others = (torch.optim.AdamW(each.parameters()) for each in (model, other))
     rates = torch.optim.lr_scheduler
     for options, message in (
-        ({"accumulate": 0}, "accumulate is 0; give"),
-        ({"accumulate": -1}, "accumulate is -1; give"),
-        ({"accumulate": 1.5}, r"accumulate is 1.5; give"),
-        ({"clip": 0}, "clip is 0; give"),
-        ({"clip": True}, "clip is True; give"),
-        ({"accumulate": True}, "accumulate is True; give"),
-        ({"clip": "1"}, "clip is '1'; give"),
+        *(({"accumulate": x}, f"accumulate is {x}; give") for x in (0, -1, 1.5, True)),
+        *(({"clip": x}, f"clip is {x!r}; give") for x in (0, True, "1")),
         ({"autocast": "bfloat16"}, "autocast is 'bfloat16'; give one of torch.bfloat16"),
         ({"frozen": other}, r"frozen=\[teacher\]"),
         ({"optimizer": others}, "none of the model's parameters"),
@@ -192,11 +191,9 @@ def test_arguments_that_would_train_nothing_and_autocast_around_a_step_are_refus
 
 
 def test_dropout_draws_anew_in_each_replay():
-    model = make(BertForSequenceClassification, **SMALL).train()
-    recorder = Recorder()
-    step, batch = step_of(model, recorder, lr=0.0), batches_of(1)[0]
-    losses = {step(batch).item() for _ in range(6)}
-    assert len(losses) == 6
+    recorder, (batch,) = Recorder(), batches_of(1)
+    step = step_of(make(BertForSequenceClassification, **SMALL).train(), recorder, lr=0.0)
+    assert len({step(batch).item() for _ in range(6)}) == 6
     assert recorder.replayed == 5
 
 
@@ -204,7 +201,7 @@ def test_a_model_of_hf_is_packed_too(monkeypatch):
     transformers = pytest.importorskip("transformers")
     from bertlite import hf
 
-    wanted = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    wanted = plain_model()
     config = transformers.BertConfig(**{**SIZES, **NO_DROPOUT})
     model = hf.BertForSequenceClassification(config).double().train()
     model.load_state_dict(wanted.state_dict())
@@ -218,7 +215,7 @@ def test_a_model_of_hf_is_packed_too(monkeypatch):
 
 
 def test_a_teacher_is_packed_too_and_its_distance_is_the_eager_one():
-    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    model = plain_model()
     teacher = make(BertForSequenceClassification, **SMALL).eval()
     loss: Any = partial(training_loss, recipe=Recipe(distil=0.5, hidden=1.0), teacher=teacher)
     layouts: list[int] = []
@@ -231,10 +228,7 @@ def test_a_teacher_is_packed_too_and_its_distance_is_the_eager_one():
 def test_a_teacher_that_another_thread_runs_while_a_step_records(under_graphs, monkeypatch):
     """Its own batch is not put into the slots of the step's bucket, and the step records no replay of the teacher."""
     monkeypatch.setattr(graphs, "record_forward", record)
-    model, teacher = (
-        make(BertForSequenceClassification, **NO_DROPOUT).train(),
-        make(BertForSequenceClassification, **SMALL),
-    )
+    model, teacher = plain_model(), make(BertForSequenceClassification, **SMALL)
     quick = graphed(teacher) if under_graphs else copy.deepcopy(teacher)
     batches, other, found = batches_of(8), make_batch(5, 23, lengths=(23, 20, 7, 1, 23)), list[Tensor]()
 
@@ -255,7 +249,7 @@ def test_a_teacher_that_another_thread_runs_while_a_step_records(under_graphs, m
 
 def test_a_step_waits_to_record_before_it_switches_cudnn_off(monkeypatch):
     """A step without a bucket that has the switch, and records a teacher, would wait for one that records forever."""
-    model, order = make(BertForSequenceClassification, **NO_DROPOUT).train(), list[str]()
+    model, order = plain_model(), list[str]()
     monkeypatch.setattr(graphs, "RECORDING", Noted(order, "recording"))
     monkeypatch.setattr(training, "without_cudnn", lambda: Noted(order, "switch"))
     step = step_of(model, Recorder(), lambda model, batch: order.append("loss") or own_loss(model, batch))
@@ -266,7 +260,7 @@ def test_a_step_waits_to_record_before_it_switches_cudnn_off(monkeypatch):
 
 def test_graphs_of_a_step_share_memory_that_torch_still_takes(monkeypatch):
     """By the rules of torch's allocator, after all graphs were dropped and after a recording that failed."""
-    pools, model = Pools(monkeypatch), make(BertForSequenceClassification, **NO_DROPOUT).train()
+    pools, model = Pools(monkeypatch), plain_model()
     step, batches = step_of(model, Recorder()), [{**make_batch(1, n), "labels": torch.tensor([1])} for n in (5, 40)]
     step.capture = step.record
 
@@ -301,68 +295,50 @@ def test_graphs_of_a_step_share_memory_that_torch_still_takes(monkeypatch):
 @pytest.mark.parametrize(
     ("cls", "change", "bucketed"),
     [
-        (BertForTokenClassification, lambda batch: {"attention_mask": batch["attention_mask"].flip(1)}, True),
-        (BertForTokenClassification, lambda batch: {"labels": batch["input_ids"] % 3}, True),
-        (
-            BertForTokenClassification,
-            lambda batch: {"attention_mask": batch["attention_mask"][:, None].expand(-1, 11, -1)},
-            False,
-        ),
-        (
-            BertForQuestionAnswering,
-            lambda _: {"start_positions": torch.tensor([1, 2, 0, 1]), "end_positions": torch.tensor([5, 3, 4, 1])},
-            True,
-        ),
-        (
-            bertlite.BertForMultipleChoice,
-            lambda batch: {name: x.unflatten(0, (2, 2)) for name, x in batch.items()} | {"labels": torch.arange(2)},
-            False,
-        ),
+        (BertForTokenClassification, lambda ids, mask: {"attention_mask": mask.flip(1)}, True),
+        (BertForTokenClassification, lambda ids, mask: {"labels": ids % 3}, True),
+        (BertForTokenClassification, lambda ids, mask: {"attention_mask": mask[:, None].expand(-1, 11, -1)}, False),
+        (BertForQuestionAnswering, lambda x, _: {"start_positions": x[:, 0] % 2, "end_positions": x[:, 1] % 2}, True),
+        (bertlite.BertForMultipleChoice, lambda ids, mask: {"labels": torch.arange(2)}, False),
     ],
     ids=["padding on the left", "labels of padding", "a mask of queries", "answers", "choices"],
 )
 def test_what_cannot_be_packed_is_padded_and_what_fits_no_bucket_runs_plainly(cls, change, bucketed):
-    model = make(cls, **{**NO_DROPOUT, "num_labels": 2 if cls is BertForQuestionAnswering else 3}).train()
+    model, recorder = plain_model(cls, num_labels=2 if cls is BertForQuestionAnswering else 3), Recorder()
     batch: dict[str, Tensor] = {**make_batch(4, 11, lengths=(11, 4, 7, 2))}
-    batch["labels"] = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
-    batch |= change(batch)
-    if cls is BertForQuestionAnswering:
-        del batch["labels"]
-    recorder = Recorder()
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    if cls is bertlite.BertForMultipleChoice:
+        batch = {name: x.unflatten(0, (2, 2)) for name, x in batch.items()}
+    elif cls is BertForTokenClassification:
+        batch["labels"] = (ids % 3).masked_fill(mask == 0, -100)
+    batch |= change(ids, mask)
     assert_trains_alike(step_of(model, recorder), [batch] * 3)
     assert bool(recorder.recorded) == bucketed
 
 
 def test_lengths_of_one_bucket_share_a_graph_also_with_padding(monkeypatch):
     monkeypatch.setattr(TrainingStep, "backend", None)
-    model, recorder, batches = make(BertForTokenClassification, **NO_DROPOUT).train(), Recorder(), []
+    model, recorder, batches = plain_model(BertForTokenClassification), Recorder(), []
     for i, width in enumerate((11, 9, 5, 11)):
         batch = make_batch(3, width, i, (width, 3, 2))
-        labels = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
-        batches.append({**batch, "labels": labels})
+        batches.append({**batch, "labels": (batch["input_ids"] % 3).where(batch["attention_mask"] == 1, -100)})
     assert_trains_alike(step_of(model, recorder), batches)
     assert (recorder.recorded, recorder.replayed) == (1, 3)
 
 
 def test_a_module_without_a_config_gets_graphs_without_more_padding():
-    class Wrapped(nn.Module):
-        def __init__(self, inner: Any) -> None:
-            super().__init__()
-            self.inner = inner
-
+    class Wrapped(nn.ModuleList):
         def forward(self, **batch: Any) -> Any:
-            return self.inner(**batch)
+            return self[0](**batch)
 
     recorder = Recorder()
-    step = step_of(Wrapped(make(BertForSequenceClassification, **NO_DROPOUT).train()), recorder)
-    assert_trains_alike(step, batches_of(1) * 3)
+    assert_trains_alike(step_of(Wrapped([plain_model()]), recorder), batches_of(1) * 3)
     assert (recorder.recorded, recorder.replayed) == (1, 2)
 
 
 def test_other_inputs_keep_their_shapes_and_changes_get_graphs_of_their_own():
     """Flags of as many classes as there are positions."""
-    flags = {**NO_DROPOUT, "num_labels": 11, "problem_type": "multi_label_classification"}
-    model, recorder = make(BertForSequenceClassification, **flags).train(), Recorder()
+    model, recorder = plain_model(num_labels=11, problem_type="multi_label_classification"), Recorder()
     batch = {**make_batch(3, 11, lengths=(11, 4, 7)), "labels": torch.rand(3, 11, dtype=F64).round()}
     step = step_of(model, recorder)
     assert_trains_alike(step, [batch] * 3)
@@ -409,7 +385,7 @@ def test_values_of_tokens_that_are_not_padded_leave_the_loss_as_it_is(length, na
         given = {key: x for key, x in batch.items() if key != name}
         return (model(**given).logits[..., 0] - batch[name]).square().mean()
 
-    model = make(BertForTokenClassification, **NO_DROPOUT).train()
+    model = plain_model(BertForTokenClassification)
     batch = {**make_batch(3, length), name: torch.arange(3 * length).view(3, length).to(dtype)}
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])  # this loss reads each position
     assert_trains_alike(step_of(model, Recorder(), loss), [batch])
@@ -417,7 +393,7 @@ def test_values_of_tokens_that_are_not_padded_leave_the_loss_as_it_is(length, na
 
 def test_a_batch_with_a_gradient_runs_without_a_graph():
     """Its history would be that of the inputs that all replays share."""
-    model, recorder = make(BertForSequenceClassification, **NO_DROPOUT).train(), Recorder()
+    model, recorder = plain_model(), Recorder()
     soft = torch.ones(3, dtype=F64, requires_grad=True)
 
     def loss(model: Any, batch: Any) -> Tensor:
@@ -475,7 +451,7 @@ class Weighted:
 
 
 def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(monkeypatch):
-    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    model = plain_model()
     teacher = make(BertForSequenceClassification, **SMALL).eval()
     recorder, batch, weighted, bound = Recorder(), batches_of(1)[0], Weighted(teacher), Weighted(teacher)
     step = step_of(model, recorder, weighted, frozen=[teacher])
@@ -514,18 +490,18 @@ def test_numbers_that_a_loss_reads_and_the_modes_of_frozen_models_are_noticed(mo
 
 
 def test_a_parameter_that_the_optimizer_does_not_have_is_refused():
-    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    model, (batch,) = plain_model(), batches_of(1)
     step = step_of(model, Recorder())
-    step(batches_of(1)[0])
+    step(batch)
     model.load_state_dict(model.state_dict())
-    step(batches_of(1)[0])
+    step(batch)
     model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
     with pytest.raises(ValueError, match=r"Embedding.weight is a new parameter, .* make an optimizer and a TrainingS"):
         step(batches_of(1)[0])
 
 
 def test_the_graph_unused_for_longest_goes_and_without_memory_a_step_runs_plainly(monkeypatch):
-    model = make(BertForSequenceClassification, **NO_DROPOUT).train()
+    model = plain_model()
     plain, batches = copy.deepcopy(model), [{**make_batch(1, n), "labels": torch.tensor([1])} for n in (5, 40, 40)]
     held: list[Any] = []
 
@@ -572,23 +548,22 @@ def test_padding_is_left_out_in_the_dtype_that_a_step_has_now(monkeypatch):
 
 
 def test_checkpointed_layers_run_without_a_graph():
-    model = make(BertForSequenceClassification, **SMALL).train()
-    model.gradient_checkpointing_enable()
-    step = step_of(model, Recorder())
+    step = step_of(plain_model(), Recorder())
+    step.model.gradient_checkpointing_enable()
     with pytest.warns(RuntimeWarning, match="checkpointed layers run without CUDA graphs"):
         step(batches_of(1)[0])
     assert not step.made
 
 
 def test_an_optimizer_that_a_graph_cannot_hold_is_refused():
-    model = make()
+    weights, cpu = [nn.Parameter(torch.ones(2))], torch.device("cpu")
     with pytest.raises(ValueError, match=r"SGD cannot be recorded in a CUDA graph: use torch.optim.AdamW"):
-        make_recordable_(torch.optim.SGD(model.parameters(), lr=0.1), torch.device("cpu"))
+        make_recordable_(torch.optim.SGD(weights, lr=0.1), cpu)
     with pytest.raises(ValueError, match=r"AdamW with a GradScaler cannot be recorded .* fused=True"):
-        make_recordable_(torch.optim.AdamW(model.parameters()), torch.device("cpu"), scaled=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        make_recordable_(torch.optim.AdamW(weights), cpu, scaled=True)
+    optimizer = torch.optim.AdamW(weights, lr=0.1, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    make_recordable_(optimizer, torch.device("cpu"), scaled=True)
+    make_recordable_(optimizer, cpu, scaled=True)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.1})
     assert all(group["capturable"] for group in optimizer.param_groups)
     del optimizer.param_groups[1]
