@@ -38,16 +38,19 @@ def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "PREBUILT", tmp_path / "no wheel")
     monkeypatch.setattr(library, "compiler_failures", {})
-    for each in (library.best_kernels, library.announce, kernels_for, choice.warn_once):
-        each.cache_clear()
+    forget()
     yield tmp_path / "cache" / "native"
+    forget()
+
+
+def forget() -> None:
     for each in (library.best_kernels, library.announce, kernels_for, choice.warn_once):
         each.cache_clear()
 
 
-def script(path: Path, text: str) -> str:
+def script(path: Path, text: str, start: str = "#!/bin/sh\nfor word; do last=$out; out=$word; done\n") -> str:
     """Write a compiler, which is a script of the shell; $out is what it is to write."""
-    path.write_text("#!/bin/sh\nfor word; do last=$out; out=$word; done\n" + text)
+    path.write_text(start + text)
     path.chmod(0o755)
     return str(path)
 
@@ -135,12 +138,6 @@ def link_for_lock(folder: Path, monkeypatch) -> None:
     lock.with_suffix(".lock").symlink_to(folder / "precious")
 
 
-def no_program(folder: Path, monkeypatch) -> None:
-    (folder / "nothing").write_bytes(b"\x7fELF and no more")
-    (folder / "nothing").chmod(0o755)
-    monkeypatch.setenv("CXX", str(folder / "nothing"))
-
-
 def compiler(words: str, text: str = "") -> Any:
     """Return what names a compiler, or a script that is written."""
     return lambda folder, patch: patch.setenv("CXX", script(folder / words, text) if text else words)
@@ -152,7 +149,10 @@ FAULTS = {  # what is wrong, the message, and how it comes about
         lambda folder, patch: (patch.delenv("CXX", raising=False), patch.setenv("PATH", str(folder))),
     ),
     "no such compiler": ("no-such-compiler", compiler("no-such-compiler -O2")),
-    "no program": ("nothing cannot be run: .*; set CXX to GCC 11 or newer", no_program),
+    "no program": (
+        "nothing cannot be run: .*; set CXX to GCC 11 or newer",
+        lambda folder, patch: patch.setenv("CXX", script(folder / "nothing", " and no more", start="\x7fELF")),
+    ),
     "an error of the compiler": (
         r"broken cannot compile the CPU kernels for \w+: native.cpp:7: no such letter; set CXX to GCC 11 or newer",
         compiler("broken", "echo half > $out\necho 'native.cpp:7: no such letter' >&2\nexit 3\n"),
@@ -305,37 +305,29 @@ def test_without_the_systems_permission_for_amx_the_next_set_is_taken_aloud(monk
     library.best_kernels.cache_clear()
 
 
-def test_a_set_of_instructions_that_is_unknown_or_missing_is_named(monkeypatch):
-    monkeypatch.setenv("BERTLITE_NATIVE", "avx1024")
-    with pytest.raises(NativeKernelsError, match=r"BERTLITE_NATIVE='avx1024' is unknown; have: amx, .*baseline"):
-        usable_sets()[0]
-    monkeypatch.setattr(library, "processor_flags", lambda: frozenset({"avx2"}))
-    monkeypatch.setenv("BERTLITE_NATIVE", "avx2")
-    with pytest.raises(NativeKernelsError, match="BERTLITE_NATIVE='avx2' needs a processor with fma; unset it"):
-        usable_sets()[0]
-    monkeypatch.delenv("BERTLITE_NATIVE")
-    assert usable_sets()[0].name == "baseline"
-
-
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
-def test_the_best_set_of_a_processor_is_taken(name, monkeypatch):
+def test_the_best_set_of_a_processor_is_taken_and_one_that_is_unknown_or_missing_is_named(monkeypatch):
     monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
-    monkeypatch.setattr(library, "processor_flags", lambda: INSTRUCTION_SETS[name].needs)
-    assert usable_sets(reproducible=name == "baseline_exact")[0].name == name
+    for name, each in INSTRUCTION_SETS.items():
+        monkeypatch.setattr(library, "processor_flags", lambda each=each: each.needs)
+        assert usable_sets(reproducible=name == "baseline_exact")[0].name == name
+    monkeypatch.setattr(library, "processor_flags", lambda: frozenset({"avx2"}))
+    assert usable_sets()[0].name == "baseline"
+    says = {"avx1024": "is unknown; have: amx, .*baseline", "avx2": "needs a processor with fma; unset it"}
+    for name, message in says.items():
+        monkeypatch.setenv("BERTLITE_NATIVE", name)
+        with pytest.raises(NativeKernelsError, match=f"BERTLITE_NATIVE='{name}' {message}"):
+            usable_sets()
 
 
-KNOWN = [(system, machine) for system, machines in library.MACHINES.items() for machine in machines]
-OTHERS = [("darwin", "ppc"), ("linux", "riscv64"), ("win32", "ARM64")]
-
-
-@pytest.mark.parametrize(("system", "machine"), [*KNOWN, *OTHERS])
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "ppc"), ("linux", "riscv64"), ("win32", "ARM64")])
 def test_machines_that_have_kernels_and_others_are_refused(system, machine, monkeypatch):
-    monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    assert (library.missing_platform() is None) == ((system, machine) in KNOWN)
-    if (system, machine) in OTHERS:
-        with pytest.raises(NativeKernelsError, match=f"and Windows on x86-64, not for {system} on {machine}"):
-            load_kernels()
+    for each, known in [*library.MACHINES.items(), (system, [])]:
+        monkeypatch.setattr(sys, "platform", each)
+        for name in known or [machine]:
+            monkeypatch.setattr(platform, "machine", lambda name=name: name)
+            assert (library.missing_platform() is None) == (name in known)
+    with pytest.raises(NativeKernelsError, match=f"and Windows on x86-64, not for {system} on {machine}"):
+        load_kernels()
 
 
 @pytest.mark.parametrize(
@@ -364,10 +356,8 @@ CODE = "import sys, torch\nfrom bertlite.runtime.library import load_kernels\npr
 def begin(cache: Path, compiler: str) -> "subprocess.Popen[str]":
     named = usable_sets()[0].name  # so that a busy machine's clock does not choose
     environment = {**os.environ, "BERTLITE_CACHE": str(cache.parent), "CXX": compiler, "BERTLITE_NATIVE": named}
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen([sys.executable, "-c", CODE], env=environment, **options)
 
 
 @compiles

@@ -309,9 +309,7 @@ def test_too_little_memory_is_an_error():
 @pytest.mark.parametrize(
     ("where", "field", "message"),
     [
-        ("model", "size", "structs of other sizes"),
-        ("batch", "size", "structs of other sizes"),
-        ("layer", "size", "structs of other sizes"),
+        *((where, "size", "structs of other sizes") for where in ("model", "batch", "layer")),
         ("layer", "dtype", "dtype 99 is unknown"),
         ("model", "activation", "activation 99 is unknown"),
     ],
@@ -359,10 +357,8 @@ def test_packed_weights_are_asked_onto_huge_pages_wherever_they_are_made(tmp_pat
     loaded = InferenceModel.load(tmp_path / "saved")
     weights = [model.model.encoder.weights.data.numpy() for model in (quick, loaded)]
     weights.append(read_packed(tmp_path / "saved" / FILE).layers)
-    areas = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", maps.read_text(), flags=re.MULTILINE)[1:]
+    areas = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) .*?^VmFlags:(.*?)$", maps.read_text(), re.MULTILINE | re.DOTALL)
     for packed in weights:
         middle = packed.ctypes.data + packed.nbytes // 2
-        (area,) = (
-            text for text in areas if int(text.split("-")[0], 16) <= middle < int(re.split("[- ]", text)[1], 16)
-        )
-        assert "hg" in area.split("VmFlags:")[1].split()
+        (flags,) = [flags for start, end, flags in areas if int(start, 16) <= middle < int(end, 16)]
+        assert "hg" in flags.split()
