@@ -96,12 +96,9 @@ def test_a_name_without_a_slash_is_one_of_sentence_transformers(checkpoint, monk
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert find_model("tiny", {}).name == "sentence-transformers/tiny"
     assert find_model("bare", {}).name == "bare"
-
-
-@pytest.mark.parametrize("name", ["nowhere", "models/nowhere", "/nowhere"])
-def test_a_model_that_is_not_there_is_said_to_be_missing(name):
-    with pytest.raises(FileNotFoundError, match=rf"^there is no folder (or file )?{name}\b"):
-        Embedder(name, options={"local_files_only": True}).encode(["a"])
+    for name in ("nowhere", "models/nowhere", "/nowhere"):
+        with pytest.raises(FileNotFoundError, match=rf"^there is no folder (or file )?{name}\b"):
+            Embedder(name, options={"local_files_only": True}).encode(["a"])
 
 
 @pytest.fixture
@@ -205,9 +202,8 @@ def test_a_packed_folder_is_embedded_by_the_runtime(packed, lines, tmp_path, mon
     seen: list[int] = []
     assert (Embedder(packed, max_tokens=40, dtype="int8", backend="native").encode(texts, seen.extend) == wanted).all()
     assert sorted(seen) == [*range(len(texts))]
-    asked = model.encode(texts, prompt_name="query")
-    assert (Embedder(packed, prompt_name="query").encode(texts) == asked).all()
-    assert (Embedder(packed, prompt="find this: ", dtype=torch.int8).encode(texts) == asked).all()
+    for options in ({"prompt_name": "query"}, {"prompt": "find this: ", "dtype": torch.int8}):
+        assert (Embedder(packed, **options).encode(texts) == model.encode(texts, prompt_name="query")).all()
     short = Embedder(packed, truncate_dim=9, normalize=True)
     assert short.dimension == 9
     assert (short.encode(texts) == np.stack([normalize(x[:9]) for x in wanted])).all()
@@ -262,10 +258,7 @@ def test_a_packed_folder_of_mixed_layers_is_not_int8(checkpoint, tmp_path):
 
 
 def test_an_encoder_that_is_no_BERT_runs_as_it_is(tmp_path, caplog):
-    config = transformers.AlbertConfig(
-        **{name: size for name, size in SIZES.items() if name in ("num_hidden_layers", "num_attention_heads")},
-        vocab_size=len(WORDS), embedding_size=21, hidden_size=48, intermediate_size=37, max_position_embeddings=40,
-    )  # fmt: skip
+    config = transformers.AlbertConfig(**{**SIZES, "vocab_size": len(WORDS), "embedding_size": 21})
     transformers.AlbertModel(config).save_pretrained(tmp_path)
     transformers.BertTokenizerFast(str(write_checkpoint(tmp_path / "bert") / "vocab.txt")).save_pretrained(tmp_path)
     plain = library.SentenceTransformer(str(tmp_path), device="cpu").encode(texts_of(9))
@@ -276,13 +269,6 @@ def test_an_encoder_that_is_no_BERT_runs_as_it_is(tmp_path, caplog):
     assert 0 < np.abs(half - plain).max() < 0.1
     with pytest.raises(TypeError, match="there is no encoder to optimise"):
         Embedder(tmp_path, backend="native").encode("a")
-
-
-def test_a_folder_without_a_layer_is_refused_where_transformers_makes_one_up(tmp_path):
-    transformers.RobertaModel(transformers.RobertaConfig(**SIZES)).save_pretrained(tmp_path)
-    set_entries(tmp_path / "config.json", num_hidden_layers=4)
-    with pytest.raises(ValueError, match="it has 3 layers, not 4 as the config says"):
-        Embedder(tmp_path).encode("a")
 
 
 @pytest.mark.parametrize(
@@ -391,13 +377,11 @@ def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint):
 
 
 def test_it_can_be_called_with_columns_or_with_texts(checkpoint, embedder):
-    named = Embedder(checkpoint, text="body", vector="v")
-    wanted = embedder.encode(["a", "b c"])
-    got = named({"body": np.array(["a", "b c"]), "n": [1, 2]})
+    named, both = Embedder(checkpoint, text="body", vector="v"), ["a", "b c"]
+    wanted, got = embedder.encode(both), named({"body": np.array(both), "n": [1, 2]})
     assert list(got) == ["body", "n", "v"]
-    assert (got["v"] == wanted).all()
-    for texts in (["a", "b c"], np.array(["a", "b c"], dtype=object), pa.array(["a", "b c"])):
-        assert (embedder(texts) == wanted).all()
+    for vectors in (got["v"], *map(embedder, (both, np.array(both, dtype=object), pa.array(both)))):
+        assert (vectors == wanted).all()
     for one in (embedder.encode("a"), embedder("a"), embedder({"text": "a"})["vector"]):
         assert one.shape == (48,)
         assert (one == wanted[0]).all()
@@ -408,10 +392,9 @@ def test_it_can_be_called_with_columns_or_with_texts(checkpoint, embedder):
 
 
 def test_datasets_maps_it(embedder):
-    datasets = pytest.importorskip("datasets")
-    texts = texts_of(7)
-    mapped = datasets.Dataset.from_dict({"text": texts}).map(embedder, batched=True, batch_size=3)
-    np.testing.assert_allclose(np.array(mapped["vector"]), embedder.encode(texts), atol=1e-6)
+    texts = {"text": texts_of(7)}
+    mapped = pytest.importorskip("datasets").Dataset.from_dict(texts).map(embedder, batched=True, batch_size=3)
+    np.testing.assert_allclose(np.array(mapped["vector"]), embedder.encode(texts_of(7)), atol=1e-6)
 
 
 def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkeypatch, capsys):
@@ -536,7 +519,11 @@ def test_a_second_run_does_only_what_is_missing_also_from_before_a_setting_was_a
     assert read(job.out) == wanted
 
 
-def test_a_model_without_a_tokenizer_or_of_version_0_is_refused(checkpoint, tmp_path):
+def test_a_model_without_a_tokenizer_or_a_layer_or_of_version_0_is_refused(checkpoint, tmp_path):
+    transformers.RobertaModel(transformers.RobertaConfig(**SIZES)).save_pretrained(tmp_path)
+    set_entries(tmp_path / "config.json", num_hidden_layers=4)  # transformers makes one up
+    with pytest.raises(ValueError, match="it has 3 layers, not 4 as the config says"):
+        Embedder(tmp_path).encode("a")
     BertModel.from_pretrained(checkpoint).save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=r"has no tokenizer, only special tokens: put its tokenizer\.json"):
         Embedder(tmp_path / "model").encode("a")
@@ -548,48 +535,30 @@ def test_a_model_without_a_tokenizer_or_of_version_0_is_refused(checkpoint, tmp_
 
 
 def test_processes_share_the_shards(embedder, lines, tmp_path):
-    whole = Job(embedder, Rows((lines,)), tmp_path / "whole", shard_rows=10)
-    embed_missing(whole)
-    done = []
+    embed_missing(Job(embedder, Rows((lines,)), tmp_path / "whole", shard_rows=10))
     for rank in (2, 0, 1):
         job = Job(embedder, Rows((lines,)), tmp_path / "shared", shard_rows=10, rank=rank, world=3)
         manifest = embed_missing(job)
-        done.append(manifest["embedded"]["shards"])
-        assert manifest["complete"] == (rank == 1)
-    assert done == [2, 2, 2]
+        assert (manifest["embedded"]["shards"], manifest["complete"]) == (2, rank == 1)
     assert read(tmp_path / "shared") == read(tmp_path / "whole")
     assert read_placement({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "cuda") == (5, 8, "cuda:1")
     assert read_placement({}, "cpu") == (0, 1, "cpu")
 
 
-OTHERS: dict[str, Any] = {  # of each setting another value
-    "pooling": "cls",
-    "normalize": True,
-    "prompt": "a ",
-    "prompt_name": "query",
-    "truncate_dim": 9,
-    "dtype": "bfloat16",
-    "reproducible": True,
-    "device": "cpu:0",
-    "backend": "native",
-    "max_length": 30,
-    "max_tokens": 99,
-    "shard_rows": 10,
-    "keep_text": True,
-}
+# Another value of each setting that is neither a flag nor a number.
+OTHERS = {"pooling": "cls", "prompt": "a ", "prompt_name": "query"}
+OTHERS |= {"dtype": "bfloat16", "device": "cpu:0", "backend": "native"}
 
 
 def test_work_with_another_setting_does_not_go_on(checkpoint, lines, tmp_path):
     """Unless the setting says that vectors do not depend on it, but for rounding."""
-    assert [*OTHERS] == [each.name for each in fields(EmbedSettings)], "give each setting another value here"
     folder = shutil.copytree(checkpoint, tmp_path / "model")
-    stated = {"prompts": {"query": "b ", "document": ""}}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(stated))
+    set_entries(folder / "config_sentence_transformers.json", prompts={"query": "b ", "document": ""})
     record = embed(folder, lines, tmp_path / "out")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert record["settings"].items() >= {"normalize": False, "dtype": "float32", "reproducible": False}.items()
     for each in fields(EmbedSettings):
-        changed = EmbedSettings(**{each.name: OTHERS[each.name]})
+        changed = EmbedSettings(**{each.name: OTHERS.get(each.name, True if each.default is False else 9)})
         if each.metadata.get(SHOWN_BY) == ROUNDING:
             assert embed(folder, lines, tmp_path / "out", changed)["embedded"]["shards"] == 0, each.name
         else:
@@ -622,10 +591,9 @@ def test_every_difference_of_another_job_is_named(checkpoint, lines, tmp_path, c
     assert "settings.normalize is True, there it is False" in message
     with pytest.raises(ValueError, match="dimension is 9, there it is 48"):
         run(truncate_dim=9)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config))  # other spaces
+    set_entries(folder / "config.json")  # other spaces
     assert run()["embedded"]["shards"] == 0
-    (folder / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 1e-3}))
+    set_entries(folder / "config.json", layer_norm_eps=1e-3)
     with pytest.raises(ValueError, match=r"must not be mixed with these:\n  model\.files\.config\.json is"):
         run()
     write_checkpoint(folder, {0: [1]})
