@@ -53,19 +53,15 @@ def perfect(judge: Judge) -> np.ndarray[Any, Any]:
     return vectors
 
 
-def test_perfect_vectors_have_every_point_and_others_fewer(judge):
-    best, drawn = judge(perfect(judge)), judge(np.random.default_rng(0).normal(size=(len(judge.texts), CLASSES)))
+def test_perfect_vectors_have_every_point_and_others_fewer_in_pairs(judge):
+    vectors = np.random.default_rng(0).normal(size=(len(judge.texts), CLASSES))
+    best, drawn, longer = map(judge, (perfect(judge), vectors, 3 * vectors))
     assert {name: scores[0] for name, scores in best.items()} == pytest.approx(dict.fromkeys(best, 1))
     assert all(-1 < scores[0] < 0.7 for scores in drawn.values())
     found = difference(drawn[MEAN], best[MEAN])
     assert found["difference_low"] < found["difference"] < found["difference_high"] < 0
-
-
-def test_differences_are_paired(judge):
-    vectors = np.random.default_rng(0).normal(size=(len(judge.texts), CLASSES))
-    scores, longer = judge(vectors), judge(3 * vectors)
-    assert np.ptp(scores[MEAN]) > 0.05
-    assert [*difference(longer[MEAN], scores[MEAN]).values()] == pytest.approx([0, 0, 0], abs=1e-12)
+    assert np.ptp(drawn[MEAN]) > 0.05
+    assert [*difference(longer[MEAN], drawn[MEAN]).values()] == pytest.approx([0, 0, 0], abs=1e-12)
 
 
 def test_a_search_with_few_relevant_texts_can_be_perfect():
