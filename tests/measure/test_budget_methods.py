@@ -37,16 +37,20 @@ L, N, W, H = 3, 4, 37, 12
 LAYERS = "whole layers left out"
 
 
+@pytest.fixture
+def model() -> Any:
+    return make(BertForSequenceClassification, num_labels=3)
+
+
 def data(count: int = 40) -> list[dict[str, Tensor]]:
     batches, labels = make_batches(count), (torch.arange(count) % 3).split(10)
     return [{**batch, "labels": each} for batch, each in zip(batches, labels, strict=True)]
 
 
 @pytest.mark.parametrize("name", [name for name in WAYS if name != "whole"])
-def test_every_way_meets_the_share_and_leaves_the_model_alone(name):
+def test_every_way_meets_the_share_and_leaves_the_model_alone(name, model):
     if "Torch-Pruning" in name:
         pytest.importorskip("torch_pruning", reason="torch-pruning is not installed")
-    model = make(BertForSequenceClassification, num_labels=3)
     before = copy.deepcopy(model.state_dict())
     found = WAYS[name].prune(Subject(model, data(), 16), 0.4)
     assert 0.3 < macs(found.config, 16) / macs(model.config, 16) <= 0.4
@@ -78,18 +82,16 @@ def test_within_a_share_of_the_macs_no_choice_keeps_more(share):
     assert gone == pytest.approx(best, abs=1e-12)
 
 
-def test_the_commands_own_method_is_what_is_compared(monkeypatch):
+def test_the_commands_own_method_is_what_is_compared(model, monkeypatch):
     """Sizes are chosen by some of the batches."""
     monkeypatch.setattr(layerwise, "DRAWS", 60)
     monkeypatch.setattr(layerwise, "TOKENS_TO_CHOOSE", 1)
-    model = make(BertForSequenceClassification, num_labels=3)
     found = WAYS[OURS].prune(Subject(model, data(), 16), 0.4).state_dict()
     wanted = prune_layerwise(model, data(), 0.4, 16).state_dict()
     assert all(torch.equal(x, wanted[key]) for key, x in found.items())
 
 
-def test_kwons_gradients_are_those_of_fisher_scores():
-    model = make(BertForSequenceClassification, num_labels=3)
+def test_kwons_gradients_are_those_of_fisher_scores(model):
     found = kwon.both_gradients(model, data())
     for name, measure in (("heads", head_importance), ("neurons", neuron_importance)):
         torch.testing.assert_close(found[name].square().mean(0), measure(model, data(), criterion="fisher"))
@@ -112,7 +114,7 @@ def test_kwons_rearrangement_never_costs_more_and_removes_as_many():
     assert len({0, 1} & set(kwon.rearrange({0: [0, 1]}, alike)[0])) == 1
 
 
-def test_kwons_factors_solve_the_normal_equations_with_damp_1_about_1(monkeypatch):
+def test_kwons_factors_solve_the_normal_equations_with_damp_1_about_1(model, monkeypatch):
     """The neurons of layer 0, by the tokens themselves rather than by moments."""
     from scipy.sparse import linalg
 
@@ -121,7 +123,6 @@ def test_kwons_factors_solve_the_normal_equations_with_damp_1_about_1(monkeypatc
     monkeypatch.setattr(
         linalg, "lsmr", lambda a, b, damp: solved.append((a, b, damp, lsmr(a, b, damp))) or solved[-1][3]
     )
-    model = make(BertForSequenceClassification, num_labels=3)
     pruned = prune_neurons(model, {0: range(20)})
     tuned = copy.deepcopy(pruned)
     assert kwon.tune_(tuned, model, data()) >= 1
@@ -140,8 +141,7 @@ def test_kwons_factors_solve_the_normal_equations_with_damp_1_about_1(monkeypatc
     torch.testing.assert_close(new.dense.weight, own.weight * (1 + torch.from_numpy(solution)), rtol=1e-12, atol=0)
 
 
-def test_kwons_tuning_stops_at_the_first_factor_beyond_10(monkeypatch):
-    model = make(BertForSequenceClassification, num_labels=3)
+def test_kwons_tuning_stops_at_the_first_factor_beyond_10(model, monkeypatch):
     monkeypatch.setattr(kwon, "LARGEST", 0.5)
     tuned = prune_heads(model, {0: [1]})
     before = copy.deepcopy(tuned.state_dict())
@@ -152,9 +152,8 @@ def test_kwons_tuning_stops_at_the_first_factor_beyond_10(monkeypatch):
 # K-prune
 
 
-def test_kprunes_knowledge_is_that_of_its_formulas():
+def test_kprunes_knowledge_is_that_of_its_formulas(model):
     """Of the sublayers above the first two: by gates and activations of the whole model, batch by batch."""
-    model = make(BertForSequenceClassification, num_labels=3)
     pruned = prune_neurons(prune_heads(model, {0: [1]}), {0: [3, 4]})
     with torch.no_grad():
         wanted = [run(model, batch).logits for batch in data()]
@@ -180,10 +179,8 @@ def test_kprunes_knowledge_is_that_of_its_formulas():
 
 def test_kprune_removes_the_lowest_scores_of_all_sublayers_until_the_rest_is_within_the_budget():
     scores = [torch.tensor([5.0, 1.0]), torch.tensor([3.0, 0.5, 9.0])]
-    assert kprune.chosen(scores, [10, 1], 23).tolist() == [True, True]
-    assert kprune.chosen(scores, [10, 1], 22).tolist() == [True, True]  # a neuron is enough
-    assert kprune.chosen(scores, [10, 1], 21).tolist() == [True, False]
-    assert kprune.chosen(scores, [10, 1], 1).tolist() == [False, False]
+    for budget, kept in ((23, [True, True]), (22, [True, True]), (21, [True, False]), (1, [False, False])):
+        assert kprune.chosen(scores, [10, 1], budget).tolist() == kept, "at 22 a neuron is enough"
 
 
 def test_kprune_fits_the_matrix_and_leaves_the_bias():
