@@ -11,21 +11,8 @@ import pytest
 from bertlite.hf.compat import CACHE
 from bertlite.support.environment import version_of
 from scripts.measure import clients
+from tests.clients.checks import common
 from tests.clients.checks.adapters import CLS
-from tests.clients.checks.common import (
-    CHECKS,
-    OURS,
-    ROUNDING,
-    ROUNDING32,
-    STOCK,
-    V5,
-    Check,
-    MissingError,
-    Side,
-    equal,
-    first_line,
-    tiny,
-)
 
 pytestmark = [
     pytest.mark.clients,
@@ -39,7 +26,7 @@ DEAR = ("fresh_process", "trains_embeddings", "smoothing", "resumes")
 UNLOADABLE = "RuntimeError: You set `ignore_mismatched_sizes` to `False`"  # a pruned checkpoint, in transformers 5
 GRAPH = "Unsupported: "  # a graph break
 STACK = "RuntimeError: stack expects each tensor to be equal size"  # one gradient of the positions for all examples
-EACH = {name: STACK for name in CHECKS if CHECKS[name].client == "Opacus"}
+EACH = {name: STACK for name in common.CHECKS if common.CHECKS[name].client == "Opacus"}
 EACH["mapped_gradients"] = "RuntimeError: vmap: It looks like you're either"  # it looks at the mask's values
 UNTIED = (
     "AttributeError: .* has no attribute 'all_tied_weights_keys'"  # post_init makes it; 4 needs init_weights alone
@@ -50,10 +37,10 @@ STOCK_FAILS = {
         **EACH,
         **{
             name: UNLOADABLE
-            for name in CHECKS
+            for name in common.CHECKS
             if name.endswith("-pruned") or name in ("loads_pruned", "fresh_process")
         },
-        **{name: WEIGHED for name in CHECKS if name.startswith(("accumulation", "trainer_ddp"))},
+        **{name: WEIGHED for name in common.CHECKS if name.startswith(("accumulation", "trainer_ddp"))},
         "whole_graph-output_attentions": GRAPH,
         "whole_graph-output_hidden_states": GRAPH,
         "trained_graph": GRAPH,
@@ -76,15 +63,15 @@ STOCK_FAILS = {
         "tensor_parallel": "RuntimeError: shape",
         "tensor_parallel-pruned": "RuntimeError: shape",
     },
-}[5 if V5 else 4]
+}[5 if common.V5 else 4]
 WITHIN = {  # elsewhere what the two saw is equal bit for bit
     "ddp": 1e-12,  # float64
     "fsdp": 1e-12,
     "tensor_parallel": 1e-12,
 }
-if not V5:  # its attention divides where 5 multiplies: float32 and float64 round differently
-    WITHIN["attentions"] = ROUNDING32
-    WITHIN |= dict.fromkeys(("head_mask", "loads_relative", "simcse", "bottlenecks"), ROUNDING)
+if not common.V5:  # its attention divides where 5 multiplies: float32 and float64 round differently
+    WITHIN["attentions"] = common.ROUNDING32
+    WITHIN |= dict.fromkeys(("head_mask", "loads_relative", "simcse", "bottlenecks"), common.ROUNDING)
     WITHIN |= dict.fromkeys(("trains_embeddings", "trains_embeddings-pruned"), 5e-3)  # Adam makes rounding a step
 
 
@@ -92,37 +79,42 @@ def marked(names: Iterable[str]) -> list[Any]:
     marks = {"optional": OPTIONAL, "slow": SLOW + DEAR}
     return [
         pytest.param(
-            name, marks=[getattr(pytest.mark, mark) for mark in marks if {name, CHECKS[name].client} & {*marks[mark]}]
+            name,
+            marks=[
+                getattr(pytest.mark, mark) for mark in marks if {name, common.CHECKS[name].client} & {*marks[mark]}
+            ],
         )
         for name in names
     ]
 
 
-def seen(name: str, folder: Path, side: Side = OURS) -> Any:
+def seen(name: str, folder: Path, side: common.Side = common.OURS) -> Any:
     """Run a check and return what it observed; skip, with the reason, where what it needs is not installed."""
     try:
-        return CHECKS[name].run(side, folder / side.name)
-    except MissingError as reason:
+        return common.CHECKS[name].run(side, folder / side.name)
+    except common.MissingError as reason:
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("name", marked(name for name in CHECKS if name not in STOCK_FAILS))
+@pytest.mark.parametrize("name", marked(name for name in common.CHECKS if name not in STOCK_FAILS))
 def test_what_a_client_gets_is_what_stock_gives(name: str, tmp_path: Path) -> None:
-    ours, stocks = seen(name, tmp_path), seen(name, tmp_path, STOCK)
-    equal(ours, stocks, WITHIN.get(name, 0.0), f"bertlite.hf and transformers in {name}")
+    ours, stocks = seen(name, tmp_path), seen(name, tmp_path, common.STOCK)
+    common.equal(ours, stocks, WITHIN.get(name, 0.0), f"bertlite.hf and transformers in {name}")
 
 
 @pytest.mark.parametrize("name", marked(STOCK_FAILS))
 def test_what_stock_cannot_do_works_and_it_fails_as_the_table_says(name: str, tmp_path: Path) -> None:
     assert seen(name, tmp_path)
     with pytest.raises(Exception) as failure:  # noqa: PT011  # the table has the type and the text
-        CHECKS[name].run(STOCK, tmp_path / STOCK.name)
-    assert re.match(STOCK_FAILS[name], first_line(failure.value)), first_line(failure.value)
+        common.CHECKS[name].run(common.STOCK, tmp_path / common.STOCK.name)
+    assert re.match(STOCK_FAILS[name], common.first_line(failure.value)), common.first_line(failure.value)
 
 
 def test_pruning_refuses_an_adapted_projection_by_name(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(OURS.load(CLS, tiny(tmp_path, CLS)), peft.LoraConfig(task_type="SEQ_CLS", r=3))
+    model = peft.get_peft_model(
+        common.OURS.load(CLS, common.tiny(tmp_path, CLS)), peft.LoraConfig(task_type="SEQ_CLS", r=3)
+    )
     with pytest.raises(TypeError, match=r"encoder\.layer\.1\.attention\.self\.query is a peft\..*merge adapters"):
         model.base_model.model.prune_heads({1: [2]})
     merged = model.merge_and_unload()
@@ -140,12 +132,14 @@ def test_the_record_says_what_came_of_each_run_and_a_failure_of_ours_is_the_exit
         raise ValueError(f"nothing in {folder}")
 
     def absent(side: Any, folder: Path) -> Any:
-        raise MissingError("not installed: x")
+        raise common.MissingError("not installed: x")
 
     out = tmp_path / "out.json"
     assert clients.main(["--only", "loads_pruned", "--out", str(out)]) == 0
-    monkeypatch.setitem(CHECKS, "planted", Check("none", "it fails", "planted", fails, ()))
-    monkeypatch.setitem(CHECKS, "planted-absent", Check("none", "it is absent", "planted-absent", absent, ()))
+    monkeypatch.setitem(common.CHECKS, "planted", common.Check("none", "it fails", "planted", fails, ()))
+    monkeypatch.setitem(
+        common.CHECKS, "planted-absent", common.Check("none", "it is absent", "planted-absent", absent, ())
+    )
     assert clients.main(["--only", "encoder_decoder-1,planted", "--out", str(out)]) == 1
     record = json.loads(out.read_text())
     lines = {line["name"]: line for line in record["checks"]}

@@ -6,20 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.clients.checks.common import (
-    CHECKPOINTING,
-    ROUNDING32,
-    SIZES,
-    Observed,
-    Side,
-    check,
-    dense_and_pruned,
-    differ,
-    equal,
-    state,
-    tiny,
-    tiny_batch,
-)
+from tests.clients.checks import common
 
 CLIENT = "PEFT"
 CLS = "BertForSequenceClassification"
@@ -29,7 +16,7 @@ def step(model: Any) -> float:
     """Take one step of gradient descent on two rows; return the loss before it."""
     model.train()
     trained = [p for p in model.parameters() if p.requires_grad]
-    loss = model(**tiny_batch(), labels=torch.tensor([0, 1])).loss
+    loss = model(**common.tiny_batch(), labels=torch.tensor([0, 1])).loss
     loss.backward()
     torch.optim.SGD(trained, lr=0.1).step()
     model.zero_grad()
@@ -38,81 +25,81 @@ def step(model: Any) -> float:
 
 @torch.no_grad()
 def logits(model: Any) -> torch.Tensor:
-    return model.eval()(**tiny_batch()).logits
+    return model.eval()(**common.tiny_batch()).logits
 
 
-def adapted(side: Side, path: Path, config: Any) -> Any:
+def adapted(side: common.Side, path: Path, config: Any) -> Any:
     from peft import get_peft_model
 
     return get_peft_model(side.load(CLS, path), config)
 
 
-def kept(side: Side, path: Path, model: Any, folder: Path) -> torch.Tensor:
+def kept(side: common.Side, path: Path, model: Any, folder: Path) -> torch.Tensor:
     """Save an adapter and load it onto the checkpoint; return the logits, which must be equal."""
     from peft import PeftModel
 
     wanted = logits(model)
     model.save_pretrained(str(folder))
     again = PeftModel.from_pretrained(side.load(CLS, path), str(folder))
-    equal(logits(again), wanted, what="the adapted model and its copy from disk")
+    common.equal(logits(again), wanted, what="the adapted model and its copy from disk")
     return wanted
 
 
-@dense_and_pruned(CLIENT, "LoRA: train, save, load, merge", "peft")
-def lora(side: Side, folder: Path, pruned: bool = False) -> Observed:
+@common.dense_and_pruned(CLIENT, "LoRA: train, save, load, merge", "peft")
+def lora(side: common.Side, folder: Path, pruned: bool = False) -> common.Observed:
     from peft import LoraConfig
 
-    path = tiny(folder, CLS, pruned)
+    path = common.tiny(folder, CLS, pruned)
     plain = side.load(CLS, path)
     model = adapted(side, path, LoraConfig(task_type="SEQ_CLS", r=3, lora_alpha=8))  # targets by model_type
     factors = [name for name, p in model.named_parameters() if "lora_A" in name and p.requires_grad]
-    if len(factors) != 2 * SIZES["num_hidden_layers"]:  # query and value
+    if len(factors) != 2 * common.SIZES["num_hidden_layers"]:  # query and value
         raise AssertionError(f"{len(factors)} LoRA layers")
     losses = [step(model), step(model), step(model)]
     wanted = kept(side, path, model, folder / "adapter")
-    differ(wanted, logits(plain), "LoRA")
+    common.differ(wanted, logits(plain), "LoRA")
     merged = model.merge_and_unload()
     side.owns(merged)
-    equal(logits(merged), wanted, within=ROUNDING32, what="merged and adapted")
+    common.equal(logits(merged), wanted, within=common.ROUNDING32, what="merged and adapted")
     merged.save_pretrained(str(folder / "merged"))
     again = side.load(CLS, folder / "merged")
-    equal(state(again), state(merged), what="the merged model and its copy from disk")
+    common.equal(common.state(again), common.state(merged), what="the merged model and its copy from disk")
     return {"losses": losses, "logits": wanted}
 
 
-@check(CLIENT, "LoRA under checkpointed layers: the same gradients", "peft")
-def lora_checkpointed(side: Side, folder: Path) -> Observed:
+@common.check(CLIENT, "LoRA under checkpointed layers: the same gradients", "peft")
+def lora_checkpointed(side: common.Side, folder: Path) -> common.Observed:
     from peft import LoraConfig
 
-    path, found = tiny(folder, CLS), []
+    path, found = common.tiny(folder, CLS), []
     for checkpointed in (False, True):
         torch.manual_seed(0)
         model = adapted(side, path, LoraConfig(task_type="SEQ_CLS", r=3))
         if checkpointed:
-            getattr(model, f"{CHECKPOINTING}_enable")()
+            getattr(model, f"{common.CHECKPOINTING}_enable")()
         losses = [step(model), step(model)]
-        found.append({"losses": losses, "weights": {k: v for k, v in state(model).items() if "lora" in k}})
-    equal(found[0], found[1], what="checkpointed and plain training")
+        found.append({"losses": losses, "weights": {k: v for k, v in common.state(model).items() if "lora" in k}})
+    common.equal(found[0], found[1], what="checkpointed and plain training")
     return found[0]
 
 
-@dense_and_pruned(CLIENT, "IA3 and prompt tuning: train, save, load", "peft")
-def tunings(side: Side, folder: Path, pruned: bool = False) -> Observed:
+@common.dense_and_pruned(CLIENT, "IA3 and prompt tuning: train, save, load", "peft")
+def tunings(side: common.Side, folder: Path, pruned: bool = False) -> common.Observed:
     from peft import IA3Config, PromptTuningConfig
 
     prompt = PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5)
-    return tuned(side, tiny(folder, CLS, pruned), {"ia3": IA3Config(task_type="SEQ_CLS"), "prompt": prompt})
+    return tuned(side, common.tiny(folder, CLS, pruned), {"ia3": IA3Config(task_type="SEQ_CLS"), "prompt": prompt})
 
 
-@dense_and_pruned(CLIENT, "prefix tuning: train, save, load", "peft")
-def prefixes(side: Side, folder: Path, pruned: bool = False) -> Observed:
+@common.dense_and_pruned(CLIENT, "prefix tuning: train, save, load", "peft")
+def prefixes(side: common.Side, folder: Path, pruned: bool = False) -> common.Observed:
     from peft import PrefixTuningConfig
 
     prefix = PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5)
-    return tuned(side, tiny(folder, CLS, pruned), {"prefix": prefix})
+    return tuned(side, common.tiny(folder, CLS, pruned), {"prefix": prefix})
 
 
-def tuned(side: Side, path: Path, configs: Mapping[str, Any]) -> Observed:
+def tuned(side: common.Side, path: Path, configs: Mapping[str, Any]) -> common.Observed:
     """Train an adapter of each config for a step, save and load it; return what each gave."""
     seen = {}
     for name, config in configs.items():
@@ -121,6 +108,6 @@ def tuned(side: Side, path: Path, configs: Mapping[str, Any]) -> Observed:
         before = logits(model)
         loss = step(model)
         after = kept(side, path, model, path.parent / name)
-        differ(after, before, name)
+        common.differ(after, before, name)
         seen[name] = {"loss": loss, "logits": after}
     return seen

@@ -17,34 +17,23 @@ from transformers import BertConfig
 from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import v4
-from tests.clients.checks.common import (
-    OURS,
-    ROUNDING,
-    Observed,
-    Side,
-    check,
-    differ,
-    equal,
-    seed,
-    tiny,
-    tiny_batch,
-)
+from tests.clients.checks import common
 
 RECORDED = Path(__file__).resolve().parents[1] / "apart-4.57.6.safetensors"
 F64 = torch.float64
 
 
-def bert_of(side: Side) -> Any:
+def bert_of(side: common.Side) -> Any:
     """Return the module that a program imports BERT from."""
-    return v4 if side is OURS else stock
+    return v4 if side is common.OURS else stock
 
 
-def as_recorded(name: str, observed: Observed) -> Observed:
+def as_recorded(name: str, observed: common.Observed) -> common.Observed:
     """Return what a check observed, and raise unless it is what transformers 4.57.6 gave."""
     if RECORDED.is_file():
         recorded = load_file(RECORDED)
         wanted = {key: recorded[f"{name}.{key}"] for key in observed}
-        equal(observed, wanted, ROUNDING, f"{name} and 4.57.6")
+        common.equal(observed, wanted, common.ROUNDING, f"{name} and 4.57.6")
     return observed
 
 
@@ -96,11 +85,11 @@ def colbert_class(bert: Any) -> type[Any]:
     return ColBERT
 
 
-@check("ColBERT", "a class of one's own: its options, trained, pruned, saved, loaded")
-def colbert(side: Side, folder: Path) -> Observed:
-    model = colbert_class(bert_of(side)).from_pretrained(tiny(folder, dtype=F64), dtype=F64, dim=5).train()
+@common.check("ColBERT", "a class of one's own: its options, trained, pruned, saved, loaded")
+def colbert(side: common.Side, folder: Path) -> common.Observed:
+    model = colbert_class(bert_of(side)).from_pretrained(common.tiny(folder, dtype=F64), dtype=F64, dim=5).train()
     seeded(model, "linear")
-    pairs = [tuple(tiny_batch(seed=i)[name] for name in ("input_ids", "attention_mask")) for i in (1, 2)]
+    pairs = [tuple(common.tiny_batch(seed=i)[name] for name in ("input_ids", "attention_mask")) for i in (1, 2)]
     losses = trained(model, lambda: F.softplus(-model(*pairs)).mean())
     scores = model.eval()(*pairs)
     torch.set_default_dtype(F64)  # transformers 4 makes the smaller matrices in the default dtype
@@ -109,9 +98,9 @@ def colbert(side: Side, folder: Path) -> Observed:
     finally:
         torch.set_default_dtype(torch.float32)
     pruned = model(*pairs)
-    differ(pruned, scores, "pruning")
+    common.differ(pruned, scores, "pruning")
     loaded = again(model, folder / "colbert", dim=5)(*pairs)
-    equal(loaded, pruned, ROUNDING, "the loaded model and the saved one")
+    common.equal(loaded, pruned, common.ROUNDING, "the loaded model and the saved one")
     return as_recorded("colbert", {"losses": losses, "scores": scores.detach(), "pruned": pruned.detach()})
 
 
@@ -147,14 +136,14 @@ def simcse_class(bert: Any) -> type[Any]:
     return BertForCL
 
 
-@check("SimCSE", "contrastive learning from dropout, with a language modelling head")
-def simcse(side: Side, folder: Path) -> Observed:
+@common.check("SimCSE", "contrastive learning from dropout, with a language modelling head")
+def simcse(side: common.Side, folder: Path) -> common.Observed:
     fields: dict[str, Any] = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     options = {"dtype": F64, "attn_implementation": "eager"}
-    model = simcse_class(bert_of(side)).from_pretrained(tiny(folder, dtype=F64, **fields), **options).train()
+    model = simcse_class(bert_of(side)).from_pretrained(common.tiny(folder, dtype=F64, **fields), **options).train()
     seeded(model, "lm_head", "mlp")
-    batch = tiny_batch(rows=3)
-    seed(3)  # of the dropout
+    batch = common.tiny_batch(rows=3)
+    common.seed(3)  # of the dropout
     losses = trained(model, lambda: model(batch["input_ids"], batch["attention_mask"], batch["input_ids"]))
     return as_recorded("simcse", {"losses": losses})
 
@@ -195,10 +184,10 @@ def adapt_layer(layer: Any, width: int) -> None:
     layer.forward = MethodType(forward, layer)
 
 
-@check("adapters", "bottlenecks around a layer's output and around its forward: trained alone")
-def bottlenecks(side: Side, folder: Path) -> Observed:
+@common.check("adapters", "bottlenecks around a layer's output and around its forward: trained alone")
+def bottlenecks(side: common.Side, folder: Path) -> common.Observed:
     options = {"dtype": F64, "attn_implementation": "eager"}
-    model = bert_of(side).BertModel.from_pretrained(tiny(folder, dtype=F64), **options).requires_grad_(False)
+    model = bert_of(side).BertModel.from_pretrained(common.tiny(folder, dtype=F64), **options).requires_grad_(False)
     width = model.config.hidden_size
     layers = model.encoder.layer
     layers[0].output = AdaptedOutput(layers[0].output, width)
@@ -207,8 +196,8 @@ def bottlenecks(side: Side, folder: Path) -> Observed:
     adapters = ("encoder.layer.0.output.adapter", "encoder.layer.1.adapter")
     model.double()
     seeded(model, *adapters)
-    losses = trained(model, lambda: model(**tiny_batch()).last_hidden_state.square().mean())
+    losses = trained(model, lambda: model(**common.tiny_batch()).last_hidden_state.square().mean())
     learning = {name for name, p in model.named_parameters() if p.grad is not None}
     if not learning or not all(name.startswith(adapters) for name in learning):
         raise AssertionError(f"{sorted(learning)} learned")
-    return as_recorded("bottlenecks", {"losses": losses, "last": model(**tiny_batch())[0].detach()})
+    return as_recorded("bottlenecks", {"losses": losses, "last": model(**common.tiny_batch())[0].detach()})

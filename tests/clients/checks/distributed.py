@@ -20,32 +20,15 @@ import torch
 from torch import Tensor
 
 import bertlite
-from tests.clients.checks.common import (
-    CHECKPOINTING,
-    OURS,
-    ROUNDING,
-    ROUNDING32,
-    STOCK,
-    V5,
-    ElsewhereError,
-    Observed,
-    Side,
-    check,
-    counted,
-    equal,
-    gradients,
-    name_of,
-    tiny,
-    tiny_batch,
-)
+from tests.clients.checks import common
 from tests.clients.checks.trainer import TEXTS, WORDS, logged, rows, trainer
 
 DDP, FSDP, TENSOR = "DDP", "FSDP2", "tensor parallel"
 CLS, WORLD = TEXTS, 2
-DECIMALS = 0.0 if V5 else 0.5e-4  # transformers 4 logs four
+DECIMALS = 0.0 if common.V5 else 0.5e-4  # transformers 4 logs four
 LIMIT = 240  # seconds for all jobs; about 15 are needed
-SIDES = {side.name: side for side in (OURS, STOCK)}
-Job = Callable[[Side, Path, int], Observed]
+SIDES = {side.name: side for side in (common.OURS, common.STOCK)}
+Job = Callable[[common.Side, Path, int], common.Observed]
 JOBS: dict[str, Job] = {}
 
 
@@ -71,27 +54,27 @@ def job(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any],
     """Enter a function into JOBS, and what its process 0 observes into CHECKS."""
 
     def enter(function: Any) -> Any:
-        name = name_of(function, options)
+        name = common.name_of(function, options)
         JOBS[name] = lambda side, folder, rank: function(side, folder, rank, **options)
 
-        def result(side: Side, folder: Path) -> Observed:
+        def result(side: common.Side, folder: Path) -> common.Observed:
             file = launched(side.name) / f"{name}-0.pt"
             if not file.exists():
                 raise AssertionError(f"no result: {(file.parent / 'log').read_text()[-2000:]}")
-            seen: Observed = torch.load(file)
+            seen: common.Observed = torch.load(file)
             if "error" in seen:
-                raise ElsewhereError(seen["error"])
+                raise common.ElsewhereError(seen["error"])
             return seen
 
         result.__name__ = name
-        check(client, claim, *needs)(result)
+        common.check(client, claim, *needs)(result)
         return function
 
     return enter
 
 
 def batch() -> dict[str, Tensor]:
-    return {**tiny_batch(4), "labels": torch.tensor([0, 1, 1, 0])}
+    return {**common.tiny_batch(4), "labels": torch.tensor([0, 1, 1, 0])}
 
 
 def shard(rank: int) -> dict[str, Tensor]:
@@ -100,11 +83,11 @@ def shard(rank: int) -> dict[str, Tensor]:
     return {name: x[rank * half : (rank + 1) * half] for name, x in batch().items()}
 
 
-def alone(side: Side, path: Path) -> dict[str, Tensor]:
+def alone(side: common.Side, path: Path) -> dict[str, Tensor]:
     """Return the gradients of the whole batch in one process."""
     model = side.load(CLS, path, dtype=torch.float64).train()
     model(**batch()).loss.backward()
-    return gradients(model)
+    return common.gradients(model)
 
 
 def ran_twice(names: list[str]) -> None:
@@ -114,29 +97,29 @@ def ran_twice(names: list[str]) -> None:
 
 @job(DDP, "gradients equal those of one process, checkpointed layers too, pruned", pruned=True)
 @job(DDP, "gradients equal those of one process, checkpointed layers too")
-def ddp(side: Side, folder: Path, rank: int, pruned: bool = False) -> Observed:
+def ddp(side: common.Side, folder: Path, rank: int, pruned: bool = False) -> common.Observed:
     from torch.nn.parallel import DistributedDataParallel
 
-    path = tiny(folder, CLS, pruned, torch.float64)
+    path = common.tiny(folder, CLS, pruned, torch.float64)
     wanted, got = alone(side, path), {}
     for checkpointed in (False, True):
         model = side.load(CLS, path, dtype=torch.float64).train()
         if checkpointed:
-            getattr(model, f"{CHECKPOINTING}_enable")()
+            getattr(model, f"{common.CHECKPOINTING}_enable")()
         wrapped = DistributedDataParallel(model)  # it averages only while it lives
-        with counted(model) as ran:
+        with common.counted(model) as ran:
             wrapped(**shard(rank)).loss.backward()
         if checkpointed:
             ran_twice(ran)
-        got = gradients(model)
-        equal(got, wanted, within=ROUNDING, what="gradients of two processes and of one")
+        got = common.gradients(model)
+        common.equal(got, wanted, within=common.ROUNDING, what="gradients of two processes and of one")
     return got
 
 
 @job(DDP, "Trainer in two processes, masked words: loss and grad_norm are those of one", "accelerate", cls=WORDS)
 @job(DDP, "Trainer in two processes: loss, grad_norm and eval_loss are those of one", "accelerate", cls=CLS)
-def trainer_ddp(side: Side, folder: Path, rank: int, cls: str) -> Observed:
-    data, path = rows(cls), tiny(folder, cls)
+def trainer_ddp(side: common.Side, folder: Path, rank: int, cls: str) -> common.Observed:
+    data, path = rows(cls), common.tiny(folder, cls)
     run = trainer(side.load(cls, path), folder, data, gradient_accumulation_steps=2)
     if run.args.world_size != WORLD:
         raise AssertionError(f"Trainer sees {run.args.world_size} processes")
@@ -153,45 +136,47 @@ def trainer_ddp(side: Side, folder: Path, rank: int, cls: str) -> Observed:
         seen["eval_loss"] = run.evaluate()["eval_loss"]
     for name, got in seen.items():
         wanted = float((norm if name == "grad_norm" else loss).detach())
-        if abs(got - wanted) > ROUNDING32 * wanted + DECIMALS:
+        if abs(got - wanted) > common.ROUNDING32 * wanted + DECIMALS:
             raise AssertionError(f"{name} is {got:.5g}, and {wanted:.5g} for the same 8 rows in one process")
     return seen
 
 
 @job(FSDP, "fully_shard with checkpointed layers: gradients equal those of one process, pruned", pruned=True)
 @job(FSDP, "fully_shard with checkpointed layers: gradients equal those of one process")
-def fsdp(side: Side, folder: Path, rank: int, pruned: bool = False) -> Observed:
+def fsdp(side: common.Side, folder: Path, rank: int, pruned: bool = False) -> common.Observed:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    path = tiny(folder, CLS, pruned, torch.float64)
+    path = common.tiny(folder, CLS, pruned, torch.float64)
     wanted = alone(side, path)
     mesh = init_device_mesh("cpu", (WORLD,))
     model: Any = side.load(CLS, path, dtype=torch.float64).train()
-    getattr(model, f"{CHECKPOINTING}_enable")()
+    getattr(model, f"{common.CHECKPOINTING}_enable")()
     for layer in model.bert.encoder.layer:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    with counted(model) as ran:
+    with common.counted(model) as ran:
         model(**shard(rank)).loss.backward()
     ran_twice(ran)
     whole = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
     if whole:
         raise AssertionError(f"not sharded: {whole}")
     got = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
-    equal(got, wanted, within=ROUNDING, what="gradients of two processes and of one")
+    common.equal(got, wanted, within=common.ROUNDING, what="gradients of two processes and of one")
     return got
 
 
 @job(TENSOR, "heads and neurons split between two processes: logits and gradients equal, pruned", pruned=True)
 @job(TENSOR, "heads and neurons split between two processes: logits and gradients equal")
-def tensor_parallel(side: Side, folder: Path, rank: int, pruned: bool = False) -> Observed:
+def tensor_parallel(side: common.Side, folder: Path, rank: int, pruned: bool = False) -> common.Observed:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    path = tiny(folder, CLS, dtype=torch.float64, intermediate_size=38)  # the processes share what they can halve
+    path = common.tiny(
+        folder, CLS, dtype=torch.float64, intermediate_size=38
+    )  # the processes share what they can halve
     if pruned:
         core: Any = bertlite.BertForSequenceClassification.from_pretrained(path)
         bertlite.prune_heads(core, {0: [1, 3]}).save_pretrained(path)
@@ -206,9 +191,9 @@ def tensor_parallel(side: Side, folder: Path, rank: int, pruned: bool = False) -
         plan |= {name: RowwiseParallel() for name in ("attention.output.dense", "output.dense")}
         parallelize_module(layer, mesh, plan)
     split = model(**batch())
-    equal(split.logits, out.logits, within=ROUNDING, what="logits of two processes and of one")
+    common.equal(split.logits, out.logits, within=common.ROUNDING, what="logits of two processes and of one")
     split.loss.backward()
     grads = {name: p.grad for name, p in model.named_parameters()}
     got = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in grads.items()}
-    equal(got, gradients(plain), within=ROUNDING, what="gradients of two processes and of one")
+    common.equal(got, common.gradients(plain), within=common.ROUNDING, what="gradients of two processes and of one")
     return {"logits": out.logits.detach()}

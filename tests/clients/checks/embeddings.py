@@ -10,21 +10,7 @@ from typing import Any
 import torch
 
 import bertlite
-from tests.clients.checks.common import (
-    CHECKPOINTING,
-    ROUNDING32,
-    SOME,
-    Observed,
-    Side,
-    check,
-    counted,
-    dense_and_pruned,
-    differ,
-    equal,
-    minilm,
-    seed,
-    state,
-)
+from tests.clients.checks import common
 from tests.clients.checks.pipelines import names, worded
 from tests.clients.checks.trainer import SETTINGS
 
@@ -40,13 +26,13 @@ TEXTS = [
 
 def copied(folder: Path, pruned: bool = False) -> Path:
     """Return a folder of links to all-MiniLM-L6-v2's files; saving replaces a link, and writes through none."""
-    path = Path(shutil.copytree(minilm(), folder / "minilm", copy_function=os.symlink))
+    path = Path(shutil.copytree(common.minilm(), folder / "minilm", copy_function=os.symlink))
     if pruned:
-        bertlite.prune_heads(bertlite.BertModel.from_pretrained(path), SOME).save_pretrained(path)
+        bertlite.prune_heads(bertlite.BertModel.from_pretrained(path), common.SOME).save_pretrained(path)
     return path
 
 
-def opened(side: Side, path: Path) -> Any:
+def opened(side: common.Side, path: Path) -> Any:
     from sentence_transformers import SentenceTransformer
 
     with side.loading():
@@ -62,22 +48,24 @@ def inner(model: Any) -> Any:
     return getattr(model, "auto_model", None) or model.model
 
 
-@dense_and_pruned(CLIENT, "loads by path, encodes, saves and loads again", *NEEDS)
-def encodes(side: Side, folder: Path, pruned: bool = False) -> Observed:
+@common.dense_and_pruned(CLIENT, "loads by path, encodes, saves and loads again", *NEEDS)
+def encodes(side: common.Side, folder: Path, pruned: bool = False) -> common.Observed:
     model = opened(side, copied(folder, pruned))
     vectors = model.encode(TEXTS, convert_to_tensor=True)
-    equal(vectors.norm(dim=1), torch.ones(len(TEXTS)), within=ROUNDING32, what="the vectors' lengths and 1")
+    common.equal(
+        vectors.norm(dim=1), torch.ones(len(TEXTS)), within=common.ROUNDING32, what="the vectors' lengths and 1"
+    )
     if vectors[0] @ vectors[1] < vectors[0] @ vectors[2] + 0.1:
         raise AssertionError("two sentences about capitals are no closer than one of them and a recipe")
     model.save_pretrained(str(folder / "saved"))
-    equal(
+    common.equal(
         opened(side, folder / "saved").encode(TEXTS, convert_to_tensor=True), vectors, what="vectors before and after"
     )
     return {"vectors": vectors}
 
 
-@dense_and_pruned(CLIENT, "a training step with checkpointed layers", *NEEDS)
-def trains_embeddings(side: Side, folder: Path, pruned: bool = False) -> Observed:
+@common.dense_and_pruned(CLIENT, "a training step with checkpointed layers", *NEEDS)
+def trains_embeddings(side: common.Side, folder: Path, pruned: bool = False) -> common.Observed:
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
@@ -86,33 +74,33 @@ def trains_embeddings(side: Side, folder: Path, pruned: bool = False) -> Observe
 
     path, found = copied(folder, pruned), []
     pairs = {"anchor": ["what is the capital of france", "how to cook soup"], "positive": ["paris", "simmer it"]}
-    for times, options in ((1, {}), (2, {CHECKPOINTING: True})):
+    for times, options in ((1, {}), (2, {common.CHECKPOINTING: True})):
         model = opened(side, path)
         for module in inner(model).modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         before = model.encode(TEXTS, convert_to_tensor=True)
-        seed()
+        common.seed()
         run = SentenceTransformerTrainer(
             model=model,
             args=SentenceTransformerTrainingArguments(str(folder / "run"), **{**SETTINGS, **options}),
             train_dataset=Dataset.from_dict(pairs),
             loss=losses.MultipleNegativesRankingLoss(model),
         )
-        with counted(inner(model)) as ran:
+        with common.counted(inner(model)) as ran:
             run.train()
         layers = inner(model).config.num_hidden_layers
         if len(ran) != 2 * times * layers:  # anchors and positives
             raise AssertionError(f"{len(ran)} layers ran, of {layers}, with {options or 'no options'}")
         after = model.encode(TEXTS, convert_to_tensor=True)
-        differ(after, before, "training")
-        found.append(state(inner(model)))
-    equal(found[0], found[1], what="checkpointed and plain training")
+        common.differ(after, before, "training")
+        found.append(common.state(inner(model)))
+    common.equal(found[0], found[1], what="checkpointed and plain training")
     return {"weights": found[0]}
 
 
-@check(CLIENT, "CrossEncoder scores pairs", *NEEDS)
-def cross_encoder(side: Side, folder: Path) -> Observed:
+@common.check(CLIENT, "CrossEncoder scores pairs", *NEEDS)
+def cross_encoder(side: common.Side, folder: Path) -> common.Observed:
     from sentence_transformers import CrossEncoder
 
     path = worded(folder, "BertForSequenceClassification", **names("bad", "good", "neither"))
@@ -120,5 +108,5 @@ def cross_encoder(side: Side, folder: Path) -> Observed:
         model = CrossEncoder(str(path), device="cpu")
     side.owns(inner(model))
     scores = model.predict([("word5 word9", "word1"), ("word2 word3", "")], convert_to_tensor=True)
-    differ(scores[0], scores[1], "another pair")
+    common.differ(scores[0], scores[1], "another pair")
     return {"scores": scores}

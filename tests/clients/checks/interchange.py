@@ -12,45 +12,33 @@ import transformers
 
 import bertlite
 import bertlite.hf
-from tests.clients.checks.common import (
-    GONE,
-    OURS,
-    ROUNDING,
-    ROUNDING32,
-    SIZES,
-    ElsewhereError,
-    Observed,
-    Side,
-    check,
-    differ,
-    equal,
-    tiny,
-    tiny_batch,
-)
+from tests.clients.checks import common
 
 CHECKPOINTS, DROPPED, GENERATION = "checkpoints", "kept from transformers 4", "generation"
 
 
 @torch.no_grad()
 def outputs(model: Any) -> dict[str, Any]:
-    return dict(model.eval()(**tiny_batch(), output_hidden_states=True))
+    return dict(model.eval()(**common.tiny_batch(), output_hidden_states=True))
 
 
-def same_as_core(side: Side, path: Path) -> Observed:
+def same_as_core(side: common.Side, path: Path) -> common.Observed:
     """Return what a checkpoint computes in float64, and raise unless it is what bertlite's core computes."""
     got = outputs(side.load("BertModel", path, dtype=torch.float64))
-    equal(got, outputs(bertlite.BertModel.from_pretrained(path)), ROUNDING, "the model and bertlite's core")
+    common.equal(
+        got, outputs(bertlite.BertModel.from_pretrained(path)), common.ROUNDING, "the model and bertlite's core"
+    )
     return got
 
 
-@check(CHECKPOINTS, "a pruned checkpoint computes what bertlite's core computes")
-def loads_pruned(side: Side, folder: Path) -> Observed:
-    return same_as_core(side, tiny(folder, pruned=True, dtype=torch.float64))
+@common.check(CHECKPOINTS, "a pruned checkpoint computes what bertlite's core computes")
+def loads_pruned(side: common.Side, folder: Path) -> common.Observed:
+    return same_as_core(side, common.tiny(folder, pruned=True, dtype=torch.float64))
 
 
-@check(CHECKPOINTS, "a relative_key checkpoint computes what bertlite's core computes")
-def loads_relative(side: Side, folder: Path) -> Observed:
-    return same_as_core(side, tiny(folder, dtype=torch.float64, position_embedding_type="relative_key"))
+@common.check(CHECKPOINTS, "a relative_key checkpoint computes what bertlite's core computes")
+def loads_relative(side: common.Side, folder: Path) -> common.Observed:
+    return same_as_core(side, common.tiny(folder, dtype=torch.float64, position_embedding_type="relative_key"))
 
 
 REMOTE = """
@@ -88,38 +76,40 @@ def elsewhere(folder: Path, *asked: tuple[str, bool, Path]) -> dict[str, Any]:
     return dict(json.loads(result.read_text()))
 
 
-@check(CHECKPOINTS, "AutoModel loads a pruned checkpoint in a fresh process (ours with trust_remote_code=True)")
-def fresh_process(side: Side, folder: Path) -> Observed:
-    path = tiny(folder, pruned=True)
-    if side is OURS:
+@common.check(CHECKPOINTS, "AutoModel loads a pruned checkpoint in a fresh process (ours with trust_remote_code=True)")
+def fresh_process(side: common.Side, folder: Path) -> common.Observed:
+    path = common.tiny(folder, pruned=True)
+    if side is common.OURS:
         bertlite.hf.export_remote_code(path)
-    seen = elsewhere(folder, ("pruned", side is OURS, path))["pruned"]
+    seen = elsewhere(folder, ("pruned", side is common.OURS, path))["pruned"]
     if "error" in seen:
-        raise ElsewhereError(seen["error"])
+        raise common.ElsewhereError(seen["error"])
     core = bertlite.BertModel.from_pretrained(path)
     with torch.no_grad():
         wanted = core(torch.arange(1, 12)[None]).last_hidden_state
-    equal(torch.tensor(seen["out"]), wanted, within=ROUNDING32, what="the model and bertlite's core")
+    common.equal(torch.tensor(seen["out"]), wanted, within=common.ROUNDING32, what="the model and bertlite's core")
     return {"out": seen["out"]}
 
 
 # What transformers 5 dropped -----------------------------------------------------------------------------------------
 
 
-@check(DROPPED, "output_attentions=True gives attentions, whatever the default attention")
+@common.check(DROPPED, "output_attentions=True gives attentions, whatever the default attention")
 @torch.no_grad()
-def attentions(side: Side, folder: Path) -> Observed:
-    model = side.load("BertModel", tiny(folder))
-    got = model(**tiny_batch(), output_attentions=True).attentions
-    if not got or len(got) != SIZES["num_hidden_layers"]:
-        raise AssertionError(f"{len(got or ())} attentions of {SIZES['num_hidden_layers']} layers")
-    equal(got[0].sum(-1), torch.ones_like(got[0][..., 0]), within=ROUNDING32, what="the sums of the rows and 1")
+def attentions(side: common.Side, folder: Path) -> common.Observed:
+    model = side.load("BertModel", common.tiny(folder))
+    got = model(**common.tiny_batch(), output_attentions=True).attentions
+    if not got or len(got) != common.SIZES["num_hidden_layers"]:
+        raise AssertionError(f"{len(got or ())} attentions of {common.SIZES['num_hidden_layers']} layers")
+    common.equal(
+        got[0].sum(-1), torch.ones_like(got[0][..., 0]), within=common.ROUNDING32, what="the sums of the rows and 1"
+    )
     return {"attentions": got}
 
 
 def silenced(model: Any, heads: dict[int, list[int]]) -> Any:
     """Set these heads' columns of the output projection to zero, in place; return the model."""
-    size = SIZES["hidden_size"] // SIZES["num_attention_heads"]
+    size = common.SIZES["hidden_size"] // common.SIZES["num_attention_heads"]
     with torch.no_grad():
         for layer, which in heads.items():
             for head in which:
@@ -127,70 +117,70 @@ def silenced(model: Any, heads: dict[int, list[int]]) -> Any:
     return model
 
 
-@check(DROPPED, "head_mask silences heads")
+@common.check(DROPPED, "head_mask silences heads")
 @torch.no_grad()
-def head_mask(side: Side, folder: Path) -> Observed:
-    path, mask = tiny(folder, dtype=torch.float64), torch.ones(3, 4)
-    for layer, heads in GONE.items():
+def head_mask(side: common.Side, folder: Path) -> common.Observed:
+    path, mask = common.tiny(folder, dtype=torch.float64), torch.ones(3, 4)
+    for layer, heads in common.GONE.items():
         mask[layer, heads] = 0
     model = side.load("BertModel", path, dtype=torch.float64)
-    got = model(**tiny_batch(), head_mask=mask).last_hidden_state
-    differ(got, model(**tiny_batch()).last_hidden_state, "head_mask")
-    wanted = silenced(model, GONE)(**tiny_batch()).last_hidden_state
-    equal(got, wanted, within=ROUNDING, what="masked and zeroed heads")
+    got = model(**common.tiny_batch(), head_mask=mask).last_hidden_state
+    common.differ(got, model(**common.tiny_batch()).last_hidden_state, "head_mask")
+    wanted = silenced(model, common.GONE)(**common.tiny_batch()).last_hidden_state
+    common.equal(got, wanted, within=common.ROUNDING, what="masked and zeroed heads")
     return {"out": got}
 
 
-@check(DROPPED, "prune_heads, save, load")
+@common.check(DROPPED, "prune_heads, save, load")
 @torch.no_grad()
-def prune_heads(side: Side, folder: Path) -> Observed:
-    path = tiny(folder)
+def prune_heads(side: common.Side, folder: Path) -> common.Observed:
+    path = common.tiny(folder)
     model = side.load("BertModel", path)
-    model.prune_heads(GONE)
+    model.prune_heads(common.GONE)
     width = model.encoder.layer[0].attention.self.query.out_features
-    if width != SIZES["hidden_size"] // 2:
+    if width != common.SIZES["hidden_size"] // 2:
         raise AssertionError(f"layer 0 has {width} rows of query after losing 2 heads of 4")
     got = outputs(model)
-    wanted = outputs(silenced(side.load("BertModel", path), GONE))
-    equal(got, wanted, within=ROUNDING32, what="pruned and zeroed heads")
+    wanted = outputs(silenced(side.load("BertModel", path), common.GONE))
+    common.equal(got, wanted, within=common.ROUNDING32, what="pruned and zeroed heads")
     model.save_pretrained(folder / "pruned")
     again = side.load("BertModel", folder / "pruned")
-    equal(outputs(again), got, what="the pruned model and its copy from disk")
+    common.equal(outputs(again), got, what="the pruned model and its copy from disk")
     return got
 
 
-@check(DROPPED, "a 3-D mask, one row per query")
+@common.check(DROPPED, "a 3-D mask, one row per query")
 @torch.no_grad()
-def mask_3d(side: Side, folder: Path) -> Observed:
-    model = side.load("BertModel", tiny(folder))
-    batch = tiny_batch()
+def mask_3d(side: common.Side, folder: Path) -> common.Observed:
+    model = side.load("BertModel", common.tiny(folder))
+    batch = common.tiny_batch()
     mask = torch.ones(2, 11, 11, dtype=torch.long).tril()
     first = model(**{**batch, "attention_mask": mask}).last_hidden_state
     other = {**batch, "input_ids": torch.cat([batch["input_ids"][:, :5], batch["input_ids"][:, 5:].flip(1)], 1)}
     second = model(**{**other, "attention_mask": mask}).last_hidden_state
-    equal(first[:, :5], second[:, :5], what="tokens before and after a change in those they may not see")
-    differ(first, model(**{**batch, "attention_mask": mask[:, -1]}).last_hidden_state, "the triangle")
+    common.equal(first[:, :5], second[:, :5], what="tokens before and after a change in those they may not see")
+    common.differ(first, model(**{**batch, "attention_mask": mask[:, -1]}).last_hidden_state, "the triangle")
     return {"out": first}
 
 
 # Generation ----------------------------------------------------------------------------------------------------------
 
 
-@check(GENERATION, "EncoderDecoderModel of two BERTs: greedy", beams=1)
-@check(GENERATION, "EncoderDecoderModel of two BERTs: beam search", beams=3)
+@common.check(GENERATION, "EncoderDecoderModel of two BERTs: greedy", beams=1)
+@common.check(GENERATION, "EncoderDecoderModel of two BERTs: beam search", beams=3)
 @torch.no_grad()
-def encoder_decoder(side: Side, folder: Path, beams: int) -> Observed:
-    encoder = tiny(folder / "encoder")
-    decoder = tiny(folder / "decoder", "BertLMHeadModel", is_decoder=True, add_cross_attention=True)
+def encoder_decoder(side: common.Side, folder: Path, beams: int) -> common.Observed:
+    encoder = common.tiny(folder / "encoder")
+    decoder = common.tiny(folder / "decoder", "BertLMHeadModel", is_decoder=True, add_cross_attention=True)
     with side.loading():
         made = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(encoder, decoder)
         made.save_pretrained(folder / "both")
         model = transformers.EncoderDecoderModel.from_pretrained(folder / "both")
     for part in (made.encoder, made.decoder, model.encoder, model.decoder):
         side.owns(part)
-    batch = {name: x for name, x in tiny_batch().items() if name != "token_type_ids"}
+    batch = {name: x for name, x in common.tiny_batch().items() if name != "token_type_ids"}
     tokens = {"decoder_start_token_id": 1, "eos_token_id": 96, "pad_token_id": 0, "max_new_tokens": 15}
     asked = {"num_beams": beams, "do_sample": False, "return_dict_in_generate": True, "output_scores": True}
     found = {cached: model.generate(**batch, use_cache=cached, **tokens, **asked) for cached in (True, False)}
-    equal(found[True].sequences, found[False].sequences, what="words written with and without a cache")
+    common.equal(found[True].sequences, found[False].sequences, what="words written with and without a cache")
     return {"words": found[True].sequences, "scores": found[True].scores}
