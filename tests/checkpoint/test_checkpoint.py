@@ -20,7 +20,7 @@ from unittest.mock import create_autospec
 import pytest
 import safetensors.torch
 import torch
-from conftest import HEADED, SIZES, SPECIAL, assert_same, full_outputs, inputs_of, make, make_batch
+from conftest import HEADED, SIZES, SPECIAL, assert_same, full_outputs, inputs_of, make
 from huggingface_hub import HfApi, errors, hf_hub_download, save_torch_state_dict
 from safetensors.torch import load_file, save_file
 from test_hostile_files import child  # type: ignore[import-not-found]
@@ -50,6 +50,7 @@ from bertlite.inference import InferenceModel
 from bertlite.models.remote import export_remote_code
 from bertlite.opened.inspection import inspect
 from bertlite.shipping.folder import write_model
+from bertlite.support.files import write_text
 from bertlite.support.runs import Run, read_runs
 from scripts.make import hostile
 
@@ -100,11 +101,13 @@ def assert_same_model(got: nn.Module, wanted: nn.Module | State) -> None:
 
 @pytest.mark.parametrize("cls", [BertModel, *HEADED, BertLMHeadModel])
 @pytest.mark.parametrize("heads", [{}, {**PRUNED, 1: [0, 1, 2, 3]}], ids=["dense", "pruned"])
-def test_loading_undoes_saving(cls, heads, tmp_path):
+def test_loading_undoes_saving_and_draws_no_random_numbers(cls, heads, tmp_path):
     decoder = {"is_decoder": True, "add_cross_attention": True, "use_cache": False} if cls is BertLMHeadModel else {}
     saved = prune_heads(make(cls, hidden_dropout_prob=0.25, **decoder), heads)
     saved.save_pretrained(tmp_path / "new" / "folder")
+    before = torch.random.get_rng_state()
     loaded = cls.from_pretrained(tmp_path / "new" / "folder")
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert_same_model(loaded, saved)
     assert {k: v for k, v in loaded.config.to_dict().items() if k not in ("dtype", "architectures")} == (
         saved.config.to_dict()
@@ -138,17 +141,9 @@ def test_dtype_is_the_files_unless_another_is_asked_for(dtype, tmp_path):
         assert loaded.cls.predictions.decoder.weight is loaded.get_input_embeddings().weight
 
 
-def test_loading_draws_no_random_numbers_and_allocates_no_weights(tmp_path):
-    make().save_pretrained(tmp_path)
-    before = torch.random.get_rng_state()
-    BertModel.from_pretrained(tmp_path)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    made = make_skeleton(BertForPreTraining, BertConfig(**SIZES), {})
-    assert {p.device.type for p in made.parameters()} == {"meta"}
-
-
-def test_a_skeleton_leaves_other_threads_alone():
-    made = []
+def test_a_skeleton_allocates_nothing_and_leaves_other_threads_alone():
+    skeleton, made = make_skeleton(BertForPreTraining, BertConfig(**SIZES), {}), []
+    assert {p.device.type for p in skeleton.parameters()} == {"meta"}
     with SkeletonMode():
         thread = threading.Thread(target=lambda: made.append(nn.Linear(5, 3)))
         thread.start()
@@ -305,10 +300,12 @@ def test_a_google_folder_of_2018_loads(tmp_path):
 
 @pytest.mark.parametrize("there", [{HEAD_BIAS}, {DECODER_BIAS}, {HEAD_BIAS, DECODER_BIAS}], ids=sorted)
 @pytest.mark.parametrize("decoder", [True, False])
-def test_either_name_of_the_decoders_bias_will_do(there, decoder, tmp_path):
+def test_either_name_of_the_decoders_bias_will_do_and_its_own_wins(there, decoder, tmp_path):
     model = make(BertForMaskedLM)
     kept = there | ({DECODER} if decoder else set())
     state = {k: t for k, t in state_of(model).items() if k in kept or k not in (HEAD_BIAS, DECODER_BIAS, DECODER)}
+    if len(there) == 2:
+        state[HEAD_BIAS] += 1
     write(tmp_path, state)
     loaded = BertForMaskedLM.from_pretrained(tmp_path)
     assert_same_model(loaded, model)
@@ -316,13 +313,6 @@ def test_either_name_of_the_decoders_bias_will_do(there, decoder, tmp_path):
     other = BertForMaskedLM(model.config).double()
     other.load_state_dict(state, strict=True)
     assert_same_model(other, model)
-
-
-def test_the_decoders_own_name_for_its_bias_wins(tmp_path):
-    state = state_of(make(BertForMaskedLM))
-    state[HEAD_BIAS] += 1
-    loaded = BertForMaskedLM.from_pretrained(write(tmp_path, state))
-    assert torch.equal(loaded.cls.predictions.bias, state[DECODER_BIAS])
 
 
 def test_a_decoder_of_its_own_under_a_tied_config_is_a_question_for_the_user(tmp_path):
@@ -343,10 +333,7 @@ def test_a_decoder_of_its_own_under_a_tied_config_is_a_question_for_the_user(tmp
         BertForMaskedLM.from_pretrained(write(tmp_path / "none", without(DECODER)(state)), tie_word_embeddings=False)
     tied = BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=True)
     assert torch.equal(tied.cls.predictions.decoder.weight, state[WORD_EMBEDDINGS])
-    assert_same_model(
-        BertModel.from_pretrained(tmp_path, add_pooling_layer=False),
-        BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=True).bert,
-    )
+    assert_same_model(BertModel.from_pretrained(tmp_path, add_pooling_layer=False), tied.bert)
 
 
 def test_an_untied_decoder_that_shares_the_files_memory_is_not_tied_by_it(tmp_path):
@@ -486,11 +473,7 @@ def half_a_head_less(state: State) -> State:
 Q0, RELATIVE = "encoder.layer.0.attention.self.query.weight", {"position_embedding_type": "relative_key"}
 FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # config, tensors, what the error says
     "fewer layers": ({}, without(LAST), "it has 2 layers, not 3 as the config says: pass num_hidden_layers=2"),
-    "more layers": (
-        {"num_hidden_layers": 1},
-        dict,
-        "it has 3 layers, not 1 as the config says: pass num_hid",
-    ),
+    "more layers": ({"num_hidden_layers": 1}, dict, "it has 3 layers, not 1 as the config says: pass num_hid"),
     "a layer in the middle": ({}, without("encoder.layer.1."), "encoder.layer.1.output.LayerNorm.bias is missing"),
     "heads of relative positions": (
         RELATIVE,
@@ -584,12 +567,7 @@ PATHS = ("/none", Path("/none"), "./none", "../none", "~/none", Path("none/none"
 SOURCES: list[tuple[Any, dict[str, Any], Any, str]] = [
     *(("model", {"dtype": dtype}, ValueError, DTYPE) for dtype in ("float", "int8", torch.int8)),
     ("model", {"dtype": 32}, TypeError, r"dtype is 32; give a torch\.dtype or a string"),
-    (
-        "model",
-        {"variant": "bf16"},
-        FileNotFoundError,
-        r"has no model\.bf16\.safetensors or .*\.index\.bf16",
-    ),
+    ("model", {"variant": "bf16"}, FileNotFoundError, r"has no model\.bf16\.safetensors or .*\.index\.bf16"),
     ("model", {"subfolder": "c"}, FileNotFoundError, r"there is no folder .*/c$"),
     *((A_FILE, {name: "fp16"}, ValueError, "is a file: leave subfolder and var") for name in ("variant", "subfolder")),
     ("model/config.json", {}, ValueError, r"config\.json is only the config: name its folder"),
@@ -652,16 +630,6 @@ def test_a_disk_that_fails_is_no_damaged_file(number, tmp_path, monkeypatch):
     assert caught.value.errno == number
 
 
-def test_an_adapter_beside_a_whole_model_is_refused_by_name(tmp_path):
-    model = make()
-    model.save_pretrained(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"adapter_config\.json is an adapter of PEFT, .*merge_and_unload"):
-        BertModel.from_pretrained(tmp_path)
-    alone = BertModel.from_pretrained(tmp_path / "model.safetensors")
-    assert_same(alone(**make_batch()), model(**make_batch()), atol=0)
-
-
 OTHERS = {  # names of files, and what is said of them
     "model.gguf": "GGUF.*: name the checkpoint that it was made from",
     "model.zip": "a zip archive: run `unzip",
@@ -689,6 +657,10 @@ def test_files_of_other_formats_are_named_with_the_way_out(name, config, tmp_pat
     write(tmp_path, state_of(make()))  # a whole checkpoint beside it
     with pytest.raises(FileNotFoundError, match=rf"it holds .*{name.partition('/')[0][-4:]}[^:]*$"):
         BertTokenizer.from_pretrained(tmp_path)
+    if name == "adapter_config.json":
+        with pytest.raises(ValueError, match=r"adapter_config\.json is an adapter of PEFT, .*merge_and_unload"):
+            BertModel.from_pretrained(tmp_path)
+    assert_same_model(BertModel.from_pretrained(tmp_path / "model.safetensors"), make())
     (tmp_path / "weights.npz").touch()
     with pytest.raises(ValueError, match=r"npz is not a weights file: their names end in \.safetensors, \.bin"):
         BertModel.from_pretrained(tmp_path / "weights.npz")
@@ -746,21 +718,18 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def cache(tmp_path) -> Path:
     """A hub cache that holds org/name and org/sharded, as huggingface_hub lays it out."""
-    for name, sharded in (("name", False), ("sharded", True)):
-        model, files = make(BertForMaskedLM), tmp_path / "files"
-        model.save_pretrained(files)
-        if sharded:
-            split(files)
+    for name in ("name", "sharded"):
         repo = tmp_path / "cache" / f"models--org--{name}"
-        snapshot = repo / "snapshots" / SHA
-        for folder in (snapshot / "sub", repo / "refs", repo / "blobs"):
-            folder.mkdir(parents=True)
-        (repo / "refs/main").write_text(SHA)
-        for file in files.iterdir():
-            shutil.copy(file, repo / "blobs" / f"blob-{file.name}")
+        blobs, snapshot = repo / "blobs", repo / "snapshots" / SHA
+        make(BertForMaskedLM).save_pretrained(blobs)
+        if name == "sharded":
+            split(blobs)
+        (snapshot / "sub").mkdir(parents=True)
+        write_text(repo / "refs/main", SHA)
+        for file in [*blobs.iterdir()]:
+            file.rename(blobs / f"blob-{file.name}")
             (snapshot / file.name).symlink_to(f"../../blobs/blob-{file.name}")
             (snapshot / "sub" / file.name).symlink_to(f"../../../blobs/blob-{file.name}")
-        shutil.rmtree(files)
     return tmp_path / "cache"
 
 
@@ -873,9 +842,7 @@ def test_a_model_and_its_tokenizer_arrive_in_one_commit_each(monkeypatch, tmp_pa
     api, arrived, commits, tokens = create_autospec(HfApi), tmp_path / "arrived", [], []
 
     def upload(*, folder_path: Path, **given: Any) -> str:
-        arrived.mkdir(exist_ok=True)
-        for path in folder_path.iterdir():
-            (arrived / path.name).write_bytes(path.read_bytes())
+        shutil.copytree(folder_path, arrived, dirs_exist_ok=True)
         commits.append((*given.values(), sorted(path.name for path in folder_path.iterdir())))
         return "the commit"
 
@@ -1008,15 +975,13 @@ def test_the_working_directory_can_be_saved_into_and_stays(target, there, tmp_pa
     monkeypatch.chdir(tmp_path / "home/sub")
     before = Path(".").stat().st_ino, Path("..").stat().st_ino
     if there:
-        make(hidden_act="relu").save_pretrained(target)
-        split(Path(target))
-        Path(target, "vocab.txt").write_text("words")
-    model = make()
+        a_folder(Path(target))
+    model = make(hidden_act="relu")
     model.save_pretrained(target)
     assert (Path(".").stat().st_ino, Path("..").stat().st_ino) == before
     assert Path.cwd() == tmp_path / "home/sub"
     assert_same_model(BertModel.from_pretrained(target), model)
-    kept = {"vocab.txt"} if there else set()
+    kept = {"vocab.txt", "1_Pooling"} if there else set()
     assert {path.name for path in Path(target).iterdir()} - {"sub"} == {"config.json", "model.safetensors"} | kept
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
@@ -1129,7 +1094,8 @@ def test_an_exchange_that_fails_changes_nothing_or_is_done_by_two_renames_or_und
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_files_that_come_during_a_save_are_kept(tmp_path, monkeypatch):
+@pytest.mark.parametrize("links", [True, False], ids=["links", "copies"])
+def test_files_are_kept_without_hard_links_and_if_they_come_during_a_save_too(links, tmp_path, monkeypatch):
     folder, exchange = a_folder(tmp_path / "model"), folders.exchange
 
     def late(a: Path, b: Path) -> None:
@@ -1137,16 +1103,8 @@ def test_files_that_come_during_a_save_are_kept(tmp_path, monkeypatch):
         exchange(a, b)
 
     monkeypatch.setattr(folders, "exchange", late)
+    if not links:
+        monkeypatch.setattr(os, "link", raising(OSError(errno.EPERM, "no links here")))
     make().save_pretrained(folder)
-    assert (folder / "late.txt").read_text() == "here I am"
-
-
-def test_disks_without_hard_links_get_copies(tmp_path, monkeypatch):
-    def fail(*args: Any, **options: Any) -> None:
-        raise OSError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(os, "link", fail)
-    folder = a_folder(tmp_path / "model")
-    make().save_pretrained(folder)
-    assert (folder / "vocab.txt").read_text() == "words"
-    assert (folder / "1_Pooling/config.json").read_text() == "{}"
+    kept = {"late.txt": "here I am", "vocab.txt": "words", "1_Pooling/config.json": "{}"}
+    assert {name: (folder / name).read_text() for name in kept} == kept

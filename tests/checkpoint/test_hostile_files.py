@@ -68,14 +68,26 @@ def test_the_canary_sings_where_a_pickle_is_run(tmp_path):
 # Numbers that are none ----------------------------------------------------------------------------------------------
 
 
-def test_a_weight_that_overflows_the_dtype_asked_for_is_named(tmp_path):
-    model = make()
+CLASSIFIER, META = BertForSequenceClassification, {"device": "meta"}
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "value", "refused", "taken"),
+    [
+        (BertModel, "pooler.dense.weight", 1e5, {"dtype": "float16"}, {"dtype": "bfloat16"}),
+        (BertModel, "pooler.dense.bias", torch.inf, {"dtype": "float64"}, META),
+        (BertModel, "pooler.dense.bias", -torch.inf, {"dtype": "float64"}, META),
+        (CLASSIFIER, "classifier.bias", torch.nan, {"dtype": "float64"}, {}),  # by a class that does not have it
+    ],
+)
+def test_a_tensor_of_the_model_that_holds_no_numbers_is_named(cls, name, value, refused, taken, tmp_path):
+    model = prune_heads(make(cls), {1: range(4)})  # whose query, key and value are empty, and hold no nan
     with torch.no_grad():
-        model.pooler.dense.weight[3, 5] = 1e5
+        model.get_parameter(name)[1] = value
     model.save_pretrained(tmp_path)
-    BertModel.from_pretrained(tmp_path, dtype="bfloat16")
-    with pytest.raises(ValueError, match=r"pooler\.dense\.weight holds nan or inf in float16$"):
-        BertModel.from_pretrained(tmp_path, dtype="float16")
+    with pytest.raises(ValueError, match=rf"since\n  {name} holds nan or inf in {refused['dtype']}$"):
+        cls.from_pretrained(tmp_path, **refused)
+    assert BertModel.from_pretrained(tmp_path, **taken).pooler.dense.weight.is_meta == (taken is META)
 
 
 def test_weights_whose_sum_alone_overflows_are_numbers(tmp_path):
@@ -84,28 +96,6 @@ def test_weights_whose_sum_alone_overflows_are_numbers(tmp_path):
         model.pooler.dense.weight.fill_(3e38)
     model.save_pretrained(tmp_path)
     assert BertModel.from_pretrained(tmp_path).pooler.dense.weight[0, 0] == torch.tensor(3e38)
-
-
-def test_what_has_no_numbers_holds_no_nan(tmp_path):
-    model = prune_heads(make(), {1: range(4)})  # whose query, key and value are empty
-    model.save_pretrained(tmp_path)
-    assert BertModel.from_pretrained(tmp_path, device="meta").pooler.dense.weight.is_meta
-    for lone in (torch.inf, -torch.inf):
-        with torch.no_grad():
-            model.pooler.dense.bias[1] = lone
-        model.save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=r"since\n  pooler\.dense\.bias holds nan or inf in float64$"):
-            BertModel.from_pretrained(tmp_path)
-
-
-def test_only_the_tensors_of_the_model_are_looked_at(tmp_path):
-    model = make(BertForSequenceClassification)
-    with torch.no_grad():
-        model.classifier.bias[1] = torch.nan
-    model.save_pretrained(tmp_path)
-    BertModel.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"classifier\.bias holds nan or inf in float64"):
-        BertForSequenceClassification.from_pretrained(tmp_path)
 
 
 # Sizes --------------------------------------------------------------------------------------------------------------
