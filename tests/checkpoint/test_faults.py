@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -323,32 +324,21 @@ def job_of(vectors: Embedder, folder: Path, count: int) -> Callable[[Path], Job]
 
 
 @at_steps
-def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, every, tmp_path):
+@pytest.mark.parametrize("stops", [partial(kills, sizes=(1, 800)), fills], ids=["killed", "disk full"])
+def test_an_embedding_that_is_stopped_loses_no_shard_and_mixes_none(vectors, stops, every, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     job = job_of(vectors, tmp_path, 11)
     embed_missing(job(tmp_path / "wanted"))
     wanted = {path.name: pq.read_table(path) for path in (tmp_path / "wanted").glob("*.parquet")}
     assert len(wanted) == 3
-    for number in kills(lambda number: lambda: embed_missing(job(tmp_path / str(number))), (1, 800), every):
+    for number in stops(lambda number: lambda: embed_missing(job(tmp_path / str(number))), every=every):
         out = tmp_path / str(number)
-        for path in out.glob("*.parquet") if out.exists() else ():
+        assert stops is not fills or not list(out.glob(".*.tmp"))
+        for path in out.glob("*.parquet"):
             assert pq.read_table(path).equals(wanted[path.name])
-        assert embed_missing(job(out))["complete"]
-        assert {path.name for path in out.iterdir()} == wanted.keys()
-        shutil.rmtree(out)
-
-
-@at_steps
-def test_a_disk_that_is_full_at_any_step_of_an_embedding_loses_no_shard(vectors, every, tmp_path):
-    pq = pytest.importorskip("pyarrow.parquet")
-    job = job_of(vectors, tmp_path, 11)
-    for number in fills(lambda number: lambda: embed_missing(job(tmp_path / str(number))), every):
-        out = tmp_path / str(number)
-        assert not out.exists() or not list(out.glob(".*.tmp"))
-        assert all(pq.read_table(path).num_rows in (4, 3) for path in out.glob("*.parquet"))
         manifest = embed_missing(job(out))
-        assert manifest["complete"]
-        assert sum(manifest["shards"].values()) == 11
+        assert (manifest["complete"], sum(manifest["shards"].values())) == (True, 11)
+        assert {path.name for path in out.iterdir()} == wanted.keys()
         shutil.rmtree(out)
 
 

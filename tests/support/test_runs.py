@@ -27,9 +27,7 @@ def test_a_run_says_what_it_was_in_json_whatever_the_numbers(tmp_path, monkeypat
         for text in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
             json.loads(text, parse_constant=pytest.fail)
     (read,) = read_runs(tmp_path)
-    assert read.folder == run.folder
-    assert read.finished
-    assert read.config == {"criterion": "michel"}
+    assert (read.folder, read.finished, read.config) == (run.folder, True, {"criterion": "michel"})
     assert read.results == {"accuracy": 0.75, "loss": None}
     assert read.metrics == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
     assert read.predictions == [{"label": 1, "outputs": [0.5, None]}]
@@ -38,8 +36,7 @@ def test_a_run_says_what_it_was_in_json_whatever_the_numbers(tmp_path, monkeypat
     assert (told["seed"], told["data"], told["model"]) == (3, {"dev": "ab"}, {"dense": "cd"})
     assert told["environment"]["versions"]["torch"]
     assert told["wall_seconds"] >= 0
-    assert told["command"] == "prune_heads.py --criterion michel"
-    assert told["environment"]["git"] == git_state()
+    assert (told["command"], told["environment"]["git"]) == ("prune_heads.py --criterion michel", git_state())
 
 
 def test_a_failed_run_says_why_and_is_not_read(tmp_path):
@@ -47,8 +44,7 @@ def test_a_failed_run_says_why_and_is_not_read(tmp_path):
         _ = 1 / 0
     assert read_runs(tmp_path) == []
     (failed,) = read_runs(tmp_path, unfinished=True)
-    assert failed.facts["status"] == "failed"
-    assert failed.facts["error"] == "ZeroDivisionError: division by zero"
+    assert (failed.facts["status"], failed.facts["error"]) == ("failed", "ZeroDivisionError: division by zero")
 
 
 def test_runs_are_found_by_name_at_any_depth(tmp_path):

@@ -10,9 +10,13 @@ from bertlite.support.timing import FEWEST, LONGEST_SPIN, SETTLE, alternate, qua
 COSTS = {"short": 0.003, "long": 0.03}  # seconds of a call
 
 
-def test_candidates_run_in_turn_until_their_time_is_over():
+def test_candidates_run_in_turn_seven_rounds_or_more_until_their_time_is_over():
     ran = []
-    times = alternate({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, 9, seconds=0)
+    runs = {"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}
+    with pytest.raises(ValueError, match="rounds is 6; a median with its spread needs 7 or more"):
+        alternate(runs, 6)
+    assert ran == []
+    times = alternate(runs, 9, seconds=0)
     assert ran == ["a", "b"] * (2 + FEWEST)  # two rounds do not count
     assert [len(each) for each in times.values()] == [FEWEST, FEWEST]
     assert max(times["a"]) < SETTLE  # the pause between them is not measured
@@ -53,13 +57,6 @@ def test_a_candidate_waits_until_the_threads_of_the_one_before_no_longer_spin(mo
         monkeypatch.setattr(timing, "time", clock)
         timing.wait_until_idle()
         assert clock.now - 100 == pytest.approx(waited, abs=1.01 * SETTLE)
-
-
-def test_a_figure_needs_seven_rounds():
-    ran = []
-    with pytest.raises(ValueError, match="rounds is 6; a median with its spread needs 7 or more"):
-        alternate({"a": lambda: ran.append("a")}, 6)
-    assert ran == []
 
 
 def test_a_ratio_is_taken_round_by_round():

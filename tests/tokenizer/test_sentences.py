@@ -71,9 +71,7 @@ def test_settings_have_the_names_and_the_files_of_every_version(folder):
     tokenizer = BertTokenizer.from_pretrained(folder)
     assert tokenizer.sentences == Processing(max_length=5, truncation_side="left")
     assert tokenizer.encode_texts(["rain in Paris is it"], 5)["input_ids"] == tokenizer(["Paris is it"])["input_ids"]
-    assert (
-        tokenizer(["rain in Paris"], truncation=True, max_length=4)["input_ids"] == tokenizer(["rain in"])["input_ids"]
-    )
+    assert tokenizer(["rain in Paris"], truncation=True, max_length=4) == tokenizer(["rain in"])
     write(folder / "body", "sentence_bert_config.json", {"max_seq_length": 999, "config_args": {"hidden_act": "relu"}})
     tokenizer = BertTokenizer.from_pretrained(folder)
     assert tokenizer.sentences.max_length == SIZES["max_position_embeddings"], "the most that the model takes"
