@@ -21,6 +21,7 @@ XLMR = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_toke
 ROLES = {**XLMR, "bos_token": "<s>", "eos_token": "</s>"}
 MASK = AddedToken("<mask>", lstrip=True, special=True)  # as RoBERTa has it: it takes the space before it
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", MASK, "<e>"]
+FAST = "PreTrainedTokenizerFast"
 FAMILIES = {"bpe": "RobertaTokenizer", "unigram": "XLMRobertaTokenizer", "mpnet": "MPNetTokenizer"}
 
 
@@ -35,21 +36,18 @@ def framed(backend: Any, kind: str) -> Any:
 
 def trained(kind: str, texts: list[str]) -> Any:
     """Train a small tokenizer whose parts are unlike BERT's."""
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options: dict[str, Any] = {"special_tokens": SPECIAL, "show_progress": False}
     if kind == "unigram":  # as XLM-R's
         backend = tokenizers.Tokenizer(models.Unigram())
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
         backend.decoder = decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(
-            vocab_size=2000, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
-        )
+        trainer = trainers.UnigramTrainer(vocab_size=2000, unk_token="<unk>", **options)
     elif kind == "bpe":  # as RoBERTa's
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=500, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-        )
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, **options)
     else:
         backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
         parts = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
@@ -57,9 +55,7 @@ def trained(kind: str, texts: list[str]) -> Any:
         own = pre_tokenizers.BertPreTokenizer()
         backend.pre_tokenizer = own if kind == "mpnet" else pre_tokenizers.Whitespace()
         backend.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=400, limit_alphabet=150, special_tokens=SPECIAL, show_progress=False
-        )
+        trainer = trainers.WordPieceTrainer(vocab_size=400, limit_alphabet=150, **options)
     backend.train_from_iterator(texts, trainer)
     backend.post_processor = framed(backend, kind)
     return backend
@@ -74,13 +70,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     backend.enable_truncation(9, direction="left")
     backend.save(str(path / "tokenizer.json"))
     BertModel(BertConfig(**{**SIZES, "vocab_size": 2000})).save_pretrained(path)
-    (path / "special_tokens_map.json").write_text(json.dumps({**ROLES, "mask_token": {"content": "<mask>"}}))
-    stated = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 23,
-        "additional_special_tokens": ["<e>"],
-    }
-    (path / "tokenizer_config.json").write_text(json.dumps({**stated, "do_lower_case": True, "name_or_path": "/home"}))
+    set_entries(path / "special_tokens_map.json", **{**ROLES, "mask_token": {"content": "<mask>"}})
+    stated = {"model_max_length": 23, "additional_special_tokens": ["<e>"], "do_lower_case": True}
+    set_entries(path / "tokenizer_config.json", **stated, tokenizer_class=FAST, name_or_path="/home")
     return path
 
 
@@ -156,7 +148,7 @@ def test_what_is_written_is_read_by_both(way, pair, folder, tmp_path) -> None:
         carry_tokenizer(Checkpoint(folder).tokenizer, tmp_path, BertConfig.from_json_file(folder / "config.json"))
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert (config["tokenizer_class"], "name_or_path" in config) == ("PreTrainedTokenizerFast", False)
+    assert (config["tokenizer_class"], "name_or_path" in config) == (FAST, False)
     texts = [*TRICKY, "a <e> b <mask>", *fuzzed(100, seed=24)]
     for again in (BertTokenizer.from_pretrained(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)):
         assert again(texts, texts)["input_ids"] == ours(texts, texts)["input_ids"]
@@ -171,11 +163,8 @@ def test_a_file_without_a_template_or_pad_token_is_read_as_it_is(tmp_path) -> No
     backend = trained("bpe", TRICKY)
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    ours, stock = (
-        BertTokenizer.from_pretrained(tmp_path),
-        transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path),
-    )
+    set_entries(tmp_path / "tokenizer_config.json", tokenizer_class=FAST)
+    ours, stock = (each.from_pretrained(tmp_path) for each in (BertTokenizer, getattr(transformers, FAST)))
     args, options = (["a b"], ["c"]), {"return_token_type_ids": True}
     assert dict(ours(*args, **options)) == dict(stock(*args, **options).data)
     assert ours.pad_token is ours.cls_token_id is None
@@ -183,9 +172,7 @@ def test_a_file_without_a_template_or_pad_token_is_read_as_it_is(tmp_path) -> No
         ours(["a", "b c d"], padding=True)
     with pytest.raises(ValueError, match=r"'<none>': pass pad_token="):
         BertTokenizer.from_pretrained(tmp_path, pad_token="<none>")
-    (tmp_path / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "XYTokenizer", "auto_map": {"AutoTokenizer": 1}}'
-    )
+    set_entries(tmp_path / "tokenizer_config.json", tokenizer_class="XYTokenizer", auto_map={"AutoTokenizer": 1})
     with pytest.raises(ValueError, match=r"is for a XYTokenizer, and tokenizer.json does not hold all of it"):
         BertTokenizer.from_pretrained(tmp_path)
 
