@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-import os
 import pickle
 import random
 import threading
@@ -22,9 +21,7 @@ from bertlite.tokenizer import BatchEncoding
 from tests.shipping.worlds import in_hub_cache
 
 STRINGS = 8_000
-WORDS = (
-    "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all"
-)
+WORDS = "the of and to in is that it was for on are as with his they at be this from have or by one had not but all"
 PIECES = "ing ed er ly tion s es un re able ness est ity al 's t m ve"
 TRICKY = [
     "",
@@ -251,11 +248,7 @@ def test_attributes_are_those_of_transformers(ours, stock) -> None:
 def test_saved_files_are_read_by_both_libraries(ours, stock, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     written = ours.save_pretrained(tmp_path / "saved")
-    assert sorted(os.path.basename(path) for path in written) == [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "vocab.txt",
-    ]
+    assert sorted(Path(path).name for path in written) == ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     texts = [*TRICKY, *fuzzed(500, seed=8)]
     wanted = ours(texts)["input_ids"]
     (tmp_path / "saved" / "config.json").write_text(json.dumps({"model_type": "bert"}))
@@ -465,11 +458,7 @@ def test_a_refusal_names_the_value_and_the_way_out(call, message, small) -> None
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        (
-            "_config.json",
-            {"tokenizer_class": "BertJapaneseTokenizer"},
-            "is for a BertJapaneseTokenizer, and tok",
-        ),
+        ("_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "is for a BertJapaneseTokenizer, and tok"),
         ("_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize false"),
         (".json", {"model": {"type": "BPE"}}, "not a tokenizer.json that this version of tokenizers reads"),
     ],
