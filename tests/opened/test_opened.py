@@ -1,10 +1,10 @@
 """A checkpoint is a value: each command reads one commit, and each file once."""
 
-import json
 import pickle
 import re
 import shutil
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from conftest import make
+from conftest import make, set_entries
 from natively import kernels_or_skip
 
 import bertlite
@@ -43,23 +43,11 @@ from bertlite.shipping.folder import write_model
 from bertlite.shipping.original import Original
 from bertlite.shipping.pack import describe_checkpoint, pack
 from bertlite.support import timing
+from tests.shipping.worlds import add_pooling
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
 TEXTS = [f"the {one} {other} is {word}" for one in WORDS[9:] for other in WORDS[9:12] for word in WORDS[5:9]]
-MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-SENTENCE_FILES = {
-    "modules.json": [
-        {"name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(MODULES.items())
-    ],
-    "1_Pooling/config.json": {
-        "word_embedding_dimension": 48,
-        "pooling_mode_mean_tokens": True,
-        "include_prompt": False,
-    },
-    "sentence_bert_config.json": {"max_seq_length": 20},
-    "config_sentence_transformers.json": {"prompts": {"query": "the "}, "default_prompt_name": "query"},
-}
+POOLING, SENTENCES = "1_Pooling/config.json", "config_sentence_transformers.json"
 NAME = "someone/model"
 
 
@@ -72,9 +60,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
         (folder / name / "README.md").write_text("---\nlicense: mit\n---\n")
-    (folder / "encoder" / "1_Pooling").mkdir()
-    for name, values in SENTENCE_FILES.items():
-        (folder / "encoder" / name).write_text(json.dumps(values))
+    set_entries(add_pooling(folder / "encoder") / POOLING, include_prompt=False)
+    set_entries(folder / "encoder" / SENTENCES, prompts={"query": "the "}, default_prompt_name="query")
     rows = [f"{text}\t{'yes' if text.split()[-1] in WORDS[5:7] else 'no'}" for text in TEXTS]
     (folder / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     return folder
@@ -202,11 +189,7 @@ def own_reads(folder: Path, run: Callable[[], object]) -> Counter[str]:
 
     def watch(event: str, args: Any) -> None:
         if event == "open" and watched[0] and str(args[0]).startswith(str(folder)):
-            frame: Any = sys._getframe(1)
-            callers = []
-            while frame:
-                callers.append(frame.f_code.co_filename)
-                frame = frame.f_back
+            callers = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1))]
             first = next(each for each in callers if "pathlib" not in each)
             others = [each for each in callers if re.search(r"bertlite/(hf|parity)/", each)]
             if first.startswith(package) and not others:
@@ -249,7 +232,7 @@ def test_what_is_held_is_written_whatever_becomes_of_the_folder(world, tmp_path)
     checkpoint = Checkpoint(folder)
     checkpoint.hold()
     model, tokenizer = checkpoint.load(BertModel), checkpoint.tokenizer
-    written = [name for name in SENTENCE_FILES if name != "modules.json"]
+    written = [POOLING, SENTENCES, "sentence_bert_config.json"]
     for name in (*written, "tokenizer.json"):
         (folder / name).write_text("{}")
     (folder / "README.md").write_text("---\nlicense: other\n---\n")
