@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import json
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import DISENTANGLED, set_entries
+from conftest import SIZES as OF_BERT
 from natively import ROTARY, WITH_MIXED, kernels_or_skip, native, natively
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -55,14 +55,8 @@ from tests.clients.checks.common import minilm
 transformers = pytest.importorskip("transformers")
 pytestmark = native
 
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 37,
-    "max_position_embeddings": 40,
-}
+SIZES = {**OF_BERT, "vocab_size": 61, "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3}
+del SIZES["type_vocab_size"]  # each class of transformers has its own
 KINDS: dict[str, dict[str, Any]] = {
     "bert": {},
     "pruned": {},
@@ -85,9 +79,7 @@ def made(kind: str) -> BertModel:
     return prune_heads(model, {0: [0, 2], 1: range(3)}) if kind == "pruned" else model
 
 
-@pytest.mark.parametrize(
-    ("dtype", "sample"), [*((dtype, None) for dtype in WITH_MIXED), (torch.int8, SAMPLE)], ids=str
-)
+@pytest.mark.parametrize(("dtype", "sample"), [*((each, None) for each in WITH_MIXED), (torch.int8, SAMPLE)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_are_those_of_the_torch_path_bit_for_bit(kind, dtype, sample, tmp_path):
     quick = natively(made(kind), dtype, sample=sample)
@@ -337,8 +329,9 @@ def test_spans_are_those_of_a_pipeline_whatever_labels_are_called(labels: Any, f
 
 def test_an_unknown_token_of_any_tokenizer_begins_a_word(tmp_path: Path) -> None:
     """Unigram's unknown token is written as the text that it stands for."""
-    write_tokenizer(tmp_path / "model", models.Unigram([(w, -3.0) for w in (*ROLES, "\u2581", *"abcdefg")], 3))
-    save_roberta(tmp_path / "model", "ForTokenClassification", num_labels=3, id2label={0: "O", 1: "B-X", 2: "I-X"})
+    tokens = models.Unigram([(w, -3.0) for w in (*ROLES, "\u2581", *"abcdefg")], 3)
+    labels = {"num_labels": 3, "id2label": {0: "O", 1: "B-X", 2: "I-X"}}
+    save_roberta(tmp_path / "model", tokens, "ForTokenClassification", **labels)
     texts = ["ab\u4f60cd, ef", "\u4f60\u597d a", "a b c"]
     assert_spans_of_a_pipeline(tmp_path / "model", texts, tmp_path / "packed")
 
@@ -419,32 +412,24 @@ def test_heads_of_a_ModernBERT_give_the_scores_of_the_torch_path(head, labels, p
 ROLES = ("<s>", "<pad>", "</s>", "<unk>")
 
 
-def write_tokenizer(folder: Path, model: Any) -> None:
-    """Write a tokenizer that adds no special tokens, for a model of transformers."""
-    backend = Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    folder.mkdir()
-    backend.save(str(folder / "tokenizer.json"))
-    roles = {"pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 32}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **roles}))
-
-
-def save_roberta(folder: Path, head: str, **fields: Any) -> None:
+def save_roberta(folder: Path, tokens: Any, head: str, **fields: Any) -> str:
+    """Save a model of transformers, with a tokenizer that adds no special tokens."""
     torch.manual_seed(0)
     sizes = {**SIZES, "max_position_embeddings": 42, "type_vocab_size": 1, "initializer_range": 0.3, **fields}
-    getattr(transformers, f"Roberta{head}")(transformers.RobertaConfig(**sizes, pad_token_id=1)).save_pretrained(
-        folder
-    )
+    kind = getattr(transformers, f"Roberta{head}")
+    kind(transformers.RobertaConfig(**sizes, pad_token_id=1)).save_pretrained(folder)
+    backend, roles = Tokenizer(tokens), {"pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 32}
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.save(str(folder / "tokenizer.json"))
+    set_entries(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", **roles)
+    return str(folder)
 
 
 def test_a_text_without_tokens_is_named(tmp_path: Path) -> None:
     """By what packs, by each call, and by what is optimised; sentence-transformers adds up nothing in a batch."""
     library = pytest.importorskip("sentence_transformers")
-    write_tokenizer(
-        tmp_path / "model", models.WordLevel({w: i for i, w in enumerate((*ROLES, "\u2581a", "\u2581b"))}, "<unk>")
-    )
-    save_roberta(tmp_path / "model", "Model")
-    body = library.sentence_transformer.modules.Transformer(str(tmp_path / "model"))
+    tokens = models.WordLevel({w: i for i, w in enumerate((*ROLES, "\u2581a", "\u2581b"))}, "<unk>")
+    body = library.sentence_transformer.modules.Transformer(save_roberta(tmp_path / "model", tokens, "Model"))
     pooling = library.sentence_transformer.modules.Pooling(96, "mean", include_prompt=False)
     whole = library.SentenceTransformer(modules=[body, pooling], device="cpu")
     whole.save(str(tmp_path / "whole"))
@@ -624,19 +609,6 @@ def test_without_torch_a_fork_gives_the_same_bits(encoder: PackedModel) -> None:
     done = subprocess.run([sys.executable, "-c", ALONE, encoder.folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == wanted[:2].tobytes().hex()
-
-
-def test_texts_are_lower_cased_but_for_special_tokens(sentences: Path, tmp_path: Path) -> None:
-    """As sentence-transformers does where its config says so; pack compares such a text."""
-    library, folder = pytest.importorskip("sentence_transformers"), sentences
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": true}')
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
-    transformers.BertTokenizer.from_pretrained(minilm(), do_lower_case=False).save_pretrained(folder)
-    pack(folder, tmp_path / "packed")
-    texts = ["[SEP] x [MASK]", "İstanbul ΑΣ", "THE CAT"]
-    wanted = library.SentenceTransformer(str(folder), device="cpu").encode(texts)
-    assert np.abs(load(tmp_path / "packed").encode(texts) - wanted).max() < 1e-5
 
 
 def test_a_changed_byte_beside_the_weights_is_found(sentences: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ modules = library.sentence_transformer.modules
 pytestmark = native
 
 D = 48
-TEXTS = ["a", "b c d", "x y z a b c d e f g h i j k l m n", "q r", "t u v w", "g"]
+TEXTS = ["a", "b c d", "x y z a b c d e f g h i j k l m n", "q r", "t u v w", "g", "A [SEP] İB [MASK]"]
 SENTENCES = "config_sentence_transformers.json"
 Change = Callable[[Path], None]
 
@@ -70,6 +70,12 @@ def halve(folder: Path) -> None:
     library.SentenceTransformer(str(folder), device="cpu").half().save(str(folder))
 
 
+def lower(folder: Path) -> None:
+    """Let the library alone lower-case texts, but for special tokens."""
+    settings(do_lower_case=True)(folder)
+    change("tokenizer_config.json", do_lower_case=False)(folder)
+
+
 def same(folder: Path) -> None:
     """Change nothing."""
 
@@ -90,6 +96,7 @@ EQUAL: dict[str, tuple[list[Any], Change]] = {
     "in the root": ([POOL, UNIT], module(2, path="")),
     "one name": ([POOL, UNIT, dense(7, nn.Tanh())], module(3, name="2")),
     "half": ([POOL, dense(7, nn.Tanh())], halve),
+    "lower case": ([POOL], lower),
 }
 REFUSED: dict[str, tuple[list[Any], Change, str]] = {
     "before": ([dense(D, nn.Tanh(), module_input_name=TOKENS), POOL], same, r"Dense before its Pooling; vectors are"),
