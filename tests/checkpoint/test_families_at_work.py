@@ -68,12 +68,8 @@ def save_tokenizer(folder: Path, kind: str) -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.Unigram())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    backend.train_from_iterator(
-        TEXTS,
-        tokenizers.trainers.UnigramTrainer(
-            vocab_size=VOCABULARY, special_tokens=special, unk_token="<unk>", show_progress=False
-        ),
-    )
+    options = {"vocab_size": VOCABULARY, "special_tokens": special, "show_progress": False}
+    backend.train_from_iterator(TEXTS, tokenizers.trainers.UnigramTrainer(unk_token="<unk>", **options))
     backend.post_processor = tokenizers.processors.TemplateProcessing(
         "<s> $A </s>", "<s> $A </s> </s> $B:0 </s>", [("<s>", 0), ("</s>", 2)]
     )
@@ -355,9 +351,8 @@ def test_scores_are_what_a_model_without_the_unit_loses(kind: str, unit: str, wo
         ends = []
         for gate in (1 + 1e-4, 1 - 1e-4):
             scaled = copy.deepcopy(model)
-            scaled.get_submodule(next(n for n, x in model.named_modules() if x is part)).weight.data[:, columns] *= (
-                gate
-            )
+            name = next(name for name, x in model.named_modules() if x is part)
+            scaled.get_submodule(name).weight.data[:, columns] *= gate
             ends.append(loss_of(scaled))
         slope = ((ends[0] - ends[1]) / 2e-4).abs()
         torch.testing.assert_close(gradients[layer, each], slope, rtol=1e-5, atol=1e-8)
