@@ -163,13 +163,12 @@ def gradients_as_ours(
     same to all scores of a query.  It is compared only in float64: in other dtypes it is all rounding.  DeBERTa's
     weights of queries are divided by a constant, so their gradients are multiplied by it.
     """
-    left_out: tuple[str, ...] = () if model.dtype == torch.float64 else ("key.bias",)
-    if origin.family.fixed.get("type_vocab_size") or origin.values.get("type_vocab_size") == 0:
-        left_out += ("token_type_embeddings",)
+    untyped = bool(origin.family.fixed.get("type_vocab_size")) or origin.values.get("type_vocab_size") == 0
+    left_out = ("token_type_embeddings",) * untyped + ("key.bias",) * (model.dtype != torch.float64)
     trained = {f"grad.{name}" for name, x in model.named_parameters(remove_duplicate=False) if x.requires_grad}
 
     def compared(grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: grads[name] for name in trained & {*grads} if not any(part in name for part in left_out)}
+        return {name: x for name, x in grads.items() if name in trained and not any(part in name for part in left_out)}
 
     # Their one table is here a copy in each layer.
     ours = compared(our_grads)
