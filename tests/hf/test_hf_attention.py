@@ -175,6 +175,14 @@ def test_transformers_4_makes_no_masks_for_functions(register):
         model(ids, mask)
 
 
+def test_an_unknown_attention_is_refused_at_once_and_afterwards():
+    model = ours_of("BertModel")
+    for choose in (lambda name: ours_of("BertModel", name)(**inputs_of()), model.set_attn_implementation):
+        with pytest.raises((ValueError, KeyError), match="bogus"):
+            choose("bogus")
+    assert model.config._attn_implementation == "sdpa"
+
+
 # flex_attention
 
 
@@ -199,9 +207,6 @@ def test_flex_attention_is_that_of_transformers(monkeypatch):
     plain.load_state_dict(theirs.state_dict())
     plain.prune_heads(PRUNED)
     assert_same(dict(pruned(**inputs)), dict(plain(**inputs)), atol=1e-5)  # float32; the sums have another order
-
-
-# The layout of gradients, by which cuDNN's are right or wrong: see tests/stack/test_attention.py
 
 
 # Without padding: asked for by name, and by "auto" only where nobody sees it

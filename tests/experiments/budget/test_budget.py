@@ -725,6 +725,23 @@ def test_heads_of_tokens_and_encoders_are_distilled(cls, world, tmp_path, thirty
     assert f"for the given model's {outputs} and hidden states" in capsys.readouterr().out
 
 
+def test_an_encoder_without_a_head_is_distilled_to_its_own_vectors(thirty_steps):
+    dense, draw = make(BertModel).float(), random.Random(0)
+    ids = [(2, *draw.choices(range(5, 14), k=draw.randint(2, 9)), 3) for _ in range(120)]
+    train, held = (
+        EncodedExamples(tuple((each, (0,) * len(each)) for each in some), (0.0,) * len(some))
+        for some in (ids[:96], ids[96:])
+    )
+    batch = held.batch(range(24), torch.float32)
+    del batch["labels"]
+    model = prune_heads(prune_neurons(dense, {0: range(20), 2: range(9)}), {0: [0, 1], 2: [3]})
+    before, asked = evaluate_pruned(model, dense, [batch]), Quality(dense, [batch])
+    distil.Distillation(dense, train, False, 1, asked).finetune_(model, replace(distil.RECIPE, lr=1e-3, epochs=2.5))
+    after = evaluate_pruned(model, dense, [batch])
+    assert after["kl"] < before["kl"] / 2
+    assert 1 - after["cosine"] < (1 - before["cosine"]) / 2
+
+
 def test_a_head_for_flags_is_not_distilled():
     model = make(BertForSequenceClassification, problem_type="multi_label_classification")
     with pytest.raises(ValueError, match="BertForSequenceClassification predicts flags; --distil takes heads for"):
