@@ -100,6 +100,7 @@ class TrainingStep:
         # Padding is left out if every model can do it; a body of another kind is run as it is.
         bodies: Any = [getattr(each, "base_model", None) for each in (model, *frozen)]
         self.bodies = bodies if all(isinstance(body, BertBody) for body in bodies) else []
+        self.backends: dict[torch.dtype, Backend | None] = {}
         self.steps, self.made = 0, OrderedDict[Any, RecordedStep]()
 
         self.pool: Any = None  # the memory of all graphs, since none keeps anything between two replays
@@ -257,11 +258,11 @@ class TrainingStep:
     def backend(self) -> Backend | None:
         """The backend that leaves padding out under graphs; None if not every model can run it in the dtype of now."""
         dtype = self.autocast or self.parameters[0].dtype
-        for body in self.bodies:
-            packs = body.may_skip_padding() and not body.config.is_decoder
-            if not packs or not body.may_train_packed(self.device, dtype):
-                return None
-        return BACKENDS["varlen"] if self.bodies else None
+        if dtype not in self.backends:  # to ask takes longer than a step may
+            packs = (x.may_skip_padding() and x.may_train_packed(self.device, dtype) for x in self.bodies)
+            able = self.bodies and all(packs) and not any(x.config.is_decoder for x in self.bodies)
+            self.backends[dtype] = BACKENDS["varlen"] if able else None
+        return self.backends[dtype]
 
     def settings(self) -> list[Any]:
         """Return what a graph keeps as it was when it was recorded, so that a change of it must be recorded anew."""

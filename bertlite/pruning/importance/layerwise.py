@@ -294,13 +294,18 @@ def prune_layerwise(
     check_model(model)
     if not 0 < share <= 1:
         raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
-    read, inputs = read_batches(model, batches), input_sums(model)
-    some = batches_to_choose(read, model.config.intermediate_size)
-    draws = draws_of(target, sum(map(count_examples, read)))
-    metrics = output_metrics(model, some, target=target, draws=draws, seed=seed, inputs=inputs)
-    curves = loss_curves(model, some, metrics, inputs=inputs)
+    read = read_batches(model, batches)
+    curves = curves_to_choose(model, read, target=target, seed=seed)
     sizes = sizes_within(model.config, curves, share, length)
     return prune_layerwise_(copy_model(model), model, read, curves, sizes)
+
+
+def curves_to_choose(model: BertLike, batches: Sequence[Batch], *, target: str = "kl", seed: int = 0) -> Curves:
+    """Return the curves that sizes are chosen by, from `batches_to_choose`."""
+    inputs, some = input_sums(model), batches_to_choose(batches, model.config.intermediate_size)
+    draws = draws_of(target, sum(map(count_examples, batches)))
+    metrics = output_metrics(model, some, target=target, draws=draws, seed=seed, inputs=inputs)
+    return loss_curves(model, some, metrics, inputs=inputs)
 
 
 def sizes_within(config: BertConfig, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:

@@ -15,8 +15,8 @@ from bertlite.experiments.budget.distil import STATES
 from bertlite.models.structure import layers_of, with_fields
 from bertlite.pruning import loss_curves, macs, output_metrics, prune_layerwise_, with_pruned
 from bertlite.pruning.importance.allocation import Choice
-from bertlite.pruning.importance.batches import Batch, count_examples
-from bertlite.pruning.importance.layerwise import Curves, batches_to_choose, draws_of, sizes_within
+from bertlite.pruning.importance.batches import Batch
+from bertlite.pruning.importance.layerwise import Curves, curves_to_choose, sizes_within
 from bertlite.pruning.importance.selection import Elimination
 from scripts.measure.budgets.kprune import kprune
 from scripts.measure.budgets.kwon import both_gradients, choose, kwon, prune
@@ -44,15 +44,11 @@ class Subject:
 
     @cached_property
     def curves(self) -> Curves:
-        return self.curves_by(batches_to_choose(self.batches, self.model.config.intermediate_size))
+        return curves_to_choose(self.model, self.batches)
 
     @cached_property
     def curves_by_all(self) -> Curves:
-        return self.curves_by(self.batches)
-
-    def curves_by(self, some: Sequence[Batch]) -> Curves:
-        draws = draws_of("kl", sum(map(count_examples, self.batches)))
-        return loss_curves(self.model, some, output_metrics(self.model, some, draws=draws))
+        return loss_curves(self.model, self.batches, output_metrics(self.model, self.batches))
 
 
 def library() -> ModuleType:
