@@ -24,17 +24,7 @@ from bertlite.inference.native.rounding import Sample, rotated
 from bertlite.inference.native.weights import NativeWeights, aligned_tensor
 from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import as_well, largest
-from bertlite.runtime.library import (
-    INSTRUCTION_SETS,
-    PREBUILT,
-    NativeKernelsError,
-    find_compiler,
-    kernels_for,
-    load_kernels,
-    missing_platform,
-    processor_flags,
-    usable_sets,
-)
+from bertlite.runtime import library
 from bertlite.runtime.structs import Kernels
 
 SIZES: dict[str, Any] = {"hidden_size": 80, "num_attention_heads": 5}
@@ -59,16 +49,16 @@ OF_FEW = 4e-6  # of a few numbers, as a pooler's: half of what the plain model's
 def flags_here() -> frozenset[str]:
     """Return the flags of this processor; where torch is limited to AVX2, without those of AVX-512."""
     limited = torch.backends.cpu.get_cpu_capability() == "AVX2"
-    return frozenset(flag for flag in processor_flags() if not (limited and flag.startswith("avx512")))
+    return frozenset(flag for flag in library.processor_flags() if not (limited and flag.startswith("avx512")))
 
 
 def why_no_kernels() -> str | None:
     """Return the reason why there are no kernels here; None if a wheel has them or a compiler can make them."""
-    with contextlib.suppress(NativeKernelsError):
-        if not PREBUILT.exists():
-            find_compiler()
-        return missing_platform()
-    return missing_platform() or "needs a C++ compiler: set CXX or install g++"
+    with contextlib.suppress(library.NativeKernelsError):
+        if not library.PREBUILT.exists():
+            library.find_compiler()
+        return library.missing_platform()
+    return library.missing_platform() or "needs a C++ compiler: set CXX or install g++"
 
 
 native = pytest.mark.skipif(why_no_kernels() is not None, reason=str(why_no_kernels()))
@@ -83,13 +73,13 @@ def kernels_or_skip(name: str | None = None, reproducible: bool = False) -> Kern
     """Return the kernels of a set of instructions, by default the best; skip the test where they cannot run."""
     if (reason := why_no_kernels()) is not None:
         pytest.skip(reason)
-    wanted = name or usable_sets(reproducible=reproducible)[0].name
-    missing = INSTRUCTION_SETS[wanted].needs - flags_here()
+    wanted = name or library.usable_sets(reproducible=reproducible)[0].name
+    missing = library.INSTRUCTION_SETS[wanted].needs - flags_here()
     if missing:
         pytest.skip(f"needs a processor with {', '.join(sorted(missing))}")
     try:  # which may be another than the first, if its bfloat16 is slow here
-        return kernels_for(wanted, reproducible) if name else load_kernels(reproducible)
-    except NativeKernelsError as error:
+        return library.kernels_for(wanted, reproducible) if name else library.load_kernels(reproducible)
+    except library.NativeKernelsError as error:
         if "no C++ compiler" in str(error):  # and a wheel that lacks this set
             pytest.skip(str(error))
         raise

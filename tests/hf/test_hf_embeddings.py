@@ -1,12 +1,13 @@
 """The tables of embeddings of bertlite.hf: resized with the decoder, and replaced."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from conftest import assert_same
-from pairs import F64, TIED, D, V, inputs_of, pair
+from pairs import F64, TIED, B, D, S, V, inputs_of, pair
 from torch import nn
 
 from bertlite import hf
@@ -60,3 +61,25 @@ def test_tables_of_other_sizes_count_as_in_transformers():
             ours(**{**given, name: torch.full_like(ids, size)})
     long = ids[:1].repeat(1, 2)[:, :42]  # more than the config says
     assert_same(ours(long)[0], ours(long, position_ids=torch.arange(42))[0])
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_another_decoder_brings_its_bias(name):
+    theirs, ours = pair(name, tie_word_embeddings=False)
+    decoder = nn.Linear(D, V, dtype=F64)
+    for model in (theirs, ours):
+        model.set_output_embeddings(copy.deepcopy(decoder))
+        assert model.get_output_embeddings().weight.equal(decoder.weight)
+        assert model.cls.predictions.bias is model.get_output_embeddings().bias
+    assert_same(*({**model(**inputs_of())} for model in (ours, theirs)))
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "packed"])
+@pytest.mark.parametrize("shape", [(1, S), (S,), (B, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["token_type_ids", "position_ids"])
+def test_ids_of_another_shape_are_those_that_transformers_takes(name, shape, backend):
+    theirs, ours = pair("BertModel")
+    ours.set_attn_implementation(backend)
+    inputs = {**inputs_of(), name: torch.randint(0, 5, shape)}
+    real = inputs["attention_mask"].bool()
+    assert_same(ours(**inputs)[0][real], theirs(**inputs)[0][real])

@@ -209,6 +209,25 @@ def test_dtype_requires_grad_and_modes_survive_part_by_part(prune, gone, whole, 
     assert {p.device.type for p in change(make().to("meta")).parameters()} == {"meta"}
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_the_gradients_of_a_pruned_model_are_those_of_the_gated_one(backend, batch):
+    model, gate = make(attn_implementation=backend), torch.ones(L, N, dtype=F64)
+    pruned = prune_heads(model, heads := HEADS["the first layer and more"])
+    for layer, gone in heads.items():
+        gate[layer, gone] = 0
+    got = gradients(pruned, pruned(**batch).last_hidden_state.square().mean())
+    wanted = gradients(model, model(**batch, head_mask=gate).last_hidden_state.square().mean())
+    for layer in range(L):
+        rows = [head * H + i for head in kept_heads(pruned.config, layer) for i in range(H)]
+        for name in ("query", "key", "value"):
+            for kind in ("weight", "bias"):
+                place = f"encoder.layer.{layer}.attention.self.{name}.{kind}"
+                wanted[place] = wanted[place][rows]
+        place = f"encoder.layer.{layer}.attention.output.dense.weight"
+        wanted[place] = wanted[place][:, rows]
+    assert_same(got, wanted)
+
+
 def test_hooks_survive_and_see_the_pruned_widths_and_gradients_of_what_is_replaced_go(model, batch):
     attention = model.encoder.layer[0].attention
     model(**batch).last_hidden_state.square().mean().backward()

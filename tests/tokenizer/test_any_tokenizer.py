@@ -194,10 +194,9 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind, path = request.param, tmp_path_factory.mktemp(request.param)
     trained(kind, fuzzed(4000, seed=21)[::2]).save(str(path / "tokenizer.json"))
     sides = {"padding_side": "left", "truncation_side": "left"} if kind == "unigram" else {}
-    stated = {"tokenizer_class": FAMILIES[kind], "model_max_length": 25, **sides}
-    (path / "tokenizer_config.json").write_text(json.dumps(stated))
+    set_entries(path / "tokenizer_config.json", tokenizer_class=FAMILIES[kind], model_max_length=25, **sides)
     mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
-    (path / "special_tokens_map.json").write_text(json.dumps({**ROLES, "mask_token": mask}))
+    set_entries(path / "special_tokens_map.json", **{**ROLES, "mask_token": mask})
     return FAMILIES[kind], path
 
 

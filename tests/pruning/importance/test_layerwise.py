@@ -160,23 +160,18 @@ def test_the_dense_model_runs_twice_and_the_pruned_one_once(monkeypatch, kept, f
     assert len(calls) == ((forwards - 1) * len(batches) + draws * len(some)) * L - last
 
 
-@pytest.mark.parametrize(
-    ("texts", "tokens", "width", "wanted"),
-    [
+def test_sizes_are_chosen_by_enough_batches_of_every_length(monkeypatch):
+    for texts, tokens, width, wanted in (
         (2000, 80_000, 1536, 50),  # half of much is enough
         (1000, 22_000, 1536, 56),  # 12,288 tokens
         (800, 90_000, 1536, 64),  # 512 texts
-        (1000, 22_000, 3072, 100),
-        (100, 1000, 1536, 100),
-    ],
-)
-def test_sizes_are_chosen_by_enough_batches_of_every_length(monkeypatch, texts, tokens, width, wanted):
-    batches: Any = [*range(100)]
-    monkeypatch.setattr(layerwise, "count_examples", lambda batch: texts // 100)
-    monkeypatch.setattr(layerwise, "real_tokens", lambda batch: torch.tensor(tokens // 100))
-    some = layerwise.batches_to_choose(batches, width)
-    assert len(some) == wanted
-    assert {b - a for a, b in pairwise(some)} <= {100 // wanted, -(-100 // wanted)}
+        *((count, 22 * count, 3072, 100) for count in (1000, 100)),
+    ):
+        monkeypatch.setattr(layerwise, "count_examples", lambda batch, texts=texts: texts // 100)
+        monkeypatch.setattr(layerwise, "real_tokens", lambda batch, tokens=tokens: torch.tensor(tokens // 100))
+        some: Any = layerwise.batches_to_choose([*range(100)], width)  # type: ignore[list-item]
+        assert len(some) == wanted
+        assert {b - a for a, b in pairwise(some)} <= {100 // wanted, -(-100 // wanted)}
 
 
 # Curves and metrics
