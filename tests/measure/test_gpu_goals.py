@@ -1,4 +1,4 @@
-"""scripts/measure/goals.py: verdicts on planted figures, and what it measures, as far as a CPU can."""
+"""scripts/measure/gpu_goals.py: verdicts on planted figures, and what it measures, as far as a CPU can."""
 
 import json
 from collections import Counter
