@@ -25,7 +25,7 @@ import pytest
 from bertlite import BertForSequenceClassification
 from bertlite.cli import parser
 from bertlite.cli.parts import subcommands
-from bertlite.runtime import contents, pooling, shapes, tasks
+from bertlite.runtime import contents, pooling, shapes, structs, tasks
 from bertlite.shipping.pack import pack
 from tests.clients.checks import common
 from tests.shipping.worlds import save
@@ -231,7 +231,7 @@ def test_the_pages_of_the_packed_format_have_every_field_and_format() -> None:
     page = "".join((DOCS / f"packed_{name}.md").read_text(encoding="utf-8") for name in ("format", "weights"))
     fields: list[Any] = [contents.DESCRIPTION, contents.EMBEDDINGS, contents.CONFIG, shapes.FIELDS]
     fields += [tasks.VECTORS, tasks.VECTORS["pooling"], tasks.SCORES, tasks.TAGS, tasks.TEXTS[0], tasks.STEPS["dense"]]
-    fields += [shapes.PARTS, shapes.MATRICES, shapes.VECTORS, shapes.TABLES.values(), [contents.LAYERS]]
+    fields += [structs.PARTS, structs.MATRICES, structs.VECTORS, structs.TABLES.values(), [contents.LAYERS]]
     assert {name for each in fields for name in each if f"`{name}`" not in page} == set()
     values: list[Any] = [
         shapes.FLOATS,

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .packed import aligned, pack_matrix
-from .shapes import INPUT_NORM, VECTORS, LayerShape, Shape
-from .structs import Batch, Kernels
+from .shapes import LayerShape, Shape
+from .structs import INPUT_NORM, VECTORS, Batch, Kernels
 
 TOKENS, EPSILON = 7, 1e-12  # tokens of one sequence: more than the rows of a tile
 SCALED = "scaled "  # before numbers whose inputs are multiplied by factors

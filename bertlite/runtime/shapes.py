@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .fields import ABOVE_1, COUNT, FLAG, POSITIVE, SIZE, every, one_of, or_null, whole
-from .structs import ACTIVATIONS, NUMBERS, Blocks, Layer, Matrix, Model
+from .structs import ACTIVATIONS, INPUT_NORM, MATRICES, NUMBERS, PARTS, TABLES, VECTORS, Blocks, Layer, Matrix, Model
 
 ALIGNMENT = 64  # bytes: a cache line
 GROUP = 64  # a weight is padded to a multiple of so many outputs: GROUP of kernels/tiles.h
@@ -23,15 +23,10 @@ LANES = 16  # the longest vector of kernels/vectors.h, in floats
 RELATIVE = ("relative_key", "relative_key_query")  # positions with a vector for each distance
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes of one number of a weight
 FLOATS = ("bfloat16", "float32")  # dtypes of the layers that a mixed stack keeps in floats
-MATRICES = ("qkv", "output", "up", "down")
-TABLES = {"c2p": "distances", "p2c": "key_distances"}  # {kind of disentangled scores: table}
-PARTS = ("words", "bias", "scales", "sums", "factors")  # the parts of a matrix
 ROTATED = 64  # inputs that a rotation mixes: ROTATED of kernels/rows.h
 ROTARY = ("rotary", "rotary_local")  # positions whose angles rotate queries and keys
 HALF_PI, REST_OF_HALF_PI = 1.57079632673412561417, 6.07710050650619224932e-11  # the first has only 33 bits
 MOST_ANGLES = 2**23  # numbers of a table: 32 MB, and ten times as much while it is made
-INPUT_NORM = ("input_norm_weight", "input_norm_bias")
-VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
 
 
 @dataclass(frozen=True)
@@ -163,17 +158,16 @@ class Shape:
 
         # A part that this shape lacks has no address, and the kernels take its absence as a choice.
         for i, sizes in enumerate(self.layers):
-            fields: dict[str, object] = {name: at[i, name, ""] for name in VECTORS}
-            fields |= {name: at.get((i, name, "")) for name in INPUT_NORM}
+            names = (*VECTORS, *INPUT_NORM, "distance_bias", "distance_rows")
+            fields: dict[str, object] = {name: at.get((i, name, "")) for name in names}
             for name in (*MATRICES, "factor", *TABLES.values()):
                 outputs, inputs = self.matrix(sizes, name)
-                found = {part: at[i, name, part] for part in PARTS if (i, name, part) in at}
-                fields[name] = Matrix(**found, outputs=outputs, inputs=inputs)
+                parts = {part: at.get((i, name, part)) for part in PARTS}
+                fields[name] = Matrix(**parts, outputs=outputs, inputs=inputs)
 
             # Distances from keys use the table of distances from queries.
             if self.positions == "relative_key_query":
                 fields["key_distances"] = fields["distances"]
-            fields |= {name: at.get((i, name, "")) for name in ("distance_bias", "distance_rows")}
 
             # Layers with the same base point into one table of angles, which the model keeps alive.
             dtype = NUMBERS[self.dtype_of(i, "qkv")]

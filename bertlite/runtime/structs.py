@@ -22,21 +22,23 @@ ACTIVATIONS = {  # {transformers' name: number in `enum class Activation` of ker
     "tanh": 6,
     "sigmoid": 7,
 }
+MATRICES = ("qkv", "output", "up", "down")  # of a layer
+TABLES = {"c2p": "distances", "p2c": "key_distances"}  # {kind of disentangled scores: table}
+VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
+INPUT_NORM = ("input_norm_weight", "input_norm_bias")
+PARTS = ("words", "bias", "scales", "sums", "factors")  # of a matrix
 MESSAGE_SIZE = 512
 NO_LIMIT = 2**62  # positions, if there is no table of them
 OUT_OF_MEMORY, LEFT_TO_PYTHON = 2, 3  # return values of kernels/native.cpp
 
 
+def fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    """Return fields of one type, which stand one after another."""
+    return [(name, kind) for name in names]
+
+
 class Matrix(Structure):
-    _fields_ = (
-        ("words", c_void_p),
-        ("bias", c_void_p),
-        ("scales", c_void_p),
-        ("sums", c_void_p),
-        ("outputs", c_int64),
-        ("inputs", c_int64),
-        ("factors", c_void_p),
-    )
+    _fields_ = (*fields(c_void_p, *PARTS[:-1]), *fields(c_int64, "outputs", "inputs"), (PARTS[-1], c_void_p))
 
 
 class Sized(Structure):
@@ -54,36 +56,26 @@ class Linear(Sized):
 
 class Ids(Sized):
     _fields_ = (
-        *((name, c_void_p) for name in ("ids", "segments", "positions", "mask", "ends")),
-        *((name, c_int64) for name in ("rows", "length", "takes_padding", "skips_padding", "padding", "keeps_order")),
-        *((name, c_void_p) for name in ("words", "segment_table", "position_table", "norm_weight", "norm_bias")),
-        *((name, c_int64) for name in ("word_count", "segment_count", "position_count", "padding_has_position")),
+        *fields(c_void_p, "ids", "segments", "positions", "mask", "ends"),
+        *fields(c_int64, "rows", "length", "takes_padding", "skips_padding", "padding", "keeps_order"),
+        *fields(c_void_p, "words", "segment_table", "position_table", "norm_weight", "norm_bias"),
+        *fields(c_int64, "word_count", "segment_count", "position_count", "padding_has_position"),
         ("word_scales", c_void_p),
     )
 
 
 class Layer(Sized):
     _fields_ = (
-        ("qkv", Matrix),
-        ("output", Matrix),
-        ("up", Matrix),
-        ("down", Matrix),
-        ("attention_norm_weight", c_void_p),
-        ("attention_norm_bias", c_void_p),
-        ("output_norm_weight", c_void_p),
-        ("output_norm_bias", c_void_p),
+        *fields(Matrix, *MATRICES),
+        *fields(c_void_p, *VECTORS),
         ("head_count", c_int64),
-        ("distances", Matrix),
-        ("key_distances", Matrix),
-        ("distance_bias", c_void_p),
-        ("distance_rows", c_void_p),
-        ("reach", c_int64),
-        ("dtype", c_int64),
+        *fields(Matrix, *TABLES.values()),
+        *fields(c_void_p, "distance_bias", "distance_rows"),
+        *fields(c_int64, "reach", "dtype"),
         ("factor", Matrix),
         ("angles", c_void_p),
         ("window", c_int64),
-        ("input_norm_weight", c_void_p),
-        ("input_norm_bias", c_void_p),
+        *fields(c_void_p, *INPUT_NORM),
     )
 
 
@@ -92,27 +84,16 @@ class Model(Sized):
 
     _fields_ = (
         ("layers", POINTER(Layer)),
-        ("layer_count", c_int64),
-        ("hidden_size", c_int64),
-        ("head_size", c_int64),
-        ("activation", c_int64),
-        ("epsilon", c_double),
-        ("score_scale", c_double),
-        ("norms_first", c_int64),
-        ("angle_count", c_int64),
-        ("angle_size", c_int64),
-        ("rotated", c_int64),
+        *fields(c_int64, "layer_count", "hidden_size", "head_size", "activation"),
+        *fields(c_double, "epsilon", "score_scale"),
+        *fields(c_int64, "norms_first", "angle_count", "angle_size", "rotated"),
     )
 
 
 class Batch(Sized):
     _fields_ = (
-        ("tokens", c_int64),
-        ("sequences", c_int64),
-        ("starts", c_void_p),
-        ("hidden", c_void_p),
-        ("output", c_void_p),
-        ("states", c_void_p),
+        *fields(c_int64, "tokens", "sequences"),
+        *fields(c_void_p, "starts", "hidden", "output", "states"),
         ("is_bfloat16", c_int64),
         ("bias", c_void_p),
         ("bias_strides", c_int64 * 3),
@@ -124,8 +105,7 @@ class Batch(Sized):
         ("first_only", c_int64),
         ("ids", POINTER(Ids)),
         ("pooler", POINTER(Linear)),
-        ("pooled", c_void_p),
-        ("places", c_void_p),
+        *fields(c_void_p, "pooled", "places"),
     )
 
 

@@ -18,8 +18,8 @@ from torch.nn.functional import pad
 from bertlite.config import POSITIONS, BertConfig, kept_heads, pruned_neurons
 from bertlite.inference.native.exact import Array, exact_linear
 from bertlite.runtime.packed import aligned, in_blocks, in_rotation, lay_in_blocks_, pack_matrix
-from bertlite.runtime.shapes import ALIGNMENT, GROUP, INPUT_NORM, TABLES, VECTORS, LayerShape, Shape, round_up
-from bertlite.runtime.structs import Blocks, Kernels
+from bertlite.runtime.shapes import ALIGNMENT, GROUP, LayerShape, Shape, round_up
+from bertlite.runtime.structs import INPUT_NORM, TABLES, VECTORS, Blocks, Kernels
 from bertlite.stack.modules import BertLayer
 from bertlite.stack.positions import DISTANCES
 
