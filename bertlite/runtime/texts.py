@@ -75,23 +75,20 @@ class Texts:
 
 def has_number_from(text: bytes, least: int) -> bool:
     """Return whether digits in a text, other than fractions, are a number that is not below `least`."""
-    count, first = len(str(least)), int(str(least)[0])
+    count = len(str(least))
     for start in range(0, len(text), SLICE):
         # Slices overlap by as many digits as the number has, so that none is cut in two.
         before = text[start - 1 : start] or b" "
-        x = np.frombuffer(before + text[start : start + SLICE + count] + b" ", np.uint8) - ord("0")
-        is_digit, end = x < 10, len(x) - count
+        x = np.frombuffer(before + text[start : start + SLICE + count] + b" ", np.uint8)
 
-        # Few places have so many digits, and one more or a first digit that is large enough.
-        runs = (x[1:end] >= first) | is_digit[1 + count :]
-        for i in range(count):
-            runs &= is_digit[1 + i : end + i]
-        at = np.flatnonzero(runs) + 1
+        # The ends of runs of digits.  A run that begins before the slice is no number, nor is one behind a point.
+        first, end = np.flatnonzero(np.diff(x - ord("0") < 10, prepend=False)).reshape(-1, 2).T
+        is_number = (first > 0) & (x[first - 1] != ord("."))
+        first, length = first[is_number], (end - first)[is_number]
 
-        # A number is read from its first digit, and digits behind a point are a fraction.
-        at = at[~is_digit[at - 1] & (x[at - 1] != (ord(".") - ord("0")) % 256)]
-        number = sum(x[at + i].astype(np.int64) * 10 ** (count - 1 - i) for i in range(count))
-        if (is_digit[at + count] | (number >= least)).any():
+        # Numbers of as many digits are ordered as their digits are.
+        digits = x[first[length == count][:, None] + np.arange(count)].view(f"S{count}")
+        if (length > count).any() or (digits >= str(least).encode()).any():
             return True
     return False
 
