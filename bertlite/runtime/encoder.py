@@ -13,7 +13,6 @@ from .contents import CLASSES, ROW_SCALES, has_transform, pooler_act
 from .packed import PackedFile, aligned, lay_in_blocks_
 from .pooling import POOLINGS
 from .shapes import BYTES, GROUP, round_up
-from .shapes import shape_from as shape_from
 from .structs import ACTIVATIONS, NO_LIMIT, Batch, Ids, Kernels, Linear, Matrix, Model
 
 Floats = NDArray[np.float32]
@@ -121,17 +120,18 @@ class Encoder:
             batch.pooler, batch.pooled = ctypes.pointer(self.pooler.struct), pooled.ctypes.data
 
         # The kernels compute embeddings from ids, but cannot project them: that takes two calls before this one.
+        fits = True
         if self.projection is None:
             batch.ids = ctypes.pointer(given)
         else:
-            size = self.table("word").shape[1]
-            embeds = self.embed(given, (len(ids), size), self.embeddings["epsilon"])
+            embeds = np.empty((len(ids), self.table("word").shape[1]), dtype=self.dtype)
+            fits = self.embed(given, embeds, self.embeddings["epsilon"])
             hidden, starts = self.projection(embeds, threads), ends.astype(np.int64)
             batch.tokens, batch.sequences, batch.starts = len(ids), len(lengths), starts.ctypes.data
             batch.hidden = hidden.ctypes.data
 
         # The kernels do not say which input was wrong, so it is looked for only after they have refused the batch.
-        if not self.kernels.run(self.model, batch, threads):
+        if not (fits and self.kernels.run(self.model, batch, threads)):
             raise ValueError(self.fault(ids, segments, lengths))
         if self.means:
             means = [POOLINGS["mean"](tokens, 0) for tokens in np.split(to_floats(out), ends[1:-1])]
@@ -164,18 +164,14 @@ class Encoder:
             segment_table=zeros.ctypes.data, segment_count=1, position_count=NO_LIMIT,
             norm_weight=norm[0].ctypes.data, norm_bias=norm[1].ctypes.data,
         )  # fmt: skip
-        return self.embed(given, x.shape, self.model.epsilon)
-
-    def embed(self, given: Ids, shape: tuple[int, ...], epsilon: float) -> NDArray[Any]:
-        """Return the embeddings as they are before their projection, in a shape of (T, size)."""
-        out = np.empty(shape, dtype=self.dtype)
-        batch = Batch(output=out.ctypes.data, is_bfloat16=self.dtype == np.uint16, ids=ctypes.pointer(given))
-        model = Model(hidden_size=shape[1], epsilon=epsilon)
-        if not self.kernels.run(model, batch, 1):
-            raise ValueError(
-                "a token has an id beyond the vocabulary, or a sequence is longer than the model has positions"
-            )
+        out = np.empty_like(x)
+        self.embed(given, out, self.model.epsilon)
         return out
+
+    def embed(self, given: Ids, out: NDArray[Any], epsilon: float) -> bool:
+        """Compute the embeddings as they are before their projection, (T, size); return whether the inputs fit."""
+        batch = Batch(output=out.ctypes.data, is_bfloat16=self.dtype == np.uint16, ids=ctypes.pointer(given))
+        return self.kernels.run(Model(hidden_size=out.shape[1], epsilon=epsilon), batch, 1)
 
     def ids(self, ids: NDArray[np.int64], segments: NDArray[np.int64] | None, ends: NDArray[np.int32]) -> Ids:
         """Return the struct of token ids and the tables of embeddings."""

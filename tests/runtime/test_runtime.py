@@ -128,7 +128,7 @@ def test_what_kernels_with_other_blocks_packed_gives_the_same_bits(name, dtype, 
     assert np.array_equal(theirs.run(ids, None, [18, 40]).tokens, ours.run(ids, None, [18, 40]).tokens)
 
 
-@pytest.mark.parametrize("kind", ["bert", "rotary"])
+@pytest.mark.parametrize("kind", ["bert", "rotary", "projected"])
 def test_inputs_that_do_not_fit_are_named(kind: str, tmp_path: Path) -> None:
     optimize_for_inference(made(kind), dtype=torch.float32, backend="native").save(tmp_path / "quick")
     encoder = Encoder(read_packed(tmp_path / "quick" / FILE), load_kernels())
