@@ -25,7 +25,7 @@ import pytest
 from bertlite import BertForSequenceClassification
 from bertlite.cli import parser
 from bertlite.cli.parts import subcommands
-from bertlite.runtime import contents, pooling, shapes, structs, tasks
+from bertlite.runtime import contents, pooling, shapes, structs
 from bertlite.shipping.pack import pack
 from tests.clients.checks import common
 from tests.shipping.worlds import save
@@ -230,14 +230,21 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
 def test_the_pages_of_the_packed_format_have_every_field_and_format() -> None:
     page = "".join((DOCS / f"packed_{name}.md").read_text(encoding="utf-8") for name in ("format", "weights"))
     fields: list[Any] = [contents.DESCRIPTION, contents.EMBEDDINGS, contents.CONFIG, shapes.FIELDS]
-    fields += [tasks.VECTORS, tasks.VECTORS["pooling"], tasks.SCORES, tasks.TAGS, tasks.TEXTS[0], tasks.STEPS["dense"]]
+    fields += [
+        contents.VECTORS,
+        contents.VECTORS["pooling"],
+        contents.SCORES,
+        contents.TAGS,
+        contents.TEXTS[0],
+        contents.STEPS["dense"],
+    ]
     fields += [structs.PARTS, structs.MATRICES, structs.VECTORS, structs.TABLES.values(), [contents.LAYERS]]
     assert {name for each in fields for name in each if f"`{name}`" not in page} == set()
     values: list[Any] = [
         shapes.FLOATS,
         contents.STORED,
-        tasks.CALLS,
-        tasks.STEPS,
+        contents.CALLS,
+        contents.STEPS,
         pooling.POOLINGS,
         pooling.SIMILARITIES,
     ]

@@ -16,8 +16,8 @@ from bertlite.checkpoint.reading import State
 from bertlite.config import BertConfig
 from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.models.heads import CLASSES
+from bertlite.runtime.contents import KINDS
 from bertlite.runtime.processing import Processing
-from bertlite.runtime.tasks import KINDS
 from bertlite.tokenizer import BertTokenizer, sentences
 
 Model = TypeVar("Model", bound=BertPreTrainedModel)

@@ -10,11 +10,11 @@ tasks      the calls of a folder: encode, predict, rank, tag
 options    their options, and answers to arguments of other libraries
 processing the steps before and after the model, as plain data
 texts      texts to token ids
-pooling    the states of tokens to a vector
+pooling    the states of tokens to a vector, and the functions of vectors and scores
 tagging    labelled spans from the scores of tokens
 encoder    the model: token ids in, states out
 packed     the file of packed weights
-contents   its description, and the tensors that must be in it
+contents   the two descriptions in a folder, and the tensors that must be in it
 fields     rules for the fields of a description
 shapes     the sizes of a stack, and where each weight lies
 structs    the C functions of the kernels, and their structs

@@ -1,17 +1,14 @@
-"""The contents of a packed file: the fields of its description, and the tensors that must then be there.
+"""The contents of a packed folder: the fields of its two descriptions, and the tensors that must then be there.
 
 A new field is a new row of a table below.  A new weight of a layer is a new row of `Shape.pieces`.
 """
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .fields import COUNT, FLAG, POSITIVE, SIZE, TEXT, Maybe, every, one_of, or_null, whole
-from .shapes import BLOCKS, SHAPE, Shape
+from .fields import COUNT, FLAG, NAME, POSITIVE, SIZE, TEXT, Maybe, choice, every, must_be, one_of, or_null, whole
+from .pooling import POOLINGS, SCORE_ACTIVATIONS, SIMILARITIES
+from .shapes import BLOCKS, FLOATS, SHAPE
 from .structs import ACTIVATIONS, NUMBERS
 
 FORMATS = (5, 6, 7, 8, 9, 10, 11)  # the formats that can be read: 5 has no checksum and describes no arithmetic
@@ -21,24 +18,20 @@ ROUNDS_WORDS, ROTATES, MIXES, SCALES, GATES = 7, 8, 9, 10, 11
 WORDS, ROW_SCALES = "word_embeddings.weight", "word_embeddings.scales"  # ends of names; scales of 8-bit integers
 LAYERS = "layers"  # the tensor with the weights of all layers, which comes first
 CLASSES = ("BertModel", "BertForSequenceClassification", "BertForTokenClassification")  # that run without torch
-WAY_OUT = "optimise the model again and save it"
-NUMPY_DTYPES = {  # bfloat16 as its bits
-    "F64": np.float64,
-    "F32": np.float32,
-    "BF16": np.uint16,
-    "F16": np.float16,
-    "I64": np.int64,
-    "I8": np.int8,
-    "U8": np.uint8,
+CALLS = {  # {kind of folder: its calls}
+    "encoder": ("encode", "similarity"),
+    "cross-encoder": ("predict", "rank"),
+    "classifier": ("predict",),
+    "tagger": ("tag",),
 }
+KINDS = dict(zip(CALLS, (CLASSES[0], CLASSES[1], CLASSES[1], CLASSES[2]), strict=True))  # {kind: class of the model}
+WAY_OUT = "optimise the model again and save it"
 STORED = {"float32": "F32", "bfloat16": "BF16", "int8": "F32"}  # {numbers of the layers: dtype of other tensors}
 Tensors = dict[str, tuple[str, tuple[int, ...]]]  # {name: (dtype, shape)}
 
 
-# Fields
+# Fields of the description in the file of packed weights
 
-HEADER = {"__metadata__": Maybe(every(TEXT, named=True))}
-ENTRIES = every({"dtype": one_of(*NUMPY_DTYPES), "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
 EMBEDDINGS = {
     "epsilon": POSITIVE,
     "absolute": FLAG,
@@ -88,6 +81,25 @@ RUNTIME = [  # for a reader that has only the description, and not the modules o
     ),
     whole("pooler is missing, on which the class is built", lambda x: "pooler" in x or x["class"] != CLASSES[1]),
 ]
+
+
+def complete_(about: dict[str, Any]) -> None:
+    """Add to a description the fields that its format lacks, with which its layers compute as then."""
+    shape = about.get("shape")
+    if isinstance(shape, dict) and about["format"] < SCALES:
+        shape["scaled"] = False
+    if isinstance(shape, dict) and about["format"] < GATES:
+        shape |= {"norms_first": False, "first_norm": False, "gated": False, "rotary_divisor": 1.0}
+        for layer in shape["layers"] if isinstance(shape.get("layers"), list) else ():
+            if isinstance(layer, dict):
+                layer |= {"rotary_base": None, "window": None}
+
+    # The oldest of these formats have no mixes, and 8-bit integers of rows that may not be rotated.
+    if about["format"] < MIXES:
+        if isinstance(shape, dict):
+            shape |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}
+        if isinstance(about.get("blocks"), list):
+            about["blocks"] = [*about["blocks"][:2], *about["blocks"][:1]]
 
 
 def word_count(about: dict[str, Any]) -> int:
@@ -176,15 +188,38 @@ def with_rounded_words(tensors: Tensors, about: dict[str, Any], there: Collectio
     return tensors
 
 
-def check_rows(path: Path, shape: Shape, layers: NDArray[np.uint8]) -> None:
-    """Raise ValueError unless the rows of distances, by which the kernels read, are rows of the table, in order."""
-    last = 2 * (shape.buckets or shape.reach) - 1
-    for i in range(len(shape.layers)):
-        start, size = shape.offsets.get((i, "distance_rows", ""), (0, 0))
-        if not size:  # positions are of another kind
-            continue
-        rows = layers[start : start + size].view(np.float32)
-        whole, ordered = rows == np.floor(rows), rows[1:] >= rows[:-1]
-        if not (whole.all() and ordered.all() and rows[0] >= 0 and rows[-1] <= last):
-            fault = f"distance_rows of layer {i} are not integers from 0 to {last} in order"
-            raise ValueError(f"{path} cannot be used: {fault}; {WAY_OUT}")
+# Rules for runtime.json
+
+ABOUT_FORMAT = 1  # the version of its format
+STEPS = {
+    "normalize": {},
+    "truncate": {"size": SIZE},
+    "dense": {"name": TEXT, "activation": one_of(*ACTIVATIONS), "outputs": Maybe(SIZE), "bias": Maybe(FLAG)},
+}
+POOLING = {"modes": [must_be("one pooling or more", bool), every(one_of(*POOLINGS))], "include_prompt": FLAG}
+VECTORS = {
+    "pooling": POOLING,
+    "after": Maybe(every(choice("type", STEPS))),
+    "similarity": Maybe(one_of(*SIMILARITIES)),
+}
+SCORES = {"labels": every(NAME), "activation": one_of(*SCORE_ACTIVATIONS)}
+TAGS = {"unknown": Maybe(or_null(TEXT)), "labels": every(TEXT), "activation": Maybe(one_of(*SCORE_ACTIVATIONS))}
+ENTRIES: dict[str, dict[str, Any]] = dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))  # {kind: entries}
+TEXTS: list[Any] = [
+    {
+        "max_length": SIZE,
+        "lower_case": Maybe(FLAG),
+        "segments": Maybe(FLAG),
+        "truncation_side": Maybe(one_of("right", "left")),
+        "prompts": every(TEXT, named=True),
+        "default_prompt": Maybe(or_null(TEXT)),
+    },
+    whole("texts.default_prompt is none of texts.prompts", lambda x: x.get("default_prompt") in (None, *x["prompts"])),
+]
+ROUNDING = {"rounding": Maybe(or_null(TEXT))}  # how weights were rounded to 8 bits, in words
+RULES = [
+    {"format": one_of(ABOUT_FORMAT)},
+    choice("kind", ENTRIES),
+    {"texts": TEXTS},
+    {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": every(or_null(NAME), named=True), **ROUNDING})},
+]

@@ -23,30 +23,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .contents import (
-    ENTRIES,
     FORMATS,
-    GATES,
-    HEADER,
     LAYERS,
-    MIXES,
-    NUMPY_DTYPES,
-    ROTATES,
     RUNTIME,
-    SCALES,
     WAY_OUT,
     WORDS,
     Tensors,
-    check_rows,
+    complete_,
     expected_tensors,
     part_for_torch,
     with_rounded_words,
 )
-from .fields import SHORT, check_fields, one_of, parse_json
-from .shapes import ALIGNMENT, FLOATS, GROUP, LANES, ROTATED, Shape, round_up, shape_from
+from .fields import COUNT, SHORT, TEXT, Maybe, check_fields, every, one_of, parse_json
+from .shapes import ALIGNMENT, GROUP, LANES, ROTATED, Shape, round_up, shape_from
 from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
 CHUNK = 1 << 18  # bytes that are read at once for the checksum alone
+NUMPY_DTYPES = {  # bfloat16 as its bits
+    "F64": np.float64,
+    "F32": np.float32,
+    "BF16": np.uint16,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I8": np.int8,
+    "U8": np.uint8,
+}
+HEADER = {"__metadata__": Maybe(every(TEXT, named=True))}
+ENTRIES = every({"dtype": one_of(*NUMPY_DTYPES), "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
 Bytes = NDArray[np.uint8]
 
 
@@ -195,7 +199,9 @@ def open_packed(path: Path, rules: Any = RUNTIME) -> Iterator[OpenedFile]:
         )
     with path.open("rb") as file:
         header = read_header(path, file)
-        about = read_about(path, header.get("__metadata__", {}))
+        about = parse_json(path, header.get("__metadata__", {}).get("native", "{}"), WAY_OUT)
+        check_fields(path, about, {"format": one_of(*FORMATS), "byteorder": one_of(sys.byteorder)}, WAY_OUT)
+        complete_(about)
         check_fields(path, about, rules, WAY_OUT)
         yield OpenedFile(path, file, header, about)
 
@@ -228,29 +234,6 @@ def read_header(path: Path, file: BufferedReader) -> dict[str, Any]:
     return header
 
 
-def read_about(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    """Return a file's description of its model; raise ValueError for a format that cannot be read."""
-    about = parse_json(path, metadata.get("native", "{}"), WAY_OUT)
-    check_fields(path, about, {"format": one_of(*FORMATS), "byteorder": one_of(sys.byteorder)}, WAY_OUT)
-
-    # A format says nothing of parts that came later: each has the value with which its layers compute as then.
-    if isinstance(shape := about.get("shape"), dict) and about["format"] < SCALES:
-        shape["scaled"] = False
-    if isinstance(shape, dict) and about["format"] < GATES:
-        shape |= {"norms_first": False, "first_norm": False, "gated": False, "rotary_divisor": 1.0}
-        for layer in shape["layers"] if isinstance(shape.get("layers"), list) else ():
-            if isinstance(layer, dict):
-                layer |= {"rotary_base": None, "window": None}
-
-    # The oldest of these formats have no mixes, and 8-bit integers of rows that may not be rotated.
-    if about["format"] < MIXES:
-        if isinstance(shape, dict):
-            shape |= {"rotated": about["format"] >= ROTATES, "kept": [], "floats": FLOATS[0]}
-        if isinstance(about.get("blocks"), list):
-            about["blocks"] = [*about["blocks"][:2], *about["blocks"][:1]]
-    return about
-
-
 def checksum(header: dict[str, Any], parts: Iterable[Any]) -> int:
     """Return the checksum of a file's header without "crc32", and of the bytes of its tensors in their order."""
     metadata = {name: value for name, value in header["__metadata__"].items() if name != "crc32"}
@@ -268,6 +251,20 @@ def read_bytes(file: BufferedReader, start: int, x: NDArray[Any], *, keep: bool)
         yield x
     for end in range(0, 0 if keep else x.nbytes, CHUNK):
         yield file.read(min(CHUNK, x.nbytes - end))
+
+
+def check_rows(path: Path, shape: Shape, layers: NDArray[np.uint8]) -> None:
+    """Raise ValueError unless the rows of distances, by which the kernels read, are rows of the table, in order."""
+    last = 2 * (shape.buckets or shape.reach) - 1
+    for i in range(len(shape.layers)):
+        start, size = shape.offsets.get((i, "distance_rows", ""), (0, 0))
+        if not size:  # positions are of another kind
+            continue
+        rows = layers[start : start + size].view(np.float32)
+        whole, ordered = rows == np.floor(rows), rows[1:] >= rows[:-1]
+        if not (whole.all() and ordered.all() and rows[0] >= 0 and rows[-1] <= last):
+            fault = f"distance_rows of layer {i} are not integers from 0 to {last} in order"
+            raise ValueError(f"{path} cannot be used: {fault}; {WAY_OUT}")
 
 
 def pack_matrix(

@@ -1,8 +1,8 @@
-"""Vectors of texts from the states of their tokens.
+"""Vectors of texts from the states of their tokens, and the functions of vectors and of scores.
 
 Numbers are added token by token, in the same order on every processor and in every batch.
 
-Shapes:  T tokens of one text · D numbers · B, C vectors
+Shapes:  T tokens of one text · D numbers · B, C vectors · L labels
 """
 
 import math
@@ -63,4 +63,16 @@ SIMILARITIES: dict[str, Callable[[Array, Array], Array]] = {
     "dot": lambda one, other: one @ other.T,
     "euclidean": lambda one, other: -np.linalg.norm(one[:, None] - other, axis=-1),
     "manhattan": lambda one, other: -np.abs(one[:, None] - other).sum(-1),
+}
+
+
+def softmax(x: Array) -> Array:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+SCORE_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {  # of (B, L), in float64
+    "identity": lambda x: x,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "softmax": softmax,
 }

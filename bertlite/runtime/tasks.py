@@ -18,31 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from .contents import CLASSES, STORED, Tensors, word_count
+from .contents import ABOUT_FORMAT, CALLS, ENTRIES, KINDS, POOLING, RULES, STORED, TEXTS, Tensors, word_count
 from .encoder import Encoder, Floats, PackedLinear, States
-from .fields import (
-    A_LIST,
-    FLAG,
-    NAME,
-    SIZE,
-    TEXT,
-    Maybe,
-    check_fields,
-    choice,
-    every,
-    must_be,
-    one_of,
-    or_null,
-    parse_json,
-    whole,
-    whole_number,
-)
+from .fields import Maybe, check_fields, must_be, one_of, parse_json, whole_number
 from .library import load_kernels
 from .options import NAMES, Progress, RunOptions, check_options, print_progress
 from .packed import FILE, OpenedFile, open_packed, read_packed
-from .pooling import POOLINGS, SIMILARITIES, normalize, pool
+from .pooling import SCORE_ACTIVATIONS, SIMILARITIES, normalize, pool, softmax
 from .processing import Processing
-from .structs import ACTIVATIONS as LINEAR
 from .structs import Kernels
 from .tagging import spans_of, words_of
 from .texts import CHUNK, Pair, Texts, TokenBatch, batches, check_text, check_texts, run_batches
@@ -50,15 +33,7 @@ from .texts import CHUNK, Pair, Texts, TokenBatch, batches, check_text, check_te
 ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
 AFTER = "after.safetensors"  # weights of the steps after pooling
 MOST_THREADS = 4096
-FORMAT = 1  # the version of runtime.json's format
 WAY_OUT = "pack the model again"
-CALLS = {
-    "encoder": ("encode", "similarity"),
-    "cross-encoder": ("predict", "rank"),
-    "classifier": ("predict",),
-    "tagger": ("tag",),
-}
-KINDS = dict(zip(CALLS, (CLASSES[0], CLASSES[1], CLASSES[1], CLASSES[2]), strict=True))  # {kind: class of the model}
 Spans = list[dict[str, Any]]
 
 
@@ -225,7 +200,7 @@ class PackedModel:
             pooled = states.pooled
             assert pooled is not None
             logits = self.encoder.score(pooled, self.threads)
-            scores[rows] = ACTIVATIONS[self.processing.activation](logits.astype(np.float64))
+            scores[rows] = SCORE_ACTIVATIONS[self.processing.activation](logits.astype(np.float64))
         return scores[:, 0] if self.kind == "cross-encoder" and len(self.labels) == 1 else scores
 
     def rank(
@@ -381,7 +356,7 @@ def from_dict(values: Mapping[str, Any]) -> Processing:
 def to_dict(about: Processing) -> dict[str, Any]:
     """Return the content of a runtime.json without its checksum, in the order of its entries."""
     texts, pooling = ({name: getattr(about, name) for name in names} for names in (TEXTS[0], POOLING))
-    found = {**vars(about), "format": FORMAT, "texts": texts, "pooling": pooling}
+    found = {**vars(about), "format": ABOUT_FORMAT, "texts": texts, "pooling": pooling}
     names = ("format", "kind", "texts", *ENTRIES[about.kind], *(["made"] if about.made else []))
     return {name: found[name] for name in names}
 
@@ -492,54 +467,3 @@ def dense_tensors(file: OpenedFile, steps: Sequence[Mapping[str, Any]], width: i
                 found[bias] = STORED["float32"], (outputs,)
             width = outputs
     return found
-
-
-# Activations of scores, (B, L), in float64
-
-
-def softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    powers = np.exp(x - x.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
-ACTIVATIONS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
-    "identity": lambda x: x,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "softmax": softmax,
-}
-
-
-# Rules for runtime.json
-
-STEPS = {
-    "normalize": {},
-    "truncate": {"size": SIZE},
-    "dense": {"name": TEXT, "activation": one_of(*LINEAR), "outputs": Maybe(SIZE), "bias": Maybe(FLAG)},
-}
-POOLING = {"modes": [A_LIST, must_be("one pooling or more", bool), every(one_of(*POOLINGS))], "include_prompt": FLAG}
-VECTORS = {
-    "pooling": POOLING,
-    "after": Maybe(every(choice("type", STEPS))),
-    "similarity": Maybe(one_of(*SIMILARITIES)),
-}
-SCORES = {"labels": every(NAME), "activation": one_of(*ACTIVATIONS)}
-TAGS = {"unknown": Maybe(or_null(TEXT)), "labels": every(TEXT), "activation": Maybe(one_of(*ACTIVATIONS))}
-ENTRIES: dict[str, dict[str, Any]] = dict(zip(CALLS, (VECTORS, SCORES, SCORES, TAGS), strict=True))  # {kind: entries}
-TEXTS: list[Any] = [
-    {
-        "max_length": SIZE,
-        "lower_case": Maybe(FLAG),
-        "segments": Maybe(FLAG),
-        "truncation_side": Maybe(one_of("right", "left")),
-        "prompts": every(TEXT, named=True),
-        "default_prompt": Maybe(or_null(TEXT)),
-    },
-    whole("texts.default_prompt is none of texts.prompts", lambda x: x.get("default_prompt") in (None, *x["prompts"])),
-]
-ROUNDING = {"rounding": Maybe(or_null(TEXT))}  # how weights were rounded to 8 bits, in words
-RULES = [
-    {"format": one_of(FORMAT)},
-    choice("kind", ENTRIES),
-    {"texts": TEXTS},
-    {"made": Maybe({"checkpoint": TEXT, "bertlite": TEXT, "kept": every(or_null(NAME), named=True), **ROUNDING})},
-]

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertlite.opened.checkpoint import Checkpoint
-from bertlite.runtime.contents import CLASSES
+from bertlite.runtime.contents import CALLS, CLASSES
 from bertlite.runtime.processing import Processing
-from bertlite.runtime.tasks import CALLS, PackedModel
+from bertlite.runtime.tasks import PackedModel
 from bertlite.shipping.vectors import ENCODER
 from bertlite.support.extras import import_optional
 from bertlite.tokenizer.sentences import LEGACY_ENCODERS, MODULES, SENTENCE_CONFIG, last_name

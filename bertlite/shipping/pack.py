@@ -28,8 +28,9 @@ from bertlite.inference.native.saving import CHECKPOINT, write_packed
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.opened.checkpoint import Checkpoint
 from bertlite.runtime import PackedModel
+from bertlite.runtime.pooling import SCORE_ACTIVATIONS
 from bertlite.runtime.processing import Processing
-from bertlite.runtime.tasks import ABOUT, ACTIVATIONS, AFTER, TOKENIZER, checksum_of, to_dict
+from bertlite.runtime.tasks import ABOUT, AFTER, TOKENIZER, checksum_of, to_dict
 from bertlite.runtime.texts import check_texts
 from bertlite.shipping.carried import carry_tokenizer
 from bertlite.shipping.original import Original, pairs, processing_of, spans, what_is_kept
@@ -237,8 +238,9 @@ def describe_checkpoint(source: Checkpoint) -> tuple[Processing, State]:
     if about.kind == "encoder":
         steps, after = head_steps(read_head(source), source)
         return replace(about, after=[*steps, *about.after]), after
-    if about.activation not in ACTIVATIONS:
-        raise ValueError(f"{source} has the activation {about.activation}; the runtime has {', '.join(ACTIVATIONS)}")
+    if about.activation not in SCORE_ACTIVATIONS:
+        known = ", ".join(SCORE_ACTIVATIONS)
+        raise ValueError(f"{source} has the activation {about.activation}; the runtime has {known}")
     return about, {}
 
 
