@@ -6,22 +6,17 @@ from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
 from typing import Any, ClassVar, NamedTuple
 
 NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 2}  # as in kernels/native.cpp
-ACTIVATIONS = {  # {transformers' name: number in `enum class Activation` of kernels/functions.h}
-    "linear": 0,
-    "relu": 1,
-    "gelu": 2,
-    "gelu_python": 2,
-    "gelu_accurate": 3,
-    "gelu_fast": 3,
-    "gelu_new": 3,
-    "gelu_python_tanh": 3,
-    "gelu_pytorch_tanh": 3,
-    "silu": 4,
-    "swish": 4,
-    "quick_gelu": 5,
-    "tanh": 6,
-    "sigmoid": 7,
-}
+SYNONYMS = (  # transformers' names of each activation, in the order of `enum class Activation` of kernels/functions.h
+    ("linear",),
+    ("relu",),
+    ("gelu", "gelu_python"),
+    ("gelu_accurate", "gelu_fast", "gelu_new", "gelu_python_tanh", "gelu_pytorch_tanh"),
+    ("silu", "swish"),
+    ("quick_gelu",),
+    ("tanh",),
+    ("sigmoid",),
+)
+ACTIVATIONS = {name: number for number, names in enumerate(SYNONYMS) for name in names}
 MATRICES = ("qkv", "output", "up", "down")  # of a layer
 TABLES = {"c2p": "distances", "p2c": "key_distances"}  # {kind of disentangled scores: table}
 VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
