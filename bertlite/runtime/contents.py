@@ -3,7 +3,7 @@
 A new field is a new row of a table below.  A new weight of a layer is a new row of `Shape.pieces`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from .fields import COUNT, FLAG, NAME, POSITIVE, SIZE, TEXT, Maybe, choice, every, must_be, one_of, or_null, whole
@@ -63,24 +63,29 @@ DESCRIPTION = {
     "embeddings": EMBEDDINGS,
     "pooler": Maybe(one_of(*ACTIVATIONS)),
 }
-RUNTIME = [  # for a reader that has only the description, and not the modules of its class
-    {"class": one_of(*CLASSES), **DESCRIPTION},
-    whole("shape.numbers is not numbers", lambda x: x["shape"]["numbers"] == x["numbers"]),
-    whole(
-        "embeddings.positions is not shape.max_positions",
-        lambda x: x["embeddings"]["positions"] == x["shape"]["max_positions"],
-    ),
-    whole("embeddings.padding is beyond the words", lambda x: (x["embeddings"]["padding"] or 0) < word_count(x)),
-    whole(
-        "embeddings.norm does not fit config.embedding_size",
-        lambda x: (x["embeddings"]["norm"] is None) == (width_of(x) == x["shape"]["hidden_size"]),
-    ),
-    whole(
-        "embeddings.absolute needs config.position_biased_input",
-        lambda x: adds_positions(x) or not x["embeddings"]["absolute"],
-    ),
-    whole("pooler is missing, on which the class is built", lambda x: "pooler" in x or x["class"] != CLASSES[1]),
-]
+
+
+def contradictions(_: str, about: dict[str, Any]) -> Iterator[str]:
+    """Yield the faults of a description whose fields obey their own rules."""
+    shape, embeddings = about["shape"], about["embeddings"]
+    if shape["numbers"] != about["numbers"]:
+        yield "shape.numbers is not numbers"
+    if embeddings["positions"] != shape["max_positions"]:
+        yield "embeddings.positions is not shape.max_positions"
+    if (embeddings["padding"] or 0) >= word_count(about):
+        yield "embeddings.padding is beyond the words"
+
+    # The description says which parts there are.
+    if (embeddings["norm"] is None) != (width_of(about) == shape["hidden_size"]):
+        yield "embeddings.norm does not fit config.embedding_size"
+    if embeddings["absolute"] and not adds_positions(about):
+        yield "embeddings.absolute needs config.position_biased_input"
+    if about["class"] == CLASSES[1] and "pooler" not in about:
+        yield "pooler is missing, on which the class is built"
+
+
+# For a reader that has only the description, and not the modules of its class.
+RUNTIME = [{"class": one_of(*CLASSES), **DESCRIPTION}, contradictions]
 
 
 def complete_(about: dict[str, Any]) -> None:

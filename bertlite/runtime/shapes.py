@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .fields import ABOVE_1, COUNT, FLAG, POSITIVE, SIZE, every, one_of, or_null, whole
+from .fields import ABOVE_1, COUNT, FLAG, POSITIVE, SIZE, every, one_of, or_null
 from .structs import ACTIVATIONS, INPUT_NORM, MATRICES, NUMBERS, PARTS, TABLES, VECTORS, Blocks, Layer, Matrix, Model
 
 ALIGNMENT = 64  # bytes: a cache line
@@ -212,27 +212,28 @@ def cosines_and_sines(angles: NDArray[np.float64]) -> tuple[NDArray[np.float64],
 # The description of a shape in a file
 
 
-def kept_fits(shape: dict[str, Any]) -> bool:
-    """Return whether the layers in floats are layers of an int8 stack, in their order."""
-    kept, count = shape["kept"], len(shape["layers"])
-    return not kept or (shape["numbers"] == "int8" and kept == sorted({*kept}) and kept[-1] < count)
+def contradictions(_: str, shape: dict[str, Any]) -> Iterator[str]:
+    """Yield the faults of a shape whose fields obey their own rules."""
+    kept, layers, size = shape["kept"], shape["layers"], shape["head_size"]
+    if kept and not (shape["numbers"] == "int8" and kept == sorted({*kept}) and kept[-1] < len(layers)):
+        yield "shape.kept does not name layers of int8 in their order"
 
-
-def distances_fit(shape: dict[str, Any]) -> bool:
-    """Return whether there are kinds of disentangled scores, and fewer buckets than distances."""
+    # Disentangled scores have kinds, and fewer buckets than distances.
     known = (["c2p"], ["p2c"], ["c2p", "p2c"])
-    return shape["positions"] != "disentangled" or (
-        shape["kinds"] in known and shape["reach"] > 0 and shape["buckets"] <= 2 * shape["reach"]
-    )
+    fits = shape["kinds"] in known and shape["reach"] > 0 and shape["buckets"] <= 2 * shape["reach"]
+    if shape["positions"] == "disentangled" and not fits:
+        yield "shape.kinds, shape.buckets and shape.reach describe no distances"
 
-
-def rotation_fits(shape: dict[str, Any]) -> bool:
-    """Return whether just the layers of rotary positions rotate, by tables of angles that memory can hold."""
-    rotates, bases = shape["positions"] in ROTARY, {each["rotary_base"] for each in shape["layers"]}
-    if not rotates:
-        return bases <= {None}
-    fits = shape["head_size"] % 2 == 0 and shape["head_size"] * shape["max_positions"] <= MOST_ANGLES
-    return fits and None not in bases and len(bases) <= 2  # one for windows, and one for all else
+    # Just the layers of rotary positions rotate, by tables of angles that memory can hold.
+    bases = {each["rotary_base"] for each in layers}
+    fits = bases <= {None}
+    if shape["positions"] in ROTARY:
+        fits = size % 2 == 0 and size * shape["max_positions"] <= MOST_ANGLES
+        fits = fits and None not in bases and len(bases) <= 2  # one for windows, and one for all else
+    if not fits:
+        yield "shape.layers, shape.head_size and shape.max_positions describe no rotary positions"
+    if size > shape["hidden_size"]:
+        yield "shape.head_size is beyond shape.hidden_size"
 
 
 LAYER = {"heads": COUNT, "neurons": COUNT, "rotary_base": or_null(ABOVE_1), "window": or_null(COUNT)}
@@ -257,13 +258,7 @@ FIELDS = {
     "floats": one_of(*FLOATS),
     "scaled": FLAG,
 }
-SHAPE = [
-    FIELDS,
-    whole("shape.kept does not name layers of int8 in their order", kept_fits),
-    whole("shape.kinds, shape.buckets and shape.reach describe no distances", distances_fit),
-    whole("shape.layers, shape.head_size and shape.max_positions describe no rotary positions", rotation_fits),
-    whole("shape.head_size is beyond shape.hidden_size", lambda x: x["head_size"] <= x["hidden_size"]),
-]
+SHAPE = [FIELDS, contradictions]
 
 
 def shape_from(values: dict[str, Any], blocks: Blocks) -> Shape:
