@@ -40,15 +40,7 @@ from .structs import Blocks, Kernels
 
 FILE = "native.safetensors"
 CHUNK = 1 << 18  # bytes that are read at once for the checksum alone
-NUMPY_DTYPES = {  # bfloat16 as its bits
-    "F64": np.float64,
-    "F32": np.float32,
-    "BF16": np.uint16,
-    "F16": np.float16,
-    "I64": np.int64,
-    "I8": np.int8,
-    "U8": np.uint8,
-}
+NUMPY_DTYPES = {"F32": np.float32, "BF16": np.uint16, "I8": np.int8, "U8": np.uint8}  # bfloat16 as its bits
 HEADER = {"__metadata__": Maybe(every(TEXT, named=True))}
 ENTRIES = every({"dtype": one_of(*NUMPY_DTYPES), "shape": every(COUNT), "data_offsets": every(COUNT)}, named=True)
 Bytes = NDArray[np.uint8]
@@ -91,7 +83,6 @@ class RowsInFile:
 class PackedFile(NamedTuple):
     """A file's description of its model, the weights of all layers, and all other tensors."""
 
-    path: Path
     about: dict[str, Any]
     shape: Shape | None  # the shape of the stack of layers
     layers: Bytes
@@ -111,11 +102,7 @@ class OpenedFile:
 
     def __init__(self, path: Path, file: BufferedReader, header: dict[str, Any], about: dict[str, Any]) -> None:
         self.path, self.file, self.header, self.about = path, file, header, about
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        """The dtype, shape and bytes of each tensor, as the header states them."""
-        return {name: entry for name, entry in self.header.items() if name != "__metadata__"}
+        self.entries = entries_of(header)
 
     def read(self, wanted: Tensors, shape: Shape | None = None, *, words_later: bool = False) -> PackedFile:
         """Read all tensors and compare them with the checksum.
@@ -155,7 +142,7 @@ class OpenedFile:
         if shape is not None:
             check_rows(self.path, shape, layers)
         dtypes = {name: dtype for name, (dtype, _) in wanted.items()}
-        return PackedFile(self.path, self.about, shape, layers, tensors, dtypes, words)
+        return PackedFile(self.about, shape, layers, tensors, dtypes, words)
 
     def check_entries(self, wanted: Tensors, left: int) -> None:
         """Raise ValueError unless just the wanted tensors lie in the bytes that are left, one after another."""
@@ -230,8 +217,13 @@ def read_header(path: Path, file: BufferedReader) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: its header would have {size} bytes; {WAY_OUT}")
     header = parse_json(path, file.read(size), WAY_OUT)
     check_fields(path, header, HEADER, WAY_OUT)
-    check_fields(path, {name: entry for name, entry in header.items() if name != "__metadata__"}, ENTRIES, WAY_OUT)
+    check_fields(path, entries_of(header), ENTRIES, WAY_OUT)
     return header
+
+
+def entries_of(header: dict[str, Any]) -> dict[str, Any]:
+    """Return the dtype, shape and bytes of each tensor, as a header states them."""
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
 def checksum(header: dict[str, Any], parts: Iterable[Any]) -> int:
