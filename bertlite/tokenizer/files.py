@@ -213,11 +213,12 @@ def read_vocabulary(path: Path, place: Place, config: Mapping[str, Any]) -> dict
     return {**word_pieces(number_tokens(path)), "added_tokens": tokens}
 
 
-def make_backend(content: Mapping[str, Any], given: Mapping[str, Any]) -> "Tokenizer":
+def make_backend(content: Mapping[str, Any], given: Mapping[str, Any], roles: Mapping[str, str]) -> "Tokenizer":
     """Make a Rust tokenizer, without truncation and padding, of the content of a tokenizer.json.
 
     Args:
         given: arguments of `BertTokenizer`; if `do_lower_case` is among them, BERT's parts are made with them.
+        roles: the special tokens among them.
     """
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
@@ -238,7 +239,6 @@ def make_backend(content: Mapping[str, Any], given: Mapping[str, Any]) -> "Token
             what = f"added token {token['content']!r} cannot have the id {token['id']}: it would be {number}"
             raise ValueError(f"{what}, as added ids follow the vocabulary's")
 
-    roles = {role: given[role] for role in ROLES if given.get(role) is not None}
     for role, token in roles.items():
         if backend.token_to_id(token) is None:
             count = backend.get_vocab_size()

@@ -86,7 +86,7 @@ class BertTokenizer:
             setattr(self, name, look_up(name, given[name], encoding.DIRECTIONS))
         self.model_max_length = given["model_max_length"]
         self.special_tokens_map = {role: given[role] for role in ROLES if given.get(role) is not None}
-        self.backend_tokenizer = files.make_backend(content, given)  # it does the work
+        self.backend_tokenizer = files.make_backend(content, given, self.special_tokens_map)  # it does the work
         self._lock = threading.RLock()
 
     @classmethod
