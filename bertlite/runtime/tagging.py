@@ -3,7 +3,7 @@
 The rules: transformers 5.24, pipelines/token_classification.py.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,8 +56,8 @@ def words_of(
     labels: Sequence[str],
     tokenizer: Tokenizer,
     unknown: str | None,
-) -> Iterator[Word]:
-    """Yield the words of a text, each with the label of its first token.
+) -> list[Word]:
+    """Return the words of a text, each with the label of its first token.
 
     Args:
         scores: (tokens, labels), probabilities.
@@ -68,7 +68,7 @@ def words_of(
     unknown = unknown or getattr(tokenizer.model, "unk_token", None)
     unknown_id = None if unknown is None else tokenizer.token_to_id(unknown)  # Unigram's token is the text itself
 
-    word: Word | None = None
+    words: list[Word] = []
     tokens = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, scores, strict=True)
     for number, token, (start, end), is_special, probabilities in tokens:
         if is_special:
@@ -77,14 +77,9 @@ def words_of(
         # An unknown token is always a word of its own, as in transformers.
         no_space = start > 0 and " " not in text[start - 1 : start + 1]
         continues = len(token) != end - start if prefix else no_space
-        if word is not None and continues and number != unknown_id:
-            word = word._replace(end=end)
-            continue
-        if word is not None:
-            yield word
-
-        # Only the first token of a word decides its label.
-        best = int(probabilities.argmax())
-        word = Word(start, end, labels[best], float(probabilities[best]))
-    if word is not None:
-        yield word
+        if words and continues and number != unknown_id:
+            words[-1] = words[-1]._replace(end=end)
+        else:  # only the first token of a word decides its label
+            best = int(probabilities.argmax())
+            words.append(Word(start, end, labels[best], float(probabilities[best])))
+    return words
