@@ -10,20 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .packed import aligned, pack_matrix
-from .shapes import LayerShape, Shape
+from .shapes import BLOCKS, LayerShape, Shape
 from .structs import INPUT_NORM, VECTORS, Batch, Kernels
 
 TOKENS, EPSILON = 7, 1e-12  # tokens of one sequence: more than the rows of a tile
-SCALED = "scaled "  # before numbers whose inputs are multiplied by factors
-# errors over the largest number: several times rounding
-ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03, f"{SCALED}int8": 0.03}
+# {(numbers, whether inputs are multiplied by factors): error over the largest number}, several times rounding
+ALLOWED = {("float32", False): 1e-4, ("bfloat16", False): 0.02, ("int8", False): 0.03, ("int8", True): 0.03}
 FEWEST, MOST = 3, 30  # rounds of a measurement, after one that warms up
 LIMIT = 0.1  # seconds after which no further round begins
 Floats = NDArray[np.float64]
 
 
 class SmallLayer(NamedTuple):
-    """The weight and bias of each matrix of a layer, and a vector that is all weights and biases of its norms."""
+    """The weight and bias of each matrix of a layer, and a vector that is all weights and biases of its norms.
+
+    The numbers and blocks of its shape are `runner`'s to choose.
+    """
 
     shape: Shape
     matrices: dict[str, tuple[Floats, Floats]]
@@ -32,8 +34,7 @@ class SmallLayer(NamedTuple):
 
 def find_fault(kernels: Kernels) -> str | None:
     """Return the fault of kernels' results, in words, or None.  It takes milliseconds."""
-    blocks = kernels.blocks["float32"]
-    plain = Shape("float32", blocks, 128, 64, "gelu", EPSILON, (LayerShape(2, 192),))
+    plain = Shape("float32", BLOCKS[0], 128, 64, "gelu", EPSILON, (LayerShape(2, 192),))
     rotary = replace(
         plain, head_size=32, layers=(LayerShape(2, 192, rotary_base=100.0, window=3),), positions="rotary_local",
         max_positions=TOKENS, norms_first=True, first_norm=True, gated=True,
@@ -44,15 +45,15 @@ def find_fault(kernels: Kernels) -> str | None:
     # Each dtype has a code path of its own, and so has the scaling of inputs.
     for kind, layer in layers.items():
         truth = by_numpy(layer, x)
-        for name, allowed in ALLOWED.items():
-            numbers, scaled = name.removeprefix(SCALED), name.startswith(SCALED)
+        for (numbers, scaled), allowed in ALLOWED.items():
+            name = f"{'scaled ' * scaled}{numbers}{kind}"
             try:
                 found = runner(kernels, layer, numbers, x, scaled)()
             except RuntimeError as raised:
-                return f"{name}{kind}: {raised}"
+                return f"{name}: {raised}"
             error = np.abs(found - truth).max() / np.abs(truth).max()
             if not error <= allowed:
-                return f"{name}{kind} is off by {error:.1e} of the largest number; rounding explains {allowed:.0e}"
+                return f"{name} is off by {error:.1e} of the largest number; rounding explains {allowed:.0e}"
     return None
 
 
@@ -61,8 +62,7 @@ def seconds_of_numbers(kernels: Kernels) -> dict[str, float]:
 
     The thread's own time counts, so that a busy machine does not decide the answer, which is kept.
     """
-    blocks = kernels.blocks["float32"]
-    layer = layer_of_waves(Shape("float32", blocks, 384, 64, "gelu", EPSILON, (LayerShape(6, 1536),)))
+    layer = layer_of_waves(Shape("float32", BLOCKS[0], 384, 64, "gelu", EPSILON, (LayerShape(6, 1536),)))
     x = waves(64, layer.shape.hidden_size)
     ways = {numbers: runner(kernels, layer, numbers, x) for numbers in ("bfloat16", "float32")}
     return shortest_seconds(ways, time.thread_time)
