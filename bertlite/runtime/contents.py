@@ -144,27 +144,22 @@ def part_for_torch(about: dict[str, Any]) -> str | None:
 
 
 def expected_tensors(about: dict[str, Any]) -> Tensors:
-    """Return the tensors outside the layers, of a description that obeys RUNTIME."""
+    """Return the tensors outside the layers, of a description that obeys RUNTIME and has no `part_for_torch`."""
     config, embeddings, width = about["config"], about["embeddings"], width_of(about)
     hidden: int = about["shape"]["hidden_size"]
-
-    # The embeddings' LayerNorm is as wide as the vectors that reach it, before or after the projection.
-    normed = hidden if embeddings["norm"] == "after" else width
     sizes: dict[str, tuple[int, ...]] = {
         f"embeddings.{WORDS}": (word_count(about), width),
         "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], width),
     }
     if config.get("embeddings_norm", True):
-        sizes |= {"embeddings.LayerNorm.weight": (normed,), "embeddings.LayerNorm.bias": (normed,)}
+        sizes |= {"embeddings.LayerNorm.weight": (width,), "embeddings.LayerNorm.bias": (width,)}
 
     # The description says which of the other parts of the embeddings there are.
     if adds_positions(about):
         rows = embeddings["positions"] + embeddings["padding_has_position"]
         sizes["embeddings.position_embeddings.weight"] = rows, width
     if embeddings["norm"]:
-        sizes["embeddings.projection.weight"] = hidden, width
-    if embeddings["norm"] == "before":
-        sizes["embeddings.projection.bias"] = (hidden,)
+        sizes |= {"embeddings.projection.weight": (hidden, width), "embeddings.projection.bias": (hidden,)}
 
     # A model with a head keeps the encoder under a prefix; only the head itself stands outside it.
     layer: dict[str, tuple[int, ...]] = {"dense.weight": (hidden, hidden), "dense.bias": (hidden,)}

@@ -183,7 +183,6 @@ class Encoder:
 
         parts = [self.tensors.get(f"{self.prefix}embeddings.LayerNorm.{part}") for part in ("weight", "bias")]
         norm = [None if part is None else part.ctypes.data for part in parts]
-        counts = {name: 0 if table is None else len(table) for name, table in tables.items()}
 
         # A model may have a table of positions and add none of it: then the table only limits the length of sequences.
         has_positions = tables["position"] is not None or self.model.angles
@@ -192,9 +191,9 @@ class Encoder:
 
         return Ids(
             ids=ids.ctypes.data, segments=None if segments is None else segments.ctypes.data, ends=ends.ctypes.data,
-            rows=len(ends) - 1, length=len(ids), words=tables["word"].ctypes.data, word_count=counts["word"],
+            rows=len(ends) - 1, length=len(ids), words=tables["word"].ctypes.data, word_count=len(tables["word"]),
             word_scales=None if scales is None else scales.ctypes.data,
-            segment_table=tables["token_type"].ctypes.data, segment_count=counts["token_type"],
+            segment_table=tables["token_type"].ctypes.data, segment_count=len(tables["token_type"]),
             position_table=None if positions is None else positions.ctypes.data,
             position_count=about["positions"] if has_positions else NO_LIMIT, norm_weight=norm[0], norm_bias=norm[1],
             padding_has_position=about["padding_has_position"], skips_padding=about["skips_padding"],

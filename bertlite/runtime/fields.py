@@ -94,9 +94,7 @@ def parse_json(path: Path, text: str | bytes, way_out: str) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON, or cut short ({error}): {way_out}") from None
     level = [values]
     for _ in range(DEEPEST):  # else Python could write it no more, as checksums need it
-        level = [
-            inner for x in level if isinstance(x, dict | list) for inner in (x.values() if type(x) is dict else x)
-        ]
+        level = [each for x in level if isinstance(x, dict | list) for each in (x.values() if type(x) is dict else x)]
     if level:
         raise ValueError(f"{path} is nested {DEEPEST} deep: {way_out}")
     check_fields(path, values, AN_OBJECT, way_out)

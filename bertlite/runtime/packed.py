@@ -248,9 +248,8 @@ def read_bytes(file: BufferedReader, start: int, x: NDArray[Any], *, keep: bool)
 def check_rows(path: Path, shape: Shape, layers: NDArray[np.uint8]) -> None:
     """Raise ValueError unless the rows of distances, by which the kernels read, are rows of the table, in order."""
     last = 2 * (shape.buckets or shape.reach) - 1
-    for i in range(len(shape.layers)):
-        start, size = shape.offsets.get((i, "distance_rows", ""), (0, 0))
-        if not size:  # positions are of another kind
+    for (i, name, _), (start, size) in shape.offsets.items():
+        if name != "distance_rows":
             continue
         rows = layers[start : start + size].view(np.float32)
         whole, ordered = rows == np.floor(rows), rows[1:] >= rows[:-1]

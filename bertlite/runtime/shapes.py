@@ -91,15 +91,11 @@ class Shape:
 
     @property
     def matrices(self) -> list[str]:
-        """Return the names of the matrices of a layer."""
-        return [*MATRICES, "factor"] if self.gated else [*MATRICES]
-
-    @property
-    def tables(self) -> list[str]:
-        """Return the names of the matrices of distances."""
+        """Return the names of the matrices of a layer, tables of distances included."""
+        names = [*MATRICES, "factor"] if self.gated else [*MATRICES]
         if self.positions == "disentangled":
-            return [TABLES[kind] for kind in self.kinds]
-        return ["distances"] if self.positions in RELATIVE else []
+            return [*names, *(TABLES[kind] for kind in self.kinds)]
+        return [*names, "distances"] if self.positions in RELATIVE else names
 
     def dtype_of(self, layer: int, name: str) -> str:
         """Return the dtype of a matrix: tables of distances are bfloat16 if other matrices are 8-bit integers."""
@@ -115,7 +111,7 @@ class Shape:
         """Yield (layer, matrix or vector, its part, bytes) of everything, in the order of the tensor."""
         for i, layer in enumerate(self.layers):
             # Kernels read whole groups of outputs and whole words of inputs, so both are padded.
-            for name in (*self.matrices, *self.tables):
+            for name in self.matrices:
                 outputs, inputs = self.matrix(layer, name)
                 padded, per_word = round_up(outputs, GROUP), 4 // BYTES[self.dtype_of(i, name)]
                 yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
@@ -153,7 +149,7 @@ class Shape:
     def describe(self, address: int) -> Model:
         """Return the struct with the addresses of all weights, which begin at an address."""
         at = {piece: address + start for piece, (start, _) in self.offsets.items()}
-        layers, bases = (Layer * len(self.layers))(), {layer.rotary_base for layer in self.layers} - {None}
+        layers, bases = (Layer * len(self.layers))(), {layer.rotary_base for layer in self.layers}
         angles = {base: table_of_angles(base, self) for base in bases if base}
 
         # A part that this shape lacks has no address, and the kernels take its absence as a choice.

@@ -331,14 +331,11 @@ def is_packed(folder: str | os.PathLike[str]) -> bool:
 
 def read_runtime_json(path: Path) -> Processing:
     """Return a folder's description of itself; raise ValueError if a field breaks its rule."""
-    if not path.parent.exists():
-        raise FileNotFoundError(
-            f"there is no folder {path.parent}; `bertlite pack CHECKPOINT --out FOLDER` writes one"
-        )
+    folder = path.parent
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no folder {folder}; `bertlite pack CHECKPOINT --out FOLDER` writes one")
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path.parent} is no packed folder: it has no {path.name}; write one with `bertlite pack`"
-        )
+        raise FileNotFoundError(f"{folder} is no packed folder: it has no {path.name}; write one with `bertlite pack`")
     values = parse_json(path, path.read_bytes(), WAY_OUT)
     check_fields(path, values, RULES, WAY_OUT)
     if values.pop("crc32", None) != checksum_of(values, path.with_name(TOKENIZER)):
