@@ -337,11 +337,10 @@ def find_model(model: str | PathLike[str], hub: Mapping[str, Any]) -> Checkpoint
     for each in (replace(given, name=f"sentence-transformers/{given}"), given) if bare else (given,):
         try:
             first_existing(each.place, (MODULES, *CONFIG_FILES, ADAPTER))
+            break
         except (OSError, ValueError):
             if each is given:
                 raise
-        else:
-            break
     return each
 
 

@@ -216,14 +216,12 @@ def summarise_input(job: Job) -> InputSummary:
 
     # The lengths keep texts apart that would be the same bytes one after another.
     for _, rows in job.shards():
-        sizes.append(0)
-        counts.append(0)
-        for name, text in rows:
+        shard = list(rows)
+        sizes.append(sum(job.size(text) for _, text in shard))
+        counts.append(len(shard))
+        for name, text in shard:
             types &= id_types(name)
-            digest.update(f"{name!r}\0{len(text)}\0".encode())
-            digest.update(text.encode("utf-8", "surrogatepass"))
-            sizes[-1] += job.size(text)
-            counts[-1] += 1
+            digest.update(f"{name!r}\0{len(text)}\0{text}".encode())
 
     if not counts:
         raise ValueError(f"{', '.join(map(str, job.rows.paths))}: there are no rows to embed")
@@ -373,5 +371,4 @@ def write_shard(
         if not is_finished(path, len(rows), metadata[KEY].decode()):
             raise
     finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
