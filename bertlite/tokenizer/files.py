@@ -36,7 +36,8 @@ BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")  # e
 ROBERTA_CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer", "MPNetTokenizer")
 SEGMENTED = ("BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer")  # they give token types
 PYTHON_CLASSES = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "TapasTokenizer")  # in part
-FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")  # flags of an added token
+# Flags of an added token that a file does not state.
+FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": True, "special": False}
 NO_LIMIT = 10**30  # transformers' value for an unknown model_max_length
 LOCAL = ("name_or_path", "_name_or_path", "tokenizer_file", "special_tokens_map_file")  # paths of another machine
 NOT_KEPT = (*EXTRA, *LOCAL, "max_len", "added_tokens_decoder")  # keys of a tokenizer_config.json
@@ -208,8 +209,7 @@ def read_vocabulary(path: Path, place: Place, config: Mapping[str, Any]) -> dict
     """Read a vocab.txt as a tokenizer.json, with the tokens that transformers 4 writes into added_tokens.json."""
     added = {index(number): {"content": token} for token, number in place.values("added_tokens.json").items()}
     added |= {int(number): token for number, token in (config.get("added_tokens_decoder") or {}).items()}
-    flags = {**dict.fromkeys(FLAGS, False), "normalized": True}
-    tokens = [{"id": i, **flags, **token} for i, token in sorted(added.items())]
+    tokens = [{"id": i, **FLAGS, **token} for i, token in sorted(added.items())]
     return {**word_pieces(number_tokens(path)), "added_tokens": tokens}
 
 
