@@ -249,7 +249,7 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
     job.out.mkdir(parents=True, exist_ok=True)
     there = manifest_of_shards(job.out)
     if there is None:
-        temporary = job.out / f"{MANIFEST}.{uuid.uuid4().hex}.tmp"
+        temporary = job.out / f".{MANIFEST}.{uuid.uuid4().hex}.tmp"
 
         try:
             with naming(path):
