@@ -93,8 +93,7 @@ class PackedFile(NamedTuple):
     @property
     def dtype(self) -> str:
         """The dtype of the matrices; "mixed" if layers differ."""
-        found: str = self.about["numbers"]
-        return "mixed" if self.about["shape"]["kept"] else found
+        return "mixed" if self.about["shape"]["kept"] else str(self.about["numbers"])
 
 
 class OpenedFile:

@@ -34,7 +34,6 @@ ABOUT, TOKENIZER = "runtime.json", "tokenizer.json"
 AFTER = "after.safetensors"  # weights of the steps after pooling
 MOST_THREADS = 4096
 WAY_OUT = "pack the model again"
-Spans = list[dict[str, Any]]
 
 
 class PackedModel:
@@ -197,9 +196,8 @@ class PackedModel:
         texts, before = check_texts(texts, pairs=True), self.prompt_of(prompt, prompt_name)
         scores = np.empty((len(texts), len(self.labels)), dtype=np.float32)
         for rows, _, states in self.run("predict", texts, before, first_only=True, **options):
-            pooled = states.pooled
-            assert pooled is not None
-            logits = self.encoder.score(pooled, self.threads)
+            assert states.pooled is not None
+            logits = self.encoder.score(states.pooled, self.threads)
             scores[rows] = SCORE_ACTIVATIONS[self.processing.activation](logits.astype(np.float64))
         return scores[:, 0] if self.kind == "cross-encoder" and len(self.labels) == 1 else scores
 
@@ -237,7 +235,7 @@ class PackedModel:
         more = [{"text": texts[i]} if return_documents else {} for i in order]
         return [{"corpus_id": i, "score": float(scores[i]), **each} for i, each in zip(order, more, strict=True)]
 
-    def tag(self, texts: Sequence[str], **options: Unpack[RunOptions]) -> list[Spans]:
+    def tag(self, texts: Sequence[str], **options: Unpack[RunOptions]) -> list[list[dict[str, Any]]]:
         """Return the labelled spans of each text, as transformers' pipeline with aggregation_strategy="first".
 
         Each is {"entity_group": label, "score": mean of its words', "word": text, "start": first character, "end"}.  A
@@ -249,7 +247,7 @@ class PackedModel:
         """
         self.require("tag")
         texts, unknown = check_texts(texts), self.processing.unknown
-        found: list[Spans] = [[] for _ in texts]
+        found: list[list[dict[str, Any]]] = [[] for _ in texts]
         for rows, batch, states in self.run("tag", texts, "", first_only=False, **options):
             logits = self.encoder.score(states.tokens, self.threads).astype(np.float64)
             parts = zip(rows, batch.encodings, split_rows(logits, batch.lengths), strict=True)

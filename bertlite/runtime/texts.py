@@ -25,11 +25,11 @@ class TokenBatch:
     """Encoded texts, one after another: ids and segments, (T,), and each text's number of tokens."""
 
     def __init__(self, encodings: Several[Encoding], segments: bool) -> None:
+        def column(name: str) -> NDArray[np.int64]:
+            return np.array([i for each in encodings for i in getattr(each, name)], dtype=np.int64)
+
         self.encodings, self.lengths = encodings, [len(each) for each in encodings]
-        self.ids: NDArray[np.int64] = np.array([i for each in encodings for i in each.ids], dtype=np.int64)
-        self.segments: NDArray[np.int64] | None = None
-        if segments:
-            self.segments = np.array([i for each in encodings for i in each.type_ids], dtype=np.int64)
+        self.ids, self.segments = column("ids"), column("type_ids") if segments else None
 
 
 class Texts:
